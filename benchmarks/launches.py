@@ -14,7 +14,6 @@ sequences of up to 256 tokens, a fifth of which is padding; what it asks for alo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,24 +22,24 @@ from torchmetrics import Metric
 from transformers import GPTNeoXConfig, GPTNeoXModel
 
 from benchmarks.timing import arguments_parser, report
-from embedgeo import Anisotropy, IntrinsicDimension, StepMonitor, TokenMoments, default_metrics, observe
+from embedgeo import Anisotropy, IntrinsicDimension, StepMonitor, TokenMoments, default_metrics, full_metrics, observe
 from embedgeo.metrics.defaults import EXTRA_METRICS
 from tests.pretended import Asked, Count, pretended
 
 NUM_BLOCKS, FEWER_BLOCKS = 8, 4
-EVERYTHING = partial(default_metrics, spectrum=True, after_processing=True, extra=[*EXTRA_METRICS])
+
 METRICS: dict[str, Callable[[int], list[Metric]]] = {
     "default metrics": default_metrics,
     **{kind.__name__: lambda dim, kind=kind: [kind(dim)] for kind in (TokenMoments, Anisotropy, IntrinsicDimension)},
     **{name: lambda dim, make=make: [make(dim, 0)] for name, make in EXTRA_METRICS.items()},
-    "all metrics": EVERYTHING,
+    "all metrics": full_metrics,
 }
 MONITORS: dict[str, dict[str, Any]] = {
     "default metrics": {},
     "in the background": {"background": True},
     "jackknife": {"jackknife": 4},
     "drift": {"drift": True},
-    "all metrics, jackknife and drift": {"metrics": EVERYTHING, "jackknife": 4, "drift": True},
+    "all metrics, jackknife and drift": {"metrics": full_metrics, "jackknife": 4, "drift": True},
 }
 LIMITS = {
     "default metrics: an update of a further layer": Asked(540, 32, 150, 8000),

@@ -64,10 +64,10 @@ def floats(values) -> dict[str, float]:
 
 
 def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
-    """Every expected key is there, a float64 scalar, and within the tolerance; NaN equals NaN."""
+    """Every expected key is there, a float64 scalar on any device, and within the tolerance; NaN equals NaN."""
     assert expected.keys() <= values.keys()
     for key, value in expected.items():
-        got, want = (torch.as_tensor(v, dtype=torch.float64) for v in (values[key], value))
+        got, want = (torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (values[key], value))
         torch.testing.assert_close(
             got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}"
         )

@@ -6,8 +6,8 @@ its thread: threads that start within the context enter one of their own, and co
 
 What is counted is an estimate. A launch is an operation that is no view: some take several kernels. A wait is an
 operation whose result the host must know before it goes on: a number, a shape that depends on values, a copy to the
-CPU, the status of linear algebra, a stream that is waited for. Copies to the device are counted beside: out of memory
-that is not pinned, as here, they wait for what was launched before, too.
+CPU, the status of linear algebra, a stream that is waited for. Copies to the device are counted beside: those that are
+not ``non_blocking`` wait for what was launched before, too.
 
 No kernel of CUDA runs and there are no streams, so that neither their rounding nor their races are tested. Autocast on
 CUDA does nothing. Backward passes are computed, but their devices are not looked at.
@@ -201,8 +201,10 @@ class _Mode(TorchDispatchMode):
         if kind is aten.copy_:
             stays = isinstance(args[0], OnGPU)
         if is_copy and stays != isinstance(tensors[-1], OnGPU):
-            size = 0 if stays else tensors[-1].nbytes
-            self.count.add(func, launches=1, waits=not stays, copies=stays, bytes_to_host=size)
+            moved = tensors[-1].nbytes
+            blocks = bool(moved) and not (kwargs.get("non_blocking") or args[2:] == (True,))
+            counted = {"copies": blocks} if stays else {"waits": blocks, "bytes_to_host": moved}
+            self.count.add(func, launches=bool(moved), **counted)
         else:
             is_free = func.is_view or is_other_view or kind in WITHOUT_LAUNCH
             self.count.add(func, launches=not is_free, waits=_must_wait(func, args, kwargs))

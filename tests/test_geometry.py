@@ -4,9 +4,10 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torchmetrics import Metric
 
 import embedgeo
-from embedgeo import EmbeddingMoments, TokenMoments, observe
+from embedgeo import EmbeddingMoments, TokenMoments, default_metrics, observe
 from tests.models import PAD, gpt_neox, hooks, llama, token_batch
 from tests.observed import hidden_states, observed, rows_seen
 from tests.ranks import on_two_ranks
@@ -279,3 +280,35 @@ def test_another_row_unit_is_refused():
     known = "'tokens', 'mean', 'max', 'first', 'last', 'words'"
     with pytest.raises(ValueError, match=f"rows must be one of {known}; got 'sum'"):
         observed(gpt_neox(), token_batch(), rows="sum")
+
+
+class Total(Metric):
+    """A metric of somebody's own, which adds to its state in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("total", torch.zeros(()), "sum")
+
+    def update(self, embeddings):
+        self.total += embeddings.sum()
+
+    def compute(self):
+        return {"total": self.total}
+
+
+def test_after_a_reset_the_same_metrics_measure_again_as_if_new():
+    def metrics(dim):
+        made.append(dim)
+        return [*default_metrics(dim), Total()]
+
+    made = []
+    model, batch = gpt_neox().eval(), token_batch()
+    with observe(model, metrics=metrics) as geometry, torch.no_grad():
+        model(**batch)
+        first, num_made = repr(geometry.records()), len(made)
+        with torch.inference_mode():
+            geometry.reset()
+        assert geometry.records() == []
+        model(**batch)
+        assert repr(geometry.records()) == first
+    assert len(made) == num_made

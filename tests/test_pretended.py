@@ -98,6 +98,13 @@ def test_copies_are_counted_with_their_bytes(count):
     assert count.asked() == (3, 1, 1, 80)
 
 
+def test_copies_that_do_not_block_are_no_waits(count):
+    x = torch.ones(5, 2).to("cuda", non_blocking=True)
+    torch.empty(5, 2).copy_(x, non_blocking=True)
+    assert torch.empty(0).to("cuda").cpu().shape == (0,)
+    assert count.asked() == (2, 0, 0, 40)
+
+
 def test_in_place_operations_change_the_tensor(count):
     x = torch.zeros(2, 1, 3, device="cuda")
     x[0].add_(1)

@@ -1,4 +1,7 @@
-"""On a GPU the numbers are the CPU's, and training is untouched; a module is skipped where there is no CUDA."""
+"""On a GPU the numbers are the CPU's, and training is untouched; where there is none, on a pretended one.
+
+What needs kernels, streams or memory of a real one is skipped there.
+"""
 
 import os
 import warnings
@@ -9,12 +12,25 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU with CUDA", allow_module_level=True)
+from tests.pretended import COMPILER, pretended
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms; read at the first product
 
 GPU = torch.device("cuda", 0)
+
+
+@contextmanager
+def a_gpu() -> Iterator[None]:
+    """Context with a GPU, if only a pretended one; a test is skipped where there is neither."""
+    if torch.cuda.is_available():
+        yield
+    elif COMPILER is None:
+        pytest.skip("needs a GPU with CUDA, or g++ to pretend one")
+    else:
+        with pretended():
+            yield
 
 
 @contextmanager

@@ -5,12 +5,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from embedgeo import StepMonitor, default_metrics
-from tests.cuda import GPU, deterministic
+from tests.cuda import GPU, deterministic, needs_gpu
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import steps
 
 # torch's advice on speed, given by its compiler
-pytestmark = pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")
+pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")]
 
 NUM_STEPS = 6
 

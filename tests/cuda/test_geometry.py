@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from embedgeo import GeometryMonitor, StepMonitor, observe
-from tests.cuda import GPU
+from tests.cuda import GPU, needs_gpu
+from tests.cuda.on_ranks import assert_same
 from tests.models import albert, gpt_neox, t5, token_batch
 from tests.training.runs import moments
 
@@ -15,7 +16,6 @@ OPTIONS = {
     "last": {"rows": "last"},
     "words": {"rows": "words"},
     "the mean of two layers, and an inner module": {"layers": ["mean(last2)", "*.mlp"]},
-    "jackknife": {"jackknife": 4},
 }
 
 
@@ -36,16 +36,11 @@ def measured(device, build=gpt_neox, *, given_on=None, batches=2, **options):
     return geometry
 
 
-def assert_same(records, expected):
-    assert [(r["layer"], r["metric"]) for r in records] == [(r["layer"], r["metric"]) for r in expected]
-    for got, want in zip(records, expected, strict=True):
-        rel = 1e-5 if want["metric"].startswith("intrinsic_dimension") else 1e-7
-        where = want["layer"], want["metric"]
-        assert got["value"] == pytest.approx(want["value"], rel=rel, abs=1e-9, nan_ok=True), where
-        assert got["stderr"] == pytest.approx(want["stderr"], rel=1e-4, abs=1e-9, nan_ok=True), where
-
-
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize(
+    "options",
+    [*OPTIONS.values(), pytest.param({"jackknife": 4}, marks=pytest.mark.slow)],
+    ids=[*OPTIONS, "jackknife"],
+)
 def test_records_are_those_of_the_cpu(options):
     assert_same(measured(GPU, **options).records(), measured(torch.device("cpu"), **options).records())
 
@@ -112,6 +107,7 @@ def test_layers_on_different_devices():
     assert_same(geometry.records(), expected.records())
 
 
+@needs_gpu
 def test_a_reset_gives_the_memory_back():
     model, batch = gpt_neox(hidden_size=128, intermediate_size=256).to(GPU), on_device(token_batch(64, 32), GPU)
 
@@ -128,6 +124,7 @@ def test_a_reset_gives_the_memory_back():
     assert torch.cuda.memory_allocated() - held < 1 << 18, kept
 
 
+@needs_gpu
 def test_a_measured_step_draws_no_random_number_of_the_gpu():
     torch.manual_seed(0)
     model, batch = gpt_neox().to(GPU), on_device(token_batch(), GPU)

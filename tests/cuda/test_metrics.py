@@ -3,16 +3,19 @@
 import pytest
 import torch
 
-from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, default_metrics
+from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, TokenOccurrences, default_metrics
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.rows import row_ids
 from embedgeo.metrics.layer import LayerMetrics
 from tests import references
 from tests.clouds import CLOUDS
-from tests.cuda import GPU, deterministic, waits
+from tests.cuda import GPU, deterministic, needs_gpu, waits
 from tests.data import KINDS, assert_values, floats, gaussian, metrics, texts, token_rows
 
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+OTHER_DTYPES = torch.float64, torch.bfloat16, torch.float16
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHER_DTYPES)], ids=str
+)
 KIND = pytest.mark.parametrize("kind", KINDS)
 PARTS = [slice(0, 700), slice(700, 701), slice(701, 701), slice(701, 1500)]
 WAITS_OF_AN_UPDATE, WAITS_OF_A_COMPUTE = 40, 120
@@ -48,7 +51,21 @@ def test_values_are_those_of_the_cpu(kind, dtype):
     assert_values(values, twonn, rtol=3e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("ids_on", "mask_on"), [("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda")])
+def test_occurrences_are_those_of_the_cpu():
+    x, ids = token_rows(900, 24)
+
+    def plane(device):
+        metric = TokenOccurrences(24, [int(ids[0]), int(ids[1])])
+        metric.update(x.to(device), ids.to(device))
+        return {name: column.cpu() for name, column in metric.plane().items()}
+
+    torch.testing.assert_close(plane(GPU), plane("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("ids_on", "mask_on"),
+    [("cpu", "cpu"), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("cuda", "cpu"), ("cpu", "cuda")))],
+)
 @KIND
 def test_ids_and_mask_may_be_on_another_device(kind, ids_on, mask_on):
     _, values = computed(kind, torch.float32, GPU, ids_on=ids_on, mask_on=mask_on)
@@ -75,6 +92,7 @@ def test_a_metric_follows_the_rows_from_device_to_device_and_merges_with_one_on_
         assert_values(first.compute(), expected, rtol=1e-6, atol=1e-12)
 
 
+@needs_gpu
 @pytest.mark.parametrize("precision", ["high", "medium"])
 @KIND
 def test_tf32_changes_nothing_and_its_setting_stays(kind, precision):
@@ -101,6 +119,7 @@ def test_tf32_changes_nothing_and_its_setting_stays(kind, precision):
     assert_values(got, exact, rtol=1e-5, atol=1e-7)
 
 
+@needs_gpu
 @KIND
 def test_deterministic_algorithms_are_taken_and_give_the_same_bits(kind):
     with deterministic():
@@ -110,8 +129,8 @@ def test_deterministic_algorithms_are_taken_and_give_the_same_bits(kind):
 
 
 @pytest.mark.parametrize("x", CLOUDS.values(), ids=CLOUDS.keys())
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("precision", ["highest", "medium"])
+@DTYPES
+@pytest.mark.parametrize("precision", ["highest", pytest.param("medium", marks=needs_gpu)])
 def test_nearest_distances_equal_brute_force(x, dtype, precision):
     x = x.to(dtype)
     if not x.isfinite().all():
@@ -124,6 +143,7 @@ def test_nearest_distances_equal_brute_force(x, dtype, precision):
     torch.testing.assert_close(got, torch.from_numpy(references.nearest(x.double(), 2)), rtol=1e-6, atol=0)
 
 
+@pytest.mark.slow
 def test_nearest_distances_of_many_rows():
     x = gaussian(20_000, 64, dtype=torch.float32)
     got = two_nearest_distances(x.to(GPU)).cpu()
@@ -133,6 +153,7 @@ def test_nearest_distances_of_many_rows():
     torch.testing.assert_close(got[some], exact.topk(2, largest=False).values, rtol=1e-6, atol=0)
 
 
+@needs_gpu
 @pytest.mark.parametrize("jackknife", [0, 4])
 def test_the_cpu_rarely_waits_for_the_gpu(jackknife):
     layer = LayerMetrics(default_metrics, 64, device=GPU, jackknife=jackknife)
@@ -151,6 +172,7 @@ def test_the_cpu_rarely_waits_for_the_gpu(jackknife):
     assert lines.total() <= WAITS_OF_A_COMPUTE * groups, lines.most_common()
 
 
+@needs_gpu
 def test_memory_is_given_back():
     x, ids, sequences = texts(4096, 256)
     x, ids, sequences = x.to(GPU, torch.bfloat16), ids.to(GPU), sequences.to(GPU)

@@ -8,10 +8,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, IntrinsicDimension, StepMonitor, observe
-from tests.cuda import GPU, deterministic
+from tests.cuda import GPU, deterministic, needs_gpu
 from tests.data import KINDS, assert_values, metrics
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import WithoutDropout, fit, loader, moments, steps, value
+
+pytestmark = needs_gpu
 
 AUTOCAST = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 PRECISIONS = pytest.mark.parametrize("precision", AUTOCAST)

@@ -166,10 +166,10 @@ def at_collectives(rank, stride, **options):
 
 def with_failures(rank):
     return {
-        "at once": at_collectives(rank, 7),
-        "in the background": at_collectives(rank, 31, background=True),
-        "of the last weights": at_collectives(rank, 37, measure_last=True, every_n_steps=5),
-        "of a probe": at_collectives(rank, 37, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True),
+        "at once": at_collectives(rank, 2),
+        "in the background": at_collectives(rank, 9, background=True),
+        "of the last weights": at_collectives(rank, 7, measure_last=True, every_n_steps=5),
+        "of a probe": at_collectives(rank, 10, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True),
         "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
     }
 

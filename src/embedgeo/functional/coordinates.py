@@ -4,14 +4,13 @@ Sources: Pébay 2008 (SAND2008-6212) for the merge; Timkey & van Schijndel 2021 
 mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive activations, and for those of first positions.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Group, all_reduce_max, all_reduce_sum
-from embedgeo.functional.moments import Reduction, merged, ratio, row_chunks, without_rounding
+from embedgeo.functional.distributed import Exchange, Group, at_once, largest, total
+from embedgeo.functional.moments import merged, over_leading_axis, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms, state_device
 
 _MASSIVE = 100.0
@@ -55,34 +54,33 @@ class CoordinateMoments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> "CoordinateMoments":
-        """The moments of the rows of all ranks."""
-        return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
-
-    def pooled(self) -> "CoordinateMoments":
-        """The moments of the rows of both groups together, without the leading axis."""
-        return self.reduce(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
-
-    def of_group(self, group: int) -> "CoordinateMoments":
-        """The moments of first positions (0) or of the rest (1), without the leading axis."""
-        return CoordinateMoments(*(each[group] for each in self))
-
-    def reduce(self, total: Reduction, largest: Reduction) -> "CoordinateMoments":
-        """The moments of the rows of all parts: see `merged`. The mean first, then powers about it."""
-        n = total(self.n)
-        mean = total(self.n[..., None] * self.mean) / n.clamp(min=1)[..., None]
-        shift = self.mean - mean
-        squares = shift.square()
-        return CoordinateMoments(
-            n,
-            mean,
-            total(self.m2 + self.n[..., None] * squares),
-            total(self.m3 + 3 * shift * self.m2 + self.n[..., None] * shift * squares),
-            total(self.m4 + 4 * shift * self.m3 + 6 * squares * self.m2 + self.n[..., None] * squares.square()),
+    def all_reduce(self, group: Group = None) -> Exchange["CoordinateMoments"]:
+        """The moments of the rows of all ranks. The mean first, then powers about it."""
+        rows = self.n[..., None]
+        n, mean, *rest = yield from at_once(
+            total(self.n),
+            total(rows * self.mean),
             largest(self.max_abs),
             total(self.massive),
             total(self.direction_sum),
         )
+        mean = mean / n.clamp(min=1)[..., None]
+        shift = self.mean - mean
+        squares = shift.square()
+        powers = yield from at_once(
+            total(self.m2 + rows * squares),
+            total(self.m3 + 3 * shift * self.m2 + rows * shift * squares),
+            total(self.m4 + 4 * shift * self.m3 + 6 * squares * self.m2 + rows * squares.square()),
+        )
+        return CoordinateMoments(n, mean, *powers, *rest)
+
+    def pooled(self) -> "CoordinateMoments":
+        """The moments of the rows of both groups together, without the leading axis."""
+        return over_leading_axis(self)
+
+    def of_group(self, group: int) -> "CoordinateMoments":
+        """The moments of first positions (0) or of the rest (1), without the leading axis."""
+        return CoordinateMoments(*(each[group] for each in self))
 
 
 def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMoments:

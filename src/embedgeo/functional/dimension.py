@@ -32,7 +32,8 @@ SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless told."""
 
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
-_ITERATIONS = 12  # of Newton's method, which starts within a factor of 2 and squares the relative error
+_CONVERGED = 1e-9  # a step of Newton's method, relative, after which the square of it is left of the error
+_ITERATIONS = 12  # at most, of Newton's method, which starts within a factor of 2 and squares the relative error
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
 
 
@@ -245,7 +246,10 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     for _ in range(_ITERATIONS):
         share, information = _information(used, dimension, scale)
         slope = (count - 1) / dimension + (scale - 1) * share.sum() - (2 * scale - 1) * total
-        dimension = dimension + slope / information
+        step = slope / information
+        dimension = dimension + step
+        if bool(step.abs() < _CONVERGED * dimension):
+            break
     return torch.stack((dimension, _information(log_mu, dimension, scale)[1].rsqrt()))
 
 

@@ -1,13 +1,21 @@
-"""Collectives over the ranks of a process group; arguments are left as they are."""
+"""Exchanges between the ranks of a process group; arguments are left as they are.
+
+An `Exchange` is a generator that yields what it wants to have summed, or the largest of, over the ranks, and goes on
+once there are answers. So those of many states, of many layers, go on side by side, see `at_once`, and their requests
+travel together, in a few collectives however many these are: see `exchanged`.
+"""
 
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from operator import attrgetter
 from traceback import clear_frames
-from typing import Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +26,22 @@ Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"  # None: the world, or 
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _NOTHING = -1  # bytes, where there is no collective
+_NUM_TOLD = 1 << 11  # integers, 16 KiB, that have room beside those by which ranks tell that they have come
+_MOST_BYTES = 1 << 26  # that are reduced at a time
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A tensor to be reduced over the ranks."""
+
+    tensor: Tensor
+    is_sum: bool  # or else the largest
+    overwrite: bool = False  # the tensor, which is then the answer
+    answer: Tensor | None = None
+
+
+Exchange: TypeAlias = Generator[list[Request], None, T]
+"""A generator that yields requests, goes on once some of them have an answer, and returns its result."""
 
 
 class OtherRankError(RuntimeError):
@@ -27,7 +51,7 @@ class OtherRankError(RuntimeError):
 class OwnGroup:
     """A process group of which nothing else has collectives, so that a rank that leaves one can disturb nothing else.
 
-    While ranks are `together` they tell each other before each collective, by three integers over this group, that they
+    While ranks are `together` they tell each other before each collective, by some integers over this group, that they
     have come to it; one that has failed, wherever it was, says so instead, and no rank waits for another. Where a
     collective itself raises, nobody knows which ranks have it behind them: the group ends, its connections are closed,
     and the collectives of the others raise, too.
@@ -40,6 +64,7 @@ class OwnGroup:
         self._process_group: dist.ProcessGroup | None = process_group
         self._has_failed = False  # what ranks do together, and all of them know it
         self._why_ended = ""
+        self._when = ""  # the ranks meet next
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # that of a metric which is copied
@@ -52,32 +77,50 @@ class OwnGroup:
         return self._process_group
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Context that all ranks enter, and that ends with an exception on all of them or on none."""
+    def together(self, when: str = "") -> Iterator[None]:
+        """Context that all ranks enter, and that ends with an exception on all of them or on none.
+
+        Within another one of this group, an exception is told to the others at once, and what ends is the outer one.
+        ``when`` it begins is in what ranks raise where another one is not there, because it has failed before.
+        """
+        is_outer = _TOGETHER.get() is not self
         before, had_failed = _TOGETHER.set(self), self._has_failed
-        self._has_failed = False
+        if is_outer:
+            self._has_failed = False
+            self._when = when
         try:
             yield
-            self.agree()
+            if is_outer:
+                self.agree()
         except Exception:
             with suppress(Exception):
                 self.agree(failed=True)
             raise
         finally:
             _TOGETHER.reset(before)
-            self._has_failed = had_failed
+            if is_outer:
+                self._has_failed = had_failed
 
-    def agree(self, when: str = "", nbytes: int = _NOTHING, *, failed: bool = False) -> None:
-        """Raise OtherRankError on all ranks if one has failed, or is about to exchange another number of bytes."""
+    def agree(self, nbytes: int = _NOTHING, *, failed: bool = False, told: Tensor | None = None) -> None:
+        """Raise OtherRankError on all ranks if one has failed, or is about to exchange another number of bytes.
+
+        ``told`` are a few integers, which become the largest ones of all ranks.
+        """
         if self._has_failed:
             raise OtherRankError("it failed before, on this rank or another")
 
         def exchanged(group: dist.ProcessGroup) -> list[int]:
-            state = torch.tensor([failed, nbytes, -nbytes])
+            state = torch.zeros(3 + _NUM_TOLD, dtype=torch.int64)
+            state[:3] = torch.tensor([failed, nbytes, -nbytes])
+            if told is not None:
+                state[3 : 3 + len(told)] = told
             dist.all_reduce(state, op=dist.ReduceOp.MAX, group=group)
-            return state.tolist()
+            if told is not None:
+                told.copy_(state[3 : 3 + len(told)])
+            return state[:3].tolist()
 
         failures, last, first = self.issue(exchanged)
+        when, self._when = self._when, ""
         self._has_failed = bool(failures) or last != -first
         if failures:
             raise OtherRankError(f"it failed on another rank {when}".strip())
@@ -135,25 +178,92 @@ def own_copy(process_group: dist.ProcessGroup, ranks: OwnGroup) -> OwnGroup:
     return copied
 
 
-def together(group: Group) -> AbstractContextManager[None]:
+def together(group: Group, when: str = "") -> AbstractContextManager[None]:
     """`OwnGroup.together`, if it is one."""
-    return group.together() if isinstance(group, OwnGroup) else nullcontext()
+    return group.together(when) if isinstance(group, OwnGroup) else nullcontext()
 
 
 def meet() -> None:
     """Wait for the ranks that are `together` with this one, before what is no collective of this module."""
-    if (ranks := _TOGETHER.get()) is not None:
-        ranks.agree()
+    _meet(_NOTHING)
+
+
+def total(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
+    """Sum of the ranks' tensors of one shape; it may ``overwrite`` the tensor, which saves memory."""
+    return _answer_to(Request(tensor, is_sum=True, overwrite=overwrite))
+
+
+def largest(tensor: Tensor) -> Exchange[Tensor]:
+    """Elementwise maximum of the ranks' tensors of one shape."""
+    return _answer_to(Request(tensor, is_sum=False))
+
+
+def of_each_rank(tensor: Tensor, group: Group = None) -> Exchange[Tensor]:
+    """The ranks' tensors of one shape, stacked in the order of the ranks."""
+    return concatenated(tensor[None], [1] * num_ranks(group), group)
+
+
+def concatenated(tensor: Tensor, lengths: Sequence[int], group: Group = None) -> Exchange[Tensor]:
+    """Concatenation along the first axis of the ranks' tensors, of these lengths, in the order of the ranks."""
+    every = tensor.new_zeros(sum(lengths), *tensor.shape[1:])
+    first = sum(lengths[: current_rank(group)])
+    every[first : first + len(tensor)] = tensor
+    return (yield from total(every, overwrite=True))
+
+
+def at_once(*exchanges: Exchange[Any]) -> Exchange[list[Any]]:
+    """Results of several exchanges that go on side by side."""
+    results: list[Any] = [None] * len(exchanges)
+    waiting: dict[int, list[Request]] = {number: [] for number in range(len(exchanges))}
+    while True:
+        for number, requests in [*waiting.items()]:
+            if not requests or any(request.answer is not None for request in requests):
+                try:
+                    waiting[number] = next(exchanges[number])
+                except StopIteration as end:
+                    results[number] = end.value
+                    del waiting[number]
+        if not waiting:
+            return results
+        yield [request for requests in waiting.values() for request in requests if request.answer is None]
+
+
+def answered(exchange: Exchange[T], answer: Callable[[Request], Tensor] = attrgetter("tensor")) -> T:
+    """Result of an exchange, given a function that answers requests; default: as where there is a single rank."""
+    while True:
+        try:
+            requests = next(exchange)
+        except StopIteration as end:
+            return end.value
+        for request in requests:
+            request.answer = answer(request)
+
+
+def exchanged(exchange: Exchange[T], group: Group = None) -> T:
+    """Result of an exchange between the ranks of a group, all of which must call this.
+
+    Each round is one collective for each dtype, or two where maxima are among its requests, after the one by which
+    ranks that are `together` tell each other that they have come to it. A few maxima are told there, too, and first.
+    More than 64 MiB are exchanged in as many parts.
+    """
+    while True:
+        try:
+            requests = next(exchange)
+        except StopIteration as end:
+            return end.value
+        maxima = [request for request in requests if not request.is_sum]
+        can_be_told = _TOGETHER.get() is not None and 0 < sum(each.tensor.numel() for each in maxima) <= _NUM_TOLD
+        _reduce(maxima if can_be_told else requests, group)
 
 
 def all_reduce_sum(tensor: Tensor, group: Group = None) -> Tensor:
     """Sum of the ranks' tensors of one shape."""
-    return _all_reduce(tensor, dist.ReduceOp.SUM, group)
+    return exchanged(total(tensor), group)
 
 
 def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:
     """Elementwise maximum of the ranks' tensors of one shape."""
-    return _all_reduce(tensor, dist.ReduceOp.MAX, group)
+    return exchanged(largest(tensor), group)
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
@@ -163,11 +273,6 @@ def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
     flat = tensor.detach().flatten()
     padded = _all_gather(torch.cat((flat, flat.new_zeros(max(sizes) - len(flat)))), group)
     return [part[:size].view(shape[1:].tolist()) for part, size, shape in zip(padded, sizes, shapes, strict=True)]
-
-
-def all_gather_cat(tensor: Tensor, group: Group = None) -> Tensor:
-    """Concatenation of the ranks' one-dimensional tensors, which may differ in length, in the order of the ranks."""
-    return torch.cat(all_gather(tensor, group))
 
 
 def all_gather_object(value: T, group: Group = None) -> list[T]:
@@ -200,23 +305,116 @@ def _process_group(group: Group) -> dist.ProcessGroup | None:
     return group.process_group if isinstance(group, OwnGroup) else group
 
 
-def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType, group: Group) -> Tensor:
-    reduced = tensor.detach().clone(memory_format=torch.contiguous_format)
-    _issue(partial(dist.all_reduce, reduced, op=op), reduced.nbytes, group)
-    return reduced
+class _Piece(NamedTuple):
+    """Some elements of what is reduced, and the place for the answer, which may be the same."""
+
+    given: Tensor
+    answer: Tensor
+    is_sum: bool
+
+
+def _answer_to(request: Request) -> Exchange[Tensor]:
+    while request.answer is None:
+        yield [request]
+    return request.answer
+
+
+def _reduce(requests: list[Request], group: Group) -> None:
+    """Answer requests."""
+    pieces = list[_Piece]()
+    answers = list[Tensor]()
+    for request in requests:
+        given = _as_sent(request)
+        is_own = (request.overwrite or given is not request.tensor) and given.is_contiguous()
+        answers.append(given.detach() if is_own else torch.empty_like(given, memory_format=torch.contiguous_format))
+        step = _MOST_BYTES // given.itemsize
+        parts = zip(given.detach().reshape(-1).split(step), answers[-1].view(-1).split(step), strict=True)
+        pieces += [_Piece(part, answer, request.is_sum) for part, answer in parts if len(part)]
+    for bundle in _bundles(pieces):
+        _reduce_bundle(bundle, group)
+    for request, answer in zip(requests, answers, strict=True):
+        request.answer = _as_received(request, answer)
+
+
+def _bundles(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
+    """Pieces that are exchanged together, by their order and size alone, which are those of all ranks."""
+    bundle, num_bytes = list[_Piece](), 0
+    for piece in pieces:
+        if bundle and num_bytes + piece.given.nbytes > _MOST_BYTES:
+            yield bundle
+            bundle, num_bytes = [], 0
+        bundle.append(piece)
+        num_bytes += piece.given.nbytes
+    if bundle:
+        yield bundle
+
+
+def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
+    """Reduce pieces, those of one kind in one collective; where they are a few maxima, ranks tell each other these."""
+    kinds = defaultdict[tuple[bool, torch.dtype, torch.device], list[_Piece]](list)
+    for piece in bundle:
+        kinds[piece.is_sum, piece.given.dtype, piece.given.device].append(piece)
+    buffers = {kind: torch.cat([piece.given for piece in pieces]) for kind, pieces in kinds.items()}
+    ranks = _TOGETHER.get()
+    if ranks is not None and not any(is_sum for is_sum, _, _ in kinds) and sum(map(len, buffers.values())) <= _NUM_TOLD:
+        told = torch.cat([buffer.cpu() for buffer in buffers.values()])
+        ranks.agree(nbytes=told.nbytes, told=told)
+        parts = told.split([len(buffer) for buffer in buffers.values()])
+        buffers = dict(zip(buffers, parts, strict=True))
+    else:
+        _meet(sum(buffer.nbytes for buffer in buffers.values()))
+        for kind, buffer in buffers.items():
+            op = dist.ReduceOp.SUM if kind[0] else dist.ReduceOp.MAX
+            _issue(partial(dist.all_reduce, buffer, op=op), group)
+    for kind, pieces in kinds.items():
+        for piece, part in zip(pieces, buffers[kind].split([len(piece.given) for piece in pieces]), strict=True):
+            piece.answer.copy_(part)
+
+
+def _as_sent(request: Request) -> Tensor:
+    """A tensor as numbers that are summed exactly beside others in float64, or as integers of the same order."""
+    tensor = request.tensor
+    if request.is_sum:
+        if tensor.is_floating_point():
+            return tensor
+        whole = tensor.long()
+        return torch.stack((whole >> 32, whole & 0xFFFFFFFF)).double()
+    if not tensor.is_floating_point():
+        return tensor.long()
+    return _ordered(torch.where(tensor.isnan(), torch.nan, tensor).double().view(torch.int64))  # NaN without a sign
+
+
+def _as_received(request: Request, answer: Tensor) -> Tensor:
+    """The answer to a request, undoing `_as_sent`."""
+    tensor = request.tensor
+    if request.is_sum and not tensor.is_floating_point():
+        high, low = answer.long()
+        answer = (high << 32) + low
+    elif not request.is_sum and tensor.is_floating_point():
+        answer = _ordered(answer).view(torch.float64)
+    return answer.to(tensor.dtype)
+
+
+def _ordered(bits: Tensor) -> Tensor:
+    """Bits of floating-point numbers as integers of the same order, NaN the largest, and these as the bits again."""
+    return bits ^ ((bits >> 63) & torch.iinfo(torch.int64).max)
 
 
 def _all_gather(tensor: Tensor, group: Group) -> list[Tensor]:
     gathered = [torch.empty_like(tensor) for _ in range(num_ranks(group or _TOGETHER.get()))]
-    _issue(partial(dist.all_gather, gathered, tensor), tensor.nbytes, group)
+    _meet(tensor.nbytes)
+    _issue(partial(dist.all_gather, gathered, tensor), group)
     return gathered
 
 
-def _issue(collective: Callable[..., object], nbytes: int, group: Group) -> None:
-    """Call a collective, for which everything else is prepared, once the ranks that are `together` have come to it."""
-    ranks = _TOGETHER.get()
-    if ranks is not None:
+def _meet(nbytes: int) -> None:
+    if (ranks := _TOGETHER.get()) is not None:
         ranks.agree(nbytes=nbytes)
+
+
+def _issue(collective: Callable[..., object], group: Group) -> None:
+    """Call a collective, for which everything else is prepared and to which the ranks have come."""
+    ranks = _TOGETHER.get()
     group = group or ranks
     if not isinstance(group, OwnGroup):
         collective(group=group)

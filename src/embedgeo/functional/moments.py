@@ -4,13 +4,12 @@ All sums of squares are of differences from a mean, so that no two large numbers
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Group, all_reduce_max, all_reduce_sum
+from embedgeo.functional.distributed import Exchange, Group, Request, answered, at_once, largest, total
 from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms
 
 CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -18,13 +17,10 @@ _LAUNCH = 1 << 4  # how many times larger blocks are where a launch costs more t
 _MERGED_PARTS = 4  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
 
 
-Reduction = Callable[[Tensor], Tensor]  # over the parts of a state: a leading axis, or the ranks of a process group
-
-
 class Reducible(Protocol):
-    """A named tuple of tensors that is reduced over its parts by sums and maxima."""
+    """A named tuple of tensors that is reduced over its parts, a leading axis or ranks, by sums and maxima."""
 
-    def reduce(self, total: Reduction, largest: Reduction) -> Self:
+    def all_reduce(self, group: Group = None) -> Exchange[Self]:
         """The state of the rows of all parts."""
 
     def __iter__(self) -> Iterator[Tensor]: ...
@@ -49,7 +45,9 @@ def row_chunks(x: Tensor, elements: int | None = None) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
-def merge_parts(parts: Sequence[Sequence[Tensor]], total: Reduction | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def merge_parts(
+    parts: Sequence[Sequence[Tensor]], total: Callable[[Tensor], Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub & LeVeque 1983).
 
     The mean is merged first; then the deviations from it are summed.
@@ -58,15 +56,17 @@ def merge_parts(parts: Sequence[Sequence[Tensor]], total: Reduction | None = Non
         parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or (*G, d); m2 is the sum
             over rows of the squared deviations from it: per coordinate, in the shape of ``mean``; summed over
             coordinates, shape G; or as a scatter matrix, shape (d, d).
-        total: sums a tensor over what else the parts are divided into: a leading axis, or the ranks of a process group.
+        total: sums a tensor over what else the parts are divided into, such as a leading axis.
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
     """
+    exchange = parts_merged(parts)
+    return answered(exchange) if total is None else answered(exchange, lambda request: total(request.tensor))
 
-    def summed(terms: Sequence[Tensor]) -> Tensor:
-        here = sum(terms[1:], terms[0])
-        return here if total is None else total(here)
+
+def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Tensor, Tensor]]:
+    """The exchange of `merge_parts`, over the parts of all ranks."""
 
     def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
         shift = mean - center
@@ -75,10 +75,13 @@ def merge_parts(parts: Sequence[Sequence[Tensor]], total: Reduction | None = Non
         between = _column(n, shift) * shift.square()
         return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
-    n = summed([part[0] for part in parts])
-    mean = summed([_column(n, mean) * mean for n, mean, _ in parts])
+    n, mean = yield from at_once(
+        total(_summed([part[0] for part in parts])),
+        total(_summed([_column(n, mean) * mean for n, mean, _ in parts])),
+    )
     mean = mean / _column(n.clamp(min=1), mean)
-    return n, mean, summed([squares_about(mean, *part) for part in parts])
+    m2 = yield from total(_summed([squares_about(mean, *part) for part in parts]))
+    return n, mean, m2
 
 
 def merged(parts: Sequence[R]) -> R:
@@ -86,8 +89,21 @@ def merged(parts: Sequence[R]) -> R:
     shapes = [field.shape for field in parts[0]]
     flat = torch.cat([field.reshape(-1) for part in parts for field in part]).view(len(parts), -1)
     fields = flat.split([shape.numel() for shape in shapes], dim=1)
-    together = type(parts[0])(*(each.view(len(parts), *shape) for each, shape in zip(fields, shapes, strict=True)))
-    return together.reduce(partial(torch.sum, dim=0), partial(torch.amax, dim=0))
+    stacked = (each.view(len(parts), *shape) for each, shape in zip(fields, shapes, strict=True))
+    return over_leading_axis(type(parts[0])(*stacked))
+
+
+def over_leading_axis(stacked: R) -> R:
+    """The state of the rows of parts that are stacked along a leading axis."""
+
+    def over_parts(request: Request) -> Tensor:
+        return request.tensor.sum(0) if request.is_sum else request.tensor.amax(0)
+
+    return answered(stacked.all_reduce(), over_parts)
+
+
+def _summed(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
 
 
 def _column(n: Tensor, like: Tensor) -> Tensor:
@@ -127,29 +143,26 @@ class Moments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> "Moments":
+    def all_reduce(self, group: Group = None) -> Exchange["Moments"]:
         """The moments of the rows of all ranks."""
-        return self.reduce(partial(all_reduce_sum, group=group), partial(all_reduce_max, group=group))
-
-    def reduce(self, total: Reduction, largest: Reduction) -> "Moments":
-        """The moments of the rows of all parts: see `merged`. Norms are merged as one more coordinate."""
         means, squares, sums = (
-            torch.cat((of_rows, of_norms[..., None]), -1)
+            torch.cat((of_rows, of_norms[..., None]), -1)  # norms are merged as one more coordinate
             for of_rows, of_norms in (
                 (self.mean, self.norm_mean),
                 (self.m2, self.norm_m2),
                 (self.direction_sum, self.direction_n),
             )
         )
-        n, means, squares = merge_parts([(self.n, means, squares)], total)
-        sums = total(sums)
+        (n, means, squares), norm_max, sums = yield from at_once(
+            parts_merged([(self.n, means, squares)]), largest(self.norm_max), total(sums)
+        )
         return Moments(
             n,
             means[..., :-1],
             squares[..., :-1],
             means[..., -1],
             squares[..., -1],
-            largest(self.norm_max),
+            norm_max,
             sums[..., -1],
             sums[..., :-1],
         )

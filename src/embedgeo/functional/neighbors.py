@@ -11,7 +11,7 @@ from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _BLOCK_ROWS = 256  # rows of several labels whose neighbours among their own label are looked for at a time
-_STRIP_ROWS = 256  # rows whose products with others are taken at a time
+_STRIP_ROWS = {2: 512, 4: 256, 8: 256}  # of a square of which half is multiplied, by bytes: few take long in bfloat16
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as these, numbers >= 0 keep their order
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _PARTS = 8  # number of parts of a block of products whose smallest give a limit to those of the nearest
@@ -134,8 +134,8 @@ def _few_nearest(
         every = torch.arange(len(ranks), device=x.device)
         return _nearest_by_products(x if rows is None else x.index_select(0, rows), every, k, apart, together)
     operand = operand if rows is None else operand.part(rows)
-    pairs, is_pending = _candidate_pairs(operand, ranks, k, apart, together)
-    nearest = _measured(x, rows, operand, *pairs, ranks, k)
+    pairs, limit, is_pending = _candidate_pairs(operand, ranks, k, apart, together)
+    nearest = _measured(x, rows, operand, *pairs, limit, ranks, k)
     nearest.distances.masked_fill_(nearest.distances.isinf(), torch.nan)
     finfo = torch.finfo(torch.float32)
     # what underflows in float32 is negligible beside the other squares
@@ -337,17 +337,22 @@ class Operand(NamedTuple):
         left[:, -2 * _NORM_PARTS : -_NORM_PARTS] = 1
         return left
 
-    def squared(self, left: Tensor, first: int, last: int, *, is_mirrored: bool = False) -> Tensor:
-        """Squared distances of the rows that ``left`` is of to those from ``first`` to before ``last``.
+    def block(self, num_rows: int, num_columns: int) -> Tensor:
+        """Room for products of so many rows with others, to be used again and again."""
+        return self.rows.new_empty(num_rows, num_columns + _SPARE)
+
+    def squared(self, left: Tensor, first: int, last: int, block: Tensor, *, is_mirrored: bool = False) -> Tensor:
+        """Squared distances of the rows that ``left`` is of to those from ``first`` to before ``last``, in a block.
 
         Mirrored are those of rows to themselves, each one product in two places; of a row to itself it is infinite.
         """
         right, n = self.rows[first:last], len(left)
-        squared = right.new_empty(n, len(right) + _SPARE)[:, : len(right)]
+        squared = block[:n, : last - first]
         if not is_mirrored:
             return torch.mm(left, right.T, out=squared)  # which autocast leaves alone
-        for start in range(0, n, _STRIP_ROWS):
-            strip = slice(start, min(start + _STRIP_ROWS, n))
+        length = _STRIP_ROWS[self.rows.dtype.itemsize]
+        for start in range(0, n, length):
+            strip = slice(start, min(start + length, n))
             torch.mm(left[strip], right[start:].T, out=squared[strip, start:])
             squared[strip.stop :, strip] = squared[strip, strip.stop : n].T
         squared.diagonal().fill_(torch.inf)
@@ -386,16 +391,17 @@ class Operand(NamedTuple):
 
 def _candidate_pairs(
     operand: Operand, ranks: Tensor, k: int, apart: Tensor | None, together: Tensor | None
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, Tensor]:
     """Pairs (i, j) of a row and one that may be among its nearest, with their products; and marks of rows left out.
 
-    ``together`` is ascending, and so is ``apart`` among rows with the same; rows of a label ``apart`` that more than
-    half of all rows have are left out. Each product serves two rows: those of a square are looked through by row and,
-    off the diagonal, by column. They are compared as integers, which takes less time; those that rounding made negative
-    are below all others, too.
+    Between these is a product of each row, about that of its rank. ``together`` is ascending, and so is ``apart`` among
+    rows with the same; rows of a label ``apart`` that more than half of all rows have are left out. Each product serves
+    two rows: those of a square are looked through by row and, off the diagonal, by column. They are compared as
+    integers, which takes less time; those that rounding made negative are below all others, too.
     """
     n = len(operand.norm)
-    dtype, device = operand.rows.dtype, operand.rows.device
+    dtype = operand.rows.dtype
+    device = operand.rows.device
     integer = _INTEGERS[dtype.itemsize]
     side = math.isqrt(blocked(BLOCK_BYTES, device) // dtype.itemsize) // _GROUP * _GROUP or _GROUP
     smallest = torch.full((n, k), torch.inf, dtype=dtype, device=device)
@@ -412,14 +418,15 @@ def _candidate_pairs(
         for row in range(start, end, side)
         for column in range(row, end, side)
     ]
+    longest = min(side, max(end - start for start, _, end in tiles))
+    block = operand.block(longest, -(-longest // _GROUP) * _GROUP)
     for number, (start, first, end) in enumerate(tiles, 1):
         if first == start:
             left = operand.left(slice(start, min(start + side, end)))
         last = first + -(-min(side, end - first) // _GROUP) * _GROUP
-        squared = operand.squared(left, first, last, is_mirrored=first == start)
-        own, others = slice(start, start + len(left)), slice(first, min(last, n))
-        if together is not None or (apart is not None and bool(apart[own][-1] >= apart[first])):
-            _exclude(squared[:, : others.stop - first], own, others, apart, together)
+        squared = operand.squared(left, first, last, block, is_mirrored=first == start)
+        if together is not None or (apart is not None and bool(apart[start + len(left) - 1] >= apart[first])):
+            _exclude(squared[:, : n - first], slice(start, start + len(left)), slice(first, last), apart, together)
         squared = squared.view(integer)
         by_row = squared.unflatten(1, (_GROUP, -1))
         sides = [(start, first, by_row, by_row.amin(1))]
@@ -437,12 +444,8 @@ def _candidate_pairs(
             farthest = operand.farthest(own, smallest[own].gather(1, ranks[own] - 1).squeeze(1))
             limit[own] = operand.limit(own, farthest).clamp(max=torch.finfo(dtype).max)
             limit[own].masked_fill_(is_crowded[own], -torch.inf)
-            most = limit[own].view(integer)
-            i, group = (minima <= most[:, None]).nonzero(as_tuple=True)
-            members = groups[i, :, group]
-            at, place = (members <= most[i, None]).nonzero(as_tuple=True)
-            found = members[at, place].view(dtype)
-            pairs.append((begin + i[at], offset + place * minima.shape[1] + group[at], found))
+            i, j, found = _up_to(limit[own].view(integer), groups, minima)
+            pairs.append((begin + i, offset + j, found.view(dtype)))
         if number == len(tiles) or sum(len(i) for i, _, _ in pairs) > room:
             i, j, products = (torch.cat(parts) for parts in zip(*pairs, strict=True))
             is_crowded |= i[products <= limit[i]].bincount(minlength=n) > _MOST_PAIRS
@@ -450,7 +453,15 @@ def _candidate_pairs(
             kept = (products <= limit[i]).nonzero().flatten()
             pairs = [(i[kept], j[kept], products[kept])]
             room = max(room, 2 * len(kept))
-    return pairs[0], is_crowded
+    return pairs[0], smallest.gather(1, ranks - 1).squeeze(1), is_crowded
+
+
+def _up_to(limit: Tensor, groups: Tensor, minima: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, columns and values of products, shape (m, 16, columns / 16), up to a limit of each row, shape (m,)."""
+    i, group = (minima <= limit[:, None]).nonzero(as_tuple=True)
+    members = groups[i, :, group]
+    at, place = (members <= limit[i, None]).nonzero(as_tuple=True)
+    return i[at], place * minima.shape[1] + group[at], members[at, place]
 
 
 def _measured(
@@ -460,17 +471,18 @@ def _measured(
     i: Tensor,
     j: Tensor,
     products: Tensor,
+    limit: Tensor,
     ranks: Tensor,
     k: int,
 ) -> Nearest:
     """The k nearest of each row in the pairs (i, j) with these products; infinitely far where there are none.
 
-    Row i is that of ``x`` at rows[i], default at i.
+    First those up to ``limit``, shape (m,), are measured, then those that may be nearer. Row i is that of ``x`` at
+    rows[i], default at i.
     """
     distances = torch.full_like(products, torch.inf, dtype=operand.norm.dtype)
-    limit = _smallest(products.to(distances.dtype), i, len(ranks), k)[0].gather(1, ranks - 1).squeeze(1)
     nearest, at = distances, i
-    for _ in range(2):  # first pairs with a row's smallest products, then those that may be nearer
+    for _ in range(2):
         chosen = ((products <= limit[i]) & distances.isinf()).nonzero().flatten()
         near, far = (each[chosen] if rows is None else rows[each[chosen]] for each in (i, j))
         distances[chosen] = pair_distances(x, near, far, torch.float32)
@@ -494,13 +506,16 @@ def _smallest(distances: Tensor, rows: Tensor, num_rows: int, k: int) -> tuple[T
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor, dtype: torch.dtype) -> Tensor:
     """Distances of rows of ``x`` to others, at indices (m,), to 1e-6; in ``dtype`` or that of ``x``, if wider."""
-    narrow = torch.promote_types(x.dtype, dtype)
+    x, narrow = x.detach(), torch.promote_types(x.dtype, dtype)
     distances = torch.empty(len(rows), dtype=accumulator_dtype(x.device), device=x.device)
-    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
-    for start in range(0, len(rows), step):
+    step = min(len(rows), chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS // 2, x.device)))
+    room = x.new_empty(2, step, x.shape[1])  # new room for each chunk would take as long as the rest
+    for start in range(0, len(rows), max(1, step)):
         chunk = slice(start, start + step)
-        near = x.index_select(0, others[chunk]).to(narrow)
-        distances[chunk] = fast_row_norms(near.sub_(x.index_select(0, rows[chunk])))
+        near, far = room[:, : len(rows[chunk])]
+        torch.index_select(x, 0, others[chunk], out=near)
+        torch.index_select(x, 0, rows[chunk], out=far)
+        distances[chunk] = fast_row_norms(near.to(narrow).sub_(far))
     return distances
 
 
@@ -527,20 +542,21 @@ def _nearest_by_products(
         return Nearest(nearest, places)
     operand = Operand.of(x, wide)
     step = chunk_length(len(operand.rows) * wide.itemsize, blocked(BLOCK_BYTES, x.device))
+    block = operand.block(min(step, len(rows)), len(x))
     for start in range(0, len(rows), step):
-        block = rows[start : start + step]
-        squared = _without_others(operand.squared(operand.left(block), 0, len(x)), block, apart, together)
+        own = rows[start : start + step]
+        squared = _without_others(operand.squared(operand.left(own), 0, len(x), block), own, apart, together)
         least, place = squared.topk(found, largest=False)
         distances = least.clamp(min=0).sqrt()
-        farthest = operand.farthest(block.unsqueeze(1), least)
+        farthest = operand.farthest(own.unsqueeze(1), least)
         is_exact = (farthest <= (1 + _EXACT) * distances).all(1)  # not where a square has overflowed
         if not bool(is_exact.all()):
             blurred = (~is_exact).nonzero().flatten()
-            limit = operand.limit(block[blurred], farthest[blurred, -1])
+            limit = operand.limit(own[blurred], farthest[blurred, -1])
             i, j = (~(squared[blurred] > limit.unsqueeze(1))).nonzero(as_tuple=True)
             near = torch.full_like(squared[blurred], torch.inf)
-            near[i, j] = pair_distances(x, block[blurred][i], j, wide)
-            near = _without_others(near, block[blurred], apart, together)
+            near[i, j] = pair_distances(x, own[blurred][i], j, wide)
+            near = _without_others(near, own[blurred], apart, together)
             distances[blurred], place[blurred] = near.topk(found, largest=False)
         if apart is not None or together is not None:
             distances.masked_fill_(distances.isinf(), torch.nan)

@@ -18,12 +18,15 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.distributed import (
+    Exchange,
     Group,
-    all_gather_cat,
-    all_reduce_max,
-    all_reduce_sum,
+    at_once,
+    concatenated,
     current_rank,
+    largest,
     num_ranks,
+    of_each_rank,
+    total,
 )
 from embedgeo.functional.precision import is_asynchronous
 
@@ -148,28 +151,51 @@ class Sample(NamedTuple):
         rows, keys, labels, positions = (each.index_select(0, chosen) for each in self[:4])
         return Sample(rows, keys, labels, positions, *self[4:])
 
-    def all_reduce(self, group: Group = None) -> "Sample":
-        """The sample of the rows of all ranks; all but the rows is exchanged whole, of the rows only those drawn."""
+    def all_reduce(self, group: Group = None) -> Exchange["Sample"]:
+        """The sample of the rows of all ranks, which exchange those alone that may be drawn.
+
+        Keys are uniform numbers: their density tells about where the last one lies that is drawn, and the numbers of
+        rows up to some bounds near it which of these leaves out none that is.
+        """
         num_streams = num_ranks(group)
-        counts = self.seen.new_tensor([len(self.keys), len(self.batches)])
-        lengths, num_batches, seen = all_gather_cat(torch.cat((counts, self.seen[None])), group).view(num_streams, 3).T
-        batches = all_gather_cat(self.batches, group)
-        sizes = (batches & _IN_STREAM).split(num_batches.tolist())
-        num_rows = torch.stack([each.sum() for each in sizes])
-        are_known = bool((batches >> _STREAM_BITS == num_streams).all()) and num_rows.equal(seen)
-        own = self._numbered(sizes) if are_known else self
-        keys, labels, positions = (all_gather_cat(each.flatten(), group) for each in own[1:4])
-        labels = labels.view(-1, *own.labels.shape[1:])
-        offset = int(lengths[: current_rank(group)].sum())
+        sizes = self.batches & _IN_STREAM
+        is_known = (self.batches >> _STREAM_BITS == num_streams).all() & (sizes.sum() == self.seen)
+        is_double = sizes.new_tensor(self.rows.dtype == torch.float64)
+        facts = torch.stack((sizes.new_tensor(len(sizes)), (~is_known).long(), is_double))
+        most, is_unknown, is_double = (yield from largest(facts)).tolist()
+        sizes = torch.cat((sizes, sizes.new_zeros(most - len(sizes))))
+        last = self.keys.max() if len(self.keys) == self.size else self.keys.new_ones(())
+        seen, density, sizes = yield from at_once(
+            total(self.seen), total(len(self.keys) / last), of_each_rank(sizes, group)
+        )
+        own = self if is_unknown else self._numbered(sizes)
+        most = self.size
+        if self.by_label:
+            own, most = yield from own._drawn_of_labels(group)
+        bounds = (self.size + self.size**0.5 * torch.arange(-2, 8, device=last.device)) / density
+        bounds = torch.cat((bounds, bounds.new_full((1,), torch.inf)))
+        counts = torch.searchsorted(own.keys.sort().values, bounds, right=True)
+        counts = yield from of_each_rank(counts, group)
+        bound = int((counts.sum(0) >= counts[:, -1].sum().clamp(max=most)).byte().argmax())
+        lengths = counts[:, bound].tolist()
+        near = own.select((own.keys <= bounds[bound]).nonzero().flatten())
+        rows = near.rows.to(torch.float64 if is_double else torch.float32)
+        columns = (rows, near.keys, near.labels, near.positions)
+        every = yield from at_once(*(concatenated(each, lengths, group) for each in columns))
+        drawn = self._drawn(*every[1:3])
+        order = drawn[every[1][drawn].argsort(stable=True)]
+        rows, keys, labels, positions = (each.index_select(0, order) for each in every)
+        return Sample(rows, keys, labels, positions, seen, self.batches[:0], *self[6:])
+
+    def _drawn_of_labels(self, group: Group) -> Exchange[tuple["Sample", int]]:
+        """Those of the rows that are drawn from the rows of all ranks, and how many these are on all of them."""
+        lengths = (yield from of_each_rank(self.seen.new_tensor(len(self.keys)), group)).tolist()
+        keys, labels = yield from at_once(
+            concatenated(self.keys, lengths, group), concatenated(self.labels, lengths, group)
+        )
         drawn = self._drawn(keys, labels)
-        order = drawn[keys[drawn].argsort(stable=True)]
-        held = ((order >= offset) & (order < offset + len(self.keys))).nonzero().flatten()
-        is_double = bool(all_reduce_max(self.seen.new_tensor(self.rows.dtype == torch.float64), group))
-        dtype = torch.float64 if is_double else torch.float32
-        rows = torch.zeros(len(order), self.rows.shape[1], dtype=dtype, device=self.rows.device)
-        rows.index_copy_(0, held, self.rows.index_select(0, order[held] - offset).to(dtype))
-        rest = seen.sum(), batches[:0], *self[6:]
-        return Sample(all_reduce_sum(rows, group), keys[order], labels[order], positions[order], *rest)
+        own = drawn - sum(lengths[: current_rank(group)])
+        return self.select(own[(own >= 0) & (own < len(self.keys))]), len(drawn)
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
         """Number of the first row of the next batch, the last one of these ``batches``."""
@@ -185,14 +211,14 @@ class Sample(NamedTuple):
         is_known = are_even & (num_before * size == self.seen)
         return torch.where(is_known, (num_before * num_streams + stream) * size, own_number)
 
-    def _numbered(self, sizes: Sequence[Tensor]) -> "Sample":
+    def _numbered(self, sizes: Tensor) -> "Sample":
         """The sample with numbers as positions, and keys that follow these where no row was left out."""
         if self.by_label:
             _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
             is_whole = counts[label] < self.size
         else:
             is_whole = (self.seen == len(self.keys)) | (len(self.keys) < self.size)
-        numbers = row_numbers(self.positions, sizes)
+        numbers = row_numbers(self.positions, [*sizes])
         keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
@@ -239,13 +265,10 @@ def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
     """
     counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
     before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch
-    numbers = positions.clone()
-    for stream, ends in enumerate(counts.cumsum(1)):
-        place = positions - (stream << _STREAM_BITS)
-        own = (place >= 0) & (place < 1 << _STREAM_BITS)
-        batch = torch.searchsorted(ends, place[own], right=True)
-        numbers[own] = place[own] - (ends - counts[stream])[batch] + before[stream][batch]
-    return numbers
+    streams = torch.arange(len(counts), device=positions.device) << _STREAM_BITS
+    ends = counts.cumsum(1) + streams[:, None]
+    batch = torch.searchsorted(ends.flatten(), positions, right=True)
+    return positions + (before - ends + counts).flatten()[batch]
 
 
 def _keys(numbers: Tensor, seed: int) -> Tensor:

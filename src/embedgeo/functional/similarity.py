@@ -3,14 +3,13 @@
 Functions return means of 1 - cos, ‖u - v‖² / 2 for unit rows, so that differences of similarities keep their digits.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Group, all_reduce_sum
-from embedgeo.functional.moments import Reduction, merge_parts, merged, ratio, row_chunks
+from embedgeo.functional.distributed import Exchange, Group, at_once, total
+from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 from embedgeo.functional.tokens import TokenTable, token_table
 
@@ -36,14 +35,10 @@ class SequenceSimilarity(NamedTuple):
         """The state of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> "SequenceSimilarity":
+    def all_reduce(self, group: Group = None) -> Exchange["SequenceSimilarity"]:
         """The state of the rows of all ranks."""
-        return self.reduce(partial(all_reduce_sum, group=group))
-
-    def reduce(self, total: Reduction, largest: Reduction | None = None) -> "SequenceSimilarity":
-        """The state of the rows of all parts: see `merged`."""
-        sums = total(torch.stack(self[3:], dim=-1))
-        return SequenceSimilarity(*merge_parts((self[:3],), total), *sums.unbind(-1))
+        moments, sums = yield from at_once(parts_merged((self[:3],)), total(torch.stack(self[3:], dim=-1)))
+        return SequenceSimilarity(*moments, *sums.unbind(-1))
 
 
 def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:

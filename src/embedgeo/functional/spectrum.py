@@ -4,15 +4,15 @@ Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial, reduce
+from collections.abc import Sequence
+from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Group, all_reduce_sum
-from embedgeo.functional.moments import blocked, merge_parts, ratio, row_chunks, without_rounding
+from embedgeo.functional.distributed import Exchange, Group, answered, total
+from embedgeo.functional.moments import blocked, merge_parts, parts_merged, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
@@ -30,6 +30,7 @@ _GRAM_COLUMNS = 128  # columns of the scatter computed at a time: only the block
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
 _MAX_LANCZOS_STEPS = 160
+_SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations
 _SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
 _TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
 _NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
@@ -66,9 +67,9 @@ class Scatter(NamedTuple):
             return max(self, other, key=lambda each: len(each.scatter))
         return Scatter(*merge_parts((self, other)))
 
-    def all_reduce(self, group: Group = None) -> "Scatter":
+    def all_reduce(self, group: Group = None) -> Exchange["Scatter"]:
         """The scatter of the rows of all ranks about their common mean."""
-        return Scatter(*merge_parts((self,), partial(all_reduce_sum, group=group)))
+        return Scatter(*(yield from parts_merged((self,))))
 
 
 def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False) -> Scatter:
@@ -227,8 +228,9 @@ def top_eigenvalue(s: Tensor) -> Tensor:
 
     Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation: repeated copies of a
     converged eigenvalue do not affect the largest one, Paige 1980). If (1 + 1e-10) · bound · I - s has a Cholesky
-    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), the full
-    decomposition is computed instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
+    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), and of a small
+    matrix, the full decomposition is computed instead. Beside that alone: lines "top eigenvalue" of
+    ``benchmarks/estimators.py``.
 
     Args:
         s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the result is NaN.
@@ -239,7 +241,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     dim = s.shape[0]
     if not bool(s.sum().isfinite()):
         return s.new_tensor(torch.nan)
-    if dim <= 2 * _LANCZOS_STEPS:
+    if dim <= _SMALL_DIM:
         return torch.linalg.eigvalsh(s)[-1]
     scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
     if not bool(scale > 0):
@@ -382,9 +384,9 @@ class AnisotropyBatches(NamedTuple):
         """The batches of both; rows pending in ``other`` follow those pending here."""
         return AnisotropyBatches(*merge_parts([self[:3], other[:3]]), self.pending, self.size).extend(other.pending)
 
-    def all_reduce(self, group: Group = None) -> "AnisotropyBatches":
+    def all_reduce(self, group: Group = None) -> Exchange["AnisotropyBatches"]:
         """The batches of all ranks; no batch spans two ranks."""
-        moments = merge_parts([self[:3]], partial(all_reduce_sum, group=group))
+        moments = yield from parts_merged([self[:3]])
         return AnisotropyBatches(*moments, self.pending, self.size)
 
 
@@ -431,23 +433,23 @@ class ScatterSketch(NamedTuple):
 
     def merge(self, other: "ScatterSketch") -> "ScatterSketch":
         """The sketch of the rows of both about their common mean."""
-        return _merged_sketches((self, other))
+        return answered(_merged_sketches((self, other)))
 
-    def all_reduce(self, group: Group = None) -> "ScatterSketch":
+    def all_reduce(self, group: Group = None) -> Exchange["ScatterSketch"]:
         """The sketch of the rows of all ranks about their common mean."""
-        return _merged_sketches((self,), partial(all_reduce_sum, group=group))
+        return _merged_sketches((self,))
 
 
-def _merged_sketches(parts: Sequence[ScatterSketch], total: Callable[[Tensor], Tensor] | None = None) -> ScatterSketch:
-    """The sketch of the rows of all parts, and of what else ``total`` sums over: see `merge_parts`."""
-    n, mean, m2 = merge_parts([part[:3] for part in parts], total)
+def _merged_sketches(parts: Sequence[ScatterSketch]) -> Exchange[ScatterSketch]:
+    """The sketch of the rows of all parts, of all ranks: see `merge_parts`."""
+    n, mean, m2 = yield from parts_merged([part[:3] for part in parts])
     dim, columns = len(mean), parts[0].product.shape[1]
     omega = gaussian_columns(dim, columns, mean.device).to(mean.dtype)
     product = mean.new_zeros(dim, columns)
     for part in parts:
         shift = part.mean - mean
         product.add_(part.product).addr_(part.n * shift, shift @ omega)
-    return ScatterSketch(n, mean, m2, product if total is None else total(product))
+    return ScatterSketch(n, mean, m2, (yield from total(product, overwrite=True)))
 
 
 @lru_cache(maxsize=2)

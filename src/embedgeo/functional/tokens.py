@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.distributed import Group, all_gather_cat, all_reduce_sum
+from embedgeo.functional.distributed import (
+    Exchange,
+    Group,
+    at_once,
+    largest,
+    num_ranks,
+    of_each_rank,
+    total,
+)
 from embedgeo.functional.moments import (
     CHUNK_ELEMENTS,
     blocked,
@@ -27,6 +35,7 @@ from embedgeo.functional.sampling import row_keys
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 _FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
+_EXACT_BITS = 52  # of integers in float64
 NUM_BINS = 10  # ranges of frequencies
 REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
@@ -82,11 +91,20 @@ class TokenTable(NamedTuple):
             state.index_add_(0, place, more)
         return whole
 
-    def all_reduce(self, group: Group = None) -> "TokenTable":
+    def all_reduce(self, group: Group = None) -> Exchange["TokenTable"]:
         """The table of the rows of all ranks, with every token type that any of them has."""
-        types = all_gather_cat(self.token_ids, group).unique()
-        here, summed = self.reindex(types), partial(all_reduce_sum, group=group)
-        return TokenTable(types, *merge_parts([here[1:4]], summed), *summed(torch.stack(here[4:])))
+        types = yield from _union(self.token_ids, group)
+        place = torch.searchsorted(types, self.token_ids)
+        counts = self.n.new_zeros(4, len(types)).index_copy_(1, place, torch.stack((self.n, *self[4:])))
+        sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(0, place, self.n[:, None] * self.mean)
+        counts, mean = yield from at_once(total(counts, overwrite=True), total(sums, overwrite=True))
+        mean /= counts[0].clamp(min=1)[:, None]
+        m2 = self.m2.clone()
+        for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
+            shift = self.mean[chunk] - mean.index_select(0, place[chunk])
+            m2[chunk] += (self.n[chunk, None] * shift.square()).sum(-1)
+        m2 = yield from total(counts.new_zeros(len(types)).index_copy_(0, place, m2), overwrite=True)
+        return TokenTable(types, counts[0], mean, m2, *counts[1:])
 
     def reindex(self, types: Tensor) -> "TokenTable":
         """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the new ones."""
@@ -120,6 +138,29 @@ class TokenTable(NamedTuple):
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, mean, m2 = merge_parts([self[1:4]], partial(torch.sum, dim=0))
         return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
+
+
+def _union(types: Tensor, group: Group) -> Exchange[Tensor]:
+    """The token types of all ranks, ascending, given each one's own.
+
+    Token ids are marked among all up to the largest, as many in a float64 as it has digits that count the ranks which
+    mark one: so the ranks' number hardly matters. Those of words may be any numbers; where that is less, all are sent.
+    """
+    ranks, nothing = num_ranks(group), types.new_full((1,), NO_TYPE - 1)
+    sizes = torch.stack((types.new_tensor(len(types)), torch.cat((types, nothing)).max()))
+    most, last = (yield from largest(sizes)).tolist()
+    bits = ranks.bit_length()
+    in_one = _EXACT_BITS // bits
+    if last >= 2 * in_one * ranks * most:
+        every = (yield from of_each_rank(torch.cat((types, nothing.expand(most - len(types)))), group)).unique()
+        return every[every >= NO_TYPE]
+    places = torch.where(types == NO_TYPE, 0, types + 1)
+    marks = torch.zeros(max(0, last + 1) // in_one + 1, dtype=torch.float64, device=types.device)
+    marks.index_add_(0, places // in_one, (1 << bits * (places % in_one)).double())
+    marks = yield from total(marks, overwrite=True)
+    digits = marks.long()[:, None] >> bits * torch.arange(in_one, device=types.device)
+    places = (digits & ((1 << bits) - 1)).flatten().nonzero().flatten()
+    return torch.where(places == 0, NO_TYPE, places - 1)
 
 
 @lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers
@@ -345,9 +386,9 @@ class SequenceCount(NamedTuple):
         """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
-    def all_reduce(self, group: Group = None) -> "SequenceCount":
+    def all_reduce(self, group: Group = None) -> Exchange["SequenceCount"]:
         """The number of those of the rows of all ranks."""
-        return SequenceCount(all_reduce_sum(self.num_sequences, group))
+        return SequenceCount((yield from total(self.num_sequences)))
 
 
 class WithinMoments(NamedTuple):
@@ -366,9 +407,9 @@ class WithinMoments(NamedTuple):
         """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def all_reduce(self, group: Group = None) -> "WithinMoments":
+    def all_reduce(self, group: Group = None) -> Exchange["WithinMoments"]:
         """The moments of the batches of all ranks."""
-        return WithinMoments(*all_reduce_sum(torch.stack(self), group))
+        return WithinMoments(*(yield from total(torch.stack(self))))
 
 
 def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMoments:

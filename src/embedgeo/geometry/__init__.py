@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torchmetrics import Metric
 
 from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
@@ -25,6 +26,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     Group,
+    OwnGroup,
     all_reduce_max,
     all_reduce_sum,
     current_rank,
@@ -148,6 +150,7 @@ class Geometry:
         self._warned_of_silence = False
         self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
+        self._empty = dict[tuple[str, int], list[Metric]]()  # by layer and width, of an earlier measurement
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
         needs_unembedding = any(metric.needs_unembedding for metric in own)
         self._unembedding = _unembedding(model) if needs_unembedding else None
@@ -333,8 +336,8 @@ class Geometry:
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
-        for metrics in self._metrics.values():
-            metrics.reset()
+        empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
+        self._empty |= {} if self._drift is not None else empty  # its metrics hold what they were compared with
         self._metrics.clear()
         self.norms.reset()
         self.probe.layers_without_gradients.clear()
@@ -358,13 +361,13 @@ class Geometry:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         reached = [self._metrics.get(layer.name) for layer in self.layers]
         known = [
-            (0, 0.0) if metrics is None else (metrics.dim, metrics.expected_Q or self.norms.expected_size(layer))
+            (0, 0.0, 0) if metrics is None else (metrics.dim, self.norms.expected_size(layer), metrics.num_bytes)
             for layer, metrics in zip(self.layers, reached, strict=True)
         ]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
             known = all_reduce_max(of_this_rank, self._stage_group).tolist()
-        for layer, (dim, expected) in zip(self.layers, known, strict=True):
+        for layer, (dim, expected, _) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer.name, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
@@ -382,7 +385,7 @@ class Geometry:
             for metrics in self._metrics.values():
                 metrics.set_unembedding(weights)
         return [
-            MeasuredLayer(layer.name, index, self._metrics[layer.name])
+            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(known[index][2]))
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
@@ -428,8 +431,9 @@ class Geometry:
         agreed = Future[list[Record]]()
         try:
             with together(self._stage_group):
+                is_told = isinstance(self._stage_group, OwnGroup)
                 failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
-                others_failed = bool(all_reduce_max(failed, self._stage_group))
+                others_failed = not is_told and bool(all_reduce_max(failed, self._stage_group))
                 records = own_records.result()
                 if not others_failed:
                     if self._group is not self._stage_group:
@@ -477,7 +481,12 @@ class Geometry:
     def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
         make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)
         metrics = LayerMetrics(
-            make, dim, device=self.device, process_group=self._group, jackknife=self.settings["jackknife"]
+            make,
+            dim,
+            device=self.device,
+            process_group=self._group,
+            jackknife=self.settings["jackknife"],
+            metrics=self._empty.pop((layer_name, dim), None),
         )
         self._metrics[layer_name] = metrics
         return metrics
@@ -510,8 +519,9 @@ def _of_first_rank(records: list[Record], device: torch.device, process_group: G
     if not records:
         return records
     own = torch.tensor([(record["value"], record["stderr"]) for record in records], dtype=torch.float64)
-    bits = own.view(torch.int64) if current_rank(process_group) == 0 else torch.zeros(own.shape, dtype=torch.int64)
-    values = all_reduce_sum(bits.to(device), process_group).cpu().view(torch.float64).tolist()
+    least = torch.full(own.shape, torch.iinfo(torch.int64).min)
+    bits = own.view(torch.int64) if current_rank(process_group) == 0 else least
+    values = all_reduce_max(bits.to(device), process_group).cpu().view(torch.float64).tolist()
     return [
         Record(**{**record, "value": value, "stderr": stderr})
         for record, (value, stderr) in zip(records, values, strict=True)

@@ -5,15 +5,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from threading import Semaphore
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.metrics.layer import LayerMetrics, ValuePairs
+from embedgeo.functional.distributed import is_distributed
+from embedgeo.metrics.layer import LayerMetrics, ValuePairs, in_sync, reduce
 from embedgeo.results.records import Record
 
+_MOST_BYTES = 1 << 30  # of states that are exchanged together, beside which the rows of all ranks are held
 _FEW_NUMBERS = 2**18  # an operation on so many takes about as long as a thread of a busy machine needs to join in
 
 
@@ -23,41 +25,50 @@ class MeasuredLayer(NamedTuple):
     name: str
     layer_index: int  # in forward order
     metrics: LayerMetrics
+    num_bytes: int = 0  # of its states, on the rank where these are the largest
 
 
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
 
-    On a CPU with several threads several layers are computed at a time, each in its share of the threads, so that
-    numbers do not depend on how many these are, or in one if it is small; at most these layers hold the rows of all
-    ranks beside their own. The thread that calls this issues all collectives. An error of a layer is raised once all
-    have been computed.
+    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on each rank. On a CPU
+    with several threads several are then computed at a time, each in its share of the threads, so that numbers do not
+    depend on how many these are, or in one if it is small. An error of a layer is raised once all have been computed.
     """
-    num_threads = _threads_a_layer(layers)
+    values = list[ValuePairs | Exception]()
+    for some in _exchanged_together(layers):
+        with in_sync([each.metrics for each in some]):
+            values += _computed(some, _threads_a_layer(layers))
+    return _records(layers, values)
+
+
+def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
+    """Layers in turn, several at a time; on all ranks the same ones."""
+    if not is_distributed():
+        yield layers
+        return
+    ends = accumulate(each.num_bytes for each in layers)
+    for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // _MOST_BYTES):
+        yield [layer for layer, _ in some]
+
+
+def _computed(layers: Sequence[MeasuredLayer], num_threads: int | None) -> list[ValuePairs | Exception]:
     all_threads = torch.get_num_threads()
     if num_threads in (None, all_threads) or not can_start_threads():
         with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
-            return _records(layers, _values(layers))
+            return _values(layers)
     num_workers = min(all_threads, len(layers))
     is_inference = torch.is_inference_mode_enabled()
-    free = Semaphore(num_workers)
 
-    def work(layer: MeasuredLayer, in_sync: ExitStack) -> list[ValuePairs | Exception]:
-        try:
-            with in_sync, torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
-                return _values([layer])
-        finally:
-            free.release()
+    def work(layer: MeasuredLayer) -> list[ValuePairs | Exception]:
+        with torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
+            return _values([layer])
 
     try:
         with ThreadPoolExecutor(num_workers, "embedgeo", torch.set_num_threads, (num_threads,)) as pool:
-            futures = list[Future[list[ValuePairs | Exception]]]()
-            for each in layers:
-                free.acquire()
-                futures.append(pool.submit(work, each, each.metrics.sync()))
-            return _records(layers, [values for future in futures for values in future.result()])
+            return [values for of_layer in pool.map(work, layers) for values in of_layer]
     finally:
         torch.set_num_threads(all_threads)  # the workers have set that of threads to come, too
 
@@ -68,8 +79,8 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     The states get the rows of all ranks now, and are freed layer after layer. The thread issues no collectives, and
     leaves random states and what is set for the whole process alone. On a GPU it has a stream of its own.
     """
-    for each in layers:
-        each.metrics.reduce()
+    for some in _exchanged_together(layers):
+        reduce([each.metrics for each in some])
     num_threads = _threads_a_layer(layers)
     all_threads = torch.get_num_threads()
     is_inference = torch.is_inference_mode_enabled()
@@ -158,7 +169,8 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
     """Threads in which each of several layers is computed on a CPU; None where states are on other devices."""
     if any(each.metrics.device.type != "cpu" for each in layers):
         return None
-    if layers and all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for _, _, each in layers):
+    metrics = [each.metrics for each in layers]
+    if layers and all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for each in metrics):
         return 1
     return max(1, torch.get_num_threads() // max(1, len(layers)))
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank, is_distributed, num_ranks
+from embedgeo.functional.distributed import Exchange, Group, at_once, current_rank, exchanged, is_distributed, num_ranks
 from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
@@ -28,10 +28,8 @@ class KeptRows(NamedTuple):
     num_rows: int  # that they were drawn from, those with a NaN or Inf among them
 
     @classmethod
-    def of(cls, metrics: LayerMetrics) -> "KeptRows":
-        """Those of a layer, of all ranks; every rank must call this."""
-        (compared,) = metrics.synced(lambda metric: isinstance(metric, ComparedRows))
-        sample = compared.drawn()
+    def of(cls, metrics: LayerMetrics, sample: Sample) -> "KeptRows":
+        """Those of a layer, given the sample of the rows of all ranks."""
         ascending = sample.positions.argsort()
         rows = sample.rows[ascending].to(metrics.dtype or sample.rows.dtype)  # they came from it
         return cls(rows.cpu(), sample.positions[ascending].cpu(), sample.labels[ascending].cpu(), int(sample.seen))
@@ -82,10 +80,10 @@ class ComparedRows(GeometryMetric):
         types = rows.ids.on(rows.x.device, "token_ids")
         self.store(sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams))
 
-    def drawn(self) -> Sample:
-        """The rows drawn from those of all ranks, labelled with their token ids; every rank must call this."""
+    def drawn(self) -> Exchange[Sample]:
+        """The rows drawn from those of all ranks, labelled with their token ids."""
         sample = self.load(Sample)
-        drawn = on_one_device(sample).all_reduce(self.process_group) if is_distributed() else sample
+        drawn = (yield from on_one_device(sample).all_reduce(self.process_group)) if is_distributed() else sample
         return drawn.counted()
 
     def compute(self) -> dict[str, Tensor]:
@@ -98,8 +96,10 @@ class ComparedRows(GeometryMetric):
                 values |= linearity_values(*pair)
         return values
 
-    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        pass
+    def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
+        """No states: they stay those of this rank."""
+        yield from ()
+        return {}
 
 
 class Drift:
@@ -132,7 +132,10 @@ class Drift:
 
     def compare(self, layers: Sequence[MeasuredLayer]) -> None:
         """Give the metrics of all layers the rows to compare with; every rank must call this, once a measurement."""
-        now = {each.name: KeptRows.of(each.metrics) for each in layers}
+        compared = [each.metrics.wanted(lambda metric: isinstance(metric, ComparedRows))[0] for each in layers]
+        group = compared[0].process_group if compared else None
+        drawn = exchanged(at_once(*(each.drawn() for each in compared)), group)
+        now = {each.name: KeptRows.of(each.metrics, sample) for each, sample in zip(layers, drawn, strict=True)}
         changed = [name for name, rows in now.items() if not rows.is_comparable(self._previous.get(name, rows))]
         if changed:
             self.forget()
@@ -144,15 +147,14 @@ class Drift:
                     "and go on from a checkpoint with the same probe on as many ranks.",
                     stacklevel=1,
                 )
-        for layer, below in zip(layers, layers_below(now), strict=True):
+        for layer, below, metric in zip(layers, layers_below(now), compared, strict=True):
             rows = now[layer.name]
             others = {
                 "previous": self._previous.get(layer.name),
                 "first": self._first.get(layer.name),
                 "below": now.get(below),
             }
-            (compared,) = layer.metrics.synced(lambda metric: isinstance(metric, ComparedRows))
-            compared.comparisons = {
+            metric.comparisons = {
                 name: (other, rows) for name, other in others.items() if other is not None and other.is_comparable(rows)
             }
         self._first = now | self._first

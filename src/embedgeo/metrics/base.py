@@ -2,7 +2,7 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from operator import itemgetter
@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import Group, all_reduce_sum
+from embedgeo.functional.distributed import Exchange, Group, at_once, exchanged, total
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.precision import on_one_device, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
@@ -38,8 +38,8 @@ class State(Protocol):
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
 
-    def all_reduce(self, group: Group = None) -> Self:
-        """The state of the rows of all ranks of a process group."""
+    def all_reduce(self, group: Group = None) -> Exchange[Self] | Self:
+        """The state of the rows of all ranks of a process group, best as an `Exchange`, which goes on beside others."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -360,13 +360,30 @@ class GeometryMetric(Metric):
         self.num_rows = self.num_rows + states["num_rows"]
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
+    def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
+        """The states, by name, of the rows of all ranks of a process group; this metric keeps its own."""
+        counts, *states = yield from at_once(
+            total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
+            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared),
+        )
+        found = dict(zip(("num_rows", "num_nonfinite"), counts.unbind(), strict=True))
+        for state in states:
+            prefix, _ = self._declared[type(state)]
+            found |= {prefix + name: value for name, value in state._asdict().items() if isinstance(value, Tensor)}
+        return {name: value.cpu() if name in self._on_cpu else value for name, value in found.items()}
+
+    def take_states(self, states: Mapping[str, Tensor]) -> None:
+        """Replace states, by name, until `unsync`."""
+        self._cache = {name: getattr(self, name) for name in self._defaults}
+        self._is_synced = True
+        for name, state in states.items():
+            setattr(self, name, state)
+
     # torchmetrics' own gathers whole states and `_apply` casts them; both are private, hence the bound on its version
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         group = process_group or self.process_group
-        for kind in self._declared:
-            self.store(on_one_device(self.load(kind)).all_reduce(group))
-        counts = all_reduce_sum(torch.stack((self.num_rows.to(self.device), self.num_nonfinite)), group)
-        self.num_rows, self.num_nonfinite = counts[0].cpu(), counts[1]
+        for name, state in exchanged(self.all_reduce(group), group).items():
+            setattr(self, name, state)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
         def move(tensor: Tensor) -> Tensor:
@@ -376,6 +393,12 @@ class GeometryMetric(Metric):
         if not int(self.num_rows):  # those of no rows are moved by `load`, where they are not replaced before
             stay |= {prefix + field for prefix, empty in self._declared.values() for field in empty._fields}
         return super()._apply(move, [*exclude_state, *stay])
+
+
+def _reduced(state: S, group: Group) -> Exchange[S]:
+    """The state of the rows of all ranks; where that is no exchange yet, it is reduced now, alone."""
+    reduced = state.all_reduce(group)
+    return (yield from reduced) if isinstance(reduced, Generator) else reduced
 
 
 def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type[GeometryMetric]]:

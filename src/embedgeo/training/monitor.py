@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import currentframe, signature
@@ -631,23 +631,31 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
-        if self._ranks is not None:
-            with self._guarded():
-                self._ranks.agree(f"before step {step}", failed=self._failed)
         if self._failed:
+            if self._ranks is not None:
+                with suppress(OtherRankError):
+                    self._ranks.agree(failed=True)
             self._geometry = None
             return
         is_first = self._measured_step is None
         self._measured_step = step
         in_thread = self.background and not self._run.is_followed and can_start_threads()
+        is_agreed = False
         with self._guarded():
-            with together(self._ranks):
-                records, why_silent = geometry.hand_over(in_thread=in_thread)
-            self._pending = PendingMeasurement(step, geometry, records, why_silent, is_first, os.getpid())
-        if in_thread:
-            atexit.register(self._complete, alone=True)
-        else:
-            self._complete()
+            with together(self._ranks, f"before step {step}"):
+                own_records, why_silent = geometry.hand_over(in_thread=in_thread)
+                agreed = None if in_thread else geometry.agreed(own_records)
+                if own_records.done():
+                    own_records.result()
+            is_agreed = True
+            measurement = PendingMeasurement(step, geometry, own_records, why_silent, is_first, os.getpid())
+            if agreed is None:
+                self._pending = measurement
+                atexit.register(self._complete, alone=True)
+            else:
+                self._record(measurement, agreed)
+        if not is_agreed:
+            self._geometry = None  # all ranks know that one has failed
 
     def _waits_for_ranks(self) -> bool:
         """Tell whether there is a measurement that takes all ranks to complete."""

@@ -1,0 +1,115 @@
+"""What the ranks of a run exchange in one measured step: collectives and bytes, with 2, 4 and 8 gloo ranks.
+
+python -m benchmarks.communication            # some minutes: 14 layers of width 768, 2,048 rows a rank, default metrics
+
+All that a `StepMonitor` exchanges counts, that ranks tell each other that they have come among it. Bytes are those a
+rank gives to collectives; a ring sends 2 (R - 1) / R times as many. Those with 1,024 ranks are extrapolated: they are a
+sum of a part that is always the same, one for each rank, and one for each token type that any rank has seen. Nothing is
+timed.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from benchmarks.rows import VOCABULARY, Still, gaussian, zipf_tokens
+from benchmarks.timing import arguments_parser, report
+from embedgeo import StepMonitor
+from tests.ranks import on_two_ranks
+
+RANKS, MANY = (2, 4, 8), 1024
+AT_MOST = 12  # collectives of a measured step
+COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all_single", "broadcast")
+
+
+@dataclass
+class Traffic:
+    """Collectives of one measured step, and the bytes that a rank gives to them."""
+
+    name: str
+    ranks: int
+    calls: int
+    megabytes: float
+    is_extrapolated: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": "traffic", **asdict(self), "at_most": AT_MOST, "holds": self.calls <= AT_MOST}
+
+    def __str__(self) -> str:
+        how = ", extrapolated" if self.is_extrapolated else ""
+        return f"{self.name}, {self.ranks} ranks: {self.calls} collectives, {self.megabytes:.1f} MB{how}"
+
+
+def measured_step(rank: int, num_layers: int, width: int, num_rows: int, options: dict[str, Any]) -> list[int]:
+    """Bytes of each collective of the third measured step; what the first one leaves in the background is among it."""
+    tokens = zipf_tokens(dist.get_world_size(), num_rows // 256 or 1, min(num_rows, 256))[rank]
+    model = Still(gaussian(num_rows, width).view(*tokens.shape, width) + rank, num_layers)
+    sizes = list[int]()
+
+    def counted(collective: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            sizes.append(max(each.nbytes for each in args if isinstance(each, torch.Tensor)))
+            return collective(*args, **kwargs)
+
+        return call
+
+    options = {"layers": "blocks.*", "measure_last": False, "no_grad_passes": True, "on_error": "raise", **options}
+    with torch.no_grad():
+        monitor = StepMonitor(model, 1, **options)
+        for step in range(3):
+            with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}):
+                sizes.clear()
+                with monitor.step(step):
+                    model(tokens)
+        monitor.close()
+    return sizes
+
+
+def traffic(ranks: int, num_layers: int = 14, width: int = 768, num_rows: int = 2048, **options: Any) -> Traffic:
+    """That of so many gloo ranks, each of which has so many rows at every layer; ``options`` are the monitor's."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = num_layers, width, num_rows, options
+        sizes, *_ = on_two_ranks(measured_step, Path(folder), *given, seconds=600, world_size=ranks)
+    name = f"{num_layers} layers of width {width}, {num_rows} rows a rank"
+    return Traffic(name, ranks, len(sizes), sum(sizes) / 1e6)
+
+
+def extrapolated(found: list[Traffic], num_rows: int = 2048) -> Traffic:
+    """The traffic of 1,024 ranks, from that of three other numbers."""
+    ranks = np.array([*(each.ranks for each in found), MANY])
+    parts = np.stack([np.ones_like(ranks), ranks, num_types(ranks * num_rows)], axis=1)
+    weights = np.linalg.solve(parts[:-1], [each.megabytes for each in found])
+    calls = found[-1].calls
+    return Traffic(found[0].name, MANY, calls, float(parts[-1] @ weights), is_extrapolated=True)
+
+
+def num_types(num_rows: np.ndarray) -> np.ndarray:
+    """Expected number of token types among so many of `zipf_tokens`."""
+    weights = 1 / np.arange(1, VOCABULARY + 1) ** 1.07
+    shares = weights / weights.sum()
+    return (1 - (1 - shares) ** num_rows[:, None]).sum(1)
+
+
+def all_traffic() -> Iterator[Traffic]:
+    """That of each number of ranks, in turn, and of 1,024."""
+    found = []
+    for ranks in RANKS:
+        found.append(traffic(ranks))
+        yield found[-1]
+    yield extrapolated(found)
+
+
+def main() -> None:
+    arguments = arguments_parser(__doc__).parse_args()
+    report(all_traffic(), arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""A loop of one's own on a GPU: the records are those of the CPU, the weights those of a run without a monitor."""
+
+import pytest
+
+from embedgeo.metrics import full_metrics
+from tests.cuda import GPU, a_gpu, deterministic
+from tests.cuda.on_ranks import assert_same, records, trained
+from tests.ranks import on_two_ranks
+
+OPTIONS = {
+    "training batches": {"window": 1},
+    "background": {"background": True},
+    "words": {"rows": "words"},
+    "probe and drift": {"probed": True, "drift": True},
+}
+JACKKNIFE = {"jackknife": 2}
+ALL = {"metrics": full_metrics, "probed": True, "jackknife": 2, "drift": True, "background": True}
+SLOW = {"jackknife": JACKKNIFE, "all metrics, jackknife and drift, in the background": ALL}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    with a_gpu(), deterministic():
+        return trained(GPU)[0]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [*OPTIONS.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values())],
+    ids=[*OPTIONS, *SLOW],
+)
+def test_records_are_those_of_the_cpu_and_weights_those_without_a_monitor(options, plain):
+    with deterministic():
+        weights, found = trained(GPU, **options)
+    assert_same(found, trained("cpu", **options)[1])
+    assert all(a.equal(b) for a, b in zip(weights, plain, strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", SLOW.values(), ids=SLOW.keys())
+def test_records_of_two_ranks_are_those_of_the_cpu(tmp_path, options):
+    for found, expected in on_two_ranks(records, tmp_path, options, seconds=500):
+        assert found
+        assert_same(found, expected)
