@@ -27,7 +27,7 @@ def peers() -> Iterator[Record]:
 def training_steps() -> Iterator[Record]:
     yield from steps.eager_runs(steps.SHAPE_70M, 1.06, 1.12, runs=9, rounds=3)
     yield steps.eager(steps.SHAPE_12, 1.08, rounds=7)
-    yield steps.eager(steps.SMALL, None, rounds=11)
+    yield from steps.parts(steps.SMALL, rounds=11)
     yield steps.background(steps.SHAPE_70M, rounds=3)
 
 

@@ -5,6 +5,7 @@ python benchmarks/sweep.py   # some minutes
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -130,7 +131,8 @@ def state_bytes(folder: Path, steps: list[int]) -> dict[str, Any]:
 
 def in_a_process(what: str, folder: Path, num_checkpoints: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--only", what, "--folder", folder, "--checkpoints", str(num_checkpoints)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # as the command line has it
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -1,6 +1,6 @@
 """What share V_W / V the estimators give from few rows: simulated, where it is 0.6, and on text.
 
-    python benchmarks/within_token_variance.py [--seeds 8] [--max_steps 600] [--draws 8]
+    python -m benchmarks.within_token_variance [--seeds 8] [--max_steps 600] [--draws 8]
 
 Prints the tables of docs/benchmarks.md. "MS_W" pools the squared deviations from the means of the token
 types over their degrees of freedom, as embedgeo did before: unbiased if all types have one variance and all rows are
@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import torch
 from jsonargparse import CLI
-from lightning.pytorch import Trainer
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM
 
+from benchmarks.small_models import trained
 from embedgeo.demo import DemoSettings
-from embedgeo.demo.command import LanguageModel, new_model, training_batches
 from embedgeo.functional import (
     context_split,
     local_variance,
@@ -26,8 +25,7 @@ from embedgeo.functional import (
     variance_split,
     within_variance,
 )
-from embedgeo.sweep.processes import muted_libraries
-from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
+from embedgeo.text import cut_sequences
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6
 ESTIMATORS = "plug-in", "MS_W", "independent rows", "pairs"
@@ -145,28 +143,6 @@ def simulated(seeds: int) -> None:
                 print_row(name, torch.stack((true, found.mean(), found.std())))
 
 
-def trained(settings: DemoSettings) -> tuple[GPTNeoXForCausalLM, Tensor]:
-    """The demo's model after the demo's training, and the sequences of the text it was trained on."""
-    text, _ = split_held_out(builtin_corpus())
-    tokenizer = train_tokenizer(text, settings.vocab_size)
-    token_ids = tokenizer.encode(text)
-    torch.manual_seed(settings.seed)
-    model = new_model(settings, tokenizer)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(accelerator="cpu", max_epochs=1, **quiet)
-    with muted_libraries():
-        trainer.fit(
-            LanguageModel(model, settings.learning_rate, settings.max_steps), training_batches(token_ids, settings)
-        )
-    print(f"\nloss after {settings.max_steps} steps: {trainer.callback_metrics['loss']:.2f}")
-    return model.eval(), cut_sequences([token_ids], settings.seq_len)
-
-
 def outputs_of_blocks(model: GPTNeoXForCausalLM, sequences: Tensor) -> list[Tensor]:
     """The hidden states after each block, shape (sequences, positions, d)."""
     blocks = model.gpt_neox.layers
@@ -181,14 +157,17 @@ def outputs_of_blocks(model: GPTNeoXForCausalLM, sequences: Tensor) -> list[Tens
 
 def on_text(max_steps: int, draws: int, most: int) -> None:
     """Mean share at each block from 8 and 32 sequences out of ``most``, and that from all of these, the truth."""
-    model, sequences = trained(DemoSettings(max_steps=max_steps))
+    settings = DemoSettings(max_steps=max_steps)
+    found = trained("decoder", settings)
+    print(f"\n{found}")
+    sequences = cut_sequences([found.token_ids.tolist()], settings.seq_len)
     g = torch.Generator().manual_seed(0)
     sequences = sequences[torch.randperm(len(sequences), generator=g)[:most]]
     length = sequences.shape[1]
     drawn = {size: [torch.randperm(len(sequences), generator=g)[:size] for _ in range(draws)] for size in (8, 32)}
     drawn[len(sequences)] = [torch.arange(len(sequences))]
     print(f"\n| text, {max_steps} steps | " + " | ".join(ESTIMATORS) + " |\n|" + "---|" * (len(ESTIMATORS) + 1))
-    for i, hidden in enumerate(outputs_of_blocks(model, sequences)):
+    for i, hidden in enumerate(outputs_of_blocks(found.model, sequences)):
         for size, parts in drawn.items():
             of = torch.arange(size).repeat_interleave(length)
             values = [shares(Sample(hidden[part].flatten(0, 1), sequences[part].flatten(), of)) for part in parts]

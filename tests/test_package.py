@@ -39,6 +39,19 @@ def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
     assert done.stdout.splitlines() == lines, done.stderr
 
 
+@pytest.mark.slow
+def test_the_monitor_imports_nothing_beside_lightning_and_torch():
+    done = run("""if True:
+        import sys
+        import lightning, torch
+        before = set(sys.modules)
+        from embedgeo import GeometryMonitor
+        added = {name.partition(".")[0] for name in sys.modules.keys() - before}
+        print(added - sys.stdlib_module_names)
+    """)
+    assert done.stdout == "{'embedgeo'}\n", done.stderr
+
+
 def python_with(folder, extra, *arguments):
     """Run Python where there are only the packages that ``pip install embedgeo``, or with an extra, installs."""
     folder.mkdir()

@@ -82,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # so is this: large blocks take few pages, of 2 MB
     parsed = make_parser(ABOUT, COMMANDS).parse_args(sys.argv[1:] if argv is None else list(argv))
     name = parsed.subcommand
     options = parsed[name].as_dict()

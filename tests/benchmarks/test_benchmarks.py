@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare, estimators, long_runs, peers, scaling, steps, sweep, timing, workers
+from benchmarks import compare, estimators, launches, long_runs, peers, scaling, steps, sweep, timing, workers
 from benchmarks.timing import Line, Slope, report, spread, take_turns
 from benchmarks.workers import ROOT, Worker
 from tests.sweep.tiny import SIZES, local_run
@@ -140,6 +140,13 @@ def test_scaling():
     update, compute = scaling.slopes(1, {"width": [8, 16]})
     assert (update.name, compute.name) == ("update, width", "compute, width")
     assert scaling.measurement("rows", 1024).token_ids.shape == (2, 512)
+
+
+def test_what_a_gpu_is_asked_for():
+    asked = launches.Asked(launches=2.5, waits=1, copies=0, bytes_to_host=8)
+    holds(launches.Stage("name", asked))
+    holds(launches.Stage(next(iter(launches.LIMITS)), asked))
+    holds(launches.Rows(100, 2.5))
 
 
 def test_what_a_sweep_costs(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import embedgeo.sweep
 from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import TokenLoss, release_memory
+from embedgeo.sweep.measure import TokenLoss, large_blocks_apart, release_memory
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 
@@ -122,3 +122,14 @@ def test_memory_between_what_is_held_goes_back_to_the_system():
     assert with_holes - before > 100e6
     assert resident() < with_holes - 50e6
     assert len(held) == 2000
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and glibc")
+def test_large_blocks_between_what_is_held_go_back_at_once():
+    torch.ones(4_000_000)  # 16 MB: once they are freed, glibc keeps blocks up to this size
+    before = resident()
+    with large_blocks_apart():
+        held = [torch.ones(1_500_000) for _ in range(40)]  # 6 MB each
+        held = held[::2]
+        assert resident() < before + 150e6
+    assert len(held) == 20

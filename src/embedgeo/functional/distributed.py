@@ -252,8 +252,9 @@ def exchanged(exchange: Exchange[T], group: Group = None) -> T:
         except StopIteration as end:
             return end.value
         maxima = [request for request in requests if not request.is_sum]
-        can_be_told = _TOGETHER.get() is not None and 0 < sum(each.tensor.numel() for each in maxima) <= _NUM_TOLD
-        _reduce(maxima if can_be_told else requests, group)
+        _reduce(
+            maxima if maxima and _can_be_told(sum(each.tensor.numel() for each in maxima), group) else requests, group
+        )
 
 
 def all_reduce_sum(tensor: Tensor, group: Group = None) -> Tensor:
@@ -356,7 +357,8 @@ def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
         kinds[piece.is_sum, piece.given.dtype, piece.given.device].append(piece)
     buffers = {kind: torch.cat([piece.given for piece in pieces]) for kind, pieces in kinds.items()}
     ranks = _TOGETHER.get()
-    if ranks is not None and not any(is_sum for is_sum, _, _ in kinds) and sum(map(len, buffers.values())) <= _NUM_TOLD:
+    num_numbers = sum(map(len, buffers.values()))
+    if ranks is not None and not any(is_sum for is_sum, _, _ in kinds) and _can_be_told(num_numbers, group):
         told = torch.cat([buffer.cpu() for buffer in buffers.values()])
         ranks.agree(nbytes=told.nbytes, told=told)
         parts = told.split([len(buffer) for buffer in buffers.values()])
@@ -369,6 +371,12 @@ def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
     for kind, pieces in kinds.items():
         for piece, part in zip(pieces, buffers[kind].split([len(piece.given) for piece in pieces]), strict=True):
             piece.answer.copy_(part)
+
+
+def _can_be_told(num_numbers: int, group: Group) -> bool:
+    """Tell whether so many maxima over a group can be among what the ranks that are `together` tell each other."""
+    ranks = _TOGETHER.get()
+    return ranks is not None and group in (None, ranks) and num_numbers <= _NUM_TOLD
 
 
 def _as_sent(request: Request) -> Tensor:

@@ -28,7 +28,14 @@ from embedgeo.functional.moments import (
     variance_values,
     without_rounding,
 )
-from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, row_norms, scaled, scaled_row_norms
+from embedgeo.functional.precision import (
+    accumulator_dtype,
+    is_asynchronous,
+    power_of_two,
+    row_norms,
+    scaled,
+    scaled_row_norms,
+)
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
@@ -560,9 +567,9 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         and the same of M and V, of log10(1 + value) on log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    lines = {"V_on_M": (values["M"], values["V"])}
-    lines |= {f"{key}_freq": (log_n, values[key].log1p() / math.log(10)) for key in "QMV"}
-    fitted = {name: least_squares(x, y) for name, (x, y) in lines.items()}
+    on_log_n = least_squares(log_n, torch.stack([values[key].log1p() for key in "QMV"]) / math.log(10))
+    fitted = {"V_on_M": least_squares(values["M"], values["V"])}
+    fitted |= {f"{key}_freq": line for key, line in zip("QMV", zip(*on_log_n, strict=True), strict=True)}
     return {
         "token_types_regressed": log_n.new_tensor(log_n.numel()),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
@@ -590,12 +597,13 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return (y.new_full(y.shape[:-1], torch.nan),) * 2
     n = x.new_tensor(x.shape[-1])
-    (x, x_unit), (y, y_unit) = scaled(x), scaled(y)
+    x_unit, y_unit = (power_of_two(each.abs().amax(-1, keepdim=True)) for each in (x, y))
+    x, y = x / x_unit, y / y_unit
     means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
     dx, dy = x - means[0], y - means[1]
     xx, yy = (without_rounding(d.square().sum(-1), n, mean[..., 0]) for d, mean in zip((dx, dy), means, strict=True))
     xy = (dx * dy).sum(-1)
-    return ratio(xy, xx) * (y_unit / x_unit), ratio(xy.square(), xx * yy)
+    return ratio(xy, xx) * (y_unit / x_unit)[..., 0], ratio(xy.square(), xx * yy)
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

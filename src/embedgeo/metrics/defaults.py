@@ -344,16 +344,21 @@ def require_distinct_keys(make: MetricFactory) -> None:
 
 def keys_of_types(make: MetricFactory) -> list[str]:
     """Keys of the metrics made for a width that are absent where rows have no token ids."""
-    rows = torch.eye(2)
-    with_ids, without = dict[str, Tensor](), dict[str, Tensor]()
-    for values, token_ids in ((with_ids, torch.arange(2)), (without, None)):
-        ids = row_ids(rows, token_ids)
-        for metric in make(2):
-            with suppress(Exception):  # of a user's, on rows that are none of the model's
-                update_metric(metric, rows, ids, Rows.of(rows, ids))
-                metric._to_sync = False
-                values.update(require_values(metric.compute()))
-    return [key for key in with_ids if key not in without]
+    without = measured_keys(make, token_ids=False)
+    return [key for key in measured_keys(make, token_ids=True) if key not in without]
+
+
+def measured_keys(make: MetricFactory, *, token_ids: bool) -> list[str]:
+    """Keys of the metrics made for a width, of rows in sequences with or without token ids."""
+    rows, places = torch.eye(2), torch.arange(2)
+    ids = row_ids(rows, places if token_ids else None, sequence_ids=places)
+    values = dict[str, Tensor]()
+    for metric in make(2):
+        with suppress(Exception):  # of a user's, on rows that are none of the model's
+            update_metric(metric, rows, ids, Rows.of(rows, ids))
+            metric._to_sync = False
+            values.update(require_values(metric.compute()))
+    return [*values]
 
 
 def require_samples(make: MetricFactory) -> None:

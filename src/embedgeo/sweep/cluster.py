@@ -125,11 +125,12 @@ class RemoteWorkers:
         actors: Any = ray.remote(RayWorker).options(
             **options, resources=resources, max_concurrency=2, scheduling_strategy="SPREAD"
         )
-        environment = {  # by which workers reach the Hub, but for the token, and wait as this process does
+        environment = {  # by which workers reach the Hub, but for the token; they wait, and take memory, as this one
             "HF_ENDPOINT": constants.ENDPOINT,
             "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
             "HF_HUB_OFFLINE": str(int(constants.HF_HUB_OFFLINE)),
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+            "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
         }
         for _ in range(self._num_workers - len(self._workers)):
             worker = _RemoteWorker(actors.remote(environment))

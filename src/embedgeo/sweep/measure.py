@@ -43,6 +43,8 @@ from embedgeo.sweep.texts import ProbeText, require_vocabulary
 _TOKEN_TYPES = 1024  # whose logits are computed at so many positions at a time: the processor's cache holds them
 _POSITIONS = 512
 _POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
+_LARGE_BLOCK = 4 << 20  # bytes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _METRIC_OPTIONS = [name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)]
 
 
@@ -117,7 +119,8 @@ class Worker:
             upcoming = self.fabric.broadcast(choose_next())
             if self.fabric.local_rank == 0 and upcoming is not None:
                 self.downloads.start(upcoming)
-            return self._measure_model(loaded, text, upcoming)
+            with large_blocks_apart():
+                return self._measure_model(loaded, text, upcoming)
         finally:
             self.downloads.remove(planned)
 
@@ -257,9 +260,27 @@ def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame
 
 def release_memory() -> None:
     """Give freed memory back to the system, which glibc does not do by itself."""
+    _call_glibc("malloc_trim", 0)
+
+
+@contextmanager
+def large_blocks_apart() -> Iterator[None]:
+    """Have glibc map large blocks one by one: freed between others that are held, they go back to the system.
+
+    Afterwards it does so from the largest size on that it comes to by itself.
+    """
+    _call_glibc("mallopt", _M_TRIM_THRESHOLD, 64 << 20)
+    _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGE_BLOCK)
+    try:
+        yield
+    finally:
+        _call_glibc("mallopt", _M_MMAP_THRESHOLD, 32 << 20)
+
+
+def _call_glibc(function: str, *arguments: int) -> None:
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
+            getattr(ctypes.CDLL(None), function)(*arguments)
 
 
 class TokenLoss:

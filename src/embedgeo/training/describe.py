@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -27,11 +28,24 @@ from embedgeo.functional.rows import row_ids
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import is_auto, keys_of_types, metric_name, width_notes
+from embedgeo.metrics.defaults import is_auto, keys_of_types, measured_keys, metric_name, width_notes
 from embedgeo.metrics.layer import LayerMetrics
 
 _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
+
+_ENOUGH: dict[str, tuple[float, float]] = {
+    "V_W_over_V_unbiased": (4_096, 64),
+    "V_W_text_over_V_W": (8_192, 32),
+    "M_over_Q": (2_048, 64),
+    "anisotropy": (2_048, 16),
+    "mean_cosine": (2_048, 64),
+    "effective_rank": (1_024, 8),
+    "intrinsic_dimension": (inf, inf),
+    "intrinsic_dimension_between": (4_096, 256),
+    "intrinsic_dimension_within": (32_768, 256),
+}
+"""Rows and sequences from which on the error of a number is at most 5 %: `python -m benchmarks.sampling`."""
 
 
 class DescribedMonitor(NamedTuple):
@@ -79,6 +93,7 @@ class Description:
     num_rows: int = 0  # of a measurement on one rank, padding included
     num_types: int = 0  # token types among them, at most: of each the token table holds a row
     rows: str = "unknown"  # how their number comes about
+    errors: str = ""  # to be expected of which values from so many texts drawn at random; empty where it is unknown
     metrics: tuple[DescribedMetric, ...] = ()  # of all layers
     state_bytes: int = 0  # what all metrics hold at the end of a measurement
     seconds: float | None = None  # a measurement's estimate, without a probe's forward passes; None without widths
@@ -93,6 +108,7 @@ class Description:
                 ["token ids", self.token_ids],
                 ["mask", self.mask],
                 ["rows", f"{self.num_rows:,} a measurement ({self.rows}), {types}"],
+                *([["errors", self.errors]] if self.errors else []),
                 ["time", f"{seconds} a measurement, an estimate for this machine"],
                 ["memory", f"{size(self.state_bytes)} held during a measurement"],
             ]
@@ -223,6 +239,7 @@ def describe(
             num_rows=rows.total,
             num_types=rows.num_types,
             rows=rows.origin,
+            errors=_errors(geometry, rows),
             metrics=metrics,
             state_bytes=sum(metric.total_bytes for metric in metrics),
             seconds=sum(seconds) if seconds else None,
@@ -365,6 +382,26 @@ def _expected_rows(
     num_groups = min(geometry.settings["jackknife"], num_sequences)
     itemsize = 8 if inspected.dtype == torch.float64 else 4
     return _ExpectedRows(num_sequences, seq_len, num_types, num_groups, monitor.drift, itemsize, origin)
+
+
+def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
+    """The values to be expected with errors of at most 5 %, the others, and what would be enough for each of these."""
+    if geometry.settings["rows"] != "tokens":
+        return ""
+    measured = measured_keys(geometry.make_metrics, token_ids=rows.num_types > 0)
+    small, large = list[str](), list[str]()
+    for key, (num_rows, num_sequences) in _ENOUGH.items():
+        if key in measured and rows.total >= num_rows and rows.num_sequences >= num_sequences:
+            small.append(key)
+        elif key in measured:
+            is_known = num_rows + num_sequences < inf
+            large.append(f"{key} ({f'{num_rows:,} from {num_sequences:,}' if is_known else 'more than was tried'})")
+    parts = [f"at most 5 % of {listed(small, len(small))}"] if small else []
+    if large:
+        parts.append(
+            f"more than 5 % of {listed(large, len(large))}: in brackets the rows from sequences that are enough"
+        )
+    return f"expect {'; '.join(parts)}" if parts else ""
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
