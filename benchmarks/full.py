@@ -15,6 +15,8 @@ from benchmarks.timing import Record, arguments_parser, report
 
 def peers() -> Iterator[Record]:
     yield from estimators.all_twonn(rounds=11)
+    for n, d in (1024, 768), (4096, 768), (4096, 2048), (8192, 512):
+        yield estimators.twonn_beside_a_product(n, d, rounds=11)
     yield estimators.labelled(4096, 768, rounds=11)
     yield from estimators.published(rounds=3)
     yield estimators.anisotropies(4096, 768, rounds=11)
