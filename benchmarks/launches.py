@@ -42,10 +42,10 @@ MONITORS: dict[str, dict[str, Any]] = {
     "all metrics, jackknife and drift": {"metrics": full_metrics, "jackknife": 4, "drift": True},
 }
 LIMITS = {
-    "default metrics: an update of a further layer": Asked(450, 31, 53, 8000),
-    "default metrics: values of a further layer": Asked(1800, 100, 12, 70_000),
-    "default metrics: values of 10 layers": Asked(18_000, 1000, 120, 650_000),
-    "default metrics: a measurement of 10 layers": Asked(22_000, 1150, 600, 690_000),
+    "default metrics: an update of a further layer": Asked(125, 2, 14, 3200),
+    "default metrics: values of a further layer": Asked(1800, 92, 12, 72_000),
+    "default metrics: values of 10 layers": Asked(18_000, 950, 125, 690_000),
+    "default metrics: a measurement of 10 layers": Asked(19_000, 950, 270, 690_000),
 }
 """What stages may ask for at most."""
 
