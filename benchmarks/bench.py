@@ -14,6 +14,8 @@ from benchmarks.timing import Record, arguments_parser, report
 def promises(rounds: int) -> Iterator[Record]:
     """The estimators beside their peers, and a measured step of each shape beside a plain one."""
     yield from estimators.all_twonn(rounds)
+    for n, d in (1024, 768), (4096, 768), (4096, 2048), (8192, 512):
+        yield estimators.twonn_beside_a_product(n, d, rounds)
     yield estimators.labelled(4096, 768, rounds)
     yield estimators.anisotropies(4096, 768, rounds)
     yield estimators.token_tables(65_536, 768, rounds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 
 import torch
 
@@ -42,6 +43,22 @@ def all_twonn(rounds: int) -> Iterator[Line]:
     for (n, d), at_least in TWONN.items():
         for kind in ROWS:
             yield twonn(n, d, kind, max(3, rounds // 2) if n > 4096 else rounds, at_least)
+
+
+def twonn_beside_a_product(n: int, d: int, rounds: int) -> Line:
+    """TwoNN beside all products of the rows, of which it needs half, in the dtype that takes less time."""
+    x = gaussian(n, d)
+    sides = {"embedgeo": clocked(lambda: twonn_dimension(x))}
+    for dtype in (torch.float32, torch.bfloat16):
+        sides[f"product in {str(dtype).removeprefix('torch.')}"] = clocked(partial(product, x.to(dtype)))
+    seconds = take_turns(sides, rounds)
+    faster = min([*sides][1:], key=lambda side: median(seconds[side]))
+    name = f"TwoNN, {n:,} × {d}, beside a product: 1.4 times half of it"
+    return Line(name, seconds, over="embedgeo", under=faster, at_most=0.7)
+
+
+def product(x: torch.Tensor) -> torch.Tensor:
+    return x @ x.T
 
 
 def labelled(n: int, d: int, rounds: int, num_sequences: int = 32) -> Line:

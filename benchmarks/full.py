@@ -15,6 +15,8 @@ from benchmarks.timing import Record, arguments_parser, report
 
 def peers() -> Iterator[Record]:
     yield from estimators.all_twonn(rounds=11)
+    for n, d in (1024, 768), (4096, 768), (4096, 2048), (8192, 512):
+        yield estimators.twonn_beside_a_product(n, d, rounds=11)
     yield estimators.labelled(4096, 768, rounds=11)
     yield from estimators.published(rounds=3)
     yield estimators.anisotropies(4096, 768, rounds=11)
@@ -27,7 +29,7 @@ def peers() -> Iterator[Record]:
 def training_steps() -> Iterator[Record]:
     yield from steps.eager_runs(steps.SHAPE_70M, 1.06, 1.12, runs=9, rounds=3)
     yield steps.eager(steps.SHAPE_12, 1.08, rounds=7)
-    yield steps.eager(steps.SMALL, None, rounds=11)
+    yield from steps.parts(steps.SMALL, rounds=11)
     yield steps.background(steps.SHAPE_70M, rounds=3)
 
 

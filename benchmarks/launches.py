@@ -14,6 +14,7 @@ sequences of up to 256 tokens, a fifth of which is padding; what it asks for alo
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -26,8 +27,7 @@ from embedgeo import Anisotropy, IntrinsicDimension, StepMonitor, TokenMoments, 
 from embedgeo.metrics.defaults import EXTRA_METRICS
 from tests.pretended import Asked, Count, pretended
 
-NUM_BLOCKS, FEWER_BLOCKS = 8, 4
-
+NUM_BLOCKS = 4, 8
 METRICS: dict[str, Callable[[int], list[Metric]]] = {
     "default metrics": default_metrics,
     **{kind.__name__: lambda dim, kind=kind: [kind(dim)] for kind in (TokenMoments, Anisotropy, IntrinsicDimension)},
@@ -42,10 +42,10 @@ MONITORS: dict[str, dict[str, Any]] = {
     "all metrics, jackknife and drift": {"metrics": full_metrics, "jackknife": 4, "drift": True},
 }
 LIMITS = {
-    "default metrics: an update of a further layer": Asked(540, 32, 150, 8000),
-    "default metrics: values of a further layer": Asked(2300, 120, 25, 70_000),
-    "default metrics: values of all layers": Asked(24_000, 1250, 230, 650_000),
-    "default metrics: a measurement": Asked(29_000, 1400, 1700, 650_000),
+    "default metrics: an update of a further layer": Asked(125, 2, 14, 3200),
+    "default metrics: values of a further layer": Asked(1800, 92, 12, 72_000),
+    "default metrics: values of 10 layers": Asked(18_000, 950, 125, 690_000),
+    "default metrics: a measurement of 10 layers": Asked(19_000, 950, 270, 690_000),
 }
 """What stages may ask for at most."""
 
@@ -150,35 +150,27 @@ def monitored(count: Count, num_blocks: int, options: dict[str, Any]) -> Asked:
     return less(less(asked[1], asked[0]), forward(count, num_blocks))
 
 
-def further(more: Asked, fewer: Asked) -> Asked:
-    """What one of the blocks asks for that one of the two models has more."""
-    return Asked(*(each / (NUM_BLOCKS - FEWER_BLOCKS) for each in less(more, fewer)))
+def further(more: Asked, fewer: Asked, num_layers: int) -> Asked:
+    """What each of so many layers asks for that one of two models has more."""
+    return Asked(*(each / num_layers for each in less(more, fewer)))
 
 
-def stages(count: Count, only: str = "") -> Iterator[Stage | Rows]:
-    """All stages of the sets of metrics and of the monitors, or of those with one name."""
-    for name in METRICS:
-        if only in ("", name):
-            yield from of_metrics(count, name)
-    for name in MONITORS:
-        if only in ("", name):
-            yield from of_measurement(count, name)
-
-
-def of_metrics(count: Count, name: str) -> Iterator[Stage | Rows]:
-    fewer_update, fewer_values, _ = observed(count, FEWER_BLOCKS, METRICS[name])
-    update, values, rows = observed(count, NUM_BLOCKS, METRICS[name])
+def of_metrics(count: Count, name: str, num_blocks: tuple[int, int] = NUM_BLOCKS) -> Iterator[Stage | Rows]:
+    """Update and values of a set of metrics: a further layer, and all layers of the larger of two models."""
+    (fewer_update, fewer_values, _), (update, values, rows) = (observed(count, n, METRICS[name]) for n in num_blocks)
+    num_layers = num_blocks[1] - num_blocks[0]
     yield rows
-    yield Stage(f"{name}: an update of all layers", update)
-    yield Stage(f"{name}: an update of a further layer", further(update, fewer_update))
-    yield Stage(f"{name}: values of all layers", values)
-    yield Stage(f"{name}: values of a further layer", further(values, fewer_values))
+    yield Stage(f"{name}: an update of a further layer", further(update, fewer_update, num_layers))
+    yield Stage(f"{name}: an update of {num_blocks[1] + 2} layers", update)
+    yield Stage(f"{name}: values of a further layer", further(values, fewer_values, num_layers))
+    yield Stage(f"{name}: values of {num_blocks[1] + 2} layers", values)
 
 
-def of_measurement(count: Count, name: str) -> Iterator[Stage]:
-    fewer, asked = (monitored(count, num_blocks, MONITORS[name]) for num_blocks in (FEWER_BLOCKS, NUM_BLOCKS))
-    yield Stage(f"{name}: a measurement", asked)
-    yield Stage(f"{name}: a further layer of a measurement", further(asked, fewer))
+def of_measurement(count: Count, name: str, num_blocks: tuple[int, int] = NUM_BLOCKS) -> Iterator[Stage]:
+    """Measurements of a monitor, in the same way."""
+    fewer, asked = (monitored(count, n, MONITORS[name]) for n in num_blocks)
+    yield Stage(f"{name}: a further layer of a measurement", further(asked, fewer, num_blocks[1] - num_blocks[0]))
+    yield Stage(f"{name}: a measurement of {num_blocks[1] + 2} layers", asked)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -186,7 +178,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--only", default="", choices=sorted({*METRICS, *MONITORS}), help="this set of metrics")
     given = parser.parse_args(arguments)
     with pretended() as count:
-        report(stages(count, given.only), given.json)
+        metrics = (of_metrics(count, name) for name in METRICS if given.only in ("", name))
+        monitors = (of_measurement(count, name) for name in MONITORS if given.only in ("", name))
+        report(chain.from_iterable(chain(metrics, monitors)), given.json)
 
 
 if __name__ == "__main__":

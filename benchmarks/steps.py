@@ -9,11 +9,14 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 from torch._dynamo.utils import counters
+from torchmetrics import Metric
 
 from benchmarks.rows import zipf_tokens
 from benchmarks.timing import Line, clocked, spread, take_turns
-from embedgeo import StepMonitor
+from embedgeo import Anisotropy, IntrinsicDimension, StepMonitor, TokenMoments, default_metrics
+from embedgeo.metrics.layer import MetricFactory
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,32 @@ def eager(shape: Shape, at_most: float | None, rounds: int) -> Line:
     loop = Loop(shape, options={})
     seconds = take_turns({"plain": clocked(loop.plain), "measured": clocked(loop.measured)}, rounds)
     return Line(f"measured ÷ plain step, {shape.name}", seconds, "measured", "plain", at_most=at_most)
+
+
+class Nothing(Metric):
+    """A metric of no rows, so that what is timed are the hooks, the ids, the records and their log."""
+
+    def update(self, embeddings: Tensor) -> None:
+        """Leave the rows alone."""
+
+    def compute(self) -> dict[str, Tensor]:
+        return {}
+
+
+def parts(shape: Shape, rounds: int) -> Iterator[Line]:
+    """Steps measured by one metric of the default ones at a time, and by none, ÷ plain step."""
+    makers: dict[str, MetricFactory] = {
+        "nothing": lambda dim: [Nothing()],
+        "TokenMoments": lambda dim: [TokenMoments(dim)],
+        "Anisotropy": lambda dim: [Anisotropy(dim)],
+        "IntrinsicDimension": lambda dim: [IntrinsicDimension(dim)],
+        "all of them": default_metrics,
+    }
+    sides = {name: Loop(shape, options={"metrics": make}).measured for name, make in makers.items()}
+    plain = Loop(shape).plain
+    seconds = take_turns({name: clocked(side) for name, side in {"plain": plain, **sides}.items()}, rounds)
+    for name in sides:
+        yield Line(f"step measured by {name} ÷ plain step, {shape.name}", seconds, name, "plain")
 
 
 def eager_runs(shape: Shape, median_at_most: float, at_most: float, runs: int, rounds: int) -> Iterator[Line | Runs]:

@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import compare, estimators, long_runs, peers, scaling, steps, sweep, timing, workers
+from benchmarks import (
+    communication,
+    compare,
+    estimators,
+    launches,
+    long_runs,
+    peers,
+    scaling,
+    steps,
+    sweep,
+    timing,
+    workers,
+)
 from benchmarks.timing import Line, Slope, report, spread, take_turns
 from benchmarks.workers import ROOT, Worker
 from tests.sweep.tiny import SIZES, local_run
@@ -142,6 +154,13 @@ def test_scaling():
     assert scaling.measurement("rows", 1024).token_ids.shape == (2, 512)
 
 
+def test_what_a_gpu_is_asked_for():
+    asked = launches.Asked(launches=2.5, waits=1, copies=0, bytes_to_host=8)
+    holds(launches.Stage("name", asked))
+    holds(launches.Stage(next(iter(launches.LIMITS)), asked))
+    holds(launches.Rows(100, 2.5))
+
+
 def test_what_a_sweep_costs(tmp_path, monkeypatch):
     for name, value in {"NUM_TOKENS": 64, "SEQ_LEN": 16, "BATCH_SIZE": 2, "SIZE": SIZES}.items():
         monkeypatch.setattr(sweep, name, value)
@@ -193,3 +212,13 @@ def test_a_case_of_the_comparison_runs():
     case = estimators.cases()["update, 1 layer of 2 × 16 × 32"]()
     case()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.slow
+def test_a_measured_step_takes_as_few_collectives_however_many_layers():
+    found = [communication.traffic(2, layers, 8, 64) for layers in (1, 12)]
+    assert found[0].calls == found[1].calls <= communication.AT_MOST
+    for background in (communication.traffic(2, layers, 8, 64, background=True) for layers in (1, 12)):
+        assert background.calls <= communication.AT_MOST
+    holds(found[1])
+    holds(communication.extrapolated(found[1], 12, 8, 64))

@@ -22,12 +22,13 @@ def limited(stages):
     return {stage.name for stage in found}
 
 
-def test_an_update_and_values_of_default_metrics(count):
-    assert len(limited(launches.of_metrics(count, "default metrics"))) == 3
+def test_a_further_layer(count):
+    assert len(limited(launches.of_metrics(count, "default metrics", (1, 2)))) == 2
 
 
 @pytest.mark.slow
-def test_a_measurement_of_default_metrics(count):
+def test_all_layers(count):
+    assert len(limited(launches.of_metrics(count, "default metrics"))) == 3
     assert len(limited(launches.of_measurement(count, "default metrics"))) == 1
 
 

@@ -20,7 +20,7 @@ from embedgeo.functional import (
     two_nearest_distances,
     twonn_dimension,
 )
-from embedgeo.functional.precision import fastest_products
+from embedgeo.functional.precision import fastest_products, search_dtype
 from tests import references
 from tests.clouds import CLOUDS, manifold
 from tests.data import gaussian, generator
@@ -59,6 +59,11 @@ def first_products(request):
     dtype = getattr(torch, request.param)
     with fast_in(dtype):
         yield dtype
+
+
+def test_what_the_processor_is_fast_in_is_measured_once(first_products):
+    with SlowProducts(first_products):
+        assert search_dtype(torch.device("cpu")) == first_products
 
 
 def rogue(n=300, dim=64):

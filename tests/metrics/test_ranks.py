@@ -18,6 +18,7 @@ from embedgeo.functional.distributed import (
     exchanged,
     is_distributed,
 )
+from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.metrics import (
     AfterProcessing,
     EmbeddingMoments,
@@ -30,6 +31,7 @@ from embedgeo.metrics import (
 )
 from tests import references
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
+from tests.metrics.own_metric import PositiveShare
 from tests.ranks import on_two_ranks
 
 pytestmark = pytest.mark.slow
@@ -53,6 +55,7 @@ OTHER_COLLECTIVES = [
     "broadcast",
 ]
 SAMPLES = 150
+ANY_IDS = ([-100, 3, 2**62, 7], [-100, 0, 5, 9])
 
 
 def rows():
@@ -159,6 +162,24 @@ def traffic_on(rank, dim=48):
     return traffic
 
 
+def any_ids_on(rank):
+    """Of token types with any numbers, as words have, and of rows without a type."""
+    x, _ = rows()
+    found = []
+    for numbers in ANY_IDS:
+        ids = torch.tensor(numbers)[torch.arange(N) % 4]
+        metric = TokenMoments(DIM)
+        metric.update(x[rank::2], ids[rank::2])
+        with metric.sync_context():
+            found.append(tuple(metric.load(TokenTable)))
+    return found
+
+
+def own_states_on(rank):
+    """Values of a metric from outside the package, whose states have collectives of their own."""
+    return updated(PositiveShare(DIM), rows()[0][rank::2]).compute()
+
+
 def collectives_on(rank):
     """What each collective makes of a tensor that is another one on each rank, and of the tensor itself."""
     tensor, ragged = torch.tensor([[1, rank], [rank, 5]]).T, torch.arange(3 * rank)
@@ -184,7 +205,7 @@ def recording(collective, sizes):
 def everything_on(rank):
     jobs = (
         *(values_on, only_rank_0_has_token_ids, table_on, texts_on, samples_on),
-        *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on),
+        *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on, any_ids_on, own_states_on),
     )
     return {job.__name__: job(rank) for job in jobs}
 
@@ -291,6 +312,21 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
         for name, expected in {"before": local, "synced": whole, "after": local}.items():
             for key, column in expected.items():
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
+
+
+def test_token_types_may_have_any_numbers(ranks):
+    x, _ = rows()
+    for numbers, table, other in zip(ANY_IDS, *(result["any_ids_on"] for result in ranks), strict=True):
+        expected = token_table(x, torch.tensor(numbers)[torch.arange(N) % 4])
+        for state, of_other, of_one in zip(table, other, expected, strict=True):
+            assert state.equal(of_other)
+            torch.testing.assert_close(state, of_one, rtol=1e-9, atol=1e-9)
+
+
+def test_states_with_collectives_of_their_own_are_those_of_all_ranks(ranks):
+    expected = updated(PositiveShare(DIM), rows()[0]).compute()
+    for result in ranks:
+        assert_values(result["own_states_on"], expected, rtol=1e-12)
 
 
 def test_occurrences_are_those_of_the_streams_merged(ranks):

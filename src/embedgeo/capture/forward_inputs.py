@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from embedgeo.capture.calls import has_gradients
 from embedgeo.capture.layers import Layer
 from embedgeo.functional.rows import (
     has_rows_without_type,
+    on_cpu,
     rows_without_type,
     sequence_numbers,
     sequence_positions,
@@ -42,20 +43,18 @@ def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int
 
 
 class RowTokens(NamedTuple):
-    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), or None."""
+    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), on the CPU, or None."""
 
     token_ids: Tensor | None
     mask: Tensor | None  # True = count this row; None if all rows count
     word_ids: Tensor | None
-    prepared: dict[Any, Any]
+    prepared: dict[torch.device, Any]
 
     def prepared_once(self, device: torch.device, make: Callable[[], T]) -> T:
-        """The value of ``make`` for all layers of the forward pass on a device; anew if these change in place."""
-        tensors = (t for t in (self.token_ids, self.mask, self.word_ids) if t is not None and not t.is_inference())
-        key = (device, *(t._version for t in tensors))
-        if key not in self.prepared:
-            self.prepared[key] = make()
-        found: T = self.prepared[key]
+        """The value of ``make`` for all layers of the forward pass on a device."""
+        if device not in self.prepared:
+            self.prepared[device] = make()
+        found: T = self.prepared[device]
         return found
 
 
@@ -123,7 +122,7 @@ class ForwardPass:
     called: set[nn.Module]  # enclosing modules
     mask: Tensor | None = None  # as of a call
     position_ids: Tensor | None = None
-    row_tokens: dict[tuple[torch.Size, bool], RowTokens] = field(default_factory=dict)  # by shape and positions_first
+    row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)  # by shape, positions_first and versions
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)  # by layer and number among its modules
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # of calls to be averaged: number, sum
 
@@ -219,9 +218,12 @@ class ForwardInputs:
     ) -> RowTokens:
         """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first; given ones go first.
 
-        With word ids, the token ids given are the types of the words; those to ignore are the model's.
+        With word ids, the token ids given are the types of the words; those to ignore are the model's. A device is
+        waited for once a forward pass, and again after a change of ids or mask in place.
         """
-        key = hidden.shape[:-1], layer.positions_first
+        inputs = [*self.recorded, *filter(torch.is_tensor, (token_ids, mask, word_ids))]
+        versions = (each._version for each in inputs if not each.is_inference())
+        key = hidden.shape[:-1], layer.positions_first, *versions
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
             values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}
@@ -233,6 +235,8 @@ class ForwardInputs:
                 words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
             kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
+            positions = self.forward.position_ids
+            ids, kept, words, self.forward.position_ids = on_cpu(ids, kept, words, positions)
             if kept is not None and bool(kept.all()):
                 kept = None
             if ids is not None and "token_ids" in found:
@@ -245,7 +249,7 @@ class ForwardInputs:
         """Check token ids that were given, and say once that some are of no type."""
         counts = kept
         if words is not None:  # tokens of no word have no type
-            counts = words >= 0 if kept is None else kept & (words >= 0).to(kept.device)
+            counts = words >= 0 if kept is None else kept & (words >= 0)
         if has_rows_without_type(ids, counts) and not self._warned_of_rows_without_type:
             self._warned_of_rows_without_type = True
             warnings.warn(rows_without_type("token_ids"), stacklevel=1)

@@ -77,12 +77,13 @@ def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -
     row = standard.to(device, vectors[0].dtype if vectors else torch.float32)
     if vectors and isinstance(vectors[0], DTensor):
         row = DTensor.from_local(row, vectors[0].device_mesh, vectors[0].placements, run_check=False)
-    own = [*map(_on_cpu, vectors)]  # what it has, without the rounding of running it, after which it may be elsewhere
+    own = [_local(each).clone() for each in vectors]  # without the rounding of running, after which it may be elsewhere
     large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
     with torch.autocast(device.type, enabled=False):
         inputs = (large * row, -large * row, 2 * large * row, large * row + large)
-        up, down, larger, moved = (_on_cpu(module.forward(each)) for each in inputs)
-    scale = (up - down) / (2 * _on_cpu(row))
+        outputs = [_local(module.forward(each)) for each in inputs]
+    *own, up, down, larger, moved = _on_cpu(torch.stack([*own, *outputs]))  # which is waited for once
+    scale = (up - down) / (2 * standard.to(row.dtype).double())
     shift = (up + down) / 2
     eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
@@ -97,6 +98,14 @@ def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -
     )
 
 
+class _Look(NamedTuple):
+    """The norms that a layer may be the output of, and its rows."""
+
+    norms: dict[nn.Module, Norm]
+    rows: Tensor | None  # None: it is that of the only one
+    least: float = 0.0  # deviation above which it is none
+
+
 class Norms:
     """The norms whose outputs the layers of a model are; means and maxima over several tokens are no norm's output."""
 
@@ -105,36 +114,78 @@ class Norms:
         self._are_outputs = rows in ("tokens", "first", "last")
         self._candidates: dict[str, list[nn.Module]] = {}
         self._is_output: dict[str, bool] = {}
+        self._looks: dict[str, _Look] = {}  # by layer, that are not compared yet
+        self._norms: dict[str, Norm | None] = {}
+        self._found: dict[tuple[nn.Module, int], Norm | None] = {}
 
-    def expected_size(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> float:
-        """`Norm.expected_size` of a layer with the weights that the model has now; 0 where it is no norm's output."""
+    def look(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> None:
+        """Keep the first rows of a layer, and the norms, with the weights that the model has now, for `expected_size`.
+
+        The mask is best on the CPU.
+        """
+        self._looks.pop(layer.name, None)
         if not hidden.numel() or len(layer.calls) > 1:
-            return 0.0
+            return
+        width = hidden.shape[-1]
         own = None if layer.takes_input else unwrapped(layer.calls[0].module)
         if layer.name not in self._candidates:
             self._candidates[layer.name] = self._outside_blocks(layer) if own is None else [*own.modules()]
-        least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
-        norm = None
-        rows = None
-        near = []  # several norms fit while their weights are alike: the next measurement looks at them again
-        for module in self._candidates[layer.name]:
-            found = as_norm(module, hidden.shape[-1])
-            if found is None:
-                continue
-            if module is own:
-                norm = found
-                near = [module]
-                break
-            rows = _first_rows(hidden, mask) if rows is None else rows
-            deviation = found.deviation(rows, of_embeddings=module not in self._in_or_after_blocks)
-            if deviation < _FAR:
-                near.append(module)
-            if deviation < least:
-                norm, least = found, deviation
-        if rows is None or len(rows):
-            self._candidates[layer.name] = near
-        self._is_output[layer.name] = norm is not None
+        found = {module: self._norm(module, width) for module in self._candidates[layer.name]}
+        norms = {module: norm for module, norm in found.items() if norm is not None}
+        if own is not None and own in norms:
+            self._looks[layer.name] = _Look({own: norms[own]}, None)
+        else:
+            rows = _first_rows(hidden, mask) if norms else hidden.new_zeros(0, width)
+            least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
+            self._looks[layer.name] = _Look(norms, rows, least)
+
+    def expected_size(self, layer: Layer) -> float:
+        """`Norm.expected_size` of a layer when last looked at; 0 where it is no norm's output."""
+        self._compare()
+        norm = self._norms.get(layer.name)
         return 0.0 if norm is None or not self._are_outputs else float(norm.expected_size)
+
+    def reset(self) -> None:
+        """Forget what has been looked at: weights may change."""
+        for held in (self._looks, self._norms, self._found):
+            held.clear()
+
+    def _norm(self, module: nn.Module, width: int) -> Norm | None:
+        if (module, width) not in self._found:
+            self._found[module, width] = as_norm(module, width)
+        return self._found[module, width]
+
+    def _compare(self) -> None:
+        """Compare the rows that have been looked at with the norms' outputs; a device is waited for once."""
+        looks = dict(self._looks)
+        self._looks.clear()
+        held = {name: look.rows for name, look in looks.items() if look.rows is not None}
+        rows_of = dict[str, Tensor]()
+        for device in {rows.device for rows in held.values()}:
+            here = {name: rows for name, rows in held.items() if rows.device == device}
+            whole = _on_cpu(torch.cat([rows.flatten() for rows in here.values()]))
+            parts = whole.split([rows.numel() for rows in here.values()])
+            rows_of |= {name: part.view(here[name].shape) for name, part in zip(here, parts, strict=True)}
+        for name, look in looks.items():
+            rows = rows_of.get(name)
+            least = look.least
+            norm = None
+            near = []  # several norms fit while their weights are alike: the next measurement looks at them again
+            for module, found in look.norms.items():
+                if rows is None:  # the layer is this norm
+                    norm = found
+                    near = [module]
+                    break
+                finite = rows[rows.isfinite().all(1)]
+                deviation = found.deviation(finite, of_embeddings=module not in self._in_or_after_blocks)
+                if deviation < _FAR:
+                    near.append(module)
+                if deviation < least:
+                    norm, least = found, deviation
+            if rows is None or not look.norms or bool(rows.isfinite().all(1).any()):
+                self._candidates[name] = near
+            self._is_output[name] = norm is not None
+            self._norms[name] = norm
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none are; else empty."""
@@ -170,17 +221,19 @@ class Norms:
 
 
 def _first_rows(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The first rows that count, shape (m, d), in float64 on the CPU, without those that have a NaN or Inf."""
+    """The first rows that count, shape (m, d), a copy."""
     if mask is None:
         rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
     else:
         counted = mask.reshape(-1).nonzero()[:_ROWS, 0].to(hidden.device)
         rows = hidden[torch.unravel_index(counted, hidden.shape[:-1])]
-    rows = _on_cpu(rows)
-    return rows[rows.isfinite().all(1)]
+    return _local(rows).clone()
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:
     """A tensor in float64, which not all devices have."""
-    tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return tensor.detach().cpu().double()
+    return _local(tensor).cpu().double()
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -27,7 +27,7 @@ Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"  # None: the world, or 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _NOTHING = -1  # bytes, where there is no collective
 _NUM_TOLD = 1 << 11  # integers, 16 KiB, that have room beside those by which ranks tell that they have come
-_MOST_BYTES = 1 << 26  # that are reduced at a time
+_MOST_BYTES = 1 << 29  # that are reduced at a time
 
 
 @dataclass(eq=False, slots=True)
@@ -244,7 +244,7 @@ def exchanged(exchange: Exchange[T], group: Group = None) -> T:
 
     Each round is one collective for each dtype, or two where maxima are among its requests, after the one by which
     ranks that are `together` tell each other that they have come to it. A few maxima are told there, too, and first.
-    More than 64 MiB are exchanged in as many parts.
+    More than 512 MiB are exchanged in as many parts.
     """
     while True:
         try:

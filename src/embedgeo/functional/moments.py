@@ -14,7 +14,7 @@ from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_r
 
 CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
 _LAUNCH = 1 << 4  # how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
-_MERGED_PARTS = 16  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
+_MERGED_PARTS = 4  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
 
 
 class Reducible(Protocol):
@@ -85,8 +85,12 @@ def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Te
 
 
 def merged(parts: Sequence[R]) -> R:
-    """The state of the rows of all parts, which are stacked and then reduced over the leading axis."""
-    return over_leading_axis(type(parts[0])(*map(torch.stack, zip(*parts, strict=True))))
+    """The state of the rows of all parts, which are stacked, in one copy, and then reduced over the leading axis."""
+    shapes = [field.shape for field in parts[0]]
+    flat = torch.cat([field.reshape(-1) for part in parts for field in part]).view(len(parts), -1)
+    fields = flat.split([shape.numel() for shape in shapes], dim=1)
+    stacked = (each.view(len(parts), *shape) for each, shape in zip(fields, shapes, strict=True))
+    return over_leading_axis(type(parts[0])(*stacked))
 
 
 def over_leading_axis(stacked: R) -> R:
@@ -141,36 +145,62 @@ class Moments(NamedTuple):
 
     def all_reduce(self, group: Group = None) -> Exchange["Moments"]:
         """The moments of the rows of all ranks."""
-        of_rows, of_norms, *rest = yield from at_once(
-            parts_merged([self[:3]]),
-            parts_merged([(self.n, self.norm_mean, self.norm_m2)]),
-            largest(self.norm_max),
-            total(self.direction_n),
-            total(self.direction_sum),
+        means, squares, sums = (
+            torch.cat((of_rows, of_norms[..., None]), -1)  # norms are merged as one more coordinate
+            for of_rows, of_norms in (
+                (self.mean, self.norm_mean),
+                (self.m2, self.norm_m2),
+                (self.direction_sum, self.direction_n),
+            )
         )
-        return Moments(*of_rows, *of_norms[1:], *rest)
+        (n, means, squares), norm_max, sums = yield from at_once(
+            parts_merged([(self.n, means, squares)]), largest(self.norm_max), total(sums)
+        )
+        return Moments(
+            n,
+            means[..., :-1],
+            squares[..., :-1],
+            means[..., -1],
+            squares[..., -1],
+            norm_max,
+            sums[..., -1],
+            sums[..., :-1],
+        )
 
 
-def row_moments(x: Tensor) -> Moments:
-    """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
-    dtype = accumulator_dtype(x.device)
-    parts = [Moments.empty(x.shape[1], dtype=dtype, device=x.device)]
+def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
+    """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0.
+
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
+    """
+    dtype, dim = accumulator_dtype(x.device), x.shape[1]
+    parts = list[Moments]()
     for chunk in row_chunks(x):
-        rows = x[chunk].to(dtype, copy=True)
-        norm = scaled_row_norms(rows, x.dtype)
-        mean, norm_mean = rows.mean(0), norm.mean()
-        direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
+        given = x[chunk]
+        rows = torch.empty(len(given), dim + 1, dtype=dtype, device=x.device)  # and their norms beside
+        rows[:, :dim] = given
+        norm = scaled_row_norms(rows[:, :dim], x.dtype)
+        rows[:, dim] = norm
+        n = rows.new_full((), len(given)) if weights is None else weights[chunk].sum()
+        mean = rows.sum(0) / n.clamp(min=1)
+        direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
+        rows.sub_(mean)
+        if weights is not None:
+            rows.mul_(weights[chunk, None])
+        m2 = rows.square_().sum(0)
         part = Moments(
-            n=rows.new_full((), rows.shape[0]),
-            mean=mean,
-            m2=rows.sub_(mean).square_().sum(0),
-            norm_mean=norm_mean,
-            norm_m2=(norm - norm_mean).square().sum(),
+            n=n,
+            mean=mean[:dim],
+            m2=m2[:dim],
+            norm_mean=mean[dim],
+            norm_m2=m2[dim],
             norm_max=norm.max(),
-            direction_n=(norm > 0).sum().to(dtype),
+            direction_n=torch.count_nonzero(norm).to(dtype),
             direction_sum=direction_sum,
         )
         parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
+    if len(parts) < 2:
+        return parts[0] if parts else Moments.empty(x.shape[1], dtype=dtype, device=x.device)
     return merged(parts)
 
 

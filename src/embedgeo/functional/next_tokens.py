@@ -18,16 +18,24 @@ def labelled_by_next(rows: Rows) -> Rows | None:
 
     It is at the next position of the sequence, counted or not; a row has none that no counted one follows.
     """
-    ids, batch = rows.ids, rows.ids.batch
-    if ids.token_ids is None or batch.token_ids is None:
+    if rows.ids.token_ids is None:
         return None
-    if ids.sequence_ids is None or batch.sequence_ids is None:
-        return Rows(rows.embeddings[:0], RowIds.of(BatchIds(ids.token_ids[:0], None)))
+    places, labels = rows.ids.once("labelled by next", lambda: _labels(rows.ids))
+    places = rows.ids.once(("places before next", rows.x.device), lambda: places.to(rows.x.device))
+    finite = None if rows.weights is None else rows.weights.index_select(0, places) > 0
+    return Rows(rows.x.index_select(0, places), labels, finite)
+
+
+def _labels(ids: RowIds) -> tuple[Tensor, RowIds]:
+    """Places of the rows that have a next token, and their ids, with it as their type."""
+    batch = ids.batch
+    if batch.token_ids is None or ids.sequence_ids is None or batch.sequence_ids is None:
+        none = torch.zeros(0, dtype=torch.int64)
+        return none, RowIds.of(BatchIds(none, None))
     following = _next_places(batch.sequence_ids, batch.kept)
     following = following if ids.kept is None else following[ids.kept]
     places = (following >= 0).nonzero().flatten()
-    labels = BatchIds(batch.token_ids[following[places]], ids.sequence_ids[places])
-    return Rows(rows.embeddings.index_select(0, places), RowIds.of(labels))
+    return places, RowIds.of(BatchIds(batch.token_ids[following[places]], ids.sequence_ids[places]))
 
 
 def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:

@@ -24,6 +24,11 @@ def has_float64(device: torch.device) -> bool:
     return device.type != "mps"
 
 
+def is_asynchronous(device: torch.device) -> bool:
+    """Tell if ``device`` computes while Python goes on, so that a look at a value waits: all but the CPU."""
+    return device.type != "cpu"
+
+
 def accumulator_dtype(device: torch.device) -> torch.dtype:
     """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64."""
     return torch.float64 if has_float64(device) else torch.float32
@@ -38,6 +43,13 @@ def to_state(sums: Sums) -> Sums:
     """The sums over a batch on the device of the states, with the floating-point ones in float64."""
     held = (tensor.to(state_device(tensor.device)) for tensor in sums)
     return type(sums)(*(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held))
+
+
+def on_one_device(state: Sums) -> Sums:
+    """A state with its fields that are held on the CPU where the others are: to be exchanged between ranks."""
+    names: tuple[str, ...] = getattr(state, "on_cpu", ())
+    device = next(each.device for name, each in state._asdict().items() if name not in names)
+    return state._replace(**{name: getattr(state, name).to(device) for name in names})
 
 
 def search_dtype(device: torch.device) -> torch.dtype:
@@ -103,9 +115,12 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
 
     ``dtype`` is what the rows were before they were widened: the squares of others than float64 are in range.
     """
-    norms = row_norms(rows)
     if not dtype == rows.dtype == torch.float64:
-        return norms
+        return row_norms(rows)
+    if is_asynchronous(rows.device):  # there a look at the norms would wait
+        power = power_of_two(torch.linalg.vector_norm(rows, math.inf, dim=-1))
+        return torch.linalg.vector_norm(rows / power[..., None], dim=-1) * power
+    norms = row_norms(rows)
     finfo = torch.finfo(norms.dtype)
     is_off = ~((norms > (finfo.tiny / finfo.eps) ** 0.5) & (norms < math.inf))  # 0, too: squares may have vanished
     if bool(is_off.any()):

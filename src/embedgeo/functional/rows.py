@@ -1,15 +1,17 @@
 """The rows that count, tokens, sequences or words, of hidden states of any shape and dtype, with a mask."""
 
-from collections.abc import Iterable, Iterator
-from copy import copy
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.precision import accumulator_dtype, is_asynchronous
+
+T = TypeVar("T")
 
 RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
 """Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or last; or a word."""
@@ -21,7 +23,7 @@ _BASE = 0x5851F42D4C957F2D  # of the polynomial in `spellings`: a multiplier of 
 
 
 class BatchIds(NamedTuple):
-    """Ids of all rows of a batch, also of those that do not count."""
+    """Ids of all rows of a batch, also of those that do not count; on the CPU."""
 
     token_ids: Tensor | None  # shape (N,), int64; None: there are none
     sequence_ids: Tensor | None  # shape (N,), int64; None: each row is a sequence of its own
@@ -30,13 +32,18 @@ class BatchIds(NamedTuple):
 
 @dataclass(eq=False)
 class RowIds:
-    """Places, token types and sequences of the rows of a batch that count."""
+    """Places, token types and sequences of the rows of a batch that count.
+
+    They are on the CPU, so that whatever follows from them alone is known without waiting for a device, and is made
+    once for all layers and metrics: see `once`.
+    """
 
     token_ids: Tensor | None  # shape (n,), int64; None: there are none
     sequence_ids: Tensor | None  # shape (n,), int64; None: each row is a sequence of its own
     kept: Tensor | None  # the rows' places in the batch, shape (n,), int64; None: all rows count
     batch: BatchIds  # the ids of all rows of the batch
     groups: Tensor | None = None  # of the jackknife, shape (n,), int64; None: there are none
+    made: dict[Hashable, Any] = field(default_factory=dict, repr=False)  # by `once`
 
     @classmethod
     def of(cls, batch: BatchIds) -> "RowIds":
@@ -46,6 +53,18 @@ class RowIds:
             token_ids = None if token_ids is None else token_ids[kept]
             sequence_ids = None if sequence_ids is None else sequence_ids[kept]
         return cls(token_ids, sequence_ids, kept, batch)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of ``make``, which depends on these ids and on ``key`` alone, made when first asked for."""
+        if key not in self.made:
+            self.made[key] = make()
+        found: T = self.made[key]
+        return found
+
+    def on(self, device: torch.device, name: Literal["token_ids", "sequence_ids", "kept"]) -> Tensor | None:
+        """The ids of this name on a device."""
+        ids: Tensor | None = getattr(self, name)
+        return ids if ids is None or ids.device == device else self.once((name, device), lambda: ids.to(device))
 
     def select(self, places: Tensor) -> "RowIds":
         """The ids of only the rows at these places among the rows that count."""
@@ -58,18 +77,21 @@ class RowIds:
         )
 
     @cached_property
-    def first_places(self) -> Tensor | None:
-        """Place of the first row of the sequence of each row, (n,), int64; None where each row is one."""
+    def sequences(self) -> tuple[Tensor, int] | None:
+        """The number of the sequence of each row, (n,), counted from 0, and how many these are; None: all are one."""
         if self.sequence_ids is None:
             return None
-        sequence = self.sequence_ids.unique(return_inverse=True)[1]
-        places = torch.arange(len(sequence), device=sequence.device)
-        return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[sequence]
+        found, sequence = self.sequence_ids.unique(return_inverse=True)
+        return sequence, len(found)
 
     @cached_property
-    def num_sequences(self) -> int | None:
-        """Number of sequences that have rows that count; None where each row is one."""
-        return None if self.sequence_ids is None else len(self.sequence_ids.unique())
+    def first_places(self) -> Tensor | None:
+        """Place of the first row of the sequence of each row, (n,), int64; None where each row is one."""
+        if self.sequences is None:
+            return None
+        sequence, _ = self.sequences
+        places = torch.arange(len(sequence))
+        return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[sequence]
 
     @cached_property
     def is_first(self) -> Tensor | None:
@@ -87,23 +109,27 @@ class RowIds:
         ids = self.batch.sequence_ids
         return int(ids.max()) + 1 if ids is not None and ids.numel() else 0
 
-    def dealt(self, first: int, places: Tensor, num_groups: int) -> "RowIds":
+    def dealt(self, first: int, num_rows: int, num_groups: int) -> "RowIds":
         """These ids with the group ``first`` + i, modulo ``num_groups``, of each row of sequence i.
 
-        ``places``, of all rows of the batch, are the sequences where each row is one.
+        Where each row is a sequence, these are the places among all rows of the batch, of which there are ``num_rows``.
         """
-        numbers = self.sequence_ids
-        if numbers is None:
-            numbers = places if self.kept is None else self.kept
-        ids = copy(self)  # with what was found of them
-        ids.groups = (first + numbers) % num_groups
-        return ids
 
-    def by_group(self) -> Iterator[tuple[int, "RowIds"]]:
-        """Yield the groups that have rows, and the ids of their rows."""
-        if self.groups is not None:
-            for group in self.groups.unique().tolist():
-                yield group, self.select((self.groups == group).nonzero().flatten())
+        def make() -> RowIds:
+            places = torch.arange(num_rows) if self.kept is None else self.kept
+            ids = replace(self, made={})
+            ids.groups = (first + (places if self.sequence_ids is None else self.sequence_ids)) % num_groups
+            return ids
+
+        return self.once(("dealt", first, num_groups), make)
+
+    def by_group(self) -> list[tuple[int, "RowIds"]]:
+        """The groups that have rows, and the ids of their rows."""
+        groups = self.groups
+        if groups is None:
+            return []
+        found = groups.unique().tolist()
+        return self.once("by_group", lambda: [(each, self.select((groups == each).nonzero()[:, 0])) for each in found])
 
 
 def row_ids(
@@ -112,40 +138,60 @@ def row_ids(
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
 ) -> RowIds:
-    """Ids of the rows of a batch that count; without ``sequence_ids`` each row is a sequence of its own."""
-    ids = None if token_ids is None else _integers("token_ids", token_ids, embeddings)
-    sequences = None if sequence_ids is None else _integers("sequence_ids", sequence_ids, embeddings)
-    kept = None
+    """Ids of the rows of a batch that count; without ``sequence_ids`` each row is a sequence of its own.
+
+    For those that are on another device than the CPU it is waited, once.
+    """
+    if token_ids is not None:
+        _require_integers("token_ids", token_ids, embeddings)
+    if sequence_ids is not None:
+        _require_integers("sequence_ids", sequence_ids, embeddings)
     if mask is not None:
         _require_shape("mask", mask, embeddings)
-        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+    ids, sequences, marks = on_cpu(token_ids, sequence_ids, mask)
+    kept = None
+    if marks is not None:
+        if marks.dtype != torch.bool and not bool(((marks == 0) | (marks == 1)).all()):
             raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
-        kept = mask.bool().reshape(-1).to(embeddings.device).nonzero().flatten()
+        kept = marks.reshape(-1).nonzero().flatten()
+        kept = None if len(kept) == marks.numel() else kept
+    ids, sequences = (None if each is None else each.reshape(-1).to(torch.int64) for each in (ids, sequences))
     return RowIds.of(BatchIds(ids, sequences, kept))
 
 
-def _integers(name: str, ids: Tensor, embeddings: Tensor) -> Tensor:
+def on_cpu(*tensors: Tensor | None) -> list[Any]:
+    """The tensors on the CPU, detached; of those of another device, integers and marks come in one copy."""
+    away = [each for each in tensors if each is not None and each.device.type != "cpu" and not each.is_floating_point()]
+    copies = dict[int, Tensor]()
+    if len({each.device for each in away}) == 1:
+        whole = torch.cat([each.detach().reshape(-1).to(torch.int64) for each in away]).cpu()
+        parts = whole.split([each.numel() for each in away])
+        copies = {id(each): part.view(each.shape).to(each.dtype) for each, part in zip(away, parts, strict=True)}
+    return [each if each is None else copies.get(id(each), each).detach().cpu() for each in tensors]
+
+
+def _require_integers(name: str, ids: Tensor, embeddings: Tensor) -> None:
     _require_shape(name, ids, embeddings)
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
-    return ids.detach().reshape(-1).to(device=embeddings.device, dtype=torch.int64)
 
 
 def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bool:
-    """Tell whether a row that counts has the id -100; a device is waited for.
+    """Tell whether a row that counts has the id -100; both are on the CPU.
 
     Raises:
         ValueError: one has another negative id.
     """
-    is_negative = token_ids < 0 if counts is None else (token_ids < 0) & counts.to(token_ids.device)
-    is_wrong = is_negative & (token_ids != NO_TYPE)
-    some_negative, some_wrong = torch.stack((is_negative.any(), is_wrong.any())).tolist()
-    if some_wrong:
+    is_negative = token_ids < 0 if counts is None else (token_ids < 0) & counts
+    if not bool(is_negative.any()):
+        return False
+    wrong = token_ids[is_negative & (token_ids != NO_TYPE)]
+    if len(wrong):
         raise ValueError(
             f"token_ids must not be negative, but for {NO_TYPE}, which is of no token type; got "
-            f"{int(token_ids[is_wrong][0])}. Mask these rows, or give them ids of their own."
+            f"{int(wrong[0])}. Mask these rows, or give them ids of their own."
         )
-    return bool(some_negative)
+    return True
 
 
 def rows_without_type(name: str) -> str:
@@ -168,49 +214,98 @@ def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
 
 @dataclass(eq=False)
 class Rows:
-    """The rows of one batch that count, prepared once for all metrics of a layer."""
+    """The rows of one batch that count, prepared once for all metrics of a layer.
 
-    embeddings: Tensor  # shape (n, d), floating point, finite, detached
+    Rows with a NaN or Inf are left out. Where it would have to be waited for a device to say which these are, they are
+    among ``x``, as zeros, and their ``weights`` are 0: the other properties leave them out, and wait.
+    """
+
+    x: Tensor  # shape (n, d), floating point, finite, detached
     ids: RowIds
-    num_nonfinite: int = 0  # number of rows that the mask kept but that had a NaN or Inf
-    finite: Tensor | None = None  # marks of the kept rows that these are, shape (n + num_nonfinite,); None: all
+    finite: Tensor | None = None  # marks of the rows that the mask kept which have no NaN or Inf, (N,); None: all
     first: int | None = None  # the number of the first kept row among those of all ranks, where it is known
 
     @classmethod
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
         """The rows of a batch, shape (..., d), any floating dtype, that count, without those with a NaN or Inf."""
         x = embeddings.detach()
-        if ids.kept is None or x.is_contiguous() or x.ndim == 1:
+        kept = ids.on(x.device, "kept")
+        if kept is None or x.is_contiguous() or x.ndim == 1:
             x = x.reshape(-1, x.shape[-1])
-            x = x if ids.kept is None else x.index_select(0, ids.kept)
+            x = x if kept is None else x.index_select(0, kept)
         else:  # not all of them are copied
-            x = x[torch.unravel_index(ids.kept, x.shape[:-1])]
+            x = x[torch.unravel_index(kept, x.shape[:-1])]
         if x.dtype.itemsize == 1:  # float8 has no arithmetic
             x = x.float()
+        if is_asynchronous(x.device):
+            finite = torch.linalg.vector_norm(x, math.inf, dim=1) < math.inf
+            return cls(torch.where(finite[:, None], x, 0), ids, finite)
         total = x @ x.new_ones(x.shape[1]) if x.dtype == torch.float16 else x.sum()
         if bool(total.isfinite().all()):  # one sum in the usual case
             return cls(x, ids)
         finite = torch.isfinite(x).all(dim=1)  # a sum may overflow although every term is finite
-        if bool(finite.all()):
-            return cls(x, ids)
-        places = finite.nonzero().flatten()
-        return cls(x.index_select(0, places), ids.select(places), len(x) - len(places), finite)
+        return cls(x, ids) if bool(finite.all()) else cls(x, ids, finite).counted
+
+    @property
+    def counted(self) -> "Rows":
+        """These rows without those of weight 0."""
+        return self if self.weights is None else self._cut
+
+    @cached_property
+    def _cut(self) -> "Rows":
+        assert self.finite is not None
+        places = self.finite.nonzero().flatten()
+        if len(places) == len(self.x):
+            return replace(self, finite=None)
+        return replace(self, x=self.x.index_select(0, places), ids=self.ids.select(places.cpu()))
+
+    @cached_property
+    def weights(self) -> Tensor | None:
+        """1 for each row of ``x`` that counts and 0 for the others, shape (n,), of the accumulator's dtype; None: 1."""
+        if self.finite is None or len(self.finite) > len(self.x):
+            return None
+        return self.finite.to(accumulator_dtype(self.x.device))
+
+    @cached_property
+    def n(self) -> int | Tensor:
+        """Number of rows that count; a scalar on the device of ``x`` where some may have weight 0."""
+        return len(self.x) if self.weights is None else torch.count_nonzero(self.weights)
+
+    @property
+    def num_kept(self) -> int:
+        """Number of rows that the mask kept."""
+        return len(self.x if self.finite is None else self.finite)
+
+    @cached_property
+    def num_nonfinite(self) -> int | Tensor:
+        """Number of rows that the mask kept but that have a NaN or Inf."""
+        return self.num_kept - self.n
+
+    @cached_property
+    def num_sequences(self) -> int | Tensor:
+        """Number of sequences that have rows that count; a scalar on the device of ``x`` where ``n`` is."""
+        if self.ids.sequences is None:
+            return self.n
+        sequence, number = self.ids.sequences
+        if self.weights is None:
+            return number
+        sequence = self.ids.once(("sequence", self.x.device), lambda: sequence.to(self.x.device))
+        return torch.count_nonzero(self.weights.new_zeros(number).index_add_(0, sequence, self.weights))
+
+    @property
+    def embeddings(self) -> Tensor:
+        """The rows that count, shape (n, d)."""
+        return self.counted.x
 
     @property
     def token_ids(self) -> Tensor | None:
         """Shape (n,), int64, or None where none were given."""
-        return self.ids.token_ids
+        return self.counted.ids.on(self.x.device, "token_ids")
 
     @property
     def sequence_ids(self) -> Tensor | None:
         """Shape (n,), int64, or None where each row is a sequence of its own."""
-        return self.ids.sequence_ids
-
-    @property
-    def num_sequences(self) -> int:
-        """Number of sequences that have rows that count."""
-        found = self.ids.num_sequences
-        return len(self.embeddings) if found is None else found
+        return self.counted.ids.on(self.x.device, "sequence_ids")
 
 
 def select_rows(
@@ -226,7 +321,7 @@ def select_rows(
     Without ``sequence_ids`` each index of the leading axis of three or more is a sequence, and each row of an (n, d)
     input.
     """
-    x = embeddings.embeddings if isinstance(embeddings, Rows) else embeddings
+    x = embeddings.x if isinstance(embeddings, Rows) else embeddings
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"embeddings must be a floating-point tensor; got {got}. Pass hidden states, not ids.")
@@ -310,6 +405,7 @@ def pool_tokens(
 
     Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask become those of the
     sequences: no ids for means and maxima; a mask, False where no token counts, or None. All is kept for ``"tokens"``.
+    Ids and masks are best on the CPU: no device is then waited for.
     """
     if rows == "tokens":
         return hidden, token_ids, mask
@@ -318,21 +414,23 @@ def pool_tokens(
             f"rows={rows!r} needs hidden states of shape (batch, positions, d); got {tuple(hidden.shape)}. "
             'Leave the layer out, or take rows="tokens".'
         )
-    counts = hidden.new_ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask.to(hidden.device)
+    token_ids, mask = on_cpu(token_ids, mask)
+    counts = torch.ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
     some = counts.any(1)
     kept = None if bool(some.all()) else some
-    if rows == "mean":
-        total = hidden.masked_fill(~counts[..., None], 0).sum(1, dtype=accumulator_dtype(hidden.device))
-        mean = total / counts.sum(1, keepdim=True).clamp(min=1)
-        return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
-    if hidden.shape[1] == 0:
+    if hidden.shape[1] == 0 and rows != "mean":
         return hidden.new_zeros(len(hidden), hidden.shape[2]), None, kept
-    if rows == "max":
-        return hidden.masked_fill(~counts[..., None], -torch.inf).amax(1), None, kept
+    if rows in ("mean", "max"):
+        left_out = ~counts[..., None].to(hidden.device)
+        if rows == "max":
+            return hidden.masked_fill(left_out, -torch.inf).amax(1), None, kept
+        total = hidden.masked_fill(left_out, 0).sum(1, dtype=accumulator_dtype(hidden.device))
+        mean = total / counts.sum(1, keepdim=True).clamp(min=1).to(hidden.device)
+        return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
     place = counts.int().argmax(1) if rows == "first" else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
-    sequence = torch.arange(len(hidden), device=hidden.device)
-    ids = None if token_ids is None else token_ids.to(hidden.device)[sequence, place]
-    return hidden[sequence, place], ids, kept
+    sequence = torch.arange(len(hidden))
+    ids = None if token_ids is None else token_ids[sequence, place]
+    return hidden[sequence.to(hidden.device), place.to(hidden.device)], ids, kept
 
 
 class Words(NamedTuple):
@@ -366,24 +464,27 @@ def find_words(
     A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked ones among
     them. Tokens with negative word ids are of none; sequence ids are not negative.
     """
-    words = word_ids.reshape(-1).to(device, torch.int64)
-    sequences = sequence_ids.reshape(-1).to(device, torch.int64)
+    of_tokens = token_ids if types is None else types
+    found = on_cpu(word_ids, sequence_ids, mask, of_tokens)
+    words, sequences, marks, ids_of_tokens = (None if each is None else each.reshape(-1) for each in found)
+    assert words is not None
+    assert sequences is not None
+    words, sequences = words.to(torch.int64), sequences.to(torch.int64)
     place = (words >= 0).nonzero().flatten()
     numbers, number = words[place].unique(return_inverse=True)
     keys, word = (sequences[place] * len(numbers) + number).unique(return_inverse=True)
-    counts = slice(None) if mask is None else mask.reshape(-1).to(device)[place]
+    counts = slice(None) if marks is None else marks[place]
     num_tokens = word[counts].bincount(minlength=len(keys))
     kept = num_tokens > 0
     row = (kept.cumsum(0) - 1)[word[counts]]
     sequence_of_word = keys.div(max(1, len(numbers)), rounding_mode="floor")
-    of_tokens = token_ids if types is None else types
     type_of_word = None
-    if of_tokens is not None:
+    if ids_of_tokens is not None:
         order = word.argsort(stable=True)
-        ids, lengths = of_tokens.reshape(-1).to(device, torch.int64)[place[order]], word.bincount()
+        ids, lengths = ids_of_tokens[place[order]].to(torch.int64), word.bincount()
         type_of_word = (spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths])[kept]
     ids_of_words = RowIds.of(BatchIds(type_of_word, sequence_of_word[kept]))
-    return Words(place[counts], row, num_tokens[kept], ids_of_words)
+    return Words(place[counts].to(device), row.to(device), num_tokens[kept].to(device), ids_of_words)
 
 
 def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ batches but the last have one size. Once its own differ, its rows get numbers th
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from embedgeo.functional.distributed import (
     of_each_rank,
     total,
 )
+from embedgeo.functional.precision import is_asynchronous
 
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
@@ -39,7 +41,7 @@ class Sample(NamedTuple):
 
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
-        keys: shape (m,), float64 in [0, 1).
+        keys: shape (m,), float64 in [0, 1); inf of rows that do not count, which `counted` leaves out.
         labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce` their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
@@ -58,6 +60,11 @@ class Sample(NamedTuple):
     size: int
     by_label: bool = False
     seed: int = 0
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """The fields that are held on the CPU."""
+        return "seen", "batches"
 
     @classmethod
     def empty(
@@ -82,6 +89,7 @@ class Sample(NamedTuple):
     ) -> "Sample":
         """The sample once the next batch of the stream has been seen, of which ``x`` are the rows that ``kept`` marks.
 
+        Or ``x`` are all rows of the batch, those that are not marked among them: then a device is not waited for.
         ``labels`` are of ``x``; ``seed`` is that of the keys, by default the sample's. Of one stream, rows are numbered
         in turn; of several, as the module says, unless the number of the ``first`` row of the batch is given.
         """
@@ -92,11 +100,14 @@ class Sample(NamedTuple):
         if num_streams > 1:
             batches = torch.cat((batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count)))
         number = self._next_number(batches, stream, num_streams) if first is None else first
-        keys = row_keys(number, count, seed=seed, device=device)
-        positions = stream_positions(self.seen, count, stream=stream, device=device)
+        start = (stream << _STREAM_BITS) + int(self.seen)
+        keys, positions = _of_batch(int(number), start, count, seed, device)
         if kept is not None:
             kept = kept.to(device)
-            keys, positions = keys[kept], positions[kept]
+            if len(x) == count:
+                keys = torch.where(kept, keys, torch.inf)
+            else:
+                keys, positions = keys[kept], positions[kept]
         labels = positions.new_zeros(len(positions), *self.labels.shape[1:]) if labels is None else labels.to(positions)
         rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
         return self.merge(rows)._replace(batches=batches, seed=seed)
@@ -104,17 +115,36 @@ class Sample(NamedTuple):
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
         parts = [self.rows, other.rows]
-        keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
+        keys, labels, positions = other[1:4]
+        if len(self.keys):
+            keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
         if len(keys) > self.size:
             drawn = self._drawn(keys, labels)
-            num_own = int((drawn < len(self.keys)).sum())
             keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
-            places = drawn[:num_own], drawn[num_own:] - len(self.keys)
-            parts = [rows.index_select(0, each.to(rows.device)) for rows, each in zip(parts, places, strict=True)]
+            parts = self._drawn_rows(other.rows, drawn)
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
         batches = self.batches if len(self.batches) else other.batches
         return Sample(rows, keys, labels, positions, self.seen + other.seen, batches, *self[6:])
+
+    def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
+        """The rows at these indices, ascending, among those of the sample and the ``others`` after them."""
+        num_held = len(self.keys)
+        if not is_asynchronous(drawn.device):
+            num_own = int((drawn < num_held).sum())
+            places = drawn[:num_own], drawn[num_own:] - num_held
+            pairs = zip((self.rows, others), places, strict=True)
+            return [rows.index_select(0, each.to(rows.device)) for rows, each in pairs]
+        new = others.index_select(0, (drawn - num_held).clamp(min=0))
+        if not num_held:
+            return [new]
+        own = self.rows.index_select(0, drawn.clamp(max=num_held - 1))
+        return [torch.where((drawn < num_held)[:, None], own, new)]
+
+    def counted(self) -> "Sample":
+        """The sample without the rows that do not count, of which a device did not know when it drew them."""
+        counts = self.keys < torch.inf
+        return self if bool(counts.all()) else self.select(counts.nonzero().flatten())
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
@@ -208,6 +238,12 @@ def require_seed(seed: int) -> None:
         raise TypeError(f"seed must be an integer; got {seed!r}.")
     if not 0 <= seed < 1 << 63:
         raise ValueError(f"seed must be at least 0 and less than 2**63; got {seed}.")
+
+
+@lru_cache(maxsize=4)  # samples of all layers draw from the same rows
+def _of_batch(number: int, start: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Keys of the next rows, of which ``number`` is the first one's, and positions, of which ``start`` is."""
+    return row_keys(number, count, seed=seed).to(device), stream_positions(start, count).to(device)
 
 
 def row_keys(

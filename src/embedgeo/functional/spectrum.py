@@ -12,8 +12,15 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, answered, total
-from embedgeo.functional.moments import merge_parts, parts_merged, ratio, row_chunks, without_rounding
-from embedgeo.functional.precision import accumulator_dtype, in_range, matmul_precision, power_of_two, scaled
+from embedgeo.functional.moments import blocked, merge_parts, parts_merged, ratio, row_chunks, without_rounding
+from embedgeo.functional.precision import (
+    accumulator_dtype,
+    in_range,
+    is_asynchronous,
+    matmul_precision,
+    power_of_two,
+    scaled,
+)
 
 ALPHA_WINDOW = (11, 99)  # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
 _FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
@@ -65,41 +72,67 @@ class Scatter(NamedTuple):
         return Scatter(*(yield from parts_merged((self,))))
 
 
-def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
+def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False) -> Scatter:
     """Mean and scatter of the rows of ``x``, shape (n, d).
 
     Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
     matmul-precision and autocast settings are; they are summed over chunks of rows in float64. Where ``small``
     eigenvalues matter, too, which drown in the rounding of float32 (1e-7 of the largest), all are taken in float64.
     Half of the products are those of the other half: line "scatter" of ``benchmarks/estimators.py``.
+
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
     """
-    zero = x.new_zeros((), dtype=accumulator_dtype(x.device))
-    narrow = zero.dtype if small else torch.promote_types(x.dtype, torch.float32)
-    no_rows = Scatter(zero, zero.new_zeros(x.shape[1]), zero.new_zeros(1, 1))
+    wide = accumulator_dtype(x.device)
+    narrow = wide if small else torch.promote_types(x.dtype, torch.float32)
+    if not len(x):
+        zeros = x.new_zeros(x.shape[1], x.shape[1], dtype=wide)
+        return Scatter(zeros.new_zeros(()), zeros[0], zeros)
     with matmul_precision(x.device):
-        parts = (_scatter_in(narrow, x[chunk]) for chunk in row_chunks(x, _SCATTER_ELEMENTS))
-        return reduce(Scatter.merge, parts, no_rows).expanded()
+        chunks = row_chunks(x, _SCATTER_ELEMENTS)
+        parts = (_scatter_in(narrow, x[each], None if weights is None else weights[each]) for each in chunks)
+        return reduce(Scatter.merge, parts)
 
 
-def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
-    """Mean and scatter of a chunk of rows, centred twice; in float64 if the squares leave the range of ``dtype``."""
+def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatter:
+    """Mean and scatter of a chunk of rows, also where the squares leave the range of ``dtype``.
+
+    Rows are centred twice, and in float64 where squares are out of range. On a device that would be waited for to tell,
+    they are centred in float64 and then divided by their largest magnitude.
+    """
     wide, dim = accumulator_dtype(x.device), x.shape[1]
-    center, gram = x.mean(0, dtype=dtype), x.new_zeros(dim, dim, dtype=dtype)
-    total = torch.zeros_like(center)
-    for part in x.split(_CENTRED_ROWS if x.device.type == "cpu" else len(x)):
-        rows = part.to(dtype) - center
-        total += rows.sum(0)
-        for start in range(0, dim, _GRAM_COLUMNS):
-            gram[start : start + _GRAM_COLUMNS, start:].addmm_(
-                rows[:, start : start + _GRAM_COLUMNS].T, rows[:, start:]
-            )
-    for start in range(_GRAM_COLUMNS, dim, _GRAM_COLUMNS):
-        gram[start:, start - _GRAM_COLUMNS : start] = gram[start - _GRAM_COLUMNS : start, start:].T
+    is_ahead = is_asynchronous(x.device) and dtype != wide
+    n = x.new_full((), len(x), dtype=wide) if weights is None else weights.sum()
+    divisor = n.clamp(min=1)
+    center = x.sum(0, dtype=wide if is_ahead else dtype) / divisor
+    gram = x.new_empty(dim, dim, dtype=dtype)
+    step = blocked(_GRAM_COLUMNS, x.device)
+    totals, unit = list[Tensor](), None
+    for number, part in enumerate(x.split(len(x) if is_asynchronous(x.device) else _CENTRED_ROWS)):
+        rows = ((part if is_ahead else part.to(dtype)) - center).to(dtype)
+        if weights is not None:
+            rows.mul_(weights[:, None])
+        if is_ahead:
+            unit = _to_unit(rows)
+        else:
+            totals.append(rows.sum(0))
+        for start in range(0, dim, step):
+            columns = rows[:, start : start + step]
+            gram[start : start + step, start:].addmm_(columns.T, rows[:, start:], beta=min(number, 1))
+    for start in range(step, dim, step):
+        gram[start:, start - step : start] = gram[start - step : start, start:].T
+    if unit is not None:
+        return Scatter(n, center, gram.to(wide).mul_(unit.square()))
     if dtype != wide and not in_range(gram.diagonal()):
-        return _scatter_in(wide, x)
-    n = total.new_full((), len(x), dtype=wide)
-    rounding = total.to(wide) / n
+        return _scatter_in(wide, x, weights)
+    rounding = sum(totals[1:], totals[0]).to(wide) / divisor
     return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
+
+
+def _to_unit(rows: Tensor) -> Tensor:
+    """The largest magnitude of these rows, by which they are divided: a scalar of the accumulator's dtype."""
+    unit = torch.linalg.vector_norm(rows, math.inf).clamp(min=torch.finfo(rows.dtype).tiny)
+    rows.div_(unit)
+    return unit.to(accumulator_dtype(rows.device))
 
 
 def spectrum_values(
@@ -426,34 +459,40 @@ def gaussian_columns(dim: int, columns: int, device: torch.device) -> Tensor:
     return torch.randn(dim, columns, generator=generator, dtype=torch.float32, device="cpu").to(device)
 
 
-def row_sketch(x: Tensor, columns: int) -> ScatterSketch:
+def row_sketch(x: Tensor, columns: int, weights: Tensor | None = None) -> ScatterSketch:
     """Mean, variances and sketched scatter of the rows of ``x``, shape (n, d), in O(n d k) operations.
 
     Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
-    matmul-precision and autocast settings are; they are summed over chunks of rows in float64.
+    matmul-precision and autocast settings are; they are summed over chunks of rows in float64. ``weights`` are as in
+    `row_scatter`.
     """
     with matmul_precision(x.device):
-        return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns)
+        return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns, weights)
 
 
-def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int) -> ScatterSketch:
-    """The sketch of rows, centred twice; in float64 if its products leave the range of ``dtype``."""
+def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int, weights: Tensor | None) -> ScatterSketch:
+    """The sketch of rows, centred twice, also where its products leave the range of ``dtype``: see `_scatter_in`."""
     wide, dim = accumulator_dtype(x.device), x.shape[1]
     center = torch.zeros(dim, dtype=wide, device=x.device)
     omega = gaussian_columns(dim, columns, x.device)
-    n = center.new_full((), len(x))
+    n = center.new_full((), len(x)) if weights is None else weights.sum()
     m2, rest = torch.zeros_like(center), torch.zeros_like(center)
     product = center.new_zeros(dim, columns)
+    has_unit = dtype != wide and is_asynchronous(x.device)
     for chunk in row_chunks(x):
         center += x[chunk].to(wide).sum(0)
-    center = (center / max(1, len(x))).to(dtype)
+    center = (center / n.clamp(min=1)).to(dtype)
     for chunk in row_chunks(x, _SKETCH_ELEMENTS):
         rows = x[chunk].to(dtype) - center
-        rest += rows.sum(0)
-        m2 += rows.square().sum(0)
-        product += rows.T @ (rows @ omega.to(dtype))
-    if len(x) and dtype != wide and not in_range(product.abs().to(dtype)):
-        return _sketch_in(wide, x, columns)
+        if weights is not None:
+            rows.mul_(weights[chunk, None])
+        unit = _to_unit(rows) if has_unit else 1.0
+        rest += rows.sum(0) * unit
+        m2 += rows.square().sum(0) * unit**2
+        of_rows = rows.T @ (rows @ omega.to(dtype))
+        product += of_rows.to(wide) * unit**2 if has_unit else of_rows
+    if len(x) and not has_unit and dtype != wide and not in_range(product.abs().to(dtype)):
+        return _sketch_in(wide, x, columns, weights)
     rest /= n.clamp(min=1)
     product.addr_(n * rest, rest @ omega.to(wide), alpha=-1)
     return ScatterSketch(n, center + rest, m2.addcmul_(n * rest, rest, value=-1), product)

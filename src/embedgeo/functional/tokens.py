@@ -1,8 +1,8 @@
 """Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within token types."""
 
 import math
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
@@ -28,8 +28,15 @@ from embedgeo.functional.moments import (
     variance_values,
     without_rounding,
 )
-from embedgeo.functional.precision import accumulator_dtype, row_norms, scaled, scaled_row_norms
-from embedgeo.functional.rows import NO_TYPE
+from embedgeo.functional.precision import (
+    accumulator_dtype,
+    is_asynchronous,
+    power_of_two,
+    row_norms,
+    scaled,
+    scaled_row_norms,
+)
+from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
@@ -47,8 +54,9 @@ class TokenTable(NamedTuple):
     Tables of rows that share no sequence merge exactly.
 
     Attributes:
-        token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have none: see `typed`.
-        n: number of rows of each, shape (T,).
+        token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have none. They are on the
+            CPU, so that tables merge without waiting for a device; of `typed` they are where the others are.
+        n: number of rows of each, shape (T,); 0 where a device has found that all of them have a NaN or Inf.
         mean: their mean, shape (T, d).
         m2: squared deviations from it, summed over rows and coordinates, shape (T,).
         sequences: number of sequences that have such rows, shape (T,).
@@ -64,6 +72,11 @@ class TokenTable(NamedTuple):
     sequence_n2: Tensor
     sequence_m2: Tensor
 
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """The fields that are held on the CPU."""
+        return ("token_ids",)
+
     @classmethod
     def empty(cls, dim: int) -> "TokenTable":
         """The table of no rows."""
@@ -74,9 +87,8 @@ class TokenTable(NamedTuple):
         """The table of the rows of both; only the token types in ``other`` are worked on."""
         if not len(self.token_ids) or not len(other.token_ids):
             return self if len(self.token_ids) else other
-        types = torch.cat((self.token_ids, other.token_ids)).unique()
-        place = torch.searchsorted(types, other.token_ids)
-        whole = self.reindex(types)
+        types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
+        whole = self._placed(types, place_of_own)
         for chunk in row_chunks(other.mean, blocked(_MERGED_ELEMENTS, other.mean.device)):
             held = [state.index_select(0, place[chunk]) for state in whole[1:4]]
             merged = merge_parts([held, [state[chunk] for state in other[1:4]]])
@@ -103,7 +115,9 @@ class TokenTable(NamedTuple):
 
     def reindex(self, types: Tensor) -> "TokenTable":
         """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the new ones."""
-        place = torch.searchsorted(types, self.token_ids)
+        return self._placed(types, torch.searchsorted(types, self.token_ids).to(self.n.device))
+
+    def _placed(self, types: Tensor, place: Tensor) -> "TokenTable":
         states = (state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state) for state in self[1:])
         return TokenTable(types, *states)
 
@@ -112,9 +126,16 @@ class TokenTable(NamedTuple):
         return TokenTable(*(state[keep] for state in self))
 
     def typed(self) -> "TokenTable":
-        """The table without the rows that have no type, a view; a device is waited for."""
-        first = int((self.token_ids[:1] == NO_TYPE).sum())
-        return TokenTable(*(state[first:] for state in self))
+        """The table without the rows that have no type; a device, on which all of it then is, is waited for."""
+        table = TokenTable(*(state[self.num_untyped :] for state in self))
+        table = table._replace(token_ids=table.token_ids.to(table.n.device))
+        has_rows = table.n > 0
+        return table if bool(has_rows.all()) else table.select(has_rows)
+
+    @property
+    def num_untyped(self) -> int:
+        """Number of entries, all at the front, that are no type's: 0 or 1."""
+        return int((self.token_ids[:1] == NO_TYPE).sum())
 
     def without_rounding(self) -> "TokenTable":
         """This table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
@@ -149,13 +170,23 @@ def _union(types: Tensor, group: Group) -> Exchange[Tensor]:
     return torch.where(places == 0, NO_TYPE, places - 1)
 
 
-def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None) -> TokenTable:
+@lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers
+def _united(own: Tensor, others: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The token types of two tables, ascending, and on ``device`` the places of both tables' among them."""
+    types = torch.cat((own, others)).unique()
+    return types, *(torch.searchsorted(types, each).to(device) for each in (own, others))
+
+
+def token_table(
+    x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None, weights: Tensor | None = None
+) -> TokenTable:
     """The table of the rows of each token type: the paper's Algorithm 1, batched.
 
     Args:
         x: shape (n, d), any floating dtype.
-        token_ids: shape (n,), int64.
+        token_ids: shape (n,), int64; for those on another device than the CPU it is waited.
         sequence_ids: shape (n,), int64; default: each row is a sequence of its own.
+        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all count.
 
     Returns:
         The table; identical rows have a variance of exactly 0.
@@ -164,96 +195,199 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
     >>> table.token_ids.tolist(), table.mean.flatten().tolist(), table.m2.tolist()
     ([2, 5], [7.0, 2.0], [0.0, 2.0])
     """
-    table = _table_in(torch.promote_types(x.dtype, torch.float32), x, token_ids, sequence_ids)
-    wide = accumulator_dtype(x.device)
-    if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
-        return table
-    return _table_in(wide, x, token_ids, sequence_ids)  # differences exceed the range of float32
+    ids, sequences = on_cpu(token_ids, sequence_ids)
+    assert ids is not None
+    is_whole = weights is not None or is_asynchronous(x.device)
+    return TypeRuns(ids, sequences, x.device, is_whole=is_whole).table(x, weights)
 
 
-def _table_in(dtype: torch.dtype, x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None) -> TokenTable:
-    """The table of rows that are centred in ``dtype``."""
-    if sequence_ids is None:
-        order = token_ids.argsort(stable=True)
-    else:
-        by_sequence = sequence_ids.argsort(stable=True)
-        order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
-    types, counts = token_ids[order].unique_consecutive(return_counts=True)
-    mean = torch.empty(len(types), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    n = counts.to(mean.dtype)
-    m2 = torch.zeros_like(n)
-    is_repeated = counts > 1
-    num_single = len(types) - int(is_repeated.sum())
-    single, repeated = is_repeated.argsort(stable=True).tensor_split([num_single])
-    places = order[counts.cumsum(0) - 1][single]
-    for chunk in row_chunks(mean[:num_single]):
-        mean.index_copy_(0, single[chunk], x.index_select(0, places[chunk]).to(mean.dtype))
-    of_repeated = is_repeated.repeat_interleave(counts, output_size=len(order)).argsort(stable=True)[num_single:]
-    for runs, origin, offset, rest, squares in _run_moments(dtype, x, order[of_repeated], counts[repeated]):
-        mean.index_copy_(0, repeated[runs], origin.to(mean.dtype).add_(offset).add_(rest))
-        m2[repeated[runs]] = squares
-    if sequence_ids is None:
-        return TokenTable(types, n, mean, m2, n, n, torch.zeros_like(n))
-    is_other = torch.ones_like(order, dtype=torch.bool)  # another type or sequence than that of the row before
-    is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
-    first = is_other.nonzero().flatten()
-    lengths = torch.cat((first, first.new_tensor([len(order)]))).diff()
-    place = torch.searchsorted(types, token_ids[order[first]])
-    sequences = torch.zeros_like(counts).index_add_(0, place, torch.ones_like(place))
-    sequence_n2 = torch.zeros_like(n).index_add_(0, place, lengths.to(n.dtype).square())
-    # of a type in one sequence it is n m2, and a row alone does not deviate from itself
-    sequence_m2 = torch.where(sequences > 1, 0, n * m2)
-    kept = (lengths > 1) & (sequences > 1)[place]
-    place, lengths_kept = place[kept], lengths[kept]
-    for runs, *_, squares in _run_moments(dtype, x, order[kept.repeat_interleave(lengths)], lengths_kept):
-        sequence_m2.index_add_(0, place[runs], squares.mul_(lengths_kept[runs]))
-    return TokenTable(types, n, mean, m2, sequences.to(n.dtype), sequence_n2, sequence_m2)
+def type_table(rows: Rows) -> TokenTable | None:
+    """The `token_table` of rows, whose order is found once for all layers; None where they have no token ids."""
+    ids, device = rows.ids, rows.x.device
+    token_ids = ids.token_ids
+    if token_ids is None:
+        return None
+    is_whole = is_asynchronous(device)
+    key = "type runs", device
+    runs = ids.once(key, lambda: TypeRuns(token_ids, ids.sequence_ids, device, is_whole=is_whole))
+    return runs.table(rows.x, rows.weights)
+
+
+class _Runs(NamedTuple):
+    """Consecutive runs of rows whose moments are computed together."""
+
+    numbers: slice  # among all runs
+    places: Tensor  # of their rows, run by run, shape (m,)
+    every: Tensor  # 0, 1, …, m - 1
+    run: Tensor  # of each of these rows, counted from 0, shape (m,)
+    first: Tensor  # the first row of each run among these rows, shape (r,)
+    last: Tensor
+    lengths: Tensor  # number of rows of each, shape (r,)
+
+
+class TypeRuns:
+    """Rows of a batch in runs of one token type, and of one type and sequence, which depend on no value of the rows.
+
+    They are found on the CPU, so that all shapes are known, and are then held on the device of the rows.
+
+    Args:
+        token_ids: shape (n,), int64, on the CPU.
+        sequence_ids: shape (n,), int64, on the CPU; None: each row is a sequence of its own.
+        device: of the rows.
+        is_whole: whether all types and sequences are runs, which takes fewer operations, and weights; or those alone
+            that say something new, which takes less work.
+    """
+
+    def __init__(self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device, *, is_whole: bool) -> None:
+        if sequence_ids is None:
+            order = token_ids.argsort(stable=True)
+        else:
+            by_sequence = sequence_ids.argsort(stable=True)
+            order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
+        self.token_ids, counts = token_ids[order].unique_consecutive(return_counts=True)
+        ends = counts.cumsum(0)
+        n = counts.to(accumulator_dtype(device))
+        is_single = (counts == 1) & (not is_whole)
+        sequences, sequence_n2 = n, n
+        is_apart = torch.ones_like(is_single)
+        orders, lengths = [order[~is_single.repeat_interleave(counts)]], [counts[~is_single]]
+        type_of_run = ends[:0]
+        if sequence_ids is not None:
+            is_other = torch.ones_like(order, dtype=torch.bool)  # another type or sequence than that of the row before
+            is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
+            first = is_other.nonzero().flatten()
+            sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
+            type_of_run = torch.searchsorted(ends, first, right=True)
+            counted = type_of_run.bincount(minlength=len(counts))
+            sequences, is_apart = counted.to(n.dtype), counted > 1
+            sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+            # of a type in one sequence all is known, and a row alone does not deviate from itself
+            is_run = (sizes > 1) & is_apart[type_of_run] | is_whole
+            orders.append(order[is_run.repeat_interleave(sizes)])
+            lengths.append(sizes[is_run])
+            type_of_run = type_of_run[is_run]
+        single = is_single.nonzero().flatten()
+        self._device = device
+        self._is_whole = is_whole
+        self._has_sequences = sequence_ids is not None
+        self._order, self._lengths = torch.cat(orders), torch.cat(lengths)
+        self._chunks: dict[int, list[_Runs]] = {}
+        self._n, self._sequences, self._sequence_n2, self._is_apart = (
+            each.to(device) for each in (n, sequences, sequence_n2, is_apart)
+        )
+        self._single, self._single_places, self._repeated, self._type_of_run = (
+            each.to(device) for each in (single, order[ends[single] - 1], (~is_single).nonzero().flatten(), type_of_run)
+        )
+
+    def table(self, x: Tensor, weights: Tensor | None = None) -> TokenTable:
+        """The table of rows, shape (n, d), of these types and sequences; ``weights`` are those of `token_table`."""
+        wide = accumulator_dtype(x.device)
+        if is_asynchronous(x.device):
+            return self._table_in(wide, x, weights)
+        table = self._table_in(torch.promote_types(x.dtype, torch.float32), x, weights)
+        if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
+            return table
+        return self._table_in(wide, x, weights)  # differences exceed the range of float32
+
+    def _table_in(self, dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> TokenTable:
+        """The table of rows that are centred in ``dtype``."""
+        mean = torch.empty(len(self.token_ids), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+        for chunk in row_chunks(mean[: len(self._single)]):
+            rows = x.index_select(0, self._single_places[chunk])
+            mean.index_copy_(0, self._single[chunk], rows.to(mean.dtype))
+        num_types = len(self._repeated)
+        parts = list[tuple[Tensor, Tensor]]()
+        for runs in self._in_chunks(x.shape[1]):
+            own = self._repeated[runs.numbers]  # the other runs are of one type and sequence
+            means, m2, size = _run_moments(dtype, x, runs, len(own), weights)
+            mean.index_copy_(0, own, means)
+            parts.append((m2, size))
+        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (mean[:0, 0], mean[:0, 0])
+        of_runs = squares[num_types:] * sizes[num_types:]
+        if self._is_whole:
+            n, size = sizes.tensor_split([num_types])
+            m2 = squares[:num_types]
+        else:
+            n = self._n
+            m2 = torch.zeros_like(n).index_copy_(0, self._repeated, squares[:num_types])
+        if not self._has_sequences:
+            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
+        if self._is_whole:
+            sums = torch.stack(((size > 0).to(n.dtype), size.square(), of_runs))
+            return TokenTable(
+                self.token_ids, n, mean, m2, *n.new_zeros(3, num_types).index_add_(1, self._type_of_run, sums)
+            )
+        sequence_m2 = torch.where(self._is_apart, 0, n * m2).index_add_(0, self._type_of_run, of_runs)
+        return TokenTable(self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2)
+
+    def _in_chunks(self, width: int) -> list[_Runs]:
+        """The runs, those of types first, in chunks of rows of this width."""
+        step = chunk_length(width, blocked(CHUNK_ELEMENTS, self._device))
+        if step not in self._chunks:
+            self._chunks[step] = list(self._split(step))
+        return self._chunks[step]
+
+    def _split(self, step: int) -> Iterator[_Runs]:
+        ends = self._lengths.cumsum(0)
+        _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
+        num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
+        number = 0
+        sizes, places = self._lengths.split(runs.tolist()), self._order.split(num_rows.tolist())
+        for size, place in zip(sizes, places, strict=True):
+            every = torch.arange(len(place))
+            run = every[: len(size)].repeat_interleave(size, output_size=len(place))
+            end = size.cumsum(0)
+            held = (each.to(self._device) for each in (place, every, run, end - size, end - 1, size))
+            yield _Runs(slice(number, number + len(size)), *held)
+            number += len(size)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
 
 def _run_moments(
-    dtype: torch.dtype, x: Tensor, order: Tensor, lengths: Tensor
-) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
-    """Some runs of rows at a time: which, their means as three summands, and their m2.
+    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 and n of all of them.
 
-    Rows are centred on the last of their run, then on the mean of the differences, whose rest corrects the mean: so
-    float32 rows need no float64 copy, and identical rows vary by exactly 0.
-
-    Args:
-        dtype: that of the differences.
-        x: shape (n, d).
-        order: the rows' places, run by run.
-        lengths: number of rows in each run.
+    Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the rest of a narrow
+    dtype's mean corrects both: so float32 rows need no float64 copy, and identical rows vary by exactly 0.
     """
-    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
-    ends = lengths.cumsum(0)
-    _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
-    num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
-    num_runs, num_rows = torch.stack((runs, num_rows)).tolist()
-    first = 0
-    for size, places in zip(lengths.split(num_runs), order.split(num_rows), strict=True):
-        run = torch.arange(len(size), device=x.device).repeat_interleave(size, output_size=len(places))
-        stop = size.cumsum(0)
-        rows = x.index_select(0, places).to(dtype)
-        origin = rows.index_select(0, stop - 1)
-        rows.sub_(origin.index_select(0, run))
-        offset = _run_means(rows, stop - size, size)
-        rows.sub_(offset.index_select(0, run))
-        rest = _run_means(rows, stop - size, size)
-        m2 = row_norms(rows).square()
-        m2 = m2.new_zeros(len(size)).index_add_(0, run, m2).sub_(size * rest.square().sum(1))
-        yield slice(first, first + len(size)), origin, offset, rest, m2
-        first += len(size)
+    wide = accumulator_dtype(x.device)
+    rows = x.index_select(0, runs.places).to(dtype)
+    weight = None if weights is None else weights.index_select(0, runs.places).to(dtype)
+    size = runs.lengths if weight is None else weight.new_zeros(len(runs.last)).index_add_(0, runs.run, weight)
+    divisor = size.clamp(min=1)[:, None]
 
+    def means() -> Tensor:
+        return embedding_bag(runs.every, rows, runs.first, mode="sum", per_sample_weights=weight).div_(divisor)
 
-def _run_means(rows: Tensor, first: Tensor, lengths: Tensor) -> Tensor:
-    places = torch.arange(len(rows), device=rows.device)
-    return embedding_bag(places, rows, first, mode="sum").div_(lengths[:, None])
+    origin = rows.index_select(0, runs.last)
+    rows.sub_(origin.index_select(0, runs.run))
+    offset = means()
+    rows.sub_(offset.index_select(0, runs.run))
+    squares = row_norms(rows).square()
+    if weight is not None:
+        squares.mul_(weight)
+    m2 = squares.new_zeros(len(runs.last)).index_add_(0, runs.run, squares)
+    mean = origin[:num_means].to(wide).add_(offset[:num_means])
+    if dtype != wide:
+        rest = means()
+        m2.sub_(size * rest.square().sum(1))
+        mean.add_(rest[:num_means])
+    return mean, m2, size.to(wide)
 
 
 class SequenceCount(NamedTuple):
     """Number of sequences that rows came from, scalar."""
 
     num_sequences: Tensor
+
+    @classmethod
+    def of(cls, rows: Rows) -> "SequenceCount":
+        """The number of those of a batch."""
+        return cls(torch.as_tensor(rows.num_sequences, dtype=accumulator_dtype(rows.x.device), device=rows.x.device))
 
     def merge(self, other: "SequenceCount") -> "SequenceCount":
         """The number of those of the rows of both, which share no sequence."""
@@ -285,11 +419,11 @@ class WithinMoments(NamedTuple):
         return WithinMoments(*(yield from total(torch.stack(self))))
 
 
-def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
+def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMoments:
     """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
-    n = types.n.masked_fill(types.token_ids == NO_TYPE, 0).sum()
+    n = types.n[types.num_untyped :].sum()
     types = types.without_rounding()
-    variance = within_variance(types, n.new_full((), num_sequences))
+    variance = within_variance(types, torch.as_tensor(num_sequences, device=n.device))
     has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()  # pairs, and not out of range
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
@@ -433,9 +567,9 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         and the same of M and V, of log10(1 + value) on log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    lines = {"V_on_M": (values["M"], values["V"])}
-    lines |= {f"{key}_freq": (log_n, values[key].log1p() / math.log(10)) for key in "QMV"}
-    fitted = {name: least_squares(x, y) for name, (x, y) in lines.items()}
+    on_log_n = least_squares(log_n, torch.stack([values[key].log1p() for key in "QMV"]) / math.log(10))
+    fitted = {"V_on_M": least_squares(values["M"], values["V"])}
+    fitted |= {f"{key}_freq": line for key, line in zip("QMV", zip(*on_log_n, strict=True), strict=True)}
     return {
         "token_types_regressed": log_n.new_tensor(log_n.numel()),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
@@ -463,12 +597,13 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() == 0:
         return (y.new_full(y.shape[:-1], torch.nan),) * 2
     n = x.new_tensor(x.shape[-1])
-    (x, x_unit), (y, y_unit) = scaled(x), scaled(y)
+    x_unit, y_unit = (power_of_two(each.abs().amax(-1, keepdim=True)) for each in (x, y))
+    x, y = x / x_unit, y / y_unit
     means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
     dx, dy = x - means[0], y - means[1]
     xx, yy = (without_rounding(d.square().sum(-1), n, mean[..., 0]) for d, mean in zip((dx, dy), means, strict=True))
     xy = (dx * dy).sum(-1)
-    return ratio(xy, xx) * (y_unit / x_unit), ratio(xy.square(), xx * yy)
+    return ratio(xy, xx) * (y_unit / x_unit)[..., 0], ratio(xy.square(), xx * yy)
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

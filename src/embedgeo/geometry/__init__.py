@@ -339,6 +339,7 @@ class Geometry:
         empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
         self._empty |= {} if self._drift is not None else empty  # its metrics hold what they were compared with
         self._metrics.clear()
+        self.norms.reset()
         self.probe.layers_without_gradients.clear()
 
     def add_metric(self, make: Callable[[int], GeometryMetric]) -> None:
@@ -360,8 +361,8 @@ class Geometry:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         reached = [self._metrics.get(layer.name) for layer in self.layers]
         known = [
-            (0, 0.0, 0) if metrics is None else (metrics.dim, metrics.expected_Q, metrics.num_bytes)
-            for metrics in reached
+            (0, 0.0, 0) if metrics is None else (metrics.dim, self.norms.expected_size(layer), metrics.num_bytes)
+            for layer, metrics in zip(self.layers, reached, strict=True)
         ]
         if is_distributed():
             of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
@@ -454,7 +455,7 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer.name, hidden.shape[-1])
-            metrics.expected_Q = self.norms.expected_size(layer, hidden, tokens.mask)
+            self.norms.look(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]

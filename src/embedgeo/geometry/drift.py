@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, at_once, current_rank, exchanged, is_distributed, num_ranks
+from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -76,12 +77,14 @@ class ComparedRows(GeometryMetric):
         """Draw from the rows of a batch."""
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(sample.extend(rows.embeddings, rows.token_ids, rows.finite, stream=stream, num_streams=num_streams))
+        types = rows.ids.on(rows.x.device, "token_ids")
+        self.store(sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams))
 
     def drawn(self) -> Exchange[Sample]:
         """The rows drawn from those of all ranks, labelled with their token ids."""
         sample = self.load(Sample)
-        return (yield from sample.all_reduce(self.process_group)) if is_distributed() else sample
+        drawn = (yield from on_one_device(sample).all_reduce(self.process_group)) if is_distributed() else sample
+        return drawn.counted()
 
     def compute(self) -> dict[str, Tensor]:
         """Values of the comparisons; none before there are any."""

@@ -165,7 +165,7 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
         if "rows" in sample:
             sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)  # they came from it
             sample["row_numbers"] = sample.pop("positions")
-        held |= {"n": int(metric.num_rows), **{name: tensor.cpu() for name, tensor in sample.items()}}
+        held |= {"n": int(metric.num_finite), **{name: tensor.cpu() for name, tensor in sample.items()}}
     return LayerSample(**held) if held else None
 
 

@@ -154,10 +154,13 @@ class Anisotropy(GeometryMetric):
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
-        x = rows.embeddings
-        self.extend(row_scatter(x, small=self.spectrum) if self.sketch is None else row_sketch(x, self.sketch))
+        x, weights = rows.x, rows.weights
+        if self.sketch is None:
+            self.extend(row_scatter(x, weights, small=self.spectrum))
+        else:
+            self.extend(row_sketch(x, self.sketch, weights))
         if self.batch_size is not None:
-            self.store(self.load(AnisotropyBatches).extend(x))
+            self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
@@ -195,7 +198,7 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
-        held = {"mean": self.mean.where(self.num_rows > 0, torch.nan)}
+        held = {"mean": self.mean.where(self.num_finite > 0, torch.nan)}
         return held if self.sketch is not None else {**held, "eigenvalues": self.eigenvalues()}
 
     @staticmethod
@@ -218,7 +221,7 @@ class Anisotropy(GeometryMetric):
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)
-        return {"index": index, "eigenvalue": self.eigenvalues(), "n": self.num_rows.expand(self.dim)}
+        return {"index": index, "eigenvalue": self.eigenvalues(), "n": self.num_finite.expand(self.dim)}
 
 
 @cache

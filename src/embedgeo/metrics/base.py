@@ -16,7 +16,7 @@ from torchmetrics.metric import CompositionalMetric
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, at_once, exchanged, total
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
-from embedgeo.functional.precision import state_device, to_state
+from embedgeo.functional.precision import on_one_device, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
@@ -113,8 +113,8 @@ class GeometryMetric(Metric):
 
     _warned_of_rows_without_type = False
     settings: Tensor
-    num_rows: Tensor
-    num_nonfinite: Tensor
+    num_rows: Tensor  # number of rows that masks have kept; on the CPU
+    num_nonfinite: Tensor  # number of those of them that had a NaN or Inf
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
@@ -128,6 +128,7 @@ class GeometryMetric(Metric):
         self.dim = dim
         self._arguments = settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
+        self._on_cpu = {"num_rows", "settings"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
@@ -175,19 +176,23 @@ class GeometryMetric(Metric):
             ValueError: a shape that does not match, a mask with other values than 0 and 1, or another negative id.
         """
         rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
-        if token_ids is not None and rows.token_ids is not None and has_rows_without_type(rows.token_ids):
+        if token_ids is not None and rows.ids.token_ids is not None and has_rows_without_type(rows.ids.token_ids):
             if not self._warned_of_rows_without_type:
                 warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
             self._warned_of_rows_without_type = True
-        if state_device(rows.embeddings.device) != self.device:
-            self.to(rows.embeddings.device)
+        if state_device(rows.x.device) != self.device:
+            self.to(rows.x.device)
         self.update_states(rows)
-        self.num_rows = self.num_rows + len(rows.embeddings)
+        self.num_rows = self.num_rows + rows.num_kept
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
-        """Update the states with the rows of a batch that count, all of them finite."""
+        """Update the states with the rows of a batch that count, all of them finite.
+
+        ``rows.embeddings``, ``rows.token_ids`` and ``rows.sequence_ids`` are what counts. Where no device is to be
+        waited for, take ``rows.x`` with ``rows.weights``, and ``rows.ids``, which are on the CPU: see `Rows`.
+        """
 
     def set_unembedding(self, weights: Tensor | None) -> None:
         """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none."""
@@ -203,6 +208,11 @@ class GeometryMetric(Metric):
     def samples(self) -> Table:
         """Rows and their moments to save: any of ``rows`` with ``positions`` and ids, ``mean`` and ``eigenvalues``."""
         return {}
+
+    @property
+    def num_finite(self) -> Tensor:
+        """Number of rows seen that count: that masks have kept, without those with a NaN or Inf; scalar."""
+        return self.num_rows - self.num_nonfinite
 
     @property
     def label(self) -> str:
@@ -228,8 +238,12 @@ class GeometryMetric(Metric):
         return of_types + sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
 
     def declare(self, empty: State, prefix: str = "") -> None:
-        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows."""
+        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows.
+
+        Those that ``empty.on_cpu`` names, where it does, stay on the CPU.
+        """
         self._declared[type(empty)] = prefix, empty
+        self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
         for field, value in empty._asdict().items():
             if isinstance(value, Tensor):
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=None)
@@ -237,19 +251,22 @@ class GeometryMetric(Metric):
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
         prefix, empty = self._declared[kind]
-        held = self.metric_state if tensors is None else tensors
-        return empty._replace(**{field: held[prefix + field] for field in empty._fields if prefix + field in held})
+        held: Mapping[str, Any] = self.metric_state if tensors is None else tensors
+        fields = {field: prefix + field for field in empty._fields if prefix + field in held}
+        devices = {name: "cpu" if name in self._on_cpu else self.device for name in fields.values()}
+        return empty._replace(**{field: held[name].to(devices[name]) for field, name in fields.items()})
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
         prefix, _ = self._declared[type(state)]
         for field, value in state._asdict().items():
             if isinstance(value, Tensor):
-                setattr(self, prefix + field, value)
+                setattr(self, prefix + field, value.cpu() if prefix + field in self._on_cpu else value)
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
-        self.store(self.load(type(state)).merge(to_state(state)))
+        found = to_state(state)
+        self.store(self.load(type(state)).merge(found) if int(self.num_rows) else found)
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
@@ -269,7 +286,7 @@ class GeometryMetric(Metric):
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])
         without.hold(self)
-        sizes = torch.stack([group.num_rows for group in groups])
+        sizes = torch.stack([group.num_finite for group in groups])
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
@@ -334,7 +351,7 @@ class GeometryMetric(Metric):
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
-        states = {name: state.to(self.device) for name, state in states.items()}
+        states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
         merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
@@ -346,14 +363,14 @@ class GeometryMetric(Metric):
     def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
         """The states, by name, of the rows of all ranks of a process group; this metric keeps its own."""
         counts, *states = yield from at_once(
-            total(torch.stack((self.num_rows, self.num_nonfinite))),
-            *(_reduced(self.load(kind), group) for kind in self._declared),
+            total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
+            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared),
         )
         found = dict(zip(("num_rows", "num_nonfinite"), counts.unbind(), strict=True))
         for state in states:
             prefix, _ = self._declared[type(state)]
             found |= {prefix + name: value for name, value in state._asdict().items() if isinstance(value, Tensor)}
-        return found
+        return {name: value.cpu() if name in self._on_cpu else value for name, value in found.items()}
 
     def take_states(self, states: Mapping[str, Tensor]) -> None:
         """Replace states, by name, until `unsync`."""
@@ -372,7 +389,10 @@ class GeometryMetric(Metric):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
-        return super()._apply(move, exclude_state)
+        stay = set(self._on_cpu)
+        if not int(self.num_rows):  # those of no rows are moved by `load`, where they are not replaced before
+            stay |= {prefix + field for prefix, empty in self._declared.values() for field in empty._fields}
+        return super()._apply(move, [*exclude_state, *stay])
 
 
 def _reduced(state: S, group: Group) -> Exchange[S]:

@@ -24,7 +24,7 @@ from embedgeo.functional.dimension import (
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
-from embedgeo.functional.rows import NO_TYPE, Rows
+from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
@@ -224,14 +224,10 @@ class IntrinsicDimension(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        places = stream_positions(sample.seen, len(rows.embeddings), stream=stream, device=sample.seen.device)
-        types, sequences = rows.token_ids, rows.ids.first_places
-        groups = rows.sequence_ids if rows.ids.groups is None else rows.ids.groups
-        groups = torch.zeros_like(places) if groups is None else groups
-        none = -1 - places  # a row without a type or a sequence has one of its own, below 0
-        types = none if types is None else torch.where(types < 0, none, types)
-        labels = torch.stack((groups, types, none if sequences is None else places[sequences]), dim=1)
-        x, first = rows.embeddings, rows.first
+        start = int(stream_positions(sample.seen, 1, stream=stream))
+        device = sample.keys.device
+        labels = rows.ids.once(("labels", start, device), lambda: _labels(rows.ids, len(rows.x), start).to(device))
+        x, first = rows.x, rows.first
         self.store(sample.extend(x, labels, rows.finite, stream=stream, num_streams=num_streams, first=first))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
@@ -243,7 +239,7 @@ class IntrinsicDimension(GeometryMetric):
 
         They are drawn from those that this process has seen or, within ``sync_context()``, from those of all ranks.
         """
-        sample = self.load(Sample)
+        sample = self.load(Sample).counted()
         return sample.select(sample.keys.argsort())
 
     def samples(self) -> Table:
@@ -266,7 +262,7 @@ class IntrinsicDimension(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        sample = self.load(Sample)
+        sample = self.load(Sample).counted()
         return self._values([self._estimate(batch) for batch in sample_batches(sample, self.batch_size)], sample)
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
@@ -275,7 +271,7 @@ class IntrinsicDimension(GeometryMetric):
         The groups of the jackknife are those of the sampled rows, by default their ``sequence_ids``; ``groups`` are
         not used.
         """
-        sample = self.load(Sample)
+        sample = self.load(Sample).counted()
         batches = sample_batches(sample, self.batch_size)
         labels, group = torch.cat([batch.labels[:, 0] for batch in batches]).unique(return_inverse=True)
         of_batches = group.split([len(batch.rows) for batch in batches])
@@ -344,6 +340,20 @@ class IntrinsicDimension(GeometryMetric):
                 share, at_random = torch.stack(shares).mean(0).to(sample.keys)
                 values |= {f"{key}_neighbors": share, f"{key}_neighbors_null": at_random}
         return values
+
+
+def _labels(ids: RowIds, num_rows: int, start: int) -> Tensor:
+    """Group, type and sequence of each row, shape (n, 3); one that has none has one of its own, below 0.
+
+    Sequences are told by their first row; the rows are numbered from ``start``.
+    """
+    places = start + torch.arange(num_rows)
+    types, sequences = ids.token_ids, ids.first_places
+    groups = ids.sequence_ids if ids.groups is None else ids.groups
+    groups = torch.zeros_like(places) if groups is None else groups
+    none = -1 - places
+    types = none if types is None else torch.where(types < 0, none, types)
+    return torch.stack((groups, types, none if sequences is None else places[sequences]), dim=1)
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:

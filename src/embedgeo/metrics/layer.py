@@ -72,13 +72,12 @@ class LayerMetrics:
         if self._num_groups:
             batch = self._num_batches * num_ranks(self.process_group) + current_rank(self.process_group)
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
-            ids = ids.dealt(batch * num_sequences, torch.arange(num_rows, device=hidden.device), self._num_groups)
+            ids = ids.dealt(batch * num_sequences, num_rows, self._num_groups)
             self._num_batches += 1
             self._num_sequences += num_sequences
         rows = Rows.of(hidden, ids)
-        count = len(rows.embeddings) + rows.num_nonfinite
-        self.num_rows += count
-        if numbers is not None and len(numbers) == count:
+        self.num_rows += rows.num_kept
+        if numbers is not None and len(numbers) == rows.num_kept:
             rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
@@ -251,8 +250,9 @@ def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> No
     if type(metric).update is GeometryMetric.update:
         metric.update(rows)
         return
-    if ids.kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
-        hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, ids.kept)
-    known = {"token_ids": ids.token_ids, "sequence_ids": ids.sequence_ids}
+    kept = ids.on(hidden.device, "kept")
+    if kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
+        hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, kept)
+    known = {"token_ids": ids.on(hidden.device, "token_ids"), "sequence_ids": ids.on(hidden.device, "sequence_ids")}
     arguments = {name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None}
     metric.update(hidden, **metric._filter_kwargs(**arguments))

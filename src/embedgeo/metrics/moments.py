@@ -10,7 +10,7 @@ from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import WithinMoments, has_token_values, token_table, unbiased_split, within_moments
+from embedgeo.functional.tokens import WithinMoments, has_token_values, type_table, unbiased_split, within_moments
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -90,9 +90,9 @@ class EmbeddingMoments(GeometryMetric):
         self.declare(WithinMoments.empty())
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_moments(rows.embeddings))
-        if rows.token_ids is not None:
-            table = token_table(rows.embeddings, rows.token_ids, rows.sequence_ids)
+        self.extend(row_moments(rows.x, rows.weights))
+        table = type_table(rows)
+        if table is not None:
             self.extend(within_moments(to_state(table), rows.num_sequences))
 
     def coordinates(self) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import SequenceCount, TokenTable, token_table
+from embedgeo.functional.tokens import SequenceCount, TokenTable, type_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -100,9 +100,10 @@ class NextTokenGeometry(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         labelled = labelled_by_next(rows)
-        if labelled is not None and labelled.token_ids is not None:
-            self.extend(token_table(labelled.embeddings, labelled.token_ids, labelled.sequence_ids))
-            self.extend(SequenceCount(torch.full((), float(labelled.num_sequences), device=labelled.embeddings.device)))
+        table = None if labelled is None else type_table(labelled)
+        if labelled is not None and table is not None:
+            self.extend(table)
+            self.extend(SequenceCount.of(labelled))
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -61,12 +61,10 @@ class AfterProcessing(GeometryMetric):
         self.declare(Sample.empty(dim, sample_size, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_scatter(rows.embeddings))
+        self.extend(row_scatter(rows.x, rows.weights))
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(
-            sample.extend(rows.embeddings, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first)
-        )
+        self.store(sample.extend(rows.x, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)
@@ -87,7 +85,7 @@ class AfterProcessing(GeometryMetric):
         return {"anisotropy_z_scored": rows.value("anisotropy_null")}
 
     def compute(self) -> dict[str, Tensor]:
-        return processed_values(self.load(Scatter).expanded(), self.load(Sample).rows, top=self.top)
+        return processed_values(self.load(Scatter).expanded(), self.load(Sample).counted().rows, top=self.top)
 
 
 def is_processed(key: str) -> bool:

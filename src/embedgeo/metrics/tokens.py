@@ -18,8 +18,8 @@ from embedgeo.functional.tokens import (
     context_split,
     has_token_values,
     local_variance,
-    token_table,
     type_regressions,
+    type_table,
     type_values,
     unbiased_split,
     variance_split,
@@ -164,21 +164,22 @@ class TokenMoments(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         labelled = rows if self.labels == "own" else labelled_by_next(rows)
-        if labelled is None or (self.count_range is not None and rows.token_ids is None):
+        if labelled is None or (self.count_range is not None and rows.ids.token_ids is None):
             needed = 'labels="next"' if self.labels == "next" else "count_range"
             raise ValueError(f"{needed} needs token_ids in every update; got none.")
         rows = labelled
-        x, ids = rows.embeddings, rows.token_ids
+        x, ids = rows.x, rows.ids.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            if len(x) and (had_ids if ids is None else not had_ids and bool(self.load(Moments).n > 0)):
+            if len(x) and (had_ids if ids is None else not had_ids and int(self.num_rows) > 0):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call reset() between."
                 )
-            self.extend(row_moments(x))
-        if ids is not None:
-            self.extend(token_table(x, ids, rows.sequence_ids))
-            self.extend(SequenceCount(torch.full((), float(rows.num_sequences), device=x.device)))
+            self.extend(row_moments(x, rows.weights))
+        table = type_table(rows)
+        if table is not None:
+            self.extend(table)
+            self.extend(SequenceCount.of(rows))
 
     def table(self) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), by ascending token id.
