@@ -16,6 +16,19 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 torch.set_num_threads(1)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have the pretended GPU, if a test needs it, before the first backward pass, at which autograd counts devices."""
+    from tests.pretended import COMPILER, load_guard
+
+    on_gpu = Path(__file__).parent / "cuda"
+    modules = [vars(getattr(item, "module", pytest)) for item in session.items]
+    is_needed = any("pretended" in names for names in modules) or any(
+        item.path.is_relative_to(on_gpu) for item in session.items
+    )
+    if is_needed and COMPILER is not None and not torch.cuda.is_available():
+        load_guard()
+
+
 @pytest.fixture
 def unpainted() -> Iterator[None]:
     """Figures are made, but not painted, which takes most of the time of a report."""

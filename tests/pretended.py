@@ -259,8 +259,8 @@ def _must_wait(func, args, kwargs) -> bool:
 
 
 @cache
-def _load_guard() -> None:
-    """Compile and load the `GUARD`, once a process: it stays."""
+def load_guard() -> None:
+    """Compile and load the `GUARD`, once a process, in which it stays; before the first backward pass."""
     torch_folder = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "guard.so"
@@ -284,7 +284,7 @@ def _load_guard() -> None:
 @contextmanager
 def pretended() -> Iterator[Count]:
     """Context in which there is a GPU, and its `Count`; modules and tensors go to it by ``.to("cuda")``."""
-    _load_guard()
+    load_guard()
     count = Count()
     tensor, run = torch.tensor, threading.Thread.run
 
