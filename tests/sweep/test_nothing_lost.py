@@ -380,7 +380,7 @@ def test_lines_are_aligned_and_count_and_say_the_time_left(tmp_path, options, ca
     said = capsys.readouterr().out
     assert said.count("means over blocks") == 1
     heading, first, failed, last = said.splitlines()[:4]
-    columns = ["loss", "V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension", "time", "left"]
+    columns = ["loss", "V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between", "time", "left"]
     assert heading.split()[3:] == columns
     ends = [match.end() for match in re.finditer(r"\S+", heading)][3:]
     for line, number, name in ((first, "1/3", "step1"), (last, "3/3", "step1000")):

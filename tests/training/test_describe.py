@@ -51,8 +51,9 @@ def describe(model, batch=None, *, batch_size=2, seq_len=16, **options):
 def test_the_opening_line_says_which_main_numbers_will_be_absent_without_token_ids(caplog):
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
     said = (
-        "StepMonitor: V_W / V and other values over token types will be absent, because TransformerEncoder has no "
-        "embedding table that is called with token ids. Give token_ids=, a function of the batch."
+        "StepMonitor: V_W / V, dimension between tokens and other values over token types will be absent, because "
+        "TransformerEncoder has no embedding table that is called with token ids. Give token_ids=, a function of the "
+        "batch."
     )
     cases = (
         (encoder, {}, 1),

@@ -111,7 +111,7 @@ def test_both_matrices_are_measured_and_the_rows_to_be_known_are_named(tmp_path,
     assert "output_embedding: 320 rows of 16 measured" in said
     assert "cannot be told" in said
     heading = next(line for line in said.splitlines() if "means over layers" in line)
-    assert heading.split()[3:] == ["M_over_Q", "anisotropy", "intrinsic_dimension", "time", "left"]
+    assert heading.split()[3:] == ["M_over_Q", "anisotropy", "time", "left"]
     model_records = values(tmp_path / "out", "mine", "model")
     assert model_records.to_dict() == {"tied_embeddings": 0.0}
 

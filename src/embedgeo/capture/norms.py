@@ -69,10 +69,10 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
 
 
 def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
-    standard = torch.ones(width, dtype=torch.float64)  # of mean 0 and variance 1, with entries far from 0
+    standard = torch.ones(width, dtype=torch.float64, device="cpu")  # of mean 0 and variance 1, with entries far from 0
     standard[1::2] = -1
     if width % 2 and width > 1:
-        standard[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64) / 2**0.5
+        standard[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64, device="cpu") / 2**0.5
     device = vectors[0].device if vectors else torch.device("cpu")
     row = standard.to(device, vectors[0].dtype if vectors else torch.float32)
     if vectors and isinstance(vectors[0], DTensor):
@@ -189,6 +189,7 @@ class Norms:
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none are; else empty."""
+        self._compare()
         blocks = set(self._blocks)
         measured = {
             layer.calls[0].module: self._is_output[layer.name]

@@ -91,6 +91,7 @@ def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMome
         is_first: which of them are the first one of their sequence, shape (n,), bool; None: all of them.
     """
     found = CoordinateMoments.empty(x.shape[1], device=state_device(x.device))
+    is_first = None if is_first is None else is_first.to(x.device)
     for chunk in row_chunks(x):
         rows = x[chunk].to(accumulator_dtype(x.device))
         first = rows.new_ones(len(rows), dtype=torch.bool) if is_first is None else is_first[chunk]

@@ -110,8 +110,8 @@ class OwnGroup:
             raise OtherRankError("it failed before, on this rank or another")
 
         def exchanged(group: dist.ProcessGroup) -> list[int]:
-            state = torch.zeros(3 + _NUM_TOLD, dtype=torch.int64)
-            state[:3] = torch.tensor([failed, nbytes, -nbytes])
+            state = torch.zeros(3 + _NUM_TOLD, dtype=torch.int64, device="cpu")
+            state[:3] = torch.tensor([failed, nbytes, -nbytes], device="cpu")
             if told is not None:
                 state[3 : 3 + len(told)] = told
             dist.all_reduce(state, op=dist.ReduceOp.MAX, group=group)

@@ -90,7 +90,7 @@ class RowIds:
         if self.sequences is None:
             return None
         sequence, _ = self.sequences
-        places = torch.arange(len(sequence))
+        places = torch.arange(len(sequence), device="cpu")
         return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[sequence]
 
     @cached_property
@@ -116,7 +116,7 @@ class RowIds:
         """
 
         def make() -> RowIds:
-            places = torch.arange(num_rows) if self.kept is None else self.kept
+            places = torch.arange(num_rows, device="cpu") if self.kept is None else self.kept
             ids = replace(self, made={})
             ids.groups = (first + (places if self.sequence_ids is None else self.sequence_ids)) % num_groups
             return ids
@@ -415,7 +415,7 @@ def pool_tokens(
             'Leave the layer out, or take rows="tokens".'
         )
     token_ids, mask = on_cpu(token_ids, mask)
-    counts = torch.ones(hidden.shape[:2], dtype=torch.bool) if mask is None else mask
+    counts = torch.ones(hidden.shape[:2], dtype=torch.bool, device="cpu") if mask is None else mask
     some = counts.any(1)
     kept = None if bool(some.all()) else some
     if hidden.shape[1] == 0 and rows != "mean":
@@ -428,7 +428,7 @@ def pool_tokens(
         mean = total / counts.sum(1, keepdim=True).clamp(min=1).to(hidden.device)
         return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
     place = counts.int().argmax(1) if rows == "first" else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
-    sequence = torch.arange(len(hidden))
+    sequence = torch.arange(len(hidden), device="cpu")
     ids = None if token_ids is None else token_ids[sequence, place]
     return hidden[sequence.to(hidden.device), place.to(hidden.device)], ids, kept
 

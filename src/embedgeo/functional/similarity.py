@@ -51,13 +51,14 @@ def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | None = None) -> SequenceSimilarity:
     """The state of rows, none of norm 0, shape (n, d), with these directions; default: each is its own sequence."""
-    ids = torch.arange(len(x), device=x.device) if sequence_ids is None else sequence_ids
+    ids = torch.arange(len(x), device="cpu") if sequence_ids is None else sequence_ids.cpu()
     units = token_table(directions, ids)
     n, mean, m2 = units.pooled()
     several = units.n > 1
     from_mean = units.m2.new_zeros(())
     if bool(several.any()):
-        totals, sequence = torch.zeros_like(units.mean), torch.searchsorted(units.token_ids, ids.contiguous())
+        totals = torch.zeros_like(units.mean)
+        sequence = torch.searchsorted(units.token_ids, ids.contiguous()).to(x.device)
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
         offset = units.mean - totals / scaled_row_norms(totals)[:, None]

@@ -334,7 +334,7 @@ class TypeRuns:
         number = 0
         sizes, places = self._lengths.split(runs.tolist()), self._order.split(num_rows.tolist())
         for size, place in zip(sizes, places, strict=True):
-            every = torch.arange(len(place))
+            every = torch.arange(len(place), device="cpu")
             run = every[: len(size)].repeat_interleave(size, output_size=len(place))
             end = size.cumsum(0)
             held = (each.to(self._device) for each in (place, every, run, end - size, end - 1, size))

@@ -83,7 +83,8 @@ class OutlierCoordinates(GeometryMetric):
         self.declare(CoordinateMoments.empty(dim))
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_coordinates(rows.embeddings, rows.ids.is_first))
+        counted = rows.counted
+        self.extend(row_coordinates(counted.x, counted.ids.is_first))
 
     def coordinates(self) -> dict[str, Tensor]:
         """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where undefined.

@@ -224,7 +224,7 @@ class IntrinsicDimension(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        start = int(stream_positions(sample.seen, 1, stream=stream))
+        start = int(stream_positions(sample.seen, 1, stream=stream, device=sample.seen.device))
         device = sample.keys.device
         labels = rows.ids.once(("labels", start, device), lambda: _labels(rows.ids, len(rows.x), start).to(device))
         x, first = rows.x, rows.first
@@ -347,7 +347,7 @@ def _labels(ids: RowIds, num_rows: int, start: int) -> Tensor:
 
     Sequences are told by their first row; the rows are numbered from ``start``.
     """
-    places = start + torch.arange(num_rows)
+    places = start + torch.arange(num_rows, device="cpu")
     types, sequences = ids.token_ids, ids.first_places
     groups = ids.sequence_ids if ids.groups is None else ids.groups
     groups = torch.zeros_like(places) if groups is None else groups

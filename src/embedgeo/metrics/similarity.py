@@ -98,9 +98,10 @@ class TokenSimilarity(GeometryMetric):
         self.declare(SequenceSimilarity.empty(dim))
 
     def update_states(self, rows: Rows) -> None:
-        directions, places = row_directions(rows.embeddings)
-        is_whole = len(places) == len(rows.embeddings)
-        x, ids = (rows.embeddings, rows.ids) if is_whole else (rows.embeddings[places], rows.ids.select(places))
+        x, ids = rows.embeddings, rows.counted.ids
+        directions, places = row_directions(x)
+        if len(places) < len(x):
+            x, ids = x[places], ids.select(places.cpu())
         self.extend(sequence_similarity(x, directions, ids.sequence_ids))
         if ids.token_ids is not None:
             self.extend(token_table(directions, ids.token_ids, ids.sequence_ids))
