@@ -296,10 +296,11 @@ class Total(Metric):
         return {"total": self.total}
 
 
-def test_after_a_reset_the_same_metrics_measure_again_as_if_new():
+@pytest.mark.parametrize("has_own", [False, True])
+def test_after_a_reset_metrics_measure_again_as_if_new_and_are_made_anew_where_one_is_the_users(has_own):
     def metrics(dim):
         made.append(dim)
-        return [*default_metrics(dim), Total()]
+        return [*default_metrics(dim), *([Total()] if has_own else [])]
 
     made = []
     model, batch = gpt_neox().eval(), token_batch()
@@ -311,4 +312,4 @@ def test_after_a_reset_the_same_metrics_measure_again_as_if_new():
         assert geometry.records() == []
         model(**batch)
         assert repr(geometry.records()) == first
-    assert len(made) == num_made
+    assert (len(made) > num_made) == has_own

@@ -125,6 +125,17 @@ def samples_on(rank):
     return [torch.stack(column) for column in zip(*samples, strict=True)]
 
 
+def marked_rows_on(rank):
+    """Numbers of the rows drawn from 20 a rank of which some do not count: left out, and marked, as on a GPU."""
+    x = torch.arange(20.0)[:, None] + 20 * rank
+    kept = torch.arange(20) % 3 > 0
+    drawn = []
+    for size, rows in ((40, x[kept]), (40, x), (8, x[kept]), (8, x)):
+        sample = Sample.empty(1, size).extend(rows, None, kept, stream=rank, num_streams=2)
+        drawn.append(exchanged(sample.all_reduce()).rows.flatten().tolist())
+    return drawn
+
+
 def equal_keys_on(rank):
     """A sample in which rows have pairwise equal keys: of metrics with one seed that were merged."""
     metric, other = (IntrinsicDimension(1, batch_size=41) for _ in range(2))
@@ -205,7 +216,8 @@ def recording(collective, sizes):
 def everything_on(rank):
     jobs = (
         *(values_on, only_rank_0_has_token_ids, table_on, texts_on, samples_on),
-        *(equal_keys_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on, any_ids_on, own_states_on),
+        *(equal_keys_on, marked_rows_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on),
+        *(any_ids_on, own_states_on),
     )
     return {job.__name__: job(rank) for job in jobs}
 
@@ -397,6 +409,13 @@ def test_the_sample_is_the_same_on_every_rank_and_that_of_the_streams_merged(ran
         ]
         merged = streams[0].merge(streams[1])
         assert drawn[seed].sort().values.equal(merged.rows.flatten().sort().values)
+
+
+def test_rows_that_do_not_count_are_not_drawn_where_they_are_marked(ranks):
+    for result in ranks:
+        left_out, marked, few_left_out, few_marked = result["marked_rows_on"]
+        assert sorted(left_out) == sorted(marked) == [20 * rank + i for rank in (0, 1) for i in range(20) if i % 3]
+        assert few_left_out == few_marked
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

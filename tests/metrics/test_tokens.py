@@ -428,6 +428,15 @@ def test_context_where_there_is_nothing_to_tell():
     assert floats(context_of(copies, torch.zeros(60).long(), sequences))["V_W_text_over_V_W"] == 1
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_after_a_batch_without_a_finite_row_others_count(bad):
+    x, ids, _ = texts(60, 3)
+    metric = updated(TokenMoments(3), torch.full_like(x, bad), ids)
+    values = updated(metric, x, ids).compute()
+    assert_values({**values, "n_nonfinite": 0.0}, updated(TokenMoments(3), x, ids).compute(), rtol=1e-12)
+    assert values["n_nonfinite"] == 60
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("burst", [0.0, 3.0, 20.0])

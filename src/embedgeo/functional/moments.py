@@ -225,7 +225,8 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of shape (*G, d)."""
-    mean_norm2 = torch.where((n > 0) & ~m2.isnan(), mean.square().sum(-1), torch.nan)
+    mean_norm2 = mean.square().sum(-1)
+    mean_norm2 = torch.where((n > 0) & ~m2.isnan() & mean_norm2.isfinite(), mean_norm2, torch.nan)
     variance = ratio(m2, n)
     return {
         "n": n,

@@ -157,6 +157,7 @@ class Sample(NamedTuple):
         Keys are uniform numbers: their density tells about where the last one lies that is drawn, and the numbers of
         rows up to some bounds near it which of these leaves out none that is.
         """
+        held = self.counted()
         num_streams = num_ranks(group)
         sizes = self.batches & _IN_STREAM
         is_known = (self.batches >> _STREAM_BITS == num_streams).all() & (sizes.sum() == self.seen)
@@ -164,15 +165,15 @@ class Sample(NamedTuple):
         facts = torch.stack((sizes.new_tensor(len(sizes)), (~is_known).long(), is_double))
         most, is_unknown, is_double = (yield from largest(facts)).tolist()
         sizes = torch.cat((sizes, sizes.new_zeros(most - len(sizes))))
-        last = self.keys.max() if len(self.keys) == self.size else self.keys.new_ones(())
+        last = held.keys.max() if len(held.keys) == self.size else held.keys.new_ones(())
         seen, density, sizes = yield from at_once(
-            total(self.seen), total(len(self.keys) / last), of_each_rank(sizes, group)
+            total(self.seen), total(len(held.keys) / last), of_each_rank(sizes, group)
         )
-        own = self if is_unknown else self._numbered(sizes)
+        own = held if is_unknown else held._numbered(sizes)
         most = self.size
         if self.by_label:
             own, most = yield from own._drawn_of_labels(group)
-        bounds = (self.size + self.size**0.5 * torch.arange(-2, 8, device=last.device)) / density
+        bounds = (self.size + self.size**0.5 * torch.arange(-2, 8, device=last.device)) / density.clamp(min=1)
         bounds = torch.cat((bounds, bounds.new_full((1,), torch.inf)))
         counts = torch.searchsorted(own.keys.sort().values, bounds, right=True)
         counts = yield from of_each_rank(counts, group)

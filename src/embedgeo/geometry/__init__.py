@@ -337,7 +337,8 @@ class Geometry:
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
         empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
-        self._empty |= {} if self._drift is not None else empty  # its metrics hold what they were compared with
+        is_kept = self._drift is None  # its metrics hold what they were compared with
+        self._empty |= {key: metrics for key, metrics in empty.items() if metrics and is_kept}
         self._metrics.clear()
         self.norms.reset()
         self.probe.layers_without_gradients.clear()
@@ -345,6 +346,7 @@ class Geometry:
     def add_metric(self, make: Callable[[int], GeometryMetric]) -> None:
         """Measure by one more metric, made for the width of a layer; before any rows are seen."""
         others = self.make_metrics
+        self._empty.clear()
         self.make_metrics = lambda dim: [*others(dim), make(dim)]
 
     def close(self) -> None:

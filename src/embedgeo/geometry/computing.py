@@ -119,7 +119,8 @@ def threads_for(size: int) -> Iterator[None]:
     """Context for operations on so many numbers: one thread where they are few, on a CPU.
 
     Threads of a team wait for each other at the end of every operation. Where other processes keep a processor busy,
-    that takes longer than the operation. The model outside of the context has the threads that it had.
+    that takes longer than the operation. The model outside of the context has the threads that it had; a thread of the
+    user's whose very first operation falls into it keeps one.
     """
     num_threads = torch.get_num_threads()
     if size > _FEW_NUMBERS or num_threads == 1:

@@ -128,6 +128,7 @@ class GeometryMetric(Metric):
         self.dim = dim
         self._arguments = settings
         self._declared: dict[type[Any], tuple[str, Any]] = {}
+        self._untouched = set[type[Any]]()  # the states that are still those of no rows, while rows are taken in
         self._on_cpu = {"num_rows", "settings"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
@@ -182,9 +183,13 @@ class GeometryMetric(Metric):
             self._warned_of_rows_without_type = True
         if state_device(rows.x.device) != self.device:
             self.to(rows.x.device)
+        self._untouched = set() if int(self.num_rows) else set(self._declared)
         self.update_states(rows)
+        self._untouched = set()
+        nonfinite = rows.num_nonfinite
         self.num_rows = self.num_rows + rows.num_kept
-        self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
+        nonfinite = nonfinite.to(self.device) if isinstance(nonfinite, Tensor) else nonfinite
+        self.num_nonfinite = self.num_nonfinite + nonfinite
 
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
@@ -259,6 +264,7 @@ class GeometryMetric(Metric):
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
         prefix, _ = self._declared[type(state)]
+        self._untouched.discard(type(state))
         for field, value in state._asdict().items():
             if isinstance(value, Tensor):
                 setattr(self, prefix + field, value.cpu() if prefix + field in self._on_cpu else value)
@@ -266,7 +272,7 @@ class GeometryMetric(Metric):
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
         found = to_state(state)
-        self.store(self.load(type(state)).merge(found) if int(self.num_rows) else found)
+        self.store(found if type(state) in self._untouched else self.load(type(state)).merge(found))
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""

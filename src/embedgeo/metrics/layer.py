@@ -163,14 +163,16 @@ class LayerMetrics:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late.
 
         Returns:
-            The metrics without rows, for another `LayerMetrics` of the same width.
+            The metrics without rows, for another `LayerMetrics` of the same width; none where one is the user's, which
+            may hold more than its states.
         """
         self.set_unembedding(None)
         with torch.inference_mode(False):  # states made under it could not be added to outside of it
             for metric in self.with_copies:
                 metric.reset()
                 metric.process_group = None  # one that a metric holds stays open
-        return self._metrics
+        are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in self._metrics)
+        return self._metrics if are_own else []
 
     def _with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
         by_group = [self._copies[group] for group in sorted(self._copies)]

@@ -171,7 +171,8 @@ class TokenMoments(GeometryMetric):
         x, ids = rows.x, rows.ids.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            if len(x) and (had_ids if ids is None else not had_ids and int(self.num_rows) > 0):
+            num_before = self.num_finite if self.device.type == "cpu" else self.num_rows  # which is known at once
+            if len(x) and (had_ids if ids is None else not had_ids and int(num_before) > 0):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call reset() between."
                 )

@@ -30,21 +30,21 @@ class LayerSample:
             are in the order in which they were drawn: the first k are a sample of k rows.
         row_numbers: shape (m,), int64: the position of each among the rows that counted, from 0, in the order in which
             one process sees the batches; rows with a NaN or Inf have a number, too.
+        mean: mean of all n rows, shape (d,), float64.
+        eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their sum is V.
         token_ids: their token types, shape (m,), int64, -100 of a row that has none; None without token ids, and in
             files of earlier versions.
         sequence_ids: equal numbers for rows of one sequence, shape (m,), int64; None where each row is one, and in
             files of earlier versions.
-        mean: mean of all n rows, shape (d,), float64.
-        eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their sum is V.
     """
 
     n: int
     rows: "Tensor | None" = None
     row_numbers: "Tensor | None" = None
-    token_ids: "Tensor | None" = None
-    sequence_ids: "Tensor | None" = None
     mean: "Tensor | None" = None
     eigenvalues: "Tensor | None" = None
+    token_ids: "Tensor | None" = None
+    sequence_ids: "Tensor | None" = None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from embedgeo.capture.inspection import Inspection, inspect_forward, token_modul
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, number, reason, size
+from embedgeo.functional.distributed import num_ranks
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry import Geometry
@@ -401,7 +402,8 @@ def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
         parts.append(
             f"more than 5 % of {listed(large, len(large))}: in brackets the rows from sequences that are enough"
         )
-    return f"expect {'; '.join(parts)}" if parts else ""
+    of_rows = ", of the rows of one rank," if num_ranks() > 1 else ""
+    return f"expect{of_rows} {'; '.join(parts)}" if parts else ""
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
