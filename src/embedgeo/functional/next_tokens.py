@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import ratio, without_rounding
-from embedgeo.functional.precision import scaled, scaled_row_norms
+from embedgeo.functional.precision import scaled, scaled_row_norms, sent
 from embedgeo.functional.rows import BatchIds, RowIds, Rows
 from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_split, within_variance
 
@@ -21,7 +21,7 @@ def labelled_by_next(rows: Rows) -> Rows | None:
     if rows.ids.token_ids is None:
         return None
     places, labels = rows.ids.once("labelled by next", lambda: _labels(rows.ids))
-    places = rows.ids.once(("places before next", rows.x.device), lambda: places.to(rows.x.device))
+    places = rows.ids.once(("places before next", rows.x.device), lambda: sent(places, rows.x.device))
     finite = None if rows.weights is None else rows.weights.index_select(0, places) > 0
     return Rows(rows.x.index_select(0, places), labels, finite)
 

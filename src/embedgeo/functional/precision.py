@@ -39,6 +39,11 @@ def state_device(device: torch.device) -> torch.device:
     return device if has_float64(device) else torch.device("cpu")
 
 
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device, which is not waited for if it is CUDA's: pageable memory is read before this returns."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
 def to_state(sums: Sums) -> Sums:
     """The sums over a batch on the device of the states, with the floating-point ones in float64."""
     held = (tensor.to(state_device(tensor.device)) for tensor in sums)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import accumulator_dtype, is_asynchronous
+from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, sent
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class RowIds:
     def on(self, device: torch.device, name: Literal["token_ids", "sequence_ids", "kept"]) -> Tensor | None:
         """The ids of this name on a device."""
         ids: Tensor | None = getattr(self, name)
-        return ids if ids is None or ids.device == device else self.once((name, device), lambda: ids.to(device))
+        return ids if ids is None or ids.device == device else self.once((name, device), lambda: sent(ids, device))
 
     def select(self, places: Tensor) -> "RowIds":
         """The ids of only the rows at these places among the rows that count."""
@@ -289,7 +289,7 @@ class Rows:
         sequence, number = self.ids.sequences
         if self.weights is None:
             return number
-        sequence = self.ids.once(("sequence", self.x.device), lambda: sequence.to(self.x.device))
+        sequence = self.ids.once(("sequence", self.x.device), lambda: sent(sequence, self.x.device))
         return torch.count_nonzero(self.weights.new_zeros(number).index_add_(0, sequence, self.weights))
 
     @property

@@ -28,7 +28,7 @@ from embedgeo.functional.distributed import (
     of_each_rank,
     total,
 )
-from embedgeo.functional.precision import is_asynchronous
+from embedgeo.functional.precision import is_asynchronous, sent
 
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
@@ -244,7 +244,9 @@ def require_seed(seed: int) -> None:
 @lru_cache(maxsize=4)  # samples of all layers draw from the same rows
 def _of_batch(number: int, start: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Keys of the next rows, of which ``number`` is the first one's, and positions, of which ``start`` is."""
-    return row_keys(number, count, seed=seed).to(device), stream_positions(start, count).to(device)
+    cpu = torch.device("cpu")
+    keys, positions = row_keys(number, count, seed=seed, device=cpu), stream_positions(start, count, device=cpu)
+    return sent(keys, device), sent(positions, device)
 
 
 def row_keys(

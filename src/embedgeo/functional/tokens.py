@@ -35,6 +35,7 @@ from embedgeo.functional.precision import (
     row_norms,
     scaled,
     scaled_row_norms,
+    sent,
 )
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
@@ -174,7 +175,7 @@ def _union(types: Tensor, group: Group) -> Exchange[Tensor]:
 def _united(own: Tensor, others: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The token types of two tables, ascending, and on ``device`` the places of both tables' among them."""
     types = torch.cat((own, others)).unique()
-    return types, *(torch.searchsorted(types, each).to(device) for each in (own, others))
+    return types, *(sent(torch.searchsorted(types, each), device) for each in (own, others))
 
 
 def token_table(
@@ -273,10 +274,11 @@ class TypeRuns:
         self._order, self._lengths = torch.cat(orders), torch.cat(lengths)
         self._chunks: dict[int, list[_Runs]] = {}
         self._n, self._sequences, self._sequence_n2, self._is_apart = (
-            each.to(device) for each in (n, sequences, sequence_n2, is_apart)
+            sent(each, device) for each in (n, sequences, sequence_n2, is_apart)
         )
         self._single, self._single_places, self._repeated, self._type_of_run = (
-            each.to(device) for each in (single, order[ends[single] - 1], (~is_single).nonzero().flatten(), type_of_run)
+            sent(each, device)
+            for each in (single, order[ends[single] - 1], (~is_single).nonzero().flatten(), type_of_run)
         )
 
     def table(self, x: Tensor, weights: Tensor | None = None) -> TokenTable:
@@ -337,7 +339,7 @@ class TypeRuns:
             every = torch.arange(len(place), device="cpu")
             run = every[: len(size)].repeat_interleave(size, output_size=len(place))
             end = size.cumsum(0)
-            held = (each.to(self._device) for each in (place, every, run, end - size, end - 1, size))
+            held = (sent(each, self._device) for each in (place, every, run, end - size, end - 1, size))
             yield _Runs(slice(number, number + len(size)), *held)
             number += len(size)
 

@@ -24,6 +24,7 @@ from embedgeo.functional.dimension import (
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
+from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
@@ -226,7 +227,7 @@ class IntrinsicDimension(GeometryMetric):
         sample = self.load(Sample)
         start = int(stream_positions(sample.seen, 1, stream=stream, device=sample.seen.device))
         device = sample.keys.device
-        labels = rows.ids.once(("labels", start, device), lambda: _labels(rows.ids, len(rows.x), start).to(device))
+        labels = rows.ids.once(("labels", start, device), lambda: sent(_labels(rows.ids, len(rows.x), start), device))
         x, first = rows.x, rows.first
         self.store(sample.extend(x, labels, rows.finite, stream=stream, num_streams=num_streams, first=first))
 
