@@ -89,7 +89,7 @@ def test_the_server_has_data_for_every_chart(server, charts):
         "V_W / V (V_W_over_V_unbiased)",
         "M / Q (M_over_Q)",
         "anisotropy",
-        "intrinsic dimension",
+        "dimension between tokens (intrinsic_dimension_between)",
         "mean cosine",
     ]
     for title, pattern in charts:
