@@ -145,14 +145,12 @@ def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_
     assert clean["warned"] == []
     assert repr(second.pop(-1)) == repr(clean)  # with NaN
     assert len(first) > 5
-    over = [place for place, outcome in second.items() if len(outcome["history"]) == len(clean["history"])]
-    assert over in ([], [max(second)])  # after the last record there is nothing to take back
     for place, outcome in first.items():
         other = second[place]
         assert outcome["sums"] == other["sums"] == clean["sums"], place
         for history in (outcome["history"], other["history"]):
             assert repr(history) == repr(clean["history"][: len(history)])
-        assert (len(outcome["history"]) == len(clean["history"])) <= (place in over)
+        assert len(other["history"]) < len(clean["history"])
         assert len(outcome["warned"]) == 1
         (cause,) = other["warned"]
         assert "tried to allocate 1.5 EiB" in cause
