@@ -12,10 +12,13 @@ from tests.training.runs import moments
 OPTIONS = {
     "tokens": {},
     "padding, positions and ids left out": {"skip_first_positions": 2, "ignore_token_ids": [5]},
+}
+SLOW = {
     "mean": {"rows": "mean"},
     "last": {"rows": "last"},
     "words": {"rows": "words"},
     "the mean of two layers, and an inner module": {"layers": ["mean(last2)", "*.mlp"]},
+    "jackknife": {"jackknife": 4},
 }
 
 
@@ -38,8 +41,8 @@ def measured(device, build=gpt_neox, *, given_on=None, batches=2, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [*OPTIONS.values(), pytest.param({"jackknife": 4}, marks=pytest.mark.slow)],
-    ids=[*OPTIONS, "jackknife"],
+    [*OPTIONS.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values())],
+    ids=[*OPTIONS, *SLOW],
 )
 def test_records_are_those_of_the_cpu(options):
     assert_same(measured(GPU, **options).records(), measured(torch.device("cpu"), **options).records())
@@ -59,6 +62,7 @@ def test_of_other_families_too(build):
     assert_same(run(GPU), run(torch.device("cpu")))
 
 
+@pytest.mark.slow
 def test_what_is_given_may_be_on_the_cpu():
     expected = measured(GPU, rows="words").records()
     assert_same(measured(GPU, rows="words", given_on="cpu").records(), expected)
@@ -74,6 +78,7 @@ def test_what_is_given_may_be_on_the_cpu():
     assert_same(records(**given), records())
 
 
+@pytest.mark.slow
 def test_tables_samples_and_files(tmp_path):
     geometry, expected = measured(GPU), measured(torch.device("cpu"))
     table, wanted = geometry.token_tables(), expected.token_tables()
@@ -86,6 +91,7 @@ def test_tables_samples_and_files(tmp_path):
     assert (tmp_path / "folder" / "samples" / "tiny.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_layers_on_different_devices():
     torch.manual_seed(0)
     model = gpt_neox().double().eval()

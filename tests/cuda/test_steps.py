@@ -10,11 +10,11 @@ from tests.ranks import on_two_ranks
 OPTIONS = {
     "training batches": {"window": 1},
     "background": {"background": True},
-    "words": {"rows": "words"},
-    "probe and drift": {"probed": True, "drift": True},
 }
 ALL = {"metrics": full_metrics, "background": True, "layers": ["block.00", "block.01"]}
 SLOW = {
+    "words": {"rows": "words"},
+    "probe and drift": {"probed": True, "drift": True},
     "jackknife": {"jackknife": 2, "layers": ["block.00", "block.01"]},
     "all metrics, in the background": ALL,
     "all metrics, jackknife and drift": {**ALL, "probed": True, "jackknife": 2, "drift": True},
