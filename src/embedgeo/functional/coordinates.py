@@ -9,7 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, at_once, largest, total
+from embedgeo.functional.distributed import Exchange, Group, largest, total
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import merged, over_leading_axis, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms, state_device
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from traceback import clear_frames
-from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+from typing import NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -209,23 +209,6 @@ def concatenated(tensor: Tensor, lengths: Sequence[int], group: Group = None) ->
     first = sum(lengths[: current_rank(group)])
     every[first : first + len(tensor)] = tensor
     return (yield from total(every, overwrite=True))
-
-
-def at_once(*exchanges: Exchange[Any]) -> Exchange[list[Any]]:
-    """Results of several exchanges that go on side by side."""
-    results: list[Any] = [None] * len(exchanges)
-    waiting: dict[int, list[Request]] = {number: [] for number in range(len(exchanges))}
-    while True:
-        for number, requests in [*waiting.items()]:
-            if not requests or any(request.answer is not None for request in requests):
-                try:
-                    waiting[number] = next(exchanges[number])
-                except StopIteration as end:
-                    results[number] = end.value
-                    del waiting[number]
-        if not waiting:
-            return results
-        yield [request for requests in waiting.values() for request in requests if request.answer is None]
 
 
 def answered(exchange: Exchange[T], answer: Callable[[Request], Tensor] = attrgetter("tensor")) -> T:

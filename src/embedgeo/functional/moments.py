@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, Request, answered, at_once, largest, total
+from embedgeo.functional.distributed import Exchange, Group, Request, answered, largest, total
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms
 
 CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache

@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from embedgeo.functional.distributed import (
     Exchange,
     Group,
-    at_once,
     concatenated,
     current_rank,
     largest,
@@ -28,6 +27,7 @@ from embedgeo.functional.distributed import (
     of_each_rank,
     total,
 )
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import is_asynchronous, sent
 
 _STREAM_BITS = 40

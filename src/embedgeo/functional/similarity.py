@@ -8,7 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, at_once, total
+from embedgeo.functional.distributed import Exchange, Group, total
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 from embedgeo.functional.tokens import TokenTable, token_table

@@ -12,12 +12,12 @@ from torch.nn.functional import embedding_bag
 from embedgeo.functional.distributed import (
     Exchange,
     Group,
-    at_once,
     largest,
     num_ranks,
     of_each_rank,
     total,
 )
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import (
     CHUNK_ELEMENTS,
     blocked,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import is_distributed
+from embedgeo.functional.lockstep import at_once, computed, steps
 from embedgeo.metrics.layer import LayerMetrics, ValuePairs, in_sync, reduce
 from embedgeo.results.records import Record
 
@@ -98,11 +99,12 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
             stack.enter_context(torch.no_grad())
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
-            for each in layers:
-                values += _values([each])
+            for some in [layers] if streams else [[each] for each in layers]:
+                values += _values(some)
                 for stream in streams:
                     stream.synchronize()  # what is freed then goes to the stream that it was allocated on
-                each.metrics.reset()
+                for each in some:
+                    each.metrics.reset()
             return _records(layers, values)
 
     pool = ThreadPoolExecutor(1, "embedgeo")
@@ -139,8 +141,13 @@ def can_start_threads() -> bool:
 
 
 def _values(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
-    """Values of layers, or the exception of one that fails: the one place where they are computed."""
-    return [each.metrics.compute() for each in layers]
+    """Values of layers, or the exception of one that fails: the one place where they are computed.
+
+    On another device than the CPU they are computed side by side, so that it is waited for a few times for all layers.
+    """
+    if all(each.metrics.device.type == "cpu" for each in layers):
+        return [each.metrics.compute() for each in layers]
+    return computed(at_once(*(steps(LayerMetrics.compute, each.metrics) for each in layers)))
 
 
 def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exception]) -> list[Record]:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, at_once, current_rank, exchanged, is_distributed, num_ranks
+from embedgeo.functional.distributed import Exchange, Group, current_rank, exchanged, is_distributed, num_ranks
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows

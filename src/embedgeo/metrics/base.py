@@ -14,8 +14,9 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import Exchange, Group, at_once, exchanged, total
+from embedgeo.functional.distributed import Exchange, Group, exchanged, total
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
+from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
 from embedgeo.functional.precision import on_one_device, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
@@ -285,7 +286,8 @@ class GeometryMetric(Metric):
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
 
-    def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
+    @stepwise
+    def compute_with_errors(self, groups: Sequence[Self]) -> Computation[ValuesAndErrors]:
         """The values of ``compute``, and their standard errors by the delete-a-group jackknife.
 
         Args:
@@ -295,11 +297,11 @@ class GeometryMetric(Metric):
             The values and their standard errors by key (see `embedgeo.functional.jackknife`). They are right for
             smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
         """
-        values = require_values(self.compute())
+        values = require_values((yield from steps(type(self).compute, self)))  # as a plain method: see below
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])
-        without.hold(self)
+        yield from steps(type(self).hold, without, self)
         sizes = torch.stack([group.num_finite for group in groups])
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
@@ -307,7 +309,7 @@ class GeometryMetric(Metric):
             for state in states:
                 without.store(state)
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
-            estimates = type(self).compute(without)  # as a plain method: not synchronised, no value kept
+            estimates = yield from steps(type(self).compute, without)  # not synchronised, no value kept
             for key, value in values.items():
                 left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
         return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}

@@ -12,12 +12,12 @@ from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
     all_gather,
-    at_once,
     current_rank,
     exchanged,
     is_distributed,
     num_ranks,
 )
+from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, require_values
@@ -90,26 +90,35 @@ class LayerMetrics:
                 with named(copy):
                     update_metric(copy, hidden, part, of_group)
 
-    def compute(self) -> ValuePairs | Exception:
+    @stepwise
+    def compute(self) -> Computation[ValuePairs | Exception]:
         """Values of the metrics, or the exception of one that fails, here alone maybe; every rank must call this."""
-        values: ValuePairs = {}
-        failure: Exception | None = None
         with in_sync([self]):
-            for metric, copies in self._with_their_copies():
-                try:
-                    with named(metric):
-                        if self._num_groups and isinstance(metric, GeometryMetric):
-                            found, errors = metric.compute_with_errors(copies)
-                        else:
-                            found, errors = require_values(metric.compute()), {}
-                    for key, value in found.items():
-                        values[key] = torch.stack((value, errors.get(key, torch.full_like(value, torch.nan))))
-                except Exception as error:
-                    failure = failure or error
+            found = yield from at_once(*(self._values(*each) for each in self._with_their_copies()))
+        values: ValuePairs = {}
+        for of_metric in found:
+            if isinstance(of_metric, Exception):
+                return of_metric
+            values |= of_metric
         if self.expected_Q and "Q" in values:
             expected = values["Q"].new_tensor([self.expected_Q, torch.nan])
             values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)  # of no rows, nothing
-        return failure or values
+        return values
+
+    def _values(self, metric: Any, copies: list[Any]) -> Computation[ValuePairs | Exception]:
+        try:
+            with named(metric):
+                errors: dict[str, Tensor] = {}
+                if not isinstance(metric, GeometryMetric):
+                    found = require_values(metric.compute())
+                elif self._num_groups:
+                    found, errors = yield from steps(type(metric).compute_with_errors, metric, copies)
+                else:
+                    found = require_values((yield from steps(type(metric).compute, metric)))
+                none = {key: torch.full_like(value, torch.nan) for key, value in found.items() if key not in errors}
+                return {key: torch.stack((value, (errors | none)[key])) for key, value in found.items()}
+        except Exception as error:
+            return error
 
     def dealt(self) -> Tensor:
         """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G + 1,), int64."""

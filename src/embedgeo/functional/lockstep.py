@@ -1,0 +1,147 @@
+"""Computations that go on side by side, those of all layers, and make their calls of some functions together.
+
+A `Computation` is a generator that yields the calls it wants made, and goes on once some of them have an answer. On a
+GPU one copy to the host then serves all layers, as one batch of each operation does. See `computed`, which makes them.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Question(Protocol):
+    """Something that a generator yields, to which it is given an answer before it goes on."""
+
+    answer: Any  # None: not yet
+
+
+Q = TypeVar("Q", bound=Question)
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A call of a function that takes the arguments of many callers at once."""
+
+    function: Callable[[list[Any]], Any]
+    argument: Any
+    answer: Any = None
+    is_made: bool = False
+
+
+Computation: TypeAlias = Generator[list[Call], None, T]
+"""A generator that yields calls, goes on once some of them have an answer, and returns its result."""
+
+
+def at_once(*generators: Generator[list[Q], None, Any]) -> Generator[list[Q], None, list[Any]]:
+    """Results of several generators that go on side by side."""
+    results: list[Any] = [None] * len(generators)
+    waiting: dict[int, list[Q]] = {number: [] for number in range(len(generators))}
+    while True:
+        for number, questions in [*waiting.items()]:
+            if not questions or any(question.answer is not None for question in questions):
+                try:
+                    waiting[number] = next(generators[number])
+                except StopIteration as end:
+                    results[number] = end.value
+                    del waiting[number]
+        if not waiting:
+            return results
+        yield [question for questions in waiting.values() for question in questions if question.answer is None]
+
+
+def called(function: Callable[[list[Any]], list[T] | Computation[list[T]]], argument: Any) -> Computation[T]:
+    """The result of a function for one argument; it is called with those of all callers, and returns as many results.
+
+    It may be a computation itself.
+    """
+    call = Call(function, argument)
+    while call.answer is None:
+        yield [call]
+    return call.answer
+
+
+def on_host(*tensors: Tensor) -> Computation[tuple[Tensor, ...]]:
+    """The tensors on the CPU; those of all callers are copied together, once nothing else can go on."""
+    if all(each.device.type == "cpu" for each in tensors):
+        return tensors
+    return (yield from called(_copied, tensors))
+
+
+def computed(computation: Computation[T]) -> T:
+    """Result of a computation, whose calls of one function are made together; copies to the host come last."""
+    waiting: dict[Computation[Any], list[Call]] = {computation: []}  # for any of these
+    answering: dict[Computation[Any], list[Call]] = {}
+    while True:
+        for each, calls in [*waiting.items()]:
+            if calls and all(call.answer is None for call in calls):
+                continue
+            try:
+                waiting[each] = next(each)
+            except StopIteration as end:
+                if each is computation:
+                    return end.value
+                del waiting[each]
+                _answer(answering.pop(each), end.value)
+        if any(not calls or any(call.answer is not None for call in calls) for calls in waiting.values()):
+            continue
+        by_function: dict[Callable[[list[Any]], Any], list[Call]] = {}
+        for call in {id(call): call for calls in waiting.values() for call in calls if not call.is_made}.values():
+            by_function.setdefault(call.function, []).append(call)
+        if len(by_function) > 1:
+            by_function.pop(_copied, None)
+        for function, calls in by_function.items():
+            found = function([call.argument for call in calls])
+            for call in calls:
+                call.is_made = True
+            if isinstance(found, Generator):
+                waiting[found], answering[found] = [], calls
+            else:
+                _answer(calls, found)
+
+
+def stepwise(function: Callable[P, Computation[T]]) -> Callable[P, T]:
+    """Decorator of a generator function, which then returns the result; `steps` has it go on beside others."""
+
+    @wraps(function)
+    def result(*args: P.args, **kwargs: P.kwargs) -> T:
+        return computed(function(*args, **kwargs))
+
+    result.steps = function  # type: ignore[attr-defined]
+    return result
+
+
+def steps(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Computation[T]:
+    """The computation of a function that is `stepwise`; another one is called at once."""
+    generator = getattr(function, "steps", None)
+    return function(*args, **kwargs) if generator is None else (yield from generator(*args, **kwargs))
+
+
+def _answer(calls: Sequence[Call], answers: Sequence[Any]) -> None:
+    for call, answer in zip(calls, answers, strict=True):
+        call.answer = answer
+
+
+def _copied(of_callers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+    """The tensors of all callers on the CPU: in one copy for each device."""
+    flat = [each for tensors in of_callers for each in tensors]
+    copies = dict[int, Tensor]()
+    for device in {each.device for each in flat}:
+        there = sorted({id(each): each for each in flat if each.device == device}.values(), key=_itemsize, reverse=True)
+        if device.type == "cpu":
+            copies |= {id(each): each for each in there}
+            continue
+        parts = [each.detach().reshape(-1).view(torch.uint8) for each in there]  # the widest first, so that all fit in
+        on_cpu = torch.cat(parts).cpu().split([len(part) for part in parts])
+        copies |= {id(each): part.view(each.dtype).view(each.shape) for each, part in zip(there, on_cpu, strict=True)}
+    return [tuple(copies[id(each)] for each in tensors) for tensors in of_callers]
+
+
+def _itemsize(tensor: Tensor) -> int:
+    return tensor.itemsize
