@@ -37,7 +37,7 @@ def test_calls_of_one_function_are_made_together():
 def test_a_function_may_be_a_computation_itself():
     found = computed(at_once(called(doubled_by_steps, 1.0), called(doubled_by_steps, 2.0), two_rounds(3.0)))
     assert found == [2.0, 4.0, 14.0]
-    assert len(made) == 3  # 3.0 is doubled before the halves are known
+    assert made == [[3.0], [7.0, 0.5, 1.0]]
 
 
 def test_computations_of_different_lengths_end_each_with_its_own_result():
