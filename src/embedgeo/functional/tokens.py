@@ -41,6 +41,7 @@ from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
+_REDUCED_ELEMENTS = 1 << 24  # elements of means, 128 MiB, that a device has a copy of to reduce them
 _FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
 _EXACT_BITS = 52  # of integers in float64
@@ -146,6 +147,67 @@ class TokenTable(NamedTuple):
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, mean, m2 = merge_parts([self[1:4]], partial(torch.sum, dim=0))
         return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
+
+    def reduced(self, count_range: tuple[int, int] | None = None) -> "TypeMoments":
+        """What is left without the means, of the rows that have a type, where the table is, which is not waited for.
+
+        ``count_range`` is that of the types whose common mean is the centre; default: all.
+        """
+        types = TokenTable(*(state[self.num_untyped :] for state in self))
+        n, mean = types.n, types.mean
+        counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
+        chunks = [*row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)]
+        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in chunks] or [mean.new_zeros(mean.shape[1])]
+        center = sum(sums[1:], sums[0]) / counted.sum().clamp(min=1)
+        norms = [scaled_row_norms(mean[chunk]) for chunk in chunks] or [n]
+        distances = [(mean[chunk] - center).square().sum(1) for chunk in chunks] or [n]
+        sizes = torch.cat(norms), torch.cat(distances)
+        return TypeMoments(types.token_ids, n, *sizes, types.m2, *types[4:], center)
+
+
+class TypeMoments(NamedTuple):
+    """Counts and squared deviations of the embeddings of each token type, without the means.
+
+    Attributes:
+        token_ids: as in `TokenTable`, as are the others that are not explained.
+        n: shape (T,).
+        norm: norm of the mean of each token type, shape (T,).
+        distance2: squared distance of this mean from the centre, shape (T,).
+        m2: shape (T,).
+        sequences: shape (T,).
+        sequence_n2: shape (T,).
+        sequence_m2: shape (T,).
+        center: mean of the rows of all token types, or of those within a range of counts, shape (d,).
+    """
+
+    token_ids: Tensor
+    n: Tensor
+    norm: Tensor
+    distance2: Tensor
+    m2: Tensor
+    sequences: Tensor
+    sequence_n2: Tensor
+    sequence_m2: Tensor
+    center: Tensor
+
+    def select(self, keep: Tensor) -> "TypeMoments":
+        """The token types for which ``keep``, shape (T,), is true; the centre stays."""
+        return TypeMoments(*(state[keep] for state in self[:-1]), self.center)
+
+    def seen(self) -> "TypeMoments":
+        """The token types that have rows, with an m2 of exactly 0 where it is no more than rounding."""
+        types = self if bool((self.n > 0).all()) else self.select(self.n > 0)
+        return types._replace(m2=without_rounding(types.m2, types.n, types.norm))
+
+    def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """n, mean, shape (d,), and m2 of the rows of all token types together, whose mean the centre is."""
+        n = self.n.sum()
+        m2 = (self.m2 + self.n * self.distance2).sum()
+        return n, self.center, without_rounding(m2, n, scaled_row_norms(self.center))
+
+    def reduced(self) -> "TypeMoments":
+        """These moments."""
+        return self
 
 
 def _union(types: Tensor, group: Group) -> Exchange[Tensor]:
@@ -430,7 +492,7 @@ def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMome
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
-def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
+def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> Tensor:
     """The within-token variance V_W, estimated from pairs of occurrences in different sequences.
 
     That of a token type is half the mean squared distance of such pairs, so that neither few occurrences nor those
@@ -463,7 +525,7 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     return ratio((n * variance).sum(), n.sum())
 
 
-def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor:
+def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = None) -> Tensor:
     """The variance within token types and within sequences, estimated from pairs of occurrences in one sequence.
 
     That of a token type is half the mean squared distance of such pairs, Σ_s n_s m2_s / Σ_s n_s (n_s - 1), with m2_s
@@ -483,8 +545,8 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
     >>> local_variance(table).item()
     2.0
     """
-    norm = torch.linalg.vector_norm(types.mean, dim=1)
-    squares = without_rounding(types.sequence_m2, types.sequence_n2, norm)
+    types = types.reduced()
+    squares = without_rounding(types.sequence_m2, types.sequence_n2, types.norm)
     pairs = types.sequence_n2 - types.n
     sequences = (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
     sums = pairs.new_zeros(2, _MANY_SEQUENCES + 1).index_add_(1, sequences, torch.stack((squares, pairs)))
@@ -495,13 +557,13 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
     return ratio((types.n * variance).sum(), types.n.sum())
 
 
-def variance_split(types: TokenTable) -> dict[str, Tensor]:
+def variance_split(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """Split the variance of all rows into within and between token types.
 
     Returns:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
-    n, _, between_m2 = types._replace(m2=torch.zeros_like(types.m2)).pooled()
+    n, _, between_m2 = types.reduced()._replace(m2=torch.zeros_like(types.m2)).pooled()
     within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
@@ -550,9 +612,10 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
     return {"V_W_local": local, "V_W_text": text, "V_W_text_over_V_W": ratio(text, within)}
 
 
-def type_values(types: TokenTable) -> dict[str, Tensor]:
+def type_values(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
-    values = variance_values(types.n, types.mean, types.m2)
+    types = types.reduced()
+    values = variance_values(types.n, types.norm[:, None], types.m2)
     return {key: values[key] for key in ("n", "Q", "M", "V")}
 
 

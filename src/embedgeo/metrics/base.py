@@ -16,7 +16,7 @@ from torchmetrics.metric import CompositionalMetric
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, exchanged, total
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
-from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.precision import on_one_device, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
@@ -283,8 +283,10 @@ class GeometryMetric(Metric):
             found._replace(**{name: x.to(torch.promote_types(dtypes[name], x.dtype)) for name, x in fields.items()})
         )
 
-    def hold(self, whole: Self) -> None:
+    @stepwise
+    def hold(self, whole: Self) -> Computation[None]:
         """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
+        yield from ()
 
     @stepwise
     def compute_with_errors(self, groups: Sequence[Self]) -> Computation[ValuesAndErrors]:
@@ -302,7 +304,10 @@ class GeometryMetric(Metric):
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])
         yield from steps(type(self).hold, without, self)
-        sizes = torch.stack([group.num_finite for group in groups])
+        given = tuple(values.values()), tuple(group.num_finite for group in groups)
+        found, sizes = yield from on_host(*given)
+        values = dict(zip(values, found, strict=True))
+        unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
@@ -310,9 +315,11 @@ class GeometryMetric(Metric):
                 without.store(state)
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
             estimates = yield from steps(type(self).compute, without)  # not synchronised, no value kept
-            for key, value in values.items():
-                left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
-        return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}
+            of_keys = yield from on_host(*(estimates.get(key, unknown) for key in values))
+            for key, estimate in zip(values, of_keys, strict=True):
+                left_out[key].append(estimate)
+        of_groups = torch.stack(sizes)
+        return values, {key: standard_error(values[key], torch.stack(left_out[key]), of_groups) for key in values}
 
     def plot(self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
         """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.

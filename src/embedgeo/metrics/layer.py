@@ -1,6 +1,6 @@
 """The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from embedgeo.functional.distributed import (
     is_distributed,
     num_ranks,
 )
-from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, require_values
@@ -108,15 +108,19 @@ class LayerMetrics:
     def _values(self, metric: Any, copies: list[Any]) -> Computation[ValuePairs | Exception]:
         try:
             with named(metric):
-                errors: dict[str, Tensor] = {}
+                errors: Mapping[str, Tensor] = {}
                 if not isinstance(metric, GeometryMetric):
                     found = require_values(metric.compute())
                 elif self._num_groups:
                     found, errors = yield from steps(type(metric).compute_with_errors, metric, copies)
                 else:
                     found = require_values((yield from steps(type(metric).compute, metric)))
-                none = {key: torch.full_like(value, torch.nan) for key, value in found.items() if key not in errors}
-                return {key: torch.stack((value, (errors | none)[key])) for key, value in found.items()}
+                unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
+                pairs = [(value, errors.get(key, unknown)) for key, value in found.items()]
+                on_cpu = yield from on_host(*pairs)
+                return {
+                    key: torch.stack((value.double(), error)) for key, (value, error) in zip(found, on_cpu, strict=True)
+                }
         except Exception as error:
             return error
 
