@@ -161,8 +161,8 @@ class TokenTable(NamedTuple):
         center = sum(sums[1:], sums[0]) / counted.sum().clamp(min=1)
         norms = [scaled_row_norms(mean[chunk]) for chunk in chunks] or [n]
         distances = [(mean[chunk] - center).square().sum(1) for chunk in chunks] or [n]
-        sizes = torch.cat(norms), torch.cat(distances)
-        return TypeMoments(types.token_ids, n, *sizes, types.m2, *types[4:], center)
+        token_ids, _, _, *squares = types
+        return TypeMoments._make((token_ids, n, torch.cat(norms), torch.cat(distances), *squares, center))
 
 
 class TypeMoments(NamedTuple):
@@ -192,7 +192,7 @@ class TypeMoments(NamedTuple):
 
     def select(self, keep: Tensor) -> "TypeMoments":
         """The token types for which ``keep``, shape (T,), is true; the centre stays."""
-        return TypeMoments(*(state[keep] for state in self[:-1]), self.center)
+        return TypeMoments._make((*(state[keep] for state in self[:-1]), self.center))
 
     def seen(self) -> "TypeMoments":
         """The token types that have rows, with an m2 of exactly 0 where it is no more than rounding."""
