@@ -98,7 +98,7 @@ def over_leading_axis(stacked: R) -> R:
     """The state of the rows of parts that are stacked along a leading axis."""
 
     def over_parts(request: Request) -> Tensor:
-        return request.tensor.sum(0) if request.is_sum else request.tensor.amax(0)
+        return request.tensor.sum(0) if request.kind == "sum" else request.tensor.amax(0)
 
     return answered(stacked.all_reduce(), over_parts)
 

@@ -12,6 +12,8 @@ from torch.nn.functional import embedding_bag
 from embedgeo.functional.distributed import (
     Exchange,
     Group,
+    current_rank,
+    dealt,
     largest,
     num_ranks,
     of_each_rank,
@@ -149,20 +151,72 @@ class TokenTable(NamedTuple):
         return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
 
     def reduced(self, count_range: tuple[int, int] | None = None) -> "TypeMoments":
-        """What is left without the means, of the rows that have a type, where the table is, which is not waited for.
+        """What is left without the means, where the table is, which is not waited for.
 
         ``count_range`` is that of the types whose common mean is the centre; default: all.
         """
-        types = TokenTable(*(state[self.num_untyped :] for state in self))
-        n, mean = types.n, types.mean
+        n, center, untyped = self._sums(count_range)
+        return self._about(center / n.clamp(min=1), untyped)
+
+    def reduced_over_ranks(
+        self, count_range: tuple[int, int] | None = None, group: Group = None
+    ) -> Exchange["TypeMoments"]:
+        """What `reduced` leaves of the table of the rows of all ranks, of which no rank holds more than of its own.
+
+        Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the numbers of these.
+        """
+        types = yield from _union(self.token_ids[self.num_untyped :], group)
+        ranks, dim = num_ranks(group), self.mean.shape[1]
+        share = -(-len(types) // ranks)
+        given = self.mean.new_zeros(ranks * share, dim + 5)
+        place = torch.searchsorted(types, self.token_ids[self.num_untyped :])
+        given[:, :dim].index_copy_(0, place, self.mean[self.num_untyped :])
+        others = torch.stack((self.n, *self[3:]), dim=1)[self.num_untyped :]
+        given[:, dim:].index_copy_(0, place, others)
+        parts, sums = yield from at_once(
+            dealt(given.view(ranks, share, dim + 5), overwrite=True),
+            total(torch.cat([each.reshape(-1) for each in self._sums()])),
+        )
+        first = current_rank(group) * share
+        own = _merged_parts(types[first : first + share], parts)
+        n, center, untyped = sums[0], sums[1:-1], sums[-1]
+        if count_range is not None:
+            of_range = yield from total(torch.cat([each.reshape(-1) for each in own._sums(count_range)]))
+            n, center = of_range[0], of_range[1:-1]
+        whole = own._about(center / n.clamp(min=1), untyped)
+        numbers = given.new_zeros(len(whole.per_type), len(types))
+        numbers[:, first : first + share] = torch.stack(whole.per_type)
+        numbers = yield from total(numbers, overwrite=True)
+        return TypeMoments._make((types, *numbers, whole.center, untyped))
+
+    def _sums(self, count_range: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Number of the rows of the types that occur so often, and their sum; and number of the rows without a type."""
+        n, mean = self.n[self.num_untyped :], self.mean[self.num_untyped :]
         counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
-        chunks = [*row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)]
-        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in chunks] or [mean.new_zeros(mean.shape[1])]
-        center = sum(sums[1:], sums[0]) / counted.sum().clamp(min=1)
-        norms = [scaled_row_norms(mean[chunk]) for chunk in chunks] or [n]
-        distances = [(mean[chunk] - center).square().sum(1) for chunk in chunks] or [n]
-        token_ids, _, _, *squares = types
-        return TypeMoments._make((token_ids, n, torch.cat(norms), torch.cat(distances), *squares, center))
+        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in _reduced_chunks(mean)]
+        return counted.sum(), sum(sums, mean.new_zeros(mean.shape[1])), self.n[: self.num_untyped].sum()
+
+    def _about(self, center: Tensor, untyped: Tensor) -> "TypeMoments":
+        token_ids, n, mean, *squares = (state[self.num_untyped :] for state in self)
+        chunks = _reduced_chunks(mean)
+        norms = torch.cat([n[:0], *(scaled_row_norms(mean[chunk]) for chunk in chunks)])
+        distances = torch.cat([n[:0], *((mean[chunk] - center).square().sum(1) for chunk in chunks)])
+        return TypeMoments._make((token_ids, n, norms, distances, *squares, center, untyped))
+
+
+def _reduced_chunks(mean: Tensor) -> list[slice]:
+    return [*row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)]
+
+
+def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
+    """The table of these types, from the rows that each rank has for them: means, n and the rest, (R, share, d + 5)."""
+    parts, dim = parts[:, : len(types)], parts.shape[2] - 5
+    tables = list[TokenTable]()
+    for chunk in [*row_chunks(parts[0], blocked(_MERGED_ELEMENTS, parts.device) // len(parts))] or [slice(0)]:
+        n, m2, *counts = parts[:, chunk, dim:].unbind(2)
+        merged = merge_parts([(n, parts[:, chunk, :dim], m2)], partial(torch.sum, dim=0))
+        tables.append(TokenTable(types[chunk], *merged, *(each.sum(0) for each in counts)))
+    return TokenTable(*map(torch.cat, zip(*tables, strict=True)))
 
 
 class TypeMoments(NamedTuple):
@@ -178,6 +232,7 @@ class TypeMoments(NamedTuple):
         sequence_n2: shape (T,).
         sequence_m2: shape (T,).
         center: mean of the rows of all token types, or of those within a range of counts, shape (d,).
+        num_untyped: number of rows that have no type, scalar.
     """
 
     token_ids: Tensor
@@ -189,10 +244,16 @@ class TypeMoments(NamedTuple):
     sequence_n2: Tensor
     sequence_m2: Tensor
     center: Tensor
+    num_untyped: Tensor
+
+    @property
+    def per_type(self) -> tuple[Tensor, ...]:
+        """What there is of each token type, but for its id."""
+        return self[1:-2]
 
     def select(self, keep: Tensor) -> "TypeMoments":
         """The token types for which ``keep``, shape (T,), is true; the centre stays."""
-        return TypeMoments._make((*(state[keep] for state in self[:-1]), self.center))
+        return TypeMoments._make((*(state[keep] for state in self[:-2]), *self[-2:]))
 
     def seen(self) -> "TypeMoments":
         """The token types that have rows, with an m2 of exactly 0 where it is no more than rounding."""

@@ -385,9 +385,13 @@ class GeometryMetric(Metric):
 
     def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
         """The states, by name, of the rows of all ranks of a process group; this metric keeps its own."""
+        return self.all_reduce_but((), group)
+
+    def all_reduce_but(self, kinds: Sequence[type[Any]], group: Group = None) -> Exchange[dict[str, Tensor]]:
+        """Those of `all_reduce` that were not declared as one of these types."""
         counts, *states = yield from at_once(
             total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
-            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared),
+            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared if kind not in kinds),
         )
         found = dict(zip(("num_rows", "num_nonfinite"), counts.unbind(), strict=True))
         for state in states:
@@ -395,9 +399,13 @@ class GeometryMetric(Metric):
             found |= {prefix + name: value for name, value in state._asdict().items() if isinstance(value, Tensor)}
         return {name: value.cpu() if name in self._on_cpu else value for name, value in found.items()}
 
-    def take_states(self, states: Mapping[str, Tensor]) -> None:
-        """Replace states, by name, until `unsync`."""
-        self._cache = {name: getattr(self, name) for name in self._defaults}
+    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
+        """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes in their place."""
+        return self.all_reduce(group)
+
+    def take_states(self, states: Mapping[str, Any]) -> None:
+        """Replace states, or other attributes, by name, until `unsync`."""
+        self._cache = {name: getattr(self, name) for name in {**self._defaults, **states}}
         self._is_synced = True
         for name, state in states.items():
             setattr(self, name, state)

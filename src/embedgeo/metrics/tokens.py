@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import coordinate_shares
+from embedgeo.functional.distributed import Exchange, Group
 from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, stepwise
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
+from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -133,6 +135,7 @@ class TokenMoments(GeometryMetric):
     (10.0, 1.0, 9.0, 2.0)
     """
 
+    types_of_all_ranks: TypeMoments | None = None  # in place of the table, where only values are asked for
     _whole: TypeMoments | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
@@ -255,17 +258,16 @@ class TokenMoments(GeometryMetric):
 
     @stepwise
     def compute(self) -> Computation[dict[str, Tensor]]:
-        held = [self.load(SequenceCount), self.num_nonfinite, self.load(TokenTable).n.sum()]
-        held += [self.load(Moments)] if self.count_range is None else []
-        every, on_cpu = yield from at_once(self._types(), on_host(*held))
-        (num_sequences,), num_nonfinite, num_seen, *moments = on_cpu
+        held = [self.load(Moments)] if self.count_range is None else []
+        every, on_cpu = yield from at_once(self._types(), on_host(self.load(SequenceCount), self.num_nonfinite, *held))
+        (num_sequences,), num_nonfinite, *moments = on_cpu
         types, regressed_range = _in_range(every, self.count_range), self.regression_count_range
         values = moment_values(*moments) if moments else variance_values(*types.pooled())
         n, n_with_ids = values["n"], types.n.sum()
         of_types = values
-        if moments and bool(n_with_ids < num_seen):  # some rows have no type
+        if moments and bool(types.num_untyped > 0):
             of_types = variance_values(*types.pooled())
-            n_with_ids = num_seen
+            n_with_ids = n_with_ids + types.num_untyped
         values["n_nonfinite"] = num_nonfinite.to(n.dtype)
         if not has_token_values(n, n_with_ids):
             return values
@@ -299,8 +301,16 @@ class TokenMoments(GeometryMetric):
 
     def _types(self) -> Computation[TypeMoments]:
         """All token types, on the CPU, with the mean of those within ``count_range`` as their centre."""
-        (types,) = yield from on_host(self.load(TokenTable).reduced(self.count_range))
+        types = self.types_of_all_ranks
+        (types,) = yield from on_host(self.load(TokenTable).reduced(self.count_range) if types is None else types)
         return types.seen()
+
+    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
+        table = on_one_device(self.load(TokenTable))
+        states, types = yield from at_once(
+            self.all_reduce_but([TokenTable], group), table.reduced_over_ranks(self.count_range, group)
+        )
+        return {**states, "types_of_all_ranks": types}
 
 
 def _in_range(types: TypeMoments, count_range: tuple[int, int] | None) -> TypeMoments:
