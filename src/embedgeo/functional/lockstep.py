@@ -6,7 +6,7 @@ GPU one copy to the host then serves all layers, as one batch of each operation 
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -125,9 +125,13 @@ def stepwise(function: Callable[P, Computation[T]]) -> Callable[P, T]:
 
 
 def steps(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Computation[T]:
-    """The computation of a function that is `stepwise`; another one is called at once."""
-    generator = getattr(function, "steps", None)
-    return function(*args, **kwargs) if generator is None else (yield from generator(*args, **kwargs))
+    """The computation of a function that is `stepwise`, or of another one, which is called at its first step."""
+    return getattr(function, "steps", partial(_in_one_step, function))(*args, **kwargs)
+
+
+def _in_one_step(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Computation[T]:
+    yield from ()
+    return function(*args, **kwargs)
 
 
 def _answer(calls: Sequence[Call], answers: Sequence[Any]) -> None:
