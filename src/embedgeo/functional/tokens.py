@@ -129,6 +129,11 @@ class TokenTable(NamedTuple):
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
 
+    def of(self, token_ids: Tensor) -> "TokenTable":
+        """The table of some of its token types, given by their ids on the CPU; no device is waited for."""
+        place = sent(torch.searchsorted(self.token_ids, token_ids), self.n.device)
+        return TokenTable(token_ids, *(state.index_select(0, place) for state in self[1:]))
+
     def typed(self) -> "TokenTable":
         """The table without the rows that have no type; a device, on which all of it then is, is waited for."""
         table = TokenTable(*(state[self.num_untyped :] for state in self))
