@@ -23,6 +23,7 @@ from embedgeo.functional.precision import (
     scaled,
 )
 
+SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
 ALPHA_WINDOW = (11, 99)  # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
 _FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
 _SCATTER_ELEMENTS = 1 << 22  # elements of rows whose products are summed in float32, before they are added in float64
@@ -33,7 +34,6 @@ _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converge
 _MAX_LANCZOS_STEPS = 160
 _LOOKS = (48, 96, 160)  # numbers of iterations after which those of all layers of a device are looked at
 _STACKED_BYTES = 1 << 28  # of matrices that are stacked, to be multiplied in one operation
-_SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations
 _SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
 _TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
 _NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
@@ -160,7 +160,7 @@ def spectrum_values(
         where they are 0, too.
     """
     dim = len(scatter.mean)
-    if dim <= _SMALL_DIM:
+    if dim <= SMALL_DIM:
         (scatter,) = yield from on_host(scatter)
     if is_asynchronous(scatter.mean.device) and not full:
         return (yield from called(_values_without_waits, scatter))
@@ -367,7 +367,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     dim = s.shape[0]
     if not bool(s.sum().isfinite()):
         return s.new_tensor(torch.nan)
-    if dim <= _SMALL_DIM:
+    if dim <= SMALL_DIM:
         return torch.linalg.eigvalsh(s)[-1]
     scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
     if not bool(scale > 0):
