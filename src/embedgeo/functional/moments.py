@@ -219,7 +219,7 @@ def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
 
 
 def without_rounding_of_one(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """The same of squared deviations that do not belong together, each by itself."""
+    """Squared deviations as `without_rounding` leaves them, each of which is looked at by itself."""
     return without_rounding(m2[..., None], n[..., None], mean[..., None])[..., 0]
 
 
