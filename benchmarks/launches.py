@@ -43,9 +43,9 @@ MONITORS: dict[str, dict[str, Any]] = {
 }
 LIMITS = {
     "default metrics: an update of a further layer": Asked(125, 2, 14, 3200),
-    "default metrics: values of a further layer": Asked(1800, 92, 12, 72_000),
-    "default metrics: values of 10 layers": Asked(18_000, 950, 125, 690_000),
-    "default metrics: a measurement of 10 layers": Asked(19_000, 950, 270, 690_000),
+    "default metrics: values of a further layer": Asked(1800, 92, 12, 160_000),
+    "default metrics: values of 10 layers": Asked(18_000, 950, 125, 1_600_000),
+    "default metrics: a measurement of 10 layers": Asked(19_000, 950, 270, 1_600_000),
 }
 """What stages may ask for at most."""
 

@@ -18,13 +18,17 @@ FILES, LINES = 110, 24_700
 Lines were 23,082 before exchanges that survive the failure of a rank, and dimensions by token type and sequence; 23,172
 before updates that wait for no device, exchanges of all layers together, and a search that serves several dimensions.
 """
-FUNCTIONS, MODULES = 124, 20
+FUNCTIONS, MODULES = 128, 20
 """Besides `embedgeo.functional`, that one measured step runs, at most.
 
-They were 117 before values of several kinds, and 120 before exchanges of all layers together.
+They were 117 before values of several kinds, 120 before exchanges of all layers together, and 124 before layers were
+computed side by side.
 """
-WAY = 22
-"""Calls that a number takes from the hook on a layer to the logger, at most."""
+WAY = 25
+"""Calls that a number takes from the hook on a layer to the logger, at most.
+
+They were 22 before layers were computed side by side, which needs someone to go from one to the other.
+"""
 
 
 def test_the_package_has_no_more_files_and_lines():

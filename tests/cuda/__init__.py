@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from tests.pretended import COMPILER, pretended
+from tests.pretended import COMPILER, Count, pretended
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 
@@ -22,15 +22,15 @@ GPU = torch.device("cuda", 0)
 
 
 @contextmanager
-def a_gpu() -> Iterator[None]:
-    """Context with a GPU, if only a pretended one; a test is skipped where there is neither."""
+def a_gpu() -> Iterator[Count | None]:
+    """Context with a GPU, or what is asked of a pretended one; a test is skipped where there is neither."""
     if torch.cuda.is_available():
-        yield
+        yield None
     elif COMPILER is None:
         pytest.skip("needs a GPU with CUDA, or g++ to pretend one")
     else:
-        with pretended():
-            yield
+        with pretended() as count:
+            yield count
 
 
 @contextmanager
@@ -45,9 +45,14 @@ def deterministic() -> Iterator[None]:
 
 
 @contextmanager
-def waits() -> Iterator[Counter[str]]:
+def waits(pretended_gpu: Count | None = None) -> Iterator[Counter[str]]:
     """Context that counts, by file and line, the operations for whose results the CPU waits for the GPU."""
     lines: Counter[str] = Counter()
+    if pretended_gpu is not None:
+        pretended_gpu.clear()
+        yield lines
+        lines.update(pretended_gpu.waits)
+        return
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

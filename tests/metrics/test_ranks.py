@@ -418,6 +418,40 @@ def test_rows_that_do_not_count_are_not_drawn_where_they_are_marked(ranks):
         assert few_left_out == few_marked
 
 
+COUNT_RANGES = None, (2, 5), (1000, 2000)
+
+
+def shared_table(rank):
+    """Rows of a rank, whose sequences are its own, and the first of which have no type; the last rank has none."""
+    x, ids = rows()
+    own = slice(0, 0) if rank == 2 else slice(rank, None, 2)
+    ids = ids[own].clone()
+    ids[:3] = -100
+    return token_table(x[own], ids, torch.arange(len(ids)) // 10)
+
+
+def types_of_all_ranks(rank):
+    """Those of the table that is dealt out to the ranks, and the largest tensor that a rank has given for it."""
+    sizes = []
+
+    def counted(collective):
+        return lambda *args, **kwargs: [sizes.append(max(x.numel() for x in args)), collective(*args, **kwargs)][1]
+
+    names = "all_reduce", "all_to_all_single"
+    with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in names}):
+        found = [exchanged(shared_table(rank).reduced_over_ranks(each)) for each in COUNT_RANGES]
+    return [tuple(each) for each in found], max(sizes)
+
+
+def test_a_table_that_is_dealt_out_to_ranks_has_the_numbers_of_the_whole_one(tmp_path):
+    whole = shared_table(0).merge(shared_table(1))
+    for types, most in on_two_ranks(types_of_all_ranks, tmp_path, world_size=3):
+        for found, count_range in zip(types, COUNT_RANGES, strict=True):
+            for number, expected in zip(found, whole.reduced(count_range), strict=True):
+                torch.testing.assert_close(number, expected, rtol=1e-9, atol=1e-9)
+        assert most <= (len(whole.n) + 2) * (DIM + 5)  # a third of the types for each rank, rounded up
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_the_same_rows_are_drawn_on_any_number_of_ranks(num_ranks, tmp_path):
     one = drawn_on(0)

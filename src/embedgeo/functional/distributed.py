@@ -1,8 +1,9 @@
 """Exchanges between the ranks of a process group; arguments are left as they are.
 
-An `Exchange` is a generator that yields what it wants to have summed, or the largest of, over the ranks, and goes on
-once there are answers. So those of many states, of many layers, go on side by side, see `at_once`, and their requests
-travel together, in a few collectives however many these are: see `exchanged`.
+An `Exchange` is a generator that yields what it wants to have summed over the ranks, or the largest of, or dealt out to
+them, and goes on once there are answers. So those of many states, of many layers, go on side by side, see
+`embedgeo.functional.lockstep.at_once`, and their requests travel together, in a few collectives however many these are:
+see `exchanged`.
 """
 
 import pickle
@@ -15,7 +16,7 @@ from datetime import timedelta
 from functools import partial
 from operator import attrgetter
 from traceback import clear_frames
-from typing import NamedTuple, Self, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"  # None: the world, or the ranks that are `together`
+Kind: TypeAlias = Literal["sum", "largest", "dealt"]
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _NOTHING = -1  # bytes, where there is no collective
@@ -32,10 +34,10 @@ _MOST_BYTES = 1 << 29  # that are reduced at a time
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A tensor to be reduced over the ranks."""
+    """A tensor to be reduced over the ranks, or dealt out to them."""
 
     tensor: Tensor
-    is_sum: bool  # or else the largest
+    kind: Kind
     overwrite: bool = False  # the tensor, which is then the answer
     answer: Tensor | None = None
 
@@ -190,12 +192,20 @@ def meet() -> None:
 
 def total(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
     """Sum of the ranks' tensors of one shape; it may ``overwrite`` the tensor, which saves memory."""
-    return _answer_to(Request(tensor, is_sum=True, overwrite=overwrite))
+    return _answer_to(Request(tensor, "sum", overwrite=overwrite))
 
 
 def largest(tensor: Tensor) -> Exchange[Tensor]:
     """Elementwise maximum of the ranks' tensors of one shape."""
-    return _answer_to(Request(tensor, is_sum=False))
+    return _answer_to(Request(tensor, "largest"))
+
+
+def dealt(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
+    """What the ranks have for this one: row r of a tensor of shape (R, ...), the same on all, is what one has for r.
+
+    Row r of the result is from rank r. Of a single rank it is the tensor itself. It may ``overwrite`` the tensor.
+    """
+    return _answer_to(Request(tensor, "dealt", overwrite=overwrite))
 
 
 def of_each_rank(tensor: Tensor, group: Group = None) -> Exchange[Tensor]:
@@ -234,7 +244,7 @@ def exchanged(exchange: Exchange[T], group: Group = None) -> T:
             requests = next(exchange)
         except StopIteration as end:
             return end.value
-        maxima = [request for request in requests if not request.is_sum]
+        maxima = [request for request in requests if request.kind == "largest"]
         _reduce(
             maxima if maxima and _can_be_told(sum(each.tensor.numel() for each in maxima), group) else requests, group
         )
@@ -290,11 +300,11 @@ def _process_group(group: Group) -> dist.ProcessGroup | None:
 
 
 class _Piece(NamedTuple):
-    """Some elements of what is reduced, and the place for the answer, which may be the same."""
+    """Some elements of what is reduced, (1, m), or dealt out, (R, m), and the place for the answer, maybe the same."""
 
     given: Tensor
     answer: Tensor
-    is_sum: bool
+    kind: Kind
 
 
 def _answer_to(request: Request) -> Exchange[Tensor]:
@@ -311,9 +321,10 @@ def _reduce(requests: list[Request], group: Group) -> None:
         given = _as_sent(request)
         is_own = (request.overwrite or given is not request.tensor) and given.is_contiguous()
         answers.append(given.detach() if is_own else torch.empty_like(given, memory_format=torch.contiguous_format))
-        step = _MOST_BYTES // given.itemsize
-        parts = zip(given.detach().reshape(-1).split(step), answers[-1].view(-1).split(step), strict=True)
-        pieces += [_Piece(part, answer, request.is_sum) for part, answer in parts if len(part)]
+        num_rows = len(given) if request.kind == "dealt" else 1
+        shape, step = (num_rows, given.numel() // num_rows), max(1, _MOST_BYTES // given.itemsize // num_rows)
+        parts = zip(*(each.reshape(shape).split(step, dim=1) for each in (given.detach(), answers[-1])), strict=True)
+        pieces += [_Piece(part, answer, request.kind) for part, answer in parts if part.numel()]
     for bundle in _bundles(pieces):
         _reduce_bundle(bundle, group)
     for request, answer in zip(requests, answers, strict=True):
@@ -335,24 +346,29 @@ def _bundles(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
 
 def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
     """Reduce pieces, those of one kind in one collective; where they are a few maxima, ranks tell each other these."""
-    kinds = defaultdict[tuple[bool, torch.dtype, torch.device], list[_Piece]](list)
+    kinds = defaultdict[tuple[Kind, torch.dtype, torch.device], list[_Piece]](list)
     for piece in bundle:
-        kinds[piece.is_sum, piece.given.dtype, piece.given.device].append(piece)
-    buffers = {kind: torch.cat([piece.given for piece in pieces]) for kind, pieces in kinds.items()}
+        kinds[piece.kind, piece.given.dtype, piece.given.device].append(piece)
+    buffers = {kind: torch.cat([piece.given for piece in pieces], dim=1) for kind, pieces in kinds.items()}
     ranks = _TOGETHER.get()
-    num_numbers = sum(map(len, buffers.values()))
-    if ranks is not None and not any(is_sum for is_sum, _, _ in kinds) and _can_be_told(num_numbers, group):
-        told = torch.cat([buffer.cpu() for buffer in buffers.values()])
+    num_numbers = sum(buffer.numel() for buffer in buffers.values())
+    if ranks is not None and {kind for kind, _, _ in kinds} == {"largest"} and _can_be_told(num_numbers, group):
+        told = torch.cat([buffer.cpu().flatten() for buffer in buffers.values()])
         ranks.agree(nbytes=told.nbytes, told=told)
-        parts = told.split([len(buffer) for buffer in buffers.values()])
-        buffers = dict(zip(buffers, parts, strict=True))
+        parts = told.split([buffer.numel() for buffer in buffers.values()])
+        buffers = {kind: part[None] for kind, part in zip(buffers, parts, strict=True)}
     else:
         _meet(sum(buffer.nbytes for buffer in buffers.values()))
         for kind, buffer in buffers.items():
-            op = dist.ReduceOp.SUM if kind[0] else dist.ReduceOp.MAX
-            _issue(partial(dist.all_reduce, buffer, op=op), group)
+            if kind[0] == "dealt":
+                buffers[kind] = torch.empty_like(buffer)
+                _issue(partial(dist.all_to_all_single, buffers[kind], buffer), group)
+            else:
+                op = dist.ReduceOp.SUM if kind[0] == "sum" else dist.ReduceOp.MAX
+                _issue(partial(dist.all_reduce, buffer, op=op), group)
     for kind, pieces in kinds.items():
-        for piece, part in zip(pieces, buffers[kind].split([len(piece.given) for piece in pieces]), strict=True):
+        sizes = [piece.given.shape[1] for piece in pieces]
+        for piece, part in zip(pieces, buffers[kind].split(sizes, dim=1), strict=True):
             piece.answer.copy_(part)
 
 
@@ -365,7 +381,9 @@ def _can_be_told(num_numbers: int, group: Group) -> bool:
 def _as_sent(request: Request) -> Tensor:
     """A tensor as numbers that are summed exactly beside others in float64, or as integers of the same order."""
     tensor = request.tensor
-    if request.is_sum:
+    if request.kind == "dealt":
+        return tensor
+    if request.kind == "sum":
         if tensor.is_floating_point():
             return tensor
         whole = tensor.long()
@@ -378,10 +396,10 @@ def _as_sent(request: Request) -> Tensor:
 def _as_received(request: Request, answer: Tensor) -> Tensor:
     """The answer to a request, undoing `_as_sent`."""
     tensor = request.tensor
-    if request.is_sum and not tensor.is_floating_point():
+    if request.kind == "sum" and not tensor.is_floating_point():
         high, low = answer.long()
         answer = (high << 32) + low
-    elif not request.is_sum and tensor.is_floating_point():
+    elif request.kind == "largest" and tensor.is_floating_point():
         answer = _ordered(answer).view(torch.float64)
     return answer.to(tensor.dtype)
 

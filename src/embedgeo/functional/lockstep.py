@@ -6,7 +6,7 @@ GPU one copy to the host then serves all layers, as one batch of each operation 
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -67,11 +67,18 @@ def called(function: Callable[[list[Any]], list[T] | Computation[list[T]]], argu
     return call.answer
 
 
-def on_host(*tensors: Tensor) -> Computation[tuple[Tensor, ...]]:
-    """The tensors on the CPU; those of all callers are copied together, once nothing else can go on."""
-    if all(each.device.type == "cpu" for each in tensors):
-        return tensors
-    return (yield from called(_copied, tensors))
+def on_host(*values: Any) -> Computation[tuple[Any, ...]]:
+    """Tensors, or tuples of tensors and settings, on the CPU.
+
+    Those of all callers are copied together, once nothing else can go on. What is on the CPU is given back as it is.
+    """
+    tensors = [each for value in values for each in _fields(value) if _is_elsewhere(each)]
+    if not tensors:
+        return values
+    copies = iter((yield from called(_copied, tensors)))
+    moved = ([next(copies) if _is_elsewhere(each) else each for each in _fields(value)] for value in values)
+    pairs = zip(values, moved, strict=True)
+    return tuple(_like(value, fields) if isinstance(value, tuple) else fields[0] for value, fields in pairs)
 
 
 def computed(computation: Computation[T]) -> T:
@@ -118,9 +125,13 @@ def stepwise(function: Callable[P, Computation[T]]) -> Callable[P, T]:
 
 
 def steps(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Computation[T]:
-    """The computation of a function that is `stepwise`; another one is called at once."""
-    generator = getattr(function, "steps", None)
-    return function(*args, **kwargs) if generator is None else (yield from generator(*args, **kwargs))
+    """The computation of a function that is `stepwise`, or of another one, which is called at its first step."""
+    return getattr(function, "steps", partial(_in_one_step, function))(*args, **kwargs)
+
+
+def _in_one_step(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Computation[T]:
+    yield from ()
+    return function(*args, **kwargs)
 
 
 def _answer(calls: Sequence[Call], answers: Sequence[Any]) -> None:
@@ -128,19 +139,28 @@ def _answer(calls: Sequence[Call], answers: Sequence[Any]) -> None:
         call.answer = answer
 
 
-def _copied(of_callers: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+def _fields(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _like(value: tuple[Any, ...], fields: list[Any]) -> tuple[Any, ...]:
+    return type(value)(*fields) if hasattr(value, "_fields") else tuple(fields)
+
+
+def _is_elsewhere(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type != "cpu"
+
+
+def _copied(of_callers: list[list[Tensor]]) -> list[list[Tensor]]:
     """The tensors of all callers on the CPU: in one copy for each device."""
     flat = [each for tensors in of_callers for each in tensors]
     copies = dict[int, Tensor]()
     for device in {each.device for each in flat}:
         there = sorted({id(each): each for each in flat if each.device == device}.values(), key=_itemsize, reverse=True)
-        if device.type == "cpu":
-            copies |= {id(each): each for each in there}
-            continue
         parts = [each.detach().reshape(-1).view(torch.uint8) for each in there]  # the widest first, so that all fit in
         on_cpu = torch.cat(parts).cpu().split([len(part) for part in parts])
         copies |= {id(each): part.view(each.dtype).view(each.shape) for each, part in zip(there, on_cpu, strict=True)}
-    return [tuple(copies[id(each)] for each in tensors) for tensors in of_callers]
+    return [[copies[id(each)] for each in tensors] for tensors in of_callers]
 
 
 def _itemsize(tensor: Tensor) -> int:

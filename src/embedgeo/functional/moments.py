@@ -98,7 +98,7 @@ def over_leading_axis(stacked: R) -> R:
     """The state of the rows of parts that are stacked along a leading axis."""
 
     def over_parts(request: Request) -> Tensor:
-        return request.tensor.sum(0) if request.is_sum else request.tensor.amax(0)
+        return request.tensor.sum(0) if request.kind == "sum" else request.tensor.amax(0)
 
     return answered(stacked.all_reduce(), over_parts)
 
@@ -208,11 +208,12 @@ def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts for them.
 
-    All are NaN where the values are so small that the squares of all of them have lost digits, or vanished.
+    All, along the last axis, are NaN where the values are so small that all their squares have lost digits or vanished.
     """
     finfo = torch.finfo(mean.dtype)
     rounding = n * (64 * finfo.eps * mean).square()
-    is_known = ((mean.square() >= finfo.tiny) | (m2 > n * finfo.tiny)).any() | ~((mean != 0) | (m2 != 0)).any()
+    is_zero = ~((mean != 0) | (m2 != 0)).any(-1, keepdim=True)
+    is_known = ((mean.square() >= finfo.tiny) | (m2 > n * finfo.tiny)).any(-1, keepdim=True) | is_zero
     is_rounding = (m2 <= rounding) & m2.isfinite()
     return torch.where(is_known, torch.where(is_rounding, 0, m2), torch.nan)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from embedgeo.functional.moments import ratio, without_rounding
 from embedgeo.functional.precision import scaled, scaled_row_norms, sent
 from embedgeo.functional.rows import BatchIds, RowIds, Rows
-from embedgeo.functional.tokens import TokenTable, unbiased_split, variance_split, within_variance
+from embedgeo.functional.tokens import TokenTable, TypeMoments, unbiased_split, variance_split, within_variance
 
 
 def labelled_by_next(rows: Rows) -> Rows | None:
@@ -50,7 +50,7 @@ def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
     return torch.full_like(place, -1).index_copy(0, order[has_next], order[has_next + 1])
 
 
-def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tensor]:
+def collapse_values(types: TokenTable | TypeMoments, num_sequences: Tensor) -> dict[str, Tensor]:
     """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, tr Σ_W / tr Σ_B.
 
     The first is of exactly the rows seen, each class weighted by its rows; the second of the estimates of
@@ -80,7 +80,7 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     squares = without_rounding(squares, torch.ones_like(squares), torch.maximum(norm[left], norm[right]))
 
     def mean_ratio(variance: Tensor, distances: Tensor, is_pair: Tensor) -> Tensor:
-        each = ((variance[left] + variance[right]) / (2 * distances))[is_pair]
+        each = torch.where(is_pair, (variance[left] + variance[right]) / (2 * distances), 0)
         return ratio(each.sum(), is_pair.sum())
 
     sample = m2 / (n - 1)
@@ -98,15 +98,19 @@ def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str,
 
     Their mean over types is Wu & Papyan's NC3; a small sample standard deviation uniform duality, UNC3.
     """
-    cosines = types.n[:0]
-    if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == types.mean.shape[1]:
-        known = (types.token_ids >= 0) & (types.token_ids < len(unembedding))
-        rows, _ = scaled(unembedding[types.token_ids[known].to(unembedding.device)].to(types.mean))
-        means, _ = scaled(types.mean[known] - types.pooled()[1])
+    mean, device = types.mean, types.mean.device
+    n, total, squares = mean.new_zeros(3)
+    if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == mean.shape[1]:
+        known = ((types.token_ids >= 0) & (types.token_ids < len(unembedding))).nonzero().flatten()
+        rows = unembedding.index_select(0, sent(types.token_ids[known], unembedding.device))
+        rows, _ = scaled(rows.to(mean))
+        means, _ = scaled(mean.index_select(0, sent(known, device)) - types.pooled()[1])
         norms = torch.linalg.vector_norm(means, dim=1) * torch.linalg.vector_norm(rows, dim=1)
-        cosines = ((means * rows).sum(1) / norms)[norms > 0]
-    nan = types.n.new_full((), torch.nan)
+        has_angle = norms > 0
+        cosines = torch.where(has_angle, (means * rows).sum(1) / norms, 0)
+        n, total = has_angle.sum().to(mean.dtype), cosines.sum()
+        squares = torch.where(has_angle, cosines - total / n.clamp(min=1), 0).square().sum()
     return {
-        "unembedding_alignment": cosines.mean() if len(cosines) else nan,
-        "unembedding_alignment_std": cosines.std() if len(cosines) > 1 else nan,
+        "unembedding_alignment": torch.where(n > 0, total / n, torch.nan),
+        "unembedding_alignment_std": torch.where(n > 1, (squares / (n - 1)).sqrt(), torch.nan),
     }

@@ -1,13 +1,15 @@
 """Similarity of two representations of one set of rows: at two steps of a training, or at two layers."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from embedgeo.functional.lockstep import Computation, called, computed, on_host, stepwise
 from embedgeo.functional.moments import ratio
-from embedgeo.functional.precision import state_device
+from embedgeo.functional.precision import sent, state_device
 
 NEIGHBORS = 30  # nearest neighbours of a row that are compared
 _ROUNDING = 1e-13  # a smaller share of what it was computed from cannot be told from rounding
@@ -36,10 +38,14 @@ def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
     >>> round(float(debiased_cka(x, 3 * x - 1)), 6)
     1.0
     """
-    x, y = _pair(x, y)
+    return _debiased_cka(*_pair(x, y))
+
+
+def _debiased_cka(x: Tensor, y: Tensor) -> Tensor:
+    """That of centred rows."""
     n = len(x)
     if n < 4:
-        return x.new_tensor(torch.nan)
+        return x.new_full((), torch.nan)
 
     def hsic(a: Tensor, b: Tensor) -> Tensor:
         """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its square."""
@@ -82,11 +88,27 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
 
     Source: Ding, Denain & Steinhardt 2021 (section 2). Arguments, result, errors: as of `debiased_cka`; NaN for n < 2.
     """
-    pair = _pair(x, y)
-    if len(pair[0]) < 2 or not bool((pair[0].sum() + pair[1].sum()).isfinite()):  # singular values of NaN are an error
-        return pair[0].new_tensor(torch.nan)
-    x, y = (torch.linalg.qr(each.T, mode="r").R.T if each.shape[1] > len(each) else each for each in pair)
-    return (2 - 2 * torch.linalg.svdvals(x.T @ y).sum()).clamp(min=0)
+    return computed(called(_procrustes_distances, _pair(x, y)))
+
+
+def _procrustes_distances(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Those of pairs of centred rows; the decompositions of pairs of equal shapes are one operation."""
+    places = defaultdict[Any, list[int]](list)
+    for place, pair in enumerate(pairs):
+        places[tuple((each.shape, each.device) for each in pair)].append(place)
+    found = [x.new_full((), torch.nan) for x, _ in pairs]
+    for same in places.values():
+        x, y = (torch.stack([pairs[place][i] for place in same]) for i in range(2))
+        if x.shape[1] < 2:
+            continue
+        is_known = (x.sum((1, 2)) + y.sum((1, 2))).isfinite()
+        x, y = (each.nan_to_num(nan=0.0) for each in (x, y))  # decompositions of NaN are an error
+        x, y = (torch.linalg.qr(z.mT, mode="r").R.mT if z.shape[2] > z.shape[1] else z for z in (x, y))
+        nuclear = torch.linalg.svdvals(x.mT @ y).sum(1)
+        distances = torch.where(is_known, (2 - 2 * nuclear).clamp(min=0), torch.nan)
+        for place, distance in zip(same, distances, strict=True):
+            found[place] = distance
+    return found
 
 
 def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
@@ -100,10 +122,14 @@ def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
     """
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}.")
-    pair = _pair(x, y)
+    return _neighbor_overlap(_pair(x, y), k)
+
+
+def _neighbor_overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
+    """That of centred rows."""
     n = len(pair[0])
-    if n <= k + 1 or any(bool(each.isnan().any()) for each in pair):
-        return pair[0].new_tensor(torch.nan)
+    if n <= k + 1:
+        return pair[0].new_full((), torch.nan)
 
     def near(x: Tensor, start: int, stop: int) -> Tensor:
         """Marks of the ``k`` rows nearest to each of these, shape (rows, n)."""
@@ -117,18 +143,22 @@ def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
     for start in range(0, n, step):
         a, b = (near(each, start, start + step) for each in pair)
         shares.append((a & b).sum(1) / torch.maximum(a.sum(1), b.sum(1)))
-    return torch.cat(shares).to(torch.float64).mean()
+    is_known = (pair[0].sum() + pair[1].sum()).isfinite()
+    return torch.where(is_known, torch.cat(shares).to(torch.float64).mean(), torch.nan)
 
 
-def drift_values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+@stepwise
+def drift_values(x: Tensor, y: Tensor) -> Computation[dict[str, Tensor]]:
     """``cka`` (debiased), ``procrustes`` and ``neighbor_overlap`` of two representations of the same rows.
 
     Arguments and errors as of `debiased_cka`.
     """
+    rows, others = yield from _rows(x, y)
+    pair = _centered(rows), _centered(others)
     return {
-        "cka": debiased_cka(x, y),
-        "procrustes": procrustes_distance(x, y),
-        "neighbor_overlap": neighbor_overlap(x, y),
+        "cka": _debiased_cka(*pair),
+        "procrustes": (yield from called(_procrustes_distances, pair)),
+        "neighbor_overlap": _neighbor_overlap(pair, NEIGHBORS),
     }
 
 
@@ -173,7 +203,7 @@ class _Fit(NamedTuple):
 
     @classmethod
     def of(cls, lower: Tensor, upper: Tensor) -> "_Fit":
-        x, y = (each.cpu() for each in _rows(lower, upper))  # where the fit knows the rank
+        x, y = (each.cpu() for each in computed(_rows(lower, upper)))  # where the fit knows the rank
         n, nan = len(x), torch.tensor(torch.nan, dtype=torch.float64)
         added = _center(y - x).square().sum() if x.shape == y.shape and n else nan
         if n < 2:
@@ -191,7 +221,7 @@ class _Fit(NamedTuple):
         return 1 - ratio(self.left, self.upper if residual else self.added) * (freedom if adjusted else 1)
 
 
-def _rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(x: Tensor, y: Tensor) -> Computation[tuple[Tensor, Tensor]]:
     """The rows that are finite in both, in float64."""
     if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
         raise ValueError(
@@ -199,8 +229,11 @@ def _rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             f"{tuple(x.shape)} and {tuple(y.shape)}. Take the rows that both have."
         )
     x, y = (each.detach().to(state_device(each.device)).to(torch.float64) for each in (x, y))
-    finite = x.isfinite().all(1) & y.isfinite().all(1)
-    return (x, y) if bool(finite.all()) else (x[finite], y[finite])
+    (finite,) = yield from on_host(x.isfinite().all(1) & y.isfinite().all(1))
+    if bool(finite.all()):
+        return x, y
+    kept = sent(finite.nonzero().flatten(), x.device)
+    return x.index_select(0, kept), y.index_select(0, kept)
 
 
 def _center(x: Tensor) -> Tensor:
@@ -220,7 +253,7 @@ def _centered(x: Tensor) -> Tensor:
 
 
 def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    x, y = _rows(x, y)
+    x, y = computed(_rows(x, y))
     return _centered(x), _centered(y)
 
 

@@ -13,7 +13,7 @@ from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, scaled_row_norms, sent
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import TokenTable, TypeRuns
+from embedgeo.functional.tokens import TokenTable, TypeMoments, TypeRuns
 
 
 class SequenceSimilarity(NamedTuple):
@@ -105,14 +105,14 @@ def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Te
     return distances, torch.where(state.n > 1, ratio(state.m2, state.n - 1), torch.nan)
 
 
-def type_distances(types: TokenTable) -> dict[str, Tensor]:
+def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """1 - ``self_similarity`` and 1 - ``different_token_similarity``, given the table of rows scaled to norm 1.
 
     Of pairs of rows of one token type, mean over types (Ethayarajh's); and of all pairs of rows of different types.
     """
     n, several = types.n, types.n > 1
     of_type = torch.where(several, ratio(types.m2, n - 1), 0)
-    total, _, between = types._replace(m2=torch.zeros_like(types.m2)).pooled()
+    total, _, between = types.reduced()._replace(m2=torch.zeros_like(types.m2)).pooled()
     pairs = (n * (total - n)).sum()
     distances = ((total - n) * types.m2).sum() + total * between
     return {
@@ -121,7 +121,7 @@ def type_distances(types: TokenTable) -> dict[str, Tensor]:
     }
 
 
-def crossed_distances(state: SequenceSimilarity, types: TokenTable) -> dict[str, Tensor]:
+def crossed_distances(state: SequenceSimilarity, types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """1 - the mean cosine of pairs by type and sequence, given also the table of rows scaled to norm 1.
 
     Of all pairs of rows of one token type in different sequences, of different types in one sequence, and of different

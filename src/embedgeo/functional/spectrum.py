@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, answered, total
+from embedgeo.functional.lockstep import Computation, at_once, called, on_host, stepwise
 from embedgeo.functional.moments import blocked, merge_parts, parts_merged, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import (
     accumulator_dtype,
@@ -22,6 +23,7 @@ from embedgeo.functional.precision import (
     scaled,
 )
 
+SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
 ALPHA_WINDOW = (11, 99)  # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
 _FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
 _SCATTER_ELEMENTS = 1 << 22  # elements of rows whose products are summed in float32, before they are added in float64
@@ -30,7 +32,8 @@ _GRAM_COLUMNS = 128  # columns of the scatter computed at a time: only the block
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
 _MAX_LANCZOS_STEPS = 160
-_SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations
+_LOOKS = (48, 96, 160)  # numbers of iterations after which those of all layers of a device are looked at
+_STACKED_BYTES = 1 << 28  # of matrices that are stacked, to be multiplied in one operation
 _SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
 _TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
 _NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
@@ -135,9 +138,10 @@ def _to_unit(rows: Tensor) -> Tensor:
     return unit.to(accumulator_dtype(rows.device))
 
 
+@stepwise
 def spectrum_values(
     scatter: Scatter, *, full: bool = False, alpha_window: tuple[int, int] = ALPHA_WINDOW
-) -> dict[str, Tensor]:
+) -> Computation[dict[str, Tensor]]:
     """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
@@ -155,21 +159,143 @@ def spectrum_values(
         `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not vary, and ``rankme`` only
         where they are 0, too.
     """
+    dim = len(scatter.mean)
+    if dim <= SMALL_DIM:
+        (scatter,) = yield from on_host(scatter)
+    if is_asynchronous(scatter.mean.device) and not full:
+        return (yield from called(_values_without_waits, scatter))
     s = varying_scatter(scatter)
     variance = s.diagonal()
-    trace = variance.sum()
-    unit = power_of_two(trace)
+    norm = torch.linalg.matrix_norm(s / power_of_two(variance.sum()))
     scale = torch.where(variance > 0, variance.rsqrt(), 0)
-    values = {
-        "participation_ratio": ratio((trace / unit).square(), torch.linalg.matrix_norm(s / unit).square()),
-        "anisotropy_standardized": ratio(top_eigenvalue(s * scale[:, None] * scale), (variance > 0).sum()),
-        "anisotropy_null": anisotropy_null(scatter.n, len(variance)),
-    }
+    top_standardized = top_eigenvalue(s * scale[:, None] * scale)
     if not full:
-        return {"anisotropy": ratio(top_eigenvalue(s), trace), **values}
+        return _leading_values(scatter.n, variance, norm, top_eigenvalue(s), top_standardized)
     eigenvalues = scatter_eigenvalues(s, scatter.n)
-    values["rankme"] = entropy_rank(uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0]).sqrt())
-    return {"anisotropy": ratio(eigenvalues[0], trace), **values, **full_spectrum_values(eigenvalues, alpha_window)}
+    rankme = entropy_rank(uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0]).sqrt())
+    return {
+        **_leading_values(scatter.n, variance, norm, eigenvalues[0], top_standardized),
+        "rankme": rankme,
+        **full_spectrum_values(eigenvalues, alpha_window),
+    }
+
+
+def _leading_values(
+    n: Tensor, variance: Tensor, norm: Tensor, top: Tensor, top_standardized: Tensor
+) -> dict[str, Tensor]:
+    """Values from the diagonal of the scatter matrix, its norm over the `power_of_two` of its trace, and its λ₁."""
+    trace = variance.sum()
+    return {
+        "anisotropy": ratio(top, trace),
+        "participation_ratio": ratio((trace / power_of_two(trace)).square(), norm.square()),
+        "anisotropy_standardized": ratio(top_standardized, (variance > 0).sum()),
+        "anisotropy_null": anisotropy_null(n, len(variance)),
+    }
+
+
+def _values_without_waits(scatters: list[Scatter]) -> Computation[list[dict[str, Tensor]]]:
+    """The `spectrum_values` of the scatters of all layers, on the CPU; those of one width in one batch."""
+    dims = [len(each.mean) for each in scatters]
+    by_dim = {dim: [each for each in scatters if len(each.mean) == dim] for dim in dims}
+    found = yield from at_once(*map(_values_of_width, by_dim.values()))
+    values = {dim: iter(of_dim) for dim, of_dim in zip(by_dim, found, strict=True)}
+    return [next(values[dim]) for dim in dims]
+
+
+def _values_of_width(scatters: list[Scatter]) -> Computation[list[dict[str, Tensor]]]:
+    """The `spectrum_values` of L scatters of one width, in a few looks from the host at all of them.
+
+    λ₁ of each matrix, and of it with every coordinate scaled to variance 1, are found and certified as by
+    `top_eigenvalue`. Beyond the scatters, and a copy of them where they are 256 MiB or less, the memory is that of two
+    of them.
+    """
+    n, mean = (torch.stack(each) for each in list(zip(*scatters, strict=True))[:2])
+    squares = torch.stack([each.scatter.diagonal() for each in scatters])
+    variance = without_rounding(squares, n[:, None], mean)
+    varies = torch.where(variance == 0, 0, variance / variance)
+    variance = squares * varies
+    unit, root = power_of_two(variance.sum(-1)), power_of_two(variance.amax(-1).sqrt())
+    norms = torch.stack(
+        [
+            torch.linalg.matrix_norm(each.scatter * (marks / power)[:, None] * marks)
+            for each, marks, power in zip(scatters, varies, unit, strict=True)
+        ]
+    )
+    scale = torch.stack((varies / root[:, None], torch.where(variance > 0, variance.rsqrt(), 0)), -1)
+    scale = torch.where(norms.isfinite()[:, None, None], scale, 0)
+    tops, (n, variance, norms, root) = yield from at_once(
+        _top_eigenvalues([each.scatter for each in scatters], scale), on_host(n, variance, norms, root)
+    )
+    tops = torch.where(norms.isfinite()[:, None], tops, torch.nan) * torch.stack(
+        (root.square(), torch.ones_like(root)), 1
+    )
+    of_layers = zip(n, variance, norms, *tops.unbind(1), strict=True)
+    return [_leading_values(*of_layer) for of_layer in of_layers]
+
+
+def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tensor]:
+    """λ₁ of diag(c) S diag(c) for L matrices S on a device and k columns c of each, ``scale``, shape (L, d, k).
+
+    All take the same number of Lanczos iterations between two looks. The result is on the CPU, shape (L, k).
+    """
+    num_matrices, dim, num_columns = scale.shape
+    finfo = torch.finfo(scale.dtype)
+    rtol = max(1e-10, 16 * dim * finfo.eps)
+    stacked = torch.stack(matrices) if sum(each.nbytes for each in matrices) <= _STACKED_BYTES else None
+    vector = _first_vector(dim, scale.dtype, scale.device)[:, None].expand(scale.shape)
+    previous, beta = torch.zeros_like(vector), scale.new_zeros(num_matrices, 1, num_columns)
+    alphas, betas = list[Tensor](), list[Tensor]()
+    found = torch.full((num_matrices, num_columns), torch.nan, dtype=scale.dtype, device="cpu")
+    for step in range(1, _MAX_LANCZOS_STEPS + 1):
+        given = scale * vector
+        if stacked is not None:
+            image = torch.bmm(stacked, given)
+        else:
+            image = torch.stack([s @ x for s, x in zip(matrices, given, strict=True)])
+        image = image * scale - beta * previous
+        alpha = (image * vector).sum(1, keepdim=True)
+        image -= alpha * vector
+        beta = torch.linalg.vector_norm(image, dim=1, keepdim=True)
+        previous, vector = vector, image / beta.clamp(min=finfo.tiny)
+        alphas.append(alpha)
+        betas.append(beta)
+        if step in _LOOKS:
+            diagonal, beside = yield from on_host(torch.cat(alphas, 1), torch.cat(betas, 1))
+            lower, residual = _largest_of_tridiagonal(diagonal.transpose(1, 2), beside.transpose(1, 2))
+            found[found.isnan() & (lower <= 0)] = 0
+            places = (found.isnan() & (residual <= 1e-6 * lower)).nonzero().tolist()
+            bounds = (lower * (1 + rtol)).to(scale.device, non_blocking=True)
+            fails = [_exceeds(matrices[i], scale[i, :, j], bounds[i, j]) for i, j in places]
+            for (i, j), fail in zip(places, (yield from on_host(*fails)), strict=True):
+                if not int(fail):
+                    found[i, j] = lower[i, j]
+            if not bool(found.isnan().any()):
+                return found
+    for i, j in found.isnan().nonzero().tolist():
+        column = scale[i, :, j]
+        found[i, j] = torch.linalg.eigvalsh(matrices[i] * column[:, None] * column)[-1]
+    return found
+
+
+def _exceeds(s: Tensor, scale: Tensor, bound: Tensor) -> Tensor:
+    """Whether an eigenvalue of diag(c) S diag(c) exceeds a bound; scalar, not 0 if so."""
+    difference = s * -scale[:, None] * scale
+    difference.diagonal().add_(bound)
+    return torch.linalg.cholesky_ex(difference).info
+
+
+def _largest_of_tridiagonal(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest eigenvalue found by m Lanczos iterations, and its residual, from their coefficients, (..., m)."""
+    inner = beside[..., :-1]
+    values, vectors = torch.linalg.eigh(diagonal.diag_embed() + inner.diag_embed(1) + inner.diag_embed(-1))
+    return values[..., -1], beside[..., -1] * vectors[..., -1, -1].abs()
+
+
+@lru_cache(maxsize=8)
+def _first_vector(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A unit vector, the same for equal arguments, that Lanczos iterations start from."""
+    vector = torch.randn(dim, generator=torch.Generator().manual_seed(0), dtype=dtype, device="cpu")
+    return (vector / torch.linalg.vector_norm(vector)).to(device)
 
 
 def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
@@ -241,7 +367,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     dim = s.shape[0]
     if not bool(s.sum().isfinite()):
         return s.new_tensor(torch.nan)
-    if dim <= _SMALL_DIM:
+    if dim <= SMALL_DIM:
         return torch.linalg.eigvalsh(s)[-1]
     scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
     if not bool(scale > 0):
@@ -249,9 +375,7 @@ def top_eigenvalue(s: Tensor) -> Tensor:
     if not small < float(scale) < 1 / small:  # so that no product over- or underflows
         return top_eigenvalue(s / scale) * scale
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
-    generator = torch.Generator().manual_seed(0)
-    vector = torch.randn(dim, generator=generator, dtype=s.dtype, device="cpu").to(s.device)
-    vector /= torch.linalg.vector_norm(vector)
+    vector = _first_vector(dim, s.dtype, s.device)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
     tridiagonal = s.new_zeros(_MAX_LANCZOS_STEPS + 1, _MAX_LANCZOS_STEPS + 1)
     for step in range(1, _MAX_LANCZOS_STEPS + 1):
@@ -390,9 +514,11 @@ class AnisotropyBatches(NamedTuple):
         return AnisotropyBatches(*moments, self.pending, self.size)
 
 
-def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:
-    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``; NaN for no batch, and for fewer than two batches."""
-    n, mean, m2 = batches[:3]
+def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
+    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, from the moments of n batches' values.
+
+    NaN for no batch, and for fewer than two batches.
+    """
     return {
         "anisotropy_batch_mean": torch.where(n > 0, mean, torch.nan),
         "anisotropy_batch_std": torch.where(n > 1, ratio(m2, n - 1), torch.nan).sqrt(),

@@ -12,6 +12,8 @@ from torch.nn.functional import embedding_bag
 from embedgeo.functional.distributed import (
     Exchange,
     Group,
+    current_rank,
+    dealt,
     largest,
     num_ranks,
     of_each_rank,
@@ -41,6 +43,7 @@ from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
+_REDUCED_ELEMENTS = 1 << 24  # elements of means, 128 MiB, that a device has a copy of to reduce them
 _FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
 _EXACT_BITS = 52  # of integers in float64
@@ -126,6 +129,11 @@ class TokenTable(NamedTuple):
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
 
+    def of(self, token_ids: Tensor) -> "TokenTable":
+        """The table of some of its token types, given by their ids on the CPU; no device is waited for."""
+        place = sent(torch.searchsorted(self.token_ids, token_ids), self.n.device)
+        return TokenTable(token_ids, *(state.index_select(0, place) for state in self[1:]))
+
     def typed(self) -> "TokenTable":
         """The table without the rows that have no type; a device, on which all of it then is, is waited for."""
         table = TokenTable(*(state[self.num_untyped :] for state in self))
@@ -146,6 +154,126 @@ class TokenTable(NamedTuple):
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, mean, m2 = merge_parts([self[1:4]], partial(torch.sum, dim=0))
         return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
+
+    def reduced(self, count_range: tuple[int, int] | None = None) -> "TypeMoments":
+        """What is left without the means, where the table is, which is not waited for.
+
+        ``count_range`` is that of the types whose common mean is the centre; default: all.
+        """
+        n, center, untyped = self._sums(count_range)
+        return self._about(center / n.clamp(min=1), untyped)
+
+    def reduced_over_ranks(
+        self, count_range: tuple[int, int] | None = None, group: Group = None
+    ) -> Exchange["TypeMoments"]:
+        """What `reduced` leaves of the table of the rows of all ranks, of which no rank holds more than of its own.
+
+        Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the numbers of these.
+        """
+        types = yield from _union(self.token_ids[self.num_untyped :], group)
+        ranks, dim = num_ranks(group), self.mean.shape[1]
+        share = -(-len(types) // ranks)
+        given = self.mean.new_zeros(ranks * share, dim + 5)
+        place = torch.searchsorted(types, self.token_ids[self.num_untyped :])
+        given[:, :dim].index_copy_(0, place, self.mean[self.num_untyped :])
+        others = torch.stack((self.n, *self[3:]), dim=1)[self.num_untyped :]
+        given[:, dim:].index_copy_(0, place, others)
+        parts, sums = yield from at_once(
+            dealt(given.view(ranks, share, dim + 5), overwrite=True),
+            total(torch.cat([each.reshape(-1) for each in self._sums()])),
+        )
+        first = current_rank(group) * share
+        own = _merged_parts(types[first : first + share], parts)
+        n, center, untyped = sums[0], sums[1:-1], sums[-1]
+        if count_range is not None:
+            of_range = yield from total(torch.cat([each.reshape(-1) for each in own._sums(count_range)]))
+            n, center = of_range[0], of_range[1:-1]
+        whole = own._about(center / n.clamp(min=1), untyped)
+        numbers = given.new_zeros(len(whole.per_type), len(types))
+        numbers[:, first : first + share] = torch.stack(whole.per_type)
+        numbers = yield from total(numbers, overwrite=True)
+        return TypeMoments._make((types, *numbers, whole.center, untyped))
+
+    def _sums(self, count_range: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Number of the rows of the types that occur so often, and their sum; and number of the rows without a type."""
+        n, mean = self.n[self.num_untyped :], self.mean[self.num_untyped :]
+        counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
+        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in _reduced_chunks(mean)]
+        return counted.sum(), sum(sums, mean.new_zeros(mean.shape[1])), self.n[: self.num_untyped].sum()
+
+    def _about(self, center: Tensor, untyped: Tensor) -> "TypeMoments":
+        token_ids, n, mean, *squares = (state[self.num_untyped :] for state in self)
+        chunks = _reduced_chunks(mean)
+        norms = torch.cat([n[:0], *(scaled_row_norms(mean[chunk]) for chunk in chunks)])
+        distances = torch.cat([n[:0], *((mean[chunk] - center).square().sum(1) for chunk in chunks)])
+        return TypeMoments._make((token_ids, n, norms, distances, *squares, center, untyped))
+
+
+def _reduced_chunks(mean: Tensor) -> list[slice]:
+    return [*row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)]
+
+
+def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
+    """The table of these types, from the rows that each rank has for them: means, n and the rest, (R, share, d + 5)."""
+    parts, dim = parts[:, : len(types)], parts.shape[2] - 5
+    tables = list[TokenTable]()
+    for chunk in [*row_chunks(parts[0], blocked(_MERGED_ELEMENTS, parts.device) // len(parts))] or [slice(0)]:
+        n, m2, *counts = parts[:, chunk, dim:].unbind(2)
+        merged = merge_parts([(n, parts[:, chunk, :dim], m2)], partial(torch.sum, dim=0))
+        tables.append(TokenTable(types[chunk], *merged, *(each.sum(0) for each in counts)))
+    return TokenTable(*map(torch.cat, zip(*tables, strict=True)))
+
+
+class TypeMoments(NamedTuple):
+    """Counts and squared deviations of the embeddings of each token type, without the means.
+
+    Attributes:
+        token_ids: as in `TokenTable`, as are the others that are not explained.
+        n: shape (T,).
+        norm: norm of the mean of each token type, shape (T,).
+        distance2: squared distance of this mean from the centre, shape (T,).
+        m2: shape (T,).
+        sequences: shape (T,).
+        sequence_n2: shape (T,).
+        sequence_m2: shape (T,).
+        center: mean of the rows of all token types, or of those within a range of counts, shape (d,).
+        num_untyped: number of rows that have no type, scalar.
+    """
+
+    token_ids: Tensor
+    n: Tensor
+    norm: Tensor
+    distance2: Tensor
+    m2: Tensor
+    sequences: Tensor
+    sequence_n2: Tensor
+    sequence_m2: Tensor
+    center: Tensor
+    num_untyped: Tensor
+
+    @property
+    def per_type(self) -> tuple[Tensor, ...]:
+        """What there is of each token type, but for its id."""
+        return self[1:-2]
+
+    def select(self, keep: Tensor) -> "TypeMoments":
+        """The token types for which ``keep``, shape (T,), is true; the centre stays."""
+        return TypeMoments._make((*(state[keep] for state in self[:-2]), *self[-2:]))
+
+    def seen(self) -> "TypeMoments":
+        """The token types that have rows, with an m2 of exactly 0 where it is no more than rounding."""
+        types = self if bool((self.n > 0).all()) else self.select(self.n > 0)
+        return types._replace(m2=without_rounding(types.m2, types.n, types.norm))
+
+    def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """n, mean, shape (d,), and m2 of the rows of all token types together, whose mean the centre is."""
+        n = self.n.sum()
+        m2 = (self.m2 + self.n * self.distance2).sum()
+        return n, self.center, without_rounding(m2, n, scaled_row_norms(self.center))
+
+    def reduced(self) -> "TypeMoments":
+        """These moments."""
+        return self
 
 
 def _union(types: Tensor, group: Group) -> Exchange[Tensor]:
@@ -430,7 +558,7 @@ def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMome
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
-def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
+def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> Tensor:
     """The within-token variance V_W, estimated from pairs of occurrences in different sequences.
 
     That of a token type is half the mean squared distance of such pairs, so that neither few occurrences nor those
@@ -463,7 +591,7 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     return ratio((n * variance).sum(), n.sum())
 
 
-def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor:
+def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = None) -> Tensor:
     """The variance within token types and within sequences, estimated from pairs of occurrences in one sequence.
 
     That of a token type is half the mean squared distance of such pairs, Σ_s n_s m2_s / Σ_s n_s (n_s - 1), with m2_s
@@ -483,8 +611,8 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
     >>> local_variance(table).item()
     2.0
     """
-    norm = torch.linalg.vector_norm(types.mean, dim=1)
-    squares = without_rounding(types.sequence_m2, types.sequence_n2, norm)
+    types = types.reduced()
+    squares = without_rounding(types.sequence_m2, types.sequence_n2, types.norm)
     pairs = types.sequence_n2 - types.n
     sequences = (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
     sums = pairs.new_zeros(2, _MANY_SEQUENCES + 1).index_add_(1, sequences, torch.stack((squares, pairs)))
@@ -495,13 +623,13 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
     return ratio((types.n * variance).sum(), types.n.sum())
 
 
-def variance_split(types: TokenTable) -> dict[str, Tensor]:
+def variance_split(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """Split the variance of all rows into within and between token types.
 
     Returns:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
-    n, _, between_m2 = types._replace(m2=torch.zeros_like(types.m2)).pooled()
+    n, _, between_m2 = types.reduced()._replace(m2=torch.zeros_like(types.m2)).pooled()
     within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
@@ -550,9 +678,10 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
     return {"V_W_local": local, "V_W_text": text, "V_W_text_over_V_W": ratio(text, within)}
 
 
-def type_values(types: TokenTable) -> dict[str, Tensor]:
+def type_values(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
-    values = variance_values(types.n, types.mean, types.m2)
+    types = types.reduced()
+    values = variance_values(types.n, types.norm[:, None], types.m2)
     return {key: values[key] for key in ("n", "Q", "M", "V")}
 
 

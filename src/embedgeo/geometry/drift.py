@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, current_rank, exchanged, is_distributed, num_ranks
-from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.precision import on_one_device
+from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, steps, stepwise
+from embedgeo.functional.precision import on_one_device, sent
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -30,10 +30,11 @@ class KeptRows(NamedTuple):
 
     @classmethod
     def of(cls, metrics: LayerMetrics, sample: Sample) -> "KeptRows":
-        """Those of a layer, given the sample of the rows of all ranks."""
+        """Those of a layer, given the sample of the rows of all ranks, on the CPU."""
+        sample = sample.counted()
         ascending = sample.positions.argsort()
         rows = sample.rows[ascending].to(metrics.dtype or sample.rows.dtype)  # they came from it
-        return cls(rows.cpu(), sample.positions[ascending].cpu(), sample.labels[ascending].cpu(), int(sample.seen))
+        return cls(rows, sample.positions[ascending], sample.labels[ascending], int(sample.seen))
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "KeptRows":
@@ -50,10 +51,10 @@ class KeptRows(NamedTuple):
             and torch.equal(self.token_ids[own], other.token_ids[others])
         )
 
-    def paired(self, other: "KeptRows", device: torch.device) -> tuple[Tensor, Tensor]:
+    def paired(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
         """The rows that both have, in one order."""
         own, others = self._shared_rows(other)
-        return self.rows[own].to(device), other.rows[others].to(device)
+        return self.rows[own], other.rows[others]
 
     def _shared_rows(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
         return torch.isin(self.row_numbers, other.row_numbers), torch.isin(other.row_numbers, self.row_numbers)
@@ -82,20 +83,18 @@ class ComparedRows(GeometryMetric):
         self.store(sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams))
 
     def drawn(self) -> Exchange[Sample]:
-        """The rows drawn from those of all ranks, labelled with their token ids."""
+        """The rows drawn from those of all ranks, labelled with their token ids; some may not count."""
         sample = self.load(Sample)
-        drawn = (yield from on_one_device(sample).all_reduce(self.process_group)) if is_distributed() else sample
-        return drawn.counted()
+        return (yield from on_one_device(sample).all_reduce(self.process_group)) if is_distributed() else sample
 
-    def compute(self) -> dict[str, Tensor]:
+    @stepwise
+    def compute(self) -> Computation[dict[str, Tensor]]:
         """Values of the comparisons; none before there are any."""
-        values: dict[str, Tensor] = {}
-        for name, (others, rows) in self.comparisons.items():
-            pair = others.paired(rows, self.device)
-            values |= {f"{key}_to_{name}": value for key, value in drift_values(*pair).items()}
-            if name == "below":
-                values |= linearity_values(*pair)
-        return values
+        pairs = {name: others.paired(rows) for name, (others, rows) in self.comparisons.items()}
+        on_device = ((sent(each, self.device) for each in pair) for pair in pairs.values())
+        found = yield from at_once(*(steps(drift_values, *pair) for pair in on_device))
+        values = {f"{key}_to_{name}": value for name, of in zip(pairs, found, strict=True) for key, value in of.items()}
+        return values | linearity_values(*pairs["below"]) if "below" in pairs else values
 
     def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
         """No states: they stay those of this rank."""
@@ -135,7 +134,7 @@ class Drift:
         """Give the metrics of all layers the rows to compare with; every rank must call this, once a measurement."""
         compared = [each.metrics.wanted(lambda metric: isinstance(metric, ComparedRows))[0] for each in layers]
         group = compared[0].process_group if compared else None
-        drawn = exchanged(at_once(*(each.drawn() for each in compared)), group)
+        drawn = computed(on_host(*exchanged(at_once(*(each.drawn() for each in compared)), group)))
         now = {each.name: KeptRows.of(each.metrics, sample) for each, sample in zip(layers, drawn, strict=True)}
         changed = [name for name, rows in now.items() if not rows.is_comparable(self._previous.get(name, rows))]
         if changed:

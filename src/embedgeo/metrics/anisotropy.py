@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
+from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
@@ -213,11 +214,16 @@ class Anisotropy(GeometryMetric):
             "participation_ratio": (rows.dim * free + 2) / (free + rows.dim + 1),
         }
 
-    def compute(self) -> dict[str, Tensor]:
+    @stepwise
+    def compute(self) -> Computation[dict[str, Tensor]]:
         if self.sketch is not None:
             return sketch_values(self.load(ScatterSketch))
-        values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum, alpha_window=self.alpha_window)
-        return values if self.batch_size is None else values | batch_values(self.load(AnisotropyBatches))
+        scatter = self.load(Scatter).expanded()
+        of_all = steps(spectrum_values, scatter, full=self.spectrum, alpha_window=self.alpha_window)
+        if self.batch_size is None:
+            return (yield from of_all)
+        values, moments = yield from at_once(of_all, on_host(*self.load(AnisotropyBatches)[:3]))
+        return values | batch_values(*moments)
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

@@ -16,7 +16,7 @@ from torchmetrics.metric import CompositionalMetric
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, exchanged, total
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
-from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.precision import on_one_device, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
@@ -283,8 +283,10 @@ class GeometryMetric(Metric):
             found._replace(**{name: x.to(torch.promote_types(dtypes[name], x.dtype)) for name, x in fields.items()})
         )
 
-    def hold(self, whole: Self) -> None:
+    @stepwise
+    def hold(self, whole: Self) -> Computation[None]:
         """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
+        yield from ()
 
     @stepwise
     def compute_with_errors(self, groups: Sequence[Self]) -> Computation[ValuesAndErrors]:
@@ -302,7 +304,10 @@ class GeometryMetric(Metric):
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])
         yield from steps(type(self).hold, without, self)
-        sizes = torch.stack([group.num_finite for group in groups])
+        given = tuple(values.values()), tuple(group.num_finite for group in groups)
+        found, sizes = yield from on_host(*given)
+        values = dict(zip(values, found, strict=True))
+        unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
         states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
@@ -310,9 +315,11 @@ class GeometryMetric(Metric):
                 without.store(state)
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
             estimates = yield from steps(type(self).compute, without)  # not synchronised, no value kept
-            for key, value in values.items():
-                left_out[key].append(estimates.get(key, torch.full_like(value, torch.nan)))
-        return values, {key: standard_error(values[key], torch.stack(left_out[key]), sizes) for key in values}
+            of_keys = yield from on_host(*(estimates.get(key, unknown) for key in values))
+            for key, estimate in zip(values, of_keys, strict=True):
+                left_out[key].append(estimate)
+        of_groups = torch.stack(sizes)
+        return values, {key: standard_error(values[key], torch.stack(left_out[key]), of_groups) for key in values}
 
     def plot(self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
         """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.
@@ -378,9 +385,13 @@ class GeometryMetric(Metric):
 
     def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
         """The states, by name, of the rows of all ranks of a process group; this metric keeps its own."""
+        return self.all_reduce_but((), group)
+
+    def all_reduce_but(self, kinds: Sequence[type[Any]], group: Group = None) -> Exchange[dict[str, Tensor]]:
+        """Those of `all_reduce` that were not declared as one of these types."""
         counts, *states = yield from at_once(
             total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
-            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared),
+            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared if kind not in kinds),
         )
         found = dict(zip(("num_rows", "num_nonfinite"), counts.unbind(), strict=True))
         for state in states:
@@ -389,18 +400,19 @@ class GeometryMetric(Metric):
         return {name: value.cpu() if name in self._on_cpu else value for name, value in found.items()}
 
     def reset(self) -> None:
-        """Drop the rows seen; the states of no rows are not sent to a device."""
-        self._put_back_states()
-        super().reset()
-
-    def _put_back_states(self) -> None:
+        """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before they are used."""
         if self.device.type != "cpu":
             for name, default in self._defaults.items():
                 setattr(self, name, default)
+        super().reset()
 
-    def take_states(self, states: Mapping[str, Tensor]) -> None:
-        """Replace states, by name, until `unsync`."""
-        self._cache = {name: getattr(self, name) for name in self._defaults}
+    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
+        """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes in their place."""
+        return self.all_reduce(group)
+
+    def take_states(self, states: Mapping[str, Any]) -> None:
+        """Replace states, or other attributes, by name, until `unsync`."""
+        self._cache = {name: getattr(self, name) for name in {**self._defaults, **states}}
         self._is_synced = True
         for name, state in states.items():
             setattr(self, name, state)
@@ -416,7 +428,7 @@ class GeometryMetric(Metric):
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
         if not int(self.num_rows):  # the states of no rows are moved by `load`, where they are not replaced before
-            self._put_back_states()
+            self.num_nonfinite = self.num_nonfinite.cpu()
             self._device = move(torch.empty(0, device=self.device)).device
             return torch.nn.Module._apply(self, move)
         return super()._apply(move, [*exclude_state, *self._on_cpu])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import CoordinateMoments, coordinate_table, outlier_values, row_coordinates
+from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Tables
@@ -117,5 +118,7 @@ class OutlierCoordinates(GeometryMetric):
             "max_abs": np.sqrt(rows.Q / rows.dim) * stats.norm.ppf((1 + 0.5 ** (1 / (rows.n * rows.dim))) / 2),
         }
 
-    def compute(self) -> dict[str, Tensor]:
-        return outlier_values(self.load(CoordinateMoments))
+    @stepwise
+    def compute(self) -> Computation[dict[str, Tensor]]:
+        (moments,) = yield from on_host(self.load(CoordinateMoments))
+        return outlier_values(moments)

@@ -1,6 +1,6 @@
 """The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from embedgeo.functional.distributed import (
     is_distributed,
     num_ranks,
 )
-from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, require_values
@@ -51,7 +51,7 @@ class LayerMetrics:
         self.dtype: torch.dtype | None = None  # of the hidden states
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self.num_rows = 0  # of this rank, that are not masked
-        self._num_groups = jackknife
+        self.num_groups = jackknife
         self._num_sequences = 0  # dealt into groups, those without rows that count among them
         self.process_group = process_group
         self._num_batches = 0
@@ -69,10 +69,10 @@ class LayerMetrics:
             if metric.device != state_device(hidden.device):
                 metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
         num_rows = hidden.shape[:-1].numel()
-        if self._num_groups:
+        if self.num_groups:
             batch = self._num_batches * num_ranks(self.process_group) + current_rank(self.process_group)
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
-            ids = ids.dealt(batch * num_sequences, num_rows, self._num_groups)
+            ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
             self._num_sequences += num_sequences
         rows = Rows.of(hidden, ids)
@@ -108,21 +108,25 @@ class LayerMetrics:
     def _values(self, metric: Any, copies: list[Any]) -> Computation[ValuePairs | Exception]:
         try:
             with named(metric):
-                errors: dict[str, Tensor] = {}
+                errors: Mapping[str, Tensor] = {}
                 if not isinstance(metric, GeometryMetric):
                     found = require_values(metric.compute())
-                elif self._num_groups:
+                elif self.num_groups:
                     found, errors = yield from steps(type(metric).compute_with_errors, metric, copies)
                 else:
                     found = require_values((yield from steps(type(metric).compute, metric)))
-                none = {key: torch.full_like(value, torch.nan) for key, value in found.items() if key not in errors}
-                return {key: torch.stack((value, (errors | none)[key])) for key, value in found.items()}
+                unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
+                pairs = [(value, errors.get(key, unknown)) for key, value in found.items()]
+                on_cpu = yield from on_host(*pairs)
+                return {
+                    key: torch.stack((value.double(), error)) for key, (value, error) in zip(found, on_cpu, strict=True)
+                }
         except Exception as error:
             return error
 
     def dealt(self) -> Tensor:
         """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G + 1,), int64."""
-        dealt = torch.zeros(self._num_groups + 1, dtype=torch.int64)
+        dealt = torch.zeros(self.num_groups + 1, dtype=torch.int64)
         dealt[[*self._copies]] = 1
         dealt[-1] = self._num_sequences
         return dealt
@@ -134,7 +138,7 @@ class LayerMetrics:
         """
         *marks, num_sequences = dealt.tolist()
         for group, mark in enumerate(marks):
-            if mark or self._num_groups <= num_sequences:
+            if mark or self.num_groups <= num_sequences:
                 self._copies_of(group)
 
     def wanted(self, is_wanted: Callable[[GeometryMetric], object]) -> list[Any]:
@@ -208,26 +212,31 @@ class LayerMetrics:
 
 
 def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
-    """Give the metrics of layers the rows of all ranks, until what is returned is closed; every rank must call this."""
+    """Give the metrics of layers what their values need of the rows of all ranks, until what is returned is closed.
+
+    Every rank must call this.
+    """
     metrics = [metric for layer in layers for metric in layer.with_copies]
-    return _in_sync(metrics, layers[0].process_group if layers else None)
+    has_copies = any(layer.num_groups for layer in layers)  # which are merged, and need their whole states
+    return _in_sync(metrics, layers[0].process_group if layers else None, for_values=not has_copies)
 
 
 def reduce(layers: Sequence[LayerMetrics]) -> None:
-    """Give the metrics of layers the rows of all ranks for good, which frees the memory of their own ones."""
+    """Give the metrics of layers what `in_sync` does for good, which frees the memory of their own rows' states."""
     in_sync(layers)
     for layer in layers:
         for metric in layer.with_copies:
             metric._cache = None
 
 
-def _in_sync(metrics: Sequence[Any], group: Group) -> ExitStack:
+def _in_sync(metrics: Sequence[Any], group: Group, *, for_values: bool = False) -> ExitStack:
     """Give metrics the rows of all ranks; unlike `sync_context`, what it returns ends it after exceptions too."""
     with ExitStack() as stack:
         if is_distributed():
             metrics = [metric for metric in metrics if not metric._is_synced]
             own = [metric for metric in metrics if isinstance(metric, GeometryMetric)]
-            states = exchanged(at_once(*(metric.all_reduce(group) for metric in own)), group)
+            exchanges = (metric.all_reduce_for_values if for_values else metric.all_reduce for metric in own)
+            states = exchanged(at_once(*(exchange(group) for exchange in exchanges)), group)
             for metric, of_all in zip(own, states, strict=True):
                 metric.take_states(of_all)
                 stack.callback(metric.unsync)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
@@ -104,14 +105,14 @@ class TokenSimilarity(GeometryMetric):
         if table is not None:
             self.extend(table)
 
-    def compute(self) -> dict[str, Tensor]:
-        state, types = self.load(SequenceSimilarity), self.load(TokenTable)
+    @stepwise
+    def compute(self) -> Computation[dict[str, Tensor]]:
+        state, types = yield from on_host(self.load(SequenceSimilarity), self.load(TokenTable).reduced())
         distances, of_all_pairs = sequence_distances(state)
-        n_with_ids = types.n.sum()
+        n_with_ids = types.n.sum() + types.num_untyped
         if has_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
-            typed = types.typed()
-            of_types = type_distances(typed) | crossed_distances(state, typed)
+            of_types = type_distances(types) | crossed_distances(state, types)
             distances = {key: torch.where(complete, each, torch.nan) for key, each in of_types.items()} | distances
         values = {key: 1 - each for key, each in distances.items()}
         return values | {f"{key}_adjusted": of_all_pairs - each for key, each in distances.items()}

@@ -7,14 +7,18 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import coordinate_shares
+from embedgeo.functional.distributed import Exchange, Group
+from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, stepwise
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
+from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     REGRESSION_COUNT_RANGE,
     SequenceCount,
     TokenTable,
+    TypeMoments,
     context_split,
     has_token_values,
     local_variance,
@@ -131,7 +135,8 @@ class TokenMoments(GeometryMetric):
     (10.0, 1.0, 9.0, 2.0)
     """
 
-    _whole: TokenTable | None = None  # of all rows, where this is of those without a group
+    types_of_all_ranks: TypeMoments | None = None  # in place of the table, where only values are asked for
+    _whole: TypeMoments | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
@@ -187,7 +192,7 @@ class TokenMoments(GeometryMetric):
 
         They cover the rows that this process has seen or, within ``sync_context()``, those of all ranks.
         """
-        types = self._types_in(self.count_range)
+        types = _in_range(computed(self._types()), self.count_range)
         return {"token_id": types.token_ids, **type_values(types)}
 
     def distances(self) -> dict[str, Tensor]:
@@ -196,9 +201,8 @@ class TokenMoments(GeometryMetric):
         In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The rows are those of
         `table`.
         """
-        types = self._types_in(self.count_range)
-        _, center, _ = types.pooled()
-        return {"token_id": types.token_ids, "n": types.n, "distance": (types.mean - center).square().sum(1)}
+        types = _in_range(computed(self._types()), self.count_range)
+        return {"token_id": types.token_ids, "n": types.n, "distance": types.distance2}
 
     def plane(self, most: int = 150) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by descending n.
@@ -207,7 +211,9 @@ class TokenMoments(GeometryMetric):
         types' means: see `embedgeo.functional.type_plane`. The first entry is the zero vector, with token_id -1 and
         n 0. Empty where no token types have been seen; the rows are those of `table`.
         """
-        types = self._types_in(self.count_range)
+        types = self.load(TokenTable).typed()
+        if self.count_range is not None:
+            types = types.select((types.n >= self.count_range[0]) & (types.n <= self.count_range[1]))
         means, origin = type_plane(types)
         chosen = types.n.argsort(descending=True, stable=True)[:most]
         first = 1 if len(chosen) else 0
@@ -250,21 +256,22 @@ class TokenMoments(GeometryMetric):
             return values
         return values | _gaussian_regressions(rows.counts, rows.Q, rows.dim)
 
-    def compute(self) -> dict[str, Tensor]:
-        every, regressed_range = self._types_in(None), self.regression_count_range
-        types = _in_range(every, self.count_range)
-        values = moment_values(self.load(Moments)) if self.count_range is None else variance_values(*types.pooled())
+    @stepwise
+    def compute(self) -> Computation[dict[str, Tensor]]:
+        held = [self.load(Moments)] if self.count_range is None else []
+        every, on_cpu = yield from at_once(self._types(), on_host(self.load(SequenceCount), self.num_nonfinite, *held))
+        (num_sequences,), num_nonfinite, *moments = on_cpu
+        types, regressed_range = _in_range(every, self.count_range), self.regression_count_range
+        values = moment_values(*moments) if moments else variance_values(*types.pooled())
         n, n_with_ids = values["n"], types.n.sum()
-        seen = self.load(TokenTable).n
         of_types = values
-        if self.count_range is None and len(types.n) < len(seen):  # some rows have no type
+        if moments and bool(types.num_untyped > 0):
             of_types = variance_values(*types.pooled())
-            n_with_ids = seen.sum()
-        values["n_nonfinite"] = self.num_nonfinite.to(n.dtype)
+            n_with_ids = n_with_ids + types.num_untyped
+        values["n_nonfinite"] = num_nonfinite.to(n.dtype)
         if not has_token_values(n, n_with_ids):
             return values
         split = variance_split(types)
-        num_sequences = self.load(SequenceCount).num_sequences
         within = within_variance(types, num_sequences)
         whole = every if self._whole is None else self._whole
         regressed = every.select(torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids))
@@ -283,19 +290,30 @@ class TokenMoments(GeometryMetric):
         complete = n_with_ids == n  # not if only some of the ranks were given token ids
         return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
 
-    def hold(self, whole: Self) -> None:
+    @stepwise
+    def hold(self, whole: Self) -> Computation[None]:
         """Take from all rows which types are regressed, and in how many sequences each is.
 
         Types that leave the range of counts with a group would double the errors over types; types that stand for
         others in fewer sequences would make those of V_W_local a fifth too large.
         """
-        self._whole = whole._types_in(None)
+        self._whole = yield from whole._types()
 
-    def _types_in(self, count_range: tuple[int, int] | None) -> TokenTable:
-        return _in_range(self.load(TokenTable).typed().without_rounding(), count_range)
+    def _types(self) -> Computation[TypeMoments]:
+        """All token types, on the CPU, with the mean of those within ``count_range`` as their centre."""
+        types = self.types_of_all_ranks
+        (types,) = yield from on_host(self.load(TokenTable).reduced(self.count_range) if types is None else types)
+        return types.seen()
+
+    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
+        table = on_one_device(self.load(TokenTable))
+        states, types = yield from at_once(
+            self.all_reduce_but([TokenTable], group), table.reduced_over_ranks(self.count_range, group)
+        )
+        return {**states, "types_of_all_ranks": types}
 
 
-def _in_range(types: TokenTable, count_range: tuple[int, int] | None) -> TokenTable:
+def _in_range(types: TypeMoments, count_range: tuple[int, int] | None) -> TypeMoments:
     if count_range is None:
         return types
     lo, hi = count_range
