@@ -49,7 +49,7 @@ class Norm(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """What a module that may be a norm makes of `_inputs`."""
+    """Outputs of a module that may be a norm, given `_inputs`, and its parameters."""
 
     vectors: list[Tensor]  # its parameters, shape (d,)
     outputs: Tensor  # shape (1, 4, d)
