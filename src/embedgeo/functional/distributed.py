@@ -201,9 +201,9 @@ def largest(tensor: Tensor) -> Exchange[Tensor]:
 
 
 def dealt(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
-    """What the ranks have for this one: row r of a tensor of shape (R, ...), the same on all, is what one has for r.
+    """Rows that the ranks have for this one, given those that it has for each of R ranks, shape (R, ...).
 
-    Row r of the result is from rank r. Of a single rank it is the tensor itself. It may ``overwrite`` the tensor.
+    Row r of the result, of the same shape, is from rank r. Of a single rank it is the tensor itself. It may ``overwrite`` the tensor.
     """
     return _answer_to(Request(tensor, "dealt", overwrite=overwrite))
 

@@ -42,7 +42,7 @@ def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _debiased_cka(x: Tensor, y: Tensor) -> Tensor:
-    """That of centred rows."""
+    """Debiased CKA of centred rows."""
     n = len(x)
     if n < 4:
         return x.new_full((), torch.nan)
@@ -92,7 +92,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _procrustes_distances(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Those of pairs of centred rows; the decompositions of pairs of equal shapes are one operation."""
+    """Distances of pairs of centred rows; the decompositions of pairs of equal shapes are one operation."""
     places = defaultdict[Any, list[int]](list)
     for place, pair in enumerate(pairs):
         places[tuple((each.shape, each.device) for each in pair)].append(place)
@@ -126,7 +126,7 @@ def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
 
 
 def _neighbor_overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
-    """That of centred rows."""
+    """Overlap of the neighbours of centred rows."""
     n = len(pair[0])
     if n <= k + 1:
         return pair[0].new_full((), torch.nan)

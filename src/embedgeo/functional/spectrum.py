@@ -278,7 +278,7 @@ def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tenso
 
 
 def _exceeds(s: Tensor, scale: Tensor, bound: Tensor) -> Tensor:
-    """Whether an eigenvalue of diag(c) S diag(c) exceeds a bound; scalar, not 0 if so."""
+    """Mark, not 0, of an eigenvalue of diag(c) S diag(c) that exceeds a bound; scalar."""
     difference = s * -scale[:, None] * scale
     difference.diagonal().add_(bound)
     return torch.linalg.cholesky_ex(difference).info

@@ -156,7 +156,7 @@ class TokenTable(NamedTuple):
         return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
 
     def reduced(self, count_range: tuple[int, int] | None = None) -> "TypeMoments":
-        """What is left without the means, where the table is, which is not waited for.
+        """Numbers of each type that are left without the means, where the table is, which is not waited for.
 
         ``count_range`` is that of the types whose common mean is the centre; default: all.
         """
@@ -166,7 +166,7 @@ class TokenTable(NamedTuple):
     def reduced_over_ranks(
         self, count_range: tuple[int, int] | None = None, group: Group = None
     ) -> Exchange["TypeMoments"]:
-        """What `reduced` leaves of the table of the rows of all ranks, of which no rank holds more than of its own.
+        """Result of `reduced` for the rows of all ranks, of whose table no rank holds more than of its own.
 
         Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the numbers of these.
         """
@@ -184,11 +184,10 @@ class TokenTable(NamedTuple):
         )
         first = current_rank(group) * share
         own = _merged_parts(types[first : first + share], parts)
-        n, center, untyped = sums[0], sums[1:-1], sums[-1]
+        untyped = sums[-1]
         if count_range is not None:
-            of_range = yield from total(torch.cat([each.reshape(-1) for each in own._sums(count_range)]))
-            n, center = of_range[0], of_range[1:-1]
-        whole = own._about(center / n.clamp(min=1), untyped)
+            sums = yield from total(torch.cat([each.reshape(-1) for each in own._sums(count_range)]))
+        whole = own._about(sums[1:-1] / sums[0].clamp(min=1), untyped)
         numbers = given.new_zeros(len(whole.per_type), len(types))
         numbers[:, first : first + share] = torch.stack(whole.per_type)
         numbers = yield from total(numbers, overwrite=True)
@@ -253,7 +252,7 @@ class TypeMoments(NamedTuple):
 
     @property
     def per_type(self) -> tuple[Tensor, ...]:
-        """What there is of each token type, but for its id."""
+        """All that there is of each token type, but for its id."""
         return self[1:-2]
 
     def select(self, keep: Tensor) -> "TypeMoments":

@@ -388,7 +388,7 @@ class GeometryMetric(Metric):
         return self.all_reduce_but((), group)
 
     def all_reduce_but(self, kinds: Sequence[type[Any]], group: Group = None) -> Exchange[dict[str, Tensor]]:
-        """Those of `all_reduce` that were not declared as one of these types."""
+        """States that `all_reduce` returns, without those that were declared as one of these types."""
         counts, *states = yield from at_once(
             total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
             *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared if kind not in kinds),
