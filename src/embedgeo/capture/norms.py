@@ -1,6 +1,6 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -175,7 +175,7 @@ class Norms:
         modules = [module for module in modules if self._runs[module, width] is not None]
         new = {(module, width): run for module, run in runs.items() if run is not None}
         first = [self._first_rows(hidden, mask)] if modules else []
-        kept, rows = _parted(new, _copies([*_parts(new), *first]))  # the weights will change
+        kept, rows = _changed(_copies, new, first)  # the weights will change
         self._runs |= kept
         least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
         self._looks[layer.name] = _Look(own, modules, width, rows[0] if rows else hidden.new_empty(0, width), least)
@@ -200,8 +200,11 @@ class Norms:
         self._looks.clear()
         keys = [(module, look.width) for look in looks.values() for module in look.modules]
         runs = {key: run for key in keys if (run := self._runs[key]) is not None}
-        on_cpu = computed(on_host(*_parts(runs), *(look.rows for look in looks.values())))
-        runs, rows = _parted(runs, [*map(_on_cpu, on_cpu)])
+        runs, rows = _changed(
+            lambda parts: [_on_cpu(each) for each in computed(on_host(*parts))],
+            runs,
+            [look.rows for look in looks.values()],
+        )
         norms = {key: norm for key, run in runs.items() if (norm := _norm_of(run)) is not None}
         for (name, look), of_layer in zip(looks.items(), rows, strict=True):
             found = {module: norms[module, look.width] for module in look.modules if (module, look.width) in norms}
@@ -274,14 +277,11 @@ class Norms:
         return rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
 
 
-def _parts(runs: dict[_Key, _Run]) -> list[Tensor]:
-    """The tensors of runs."""
-    return [part for run in runs.values() for part in (*run.vectors, run.outputs)]
-
-
-def _parted(runs: dict[_Key, _Run], parts: Sequence[Tensor]) -> tuple[dict[_Key, _Run], list[Tensor]]:
-    """Runs with these tensors, which are as `_parts` gives them, and those that follow."""
-    left = iter(parts)
+def _changed(
+    change: Callable[[list[Tensor]], Sequence[Tensor]], runs: dict[_Key, _Run], rows: list[Tensor]
+) -> tuple[dict[_Key, _Run], list[Tensor]]:
+    """Runs and rows, once all of their tensors have been changed together."""
+    left = iter(change([*(part for run in runs.values() for part in (*run.vectors, run.outputs)), *rows]))
     return {key: _Run([next(left) for _ in run.vectors], next(left), run.dtype) for key, run in runs.items()}, [*left]
 
 

@@ -53,16 +53,20 @@ def with_directions(rows: Rows) -> tuple[Rows, Rows]:
     finite = None
     if is_ahead:
         finite = has_direction if rows.weights is None else has_direction & (rows.weights > 0)
-        x, norms = torch.where(finite[:, None], x, 0), torch.where(finite, norms, 1)
+        x = torch.where(finite[:, None], x, 0)
+        norms = torch.where(finite, norms, 1)
     elif not bool(has_direction.all()):
         places = has_direction.nonzero().flatten()
-        x, norms, ids = x.index_select(0, places), norms[places], ids.select(places)
+        x = x.index_select(0, places)
+        norms = norms[places]
+        ids = ids.select(places)
     return Rows(x, ids, finite), Rows(x.to(accumulator_dtype(x.device)) / norms[:, None], ids, finite)
 
 
 def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
     """The state of `with_directions`."""
-    x, ids, device = rows.x, rows.ids, rows.x.device
+    x, ids = rows.x, rows.ids
+    device = x.device
 
     def found() -> tuple[TypeRuns, Tensor]:
         of_rows = torch.arange(len(x), device="cpu") if ids.sequence_ids is None else ids.sequence_ids.contiguous()
