@@ -42,7 +42,7 @@ MONITORS: dict[str, dict[str, Any]] = {
     "all metrics, jackknife and drift": {"metrics": full_metrics, "jackknife": 4, "drift": True},
 }
 LIMITS = {
-    "default metrics: an update of a further layer": Asked(125, 2, 14, 3200),
+    "default metrics: an update of a further layer": Asked(80, 0, 0, 0),
     "default metrics: values of a further layer": Asked(1800, 92, 12, 160_000),
     "default metrics: values of 10 layers": Asked(18_000, 950, 125, 1_600_000),
     "default metrics: a measurement of 10 layers": Asked(19_000, 950, 270, 1_600_000),

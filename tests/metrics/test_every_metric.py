@@ -37,7 +37,7 @@ from embedgeo.functional.moments import variance_values
 from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
 from embedgeo.functional.rows import select_rows
 from embedgeo.functional.sampling import row_keys
-from embedgeo.functional.similarity import row_directions, sequence_distances, sequence_similarity, type_distances
+from embedgeo.functional.similarity import sequence_distances, sequence_similarity, type_distances, with_directions
 from embedgeo.glossary import term
 from tests.data import KINDS, LISTED, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.strategies import calls, scales, seeds, splits
@@ -133,9 +133,9 @@ def next_tokens(rows):
 
 
 def similarities(rows):
-    directions, _ = row_directions(rows.embeddings)
-    distances, _ = sequence_distances(sequence_similarity(rows.embeddings, directions, rows.sequence_ids))
-    distances |= type_distances(token_table(directions, rows.token_ids, rows.sequence_ids))
+    rows, directions = with_directions(rows)
+    distances, _ = sequence_distances(sequence_similarity(rows, directions))
+    distances |= type_distances(token_table(directions.x, rows.token_ids, rows.sequence_ids))
     return {key: 1 - distance for key, distance in distances.items()}
 
 

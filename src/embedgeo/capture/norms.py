@@ -1,8 +1,8 @@
 """Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,8 @@ from torch.distributed.tensor import DTensor
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import contains_any, final_norm, find_stacks, unwrapped
+from embedgeo.functional.lockstep import computed, on_host
+from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16  # that are looked at
@@ -46,8 +48,22 @@ class Norm(NamedTuple):
         return float(sizes.abs().max().nan_to_num(torch.inf, torch.inf)) if len(rows) else torch.inf
 
 
+class _Run(NamedTuple):
+    """Outputs of a module that may be a norm, given `_inputs`, and its parameters."""
+
+    vectors: list[Tensor]  # its parameters, shape (d,)
+    outputs: Tensor  # shape (1, 4, d)
+    dtype: torch.dtype  # of the inputs
+
+
 def as_norm(module: nn.Module, width: int) -> Norm | None:
     """The norm that a module with nothing but vectors of this width is, found by running it; None if it is none."""
+    run = _run(module, width)
+    return None if run is None else _norm_of(_Run([*map(_on_cpu, run.vectors)], _on_cpu(run.outputs), run.dtype))
+
+
+def _run(module: nn.Module, width: int) -> _Run | None:
+    """Run a module that may be a norm, whose device is not waited for; None if it is none."""
     try:
         vectors = [*module.parameters(recurse=False)]
         is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
@@ -58,36 +74,53 @@ def as_norm(module: nn.Module, width: int) -> Norm | None:
         if not all(each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())):
             return None  # running it would take other ranks
         at_hand: AbstractContextManager[None] = nullcontext()
-        if hasattr(module, "_hf_hook"):  # accelerate may keep its weights elsewhere
+        is_elsewhere = hasattr(module, "_hf_hook")  # accelerate may keep its weights there
+        if is_elsewhere:
             from accelerate.utils import align_module_device
 
             at_hand = align_module_device(module)
         with kept_random_states(), torch.no_grad(), at_hand:
-            return _norm_by_running(module, [*module.parameters(recurse=False)], width)
+            vectors = [*module.parameters(recurse=False)]
+            own = [_local(each).clone() if is_elsewhere else _local(each) for each in vectors]
+            device, dtype = (own[0].device, own[0].dtype) if own else (torch.device("cpu"), torch.float32)
+            inputs = _inputs(width, dtype, device)
+            if vectors and isinstance(vectors[0], DTensor):
+                inputs = DTensor.from_local(inputs, vectors[0].device_mesh, vectors[0].placements, run_check=False)
+            with torch.autocast(device.type, enabled=False):
+                outputs = _local(module.forward(inputs))
+            return _Run(own, outputs, dtype) if outputs.shape == inputs.shape else None
     except Exception:  # it takes other arguments, or its weights are in parts
         return None
 
 
-def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -> Norm | None:
-    standard = torch.ones(width, dtype=torch.float64, device="cpu")  # of mean 0 and variance 1, with entries far from 0
-    standard[1::2] = -1
+def _standard(width: int) -> Tensor:
+    """A row of mean 0 and variance 1, with entries far from 0, shape (d,), float64, on the CPU."""
+    row = torch.ones(width, dtype=torch.float64, device="cpu")
+    row[1::2] = -1
     if width % 2 and width > 1:
-        standard[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64, device="cpu") / 2**0.5
-    device = vectors[0].device if vectors else torch.device("cpu")
-    row = standard.to(device, vectors[0].dtype if vectors else torch.float32)
-    if vectors and isinstance(vectors[0], DTensor):
-        row = DTensor.from_local(row, vectors[0].device_mesh, vectors[0].placements, run_check=False)
-    own = [_local(each).clone() for each in vectors]  # without the rounding of running, after which it may be elsewhere
-    large = 64 if row.dtype == torch.float16 else 2**20  # beside which the norm's ε is nothing
-    with torch.autocast(device.type, enabled=False):
-        inputs = (large * row, -large * row, 2 * large * row, large * row + large)
-        outputs = [_local(module.forward(each)) for each in inputs]
-    *own, up, down, larger, moved = _on_cpu(torch.stack([*own, *outputs]))  # which is waited for once
-    scale = (up - down) / (2 * standard.to(row.dtype).double())
+        row[-3:] = torch.tensor([2.0, -1.0, -1.0], dtype=torch.float64, device="cpu") / 2**0.5
+    return row
+
+
+@lru_cache(maxsize=4)
+def _inputs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows that tell what a norm does, shape (1, 4, d): one, its negative, its double, and one that is moved by 1.
+
+    They are large, so that the norm's ε is nothing beside them.
+    """
+    row = (64 if dtype == torch.float16 else 2**20) * _standard(width).to(dtype)
+    moved = row + (64 if dtype == torch.float16 else 2**20)
+    return sent(torch.stack((row, -row, 2 * row, moved))[None], device)
+
+
+def _norm_of(run: _Run) -> Norm | None:
+    """The norm that made these outputs, in float64 on the CPU; None if it was none."""
+    own, (up, down, larger, moved) = run.vectors, run.outputs[0]
+    scale = (up - down) / (2 * _standard(len(up)).to(run.dtype).double())
     shift = (up + down) / 2
-    eps = max(torch.finfo(kind).eps for kind in (row.dtype, torch.float32))  # many compute in float32
+    eps = max(torch.finfo(kind).eps for kind in (run.dtype, torch.float32))  # many compute in float32
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
-    if up.shape != (width,) or not bool((up - larger).abs().max() <= tolerance):
+    if not bool((up - larger).abs().max() <= tolerance):
         return None
     scales = [*own, *(1 + each for each in own)]
     shifts = [torch.zeros_like(shift), *own]
@@ -99,11 +132,16 @@ def _norm_by_running(module: nn.Module, vectors: Sequence[Tensor], width: int) -
 
 
 class _Look(NamedTuple):
-    """The norms that a layer may be the output of, and its rows."""
+    """The modules that a layer may be the output of, and its rows."""
 
-    norms: dict[nn.Module, Norm]
-    rows: Tensor | None  # None: it is that of the only one
-    least: float = 0.0  # deviation above which it is none
+    own: nn.Module | None  # the module whose output it is
+    modules: list[nn.Module]  # which may be norms
+    width: int
+    rows: Tensor  # shape (m, d); none where there are no such modules
+    least: float  # deviation above which they are no norm's output
+
+
+_Key = tuple[nn.Module, int]  # a module, and the width of the rows that it is given
 
 
 class Norms:
@@ -115,13 +153,14 @@ class Norms:
         self._candidates: dict[str, list[nn.Module]] = {}
         self._is_output: dict[str, bool] = {}
         self._looks: dict[str, _Look] = {}  # by layer, that are not compared yet
+        self._runs: dict[_Key, _Run | None] = {}  # since the last `reset`
         self._norms: dict[str, Norm | None] = {}
-        self._found: dict[tuple[nn.Module, int], Norm | None] = {}
+        self._places: tuple[Tensor, Tensor] | None = None  # a mask, and of the first rows that count
 
     def look(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> None:
         """Keep the first rows of a layer, and the norms, with the weights that the model has now, for `expected_size`.
 
-        The mask is best on the CPU.
+        The mask is best on the CPU: then no device is waited for.
         """
         self._looks.pop(layer.name, None)
         if not hidden.numel() or len(layer.calls) > 1:
@@ -130,14 +169,16 @@ class Norms:
         own = None if layer.takes_input else unwrapped(layer.calls[0].module)
         if layer.name not in self._candidates:
             self._candidates[layer.name] = self._outside_blocks(layer) if own is None else [*own.modules()]
-        found = {module: self._norm(module, width) for module in self._candidates[layer.name]}
-        norms = {module: norm for module, norm in found.items() if norm is not None}
-        if own is not None and own in norms:
-            self._looks[layer.name] = _Look({own: norms[own]}, None)
-        else:
-            rows = _first_rows(hidden, mask) if norms else hidden.new_zeros(0, width)
-            least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
-            self._looks[layer.name] = _Look(norms, rows, least)
+        modules = self._candidates[layer.name]
+        runs = {module: _run(module, width) for module in modules if (module, width) not in self._runs}
+        self._runs |= {(module, width): run for module, run in runs.items()}
+        modules = [module for module in modules if self._runs[module, width] is not None]
+        new = {(module, width): run for module, run in runs.items() if run is not None}
+        first = [self._first_rows(hidden, mask)] if modules else []
+        kept, rows = _changed(_copies, new, first)  # the weights will change
+        self._runs |= kept
+        least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
+        self._looks[layer.name] = _Look(own, modules, width, rows[0] if rows else hidden.new_empty(0, width), least)
 
     def expected_size(self, layer: Layer) -> float:
         """`Norm.expected_size` of a layer when last looked at; 0 where it is no norm's output."""
@@ -147,45 +188,45 @@ class Norms:
 
     def reset(self) -> None:
         """Forget what has been looked at: weights may change."""
-        for held in (self._looks, self._norms, self._found):
+        for held in (self._looks, self._norms, self._runs):
             held.clear()
-
-    def _norm(self, module: nn.Module, width: int) -> Norm | None:
-        if (module, width) not in self._found:
-            self._found[module, width] = as_norm(module, width)
-        return self._found[module, width]
+        self._places = None
 
     def _compare(self) -> None:
         """Compare the rows that have been looked at with the norms' outputs; a device is waited for once."""
+        if not self._looks:
+            return
         looks = dict(self._looks)
         self._looks.clear()
-        held = {name: look.rows for name, look in looks.items() if look.rows is not None}
-        rows_of = dict[str, Tensor]()
-        for device in {rows.device for rows in held.values()}:
-            here = {name: rows for name, rows in held.items() if rows.device == device}
-            whole = _on_cpu(torch.cat([rows.flatten() for rows in here.values()]))
-            parts = whole.split([rows.numel() for rows in here.values()])
-            rows_of |= {name: part.view(here[name].shape) for name, part in zip(here, parts, strict=True)}
-        for name, look in looks.items():
-            rows = rows_of.get(name)
-            least = look.least
-            norm = None
-            near = []  # several norms fit while their weights are alike: the next measurement looks at them again
-            for module, found in look.norms.items():
-                if rows is None:  # the layer is this norm
-                    norm = found
-                    near = [module]
-                    break
-                finite = rows[rows.isfinite().all(1)]
-                deviation = found.deviation(finite, of_embeddings=module not in self._in_or_after_blocks)
-                if deviation < _FAR:
-                    near.append(module)
-                if deviation < least:
-                    norm, least = found, deviation
-            if rows is None or not look.norms or bool(rows.isfinite().all(1).any()):
-                self._candidates[name] = near
-            self._is_output[name] = norm is not None
-            self._norms[name] = norm
+        keys = [(module, look.width) for look in looks.values() for module in look.modules]
+        runs = {key: run for key in keys if (run := self._runs[key]) is not None}
+        runs, rows = _changed(
+            lambda parts: [_on_cpu(each) for each in computed(on_host(*parts))],
+            runs,
+            [look.rows for look in looks.values()],
+        )
+        norms = {key: norm for key, run in runs.items() if (norm := _norm_of(run)) is not None}
+        for (name, look), of_layer in zip(looks.items(), rows, strict=True):
+            found = {module: norms[module, look.width] for module in look.modules if (module, look.width) in norms}
+            self._norms[name] = self._output_of(name, look, found, of_layer[of_layer.isfinite().all(1)])
+            self._is_output[name] = self._norms[name] is not None
+
+    def _output_of(self, name: str, look: _Look, norms: dict[nn.Module, Norm], rows: Tensor) -> Norm | None:
+        """The norm whose output a layer with these rows is, None if of none; later looks are at those near it alone."""
+        if look.own is not None and look.own in norms:
+            self._candidates[name] = [look.own]
+            return norms[look.own]
+        norm, least = None, look.least
+        near = []  # several norms fit while their weights are alike: the next measurement looks at them again
+        for module, found in norms.items():
+            deviation = found.deviation(rows, of_embeddings=module not in self._in_or_after_blocks)
+            if deviation < _FAR:
+                near.append(module)
+            if deviation < least:
+                norm, least = found, deviation
+        if not norms or len(rows):
+            self._candidates[name] = near
+        return norm
 
     def architecture(self, layers: Sequence[Layer]) -> str:
         """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none are; else empty."""
@@ -220,15 +261,38 @@ class Norms:
     def _blocks(self) -> list[nn.Module]:
         return [block for stack in find_stacks(self._model) for block in stack.blocks]
 
+    def _first_rows(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """The first rows that count, shape (m, d)."""
+        if mask is None:
+            rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
+        else:
+            if self._places is None or self._places[0] is not mask:  # of all layers of a forward pass
+                self._places = mask, sent(mask.reshape(-1).nonzero()[:_ROWS, 0], hidden.device)
+            places = self._places[1].to(hidden.device)
+            if hidden.is_contiguous():
+                rows = hidden.view(-1, hidden.shape[-1])[places]
+            else:  # not all of them are copied
+                rows = hidden[torch.unravel_index(places, hidden.shape[:-1])]
+        rows = _local(rows)
+        return rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
 
-def _first_rows(hidden: Tensor, mask: Tensor | None) -> Tensor:
-    """The first rows that count, shape (m, d), a copy."""
-    if mask is None:
-        rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
-    else:
-        counted = mask.reshape(-1).nonzero()[:_ROWS, 0].to(hidden.device)
-        rows = hidden[torch.unravel_index(counted, hidden.shape[:-1])]
-    return _local(rows).clone()
+
+def _changed(
+    change: Callable[[list[Tensor]], Sequence[Tensor]], runs: dict[_Key, _Run], rows: list[Tensor]
+) -> tuple[dict[_Key, _Run], list[Tensor]]:
+    """Runs and rows, once all of their tensors have been changed together."""
+    left = iter(change([*(part for run in runs.values() for part in (*run.vectors, run.outputs)), *rows]))
+    return {key: _Run([next(left) for _ in run.vectors], next(left), run.dtype) for key, run in runs.items()}, [*left]
+
+
+def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of tensors, with a wider dtype maybe, by one operation on each device."""
+    copies = dict[int, Tensor]()
+    for device in {each.device for each in tensors}:
+        here = [each for each in tensors if each.device == device]
+        parts = torch.cat([each.detach().reshape(-1) for each in here]).split([each.numel() for each in here])
+        copies |= {id(each): part.view(each.shape) for each, part in zip(here, parts, strict=True)}
+    return [copies[id(each)] for each in tensors]
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

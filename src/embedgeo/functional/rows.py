@@ -94,13 +94,20 @@ class RowIds:
         return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[sequence]
 
     @cached_property
+    def by_sequence(self) -> tuple[Tensor, Tensor]:
+        """The rows' places, sequence by sequence, and for each the first place of its sequence among these, (n,)."""
+        assert self.sequence_ids is not None
+        order = self.sequence_ids.argsort(stable=True)
+        ids = self.sequence_ids[order]
+        return order, torch.searchsorted(ids, ids)
+
+    @cached_property
     def is_first(self) -> Tensor | None:
         """Marks of the rows that are the first one of their sequence that counts, (n,); None where each row is one."""
         if self.sequence_ids is None:
             return None
-        order = self.sequence_ids.argsort(stable=True)
-        begins = torch.ones_like(order, dtype=torch.bool)
-        begins[1:] = self.sequence_ids[order].diff() != 0
+        order, starts = self.by_sequence
+        begins = starts == torch.arange(len(order), device="cpu")
         return torch.empty_like(begins).index_copy_(0, order, begins)
 
     @property
@@ -291,6 +298,18 @@ class Rows:
             return number
         sequence = self.ids.once(("sequence", self.x.device), lambda: sent(sequence, self.x.device))
         return torch.count_nonzero(self.weights.new_zeros(number).index_add_(0, sequence, self.weights))
+
+    @cached_property
+    def is_first(self) -> Tensor | None:
+        """Marks of the rows of ``x`` that are the first one of their sequence that counts, (n,); None: all of them."""
+        ids, device = self.ids, self.x.device
+        if self.weights is None or ids.sequence_ids is None:
+            return ids.is_first
+        order, starts = ids.once(("by sequence", device), lambda: [sent(each, device) for each in ids.by_sequence])
+        counts = self.weights.index_select(0, order).to(torch.int32)
+        number = counts.cumsum(0)
+        before = (number - counts).index_select(0, starts)
+        return torch.empty_like(order, dtype=torch.bool).index_copy_(0, order, (counts > 0) & (number - before == 1))
 
     @property
     def embeddings(self) -> Tensor:

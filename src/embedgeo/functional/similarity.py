@@ -11,8 +11,9 @@ from torch import Tensor
 from embedgeo.functional.distributed import Exchange, Group, total
 from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
-from embedgeo.functional.tokens import TokenTable, TypeMoments, token_table
+from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, scaled_row_norms, sent
+from embedgeo.functional.rows import Rows
+from embedgeo.functional.tokens import TokenTable, TypeMoments, TypeRuns
 
 
 class SequenceSimilarity(NamedTuple):
@@ -42,29 +43,48 @@ class SequenceSimilarity(NamedTuple):
         return SequenceSimilarity(*moments, *sums.unbind(-1))
 
 
-def row_directions(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows scaled to norm 1 in the accumulator's dtype, and the places, (m,), of those that have a direction."""
+def with_directions(rows: Rows) -> tuple[Rows, Rows]:
+    """The rows that have a direction, and the same scaled to norm 1, in the accumulator's dtype."""
+    is_ahead = is_asynchronous(rows.x.device)  # there it would be waited for what to leave out
+    rows = rows if is_ahead else rows.counted
+    x, ids = rows.x, rows.ids
     norms = scaled_row_norms(x)
-    places = ((norms > 0) & norms.isfinite()).nonzero().flatten()
-    kept = x if len(places) == len(x) else x.index_select(0, places)
-    return kept.to(accumulator_dtype(x.device)) / norms[places, None], places
+    has_direction = (norms > 0) & norms.isfinite()
+    finite = None
+    if is_ahead:
+        finite = has_direction if rows.weights is None else has_direction & (rows.weights > 0)
+        x = torch.where(finite[:, None], x, 0)
+        norms = torch.where(finite, norms, 1)
+    elif not bool(has_direction.all()):
+        places = has_direction.nonzero().flatten()
+        x = x.index_select(0, places)
+        norms = norms[places]
+        ids = ids.select(places)
+    return Rows(x, ids, finite), Rows(x.to(accumulator_dtype(x.device)) / norms[:, None], ids, finite)
 
 
-def sequence_similarity(x: Tensor, directions: Tensor, sequence_ids: Tensor | None = None) -> SequenceSimilarity:
-    """The state of rows, none of norm 0, shape (n, d), with these directions; default: each is its own sequence."""
-    ids = torch.arange(len(x), device="cpu") if sequence_ids is None else sequence_ids.cpu()
-    units = token_table(directions, ids)
+def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
+    """The state of `with_directions`."""
+    x, ids = rows.x, rows.ids
+    device = x.device
+
+    def found() -> tuple[TypeRuns, Tensor]:
+        of_rows = torch.arange(len(x), device="cpu") if ids.sequence_ids is None else ids.sequence_ids.contiguous()
+        runs = TypeRuns(of_rows, None, device, is_whole=is_asynchronous(device))
+        return runs, sent(torch.searchsorted(runs.token_ids, of_rows), device)
+
+    runs, sequence = ids.once(("sequence runs", device), found)
+    units = runs.table(directions.x, directions.weights)
     n, mean, m2 = units.pooled()
     several = units.n > 1
     from_mean = units.m2.new_zeros(())
-    if bool(several.any()):
+    if ids.sequence_ids is not None if is_asynchronous(device) else bool(several.any()):
         totals = torch.zeros_like(units.mean)
-        sequence = torch.searchsorted(units.token_ids, ids.contiguous()).to(x.device)
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
         offset = units.mean - totals / scaled_row_norms(totals)[:, None]
-        of_each = (ratio(units.m2, units.n) + offset.square().sum(1)) / 2
-        from_mean = of_each[several].nan_to_num(nan=1.0).sum()
+        of_each = ((ratio(units.m2, units.n) + offset.square().sum(1)) / 2).nan_to_num(nan=1.0)
+        from_mean = torch.where(several, of_each, 0).sum() if is_asynchronous(device) else of_each[several].sum()
     return SequenceSimilarity(
         n=n,
         mean=mean,

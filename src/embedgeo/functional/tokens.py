@@ -444,7 +444,7 @@ class TypeRuns:
         if not self._has_sequences:
             return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
         if self._is_whole:
-            sums = torch.stack(((size > 0).to(n.dtype), size.square(), of_runs))
+            sums = torch.stack((size.clamp(max=1), size.square(), of_runs))
             return TokenTable(
                 self.token_ids, n, mean, m2, *n.new_zeros(3, num_types).index_add_(1, self._type_of_run, sums)
             )

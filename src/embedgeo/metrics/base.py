@@ -218,7 +218,7 @@ class GeometryMetric(Metric):
     @property
     def num_finite(self) -> Tensor:
         """Number of rows seen that count: that masks have kept, without those with a NaN or Inf; scalar."""
-        return self.num_rows - self.num_nonfinite
+        return (self.num_rows - self.num_nonfinite).to(self.device)
 
     @property
     def label(self) -> str:
@@ -399,6 +399,13 @@ class GeometryMetric(Metric):
             found |= {prefix + name: value for name, value in state._asdict().items() if isinstance(value, Tensor)}
         return {name: value.cpu() if name in self._on_cpu else value for name, value in found.items()}
 
+    def reset(self) -> None:
+        """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before they are used."""
+        if self.device.type != "cpu":
+            for name, default in self._defaults.items():
+                setattr(self, name, default)
+        super().reset()
+
     def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
         """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes in their place."""
         return self.all_reduce(group)
@@ -420,10 +427,11 @@ class GeometryMetric(Metric):
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
-        stay = set(self._on_cpu)
-        if not int(self.num_rows):  # those of no rows are moved by `load`, where they are not replaced before
-            stay |= {prefix + field for prefix, empty in self._declared.values() for field in empty._fields}
-        return super()._apply(move, [*exclude_state, *stay])
+        if not int(self.num_rows):  # the states of no rows are moved by `load`, where they are not replaced before
+            self.num_nonfinite = self.num_nonfinite.cpu()
+            self._device = move(torch.empty(0, device=self.device)).device
+            return torch.nn.Module._apply(self, move)
+        return super()._apply(move, [*exclude_state, *self._on_cpu])
 
 
 def _reduced(state: S, group: Group) -> Exchange[S]:

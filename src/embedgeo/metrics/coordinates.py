@@ -84,8 +84,7 @@ class OutlierCoordinates(GeometryMetric):
         self.declare(CoordinateMoments.empty(dim))
 
     def update_states(self, rows: Rows) -> None:
-        counted = rows.counted
-        self.extend(row_coordinates(counted.x, counted.ids.is_first))
+        self.extend(row_coordinates(rows.x, rows.is_first, rows.weights))
 
     def coordinates(self) -> dict[str, Tensor]:
         """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where undefined.

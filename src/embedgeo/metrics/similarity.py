@@ -10,12 +10,12 @@ from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
     crossed_distances,
-    row_directions,
     sequence_distances,
     sequence_similarity,
     type_distances,
+    with_directions,
 )
-from embedgeo.functional.tokens import TokenTable, has_token_values, token_table
+from embedgeo.functional.tokens import TokenTable, has_token_values, type_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 
@@ -99,13 +99,11 @@ class TokenSimilarity(GeometryMetric):
         self.declare(SequenceSimilarity.empty(dim))
 
     def update_states(self, rows: Rows) -> None:
-        x, ids = rows.embeddings, rows.counted.ids
-        directions, places = row_directions(x)
-        if len(places) < len(x):
-            x, ids = x[places], ids.select(places.cpu())
-        self.extend(sequence_similarity(x, directions, ids.sequence_ids))
-        if ids.token_ids is not None:
-            self.extend(token_table(directions, ids.token_ids, ids.sequence_ids))
+        rows, directions = with_directions(rows)
+        self.extend(sequence_similarity(rows, directions))
+        table = type_table(directions)
+        if table is not None:
+            self.extend(table)
 
     @stepwise
     def compute(self) -> Computation[dict[str, Tensor]]:
