@@ -1,13 +1,15 @@
 """Nearest neighbours: their distances, copies among rows, and rows as near as those that no token uses."""
 
 import math
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from embedgeo.functional.lockstep import Computation, computed, on_host
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms, search_dtype
+from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms, search_dtype, sent
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _BLOCK_ROWS = 256  # rows of several labels whose neighbours among their own label are looked for at a time
@@ -611,8 +613,11 @@ def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Te
     else:
         kept = torch.empty_like(kept[: len(distinct)]).index_copy_(0, place, kept)
     if tolerance > 0 and len(kept) > 1:
-        near, place_near = _distinct_but_for_near(distinct, tolerance)
-        kept, place = kept[near], place_near[place]
+        projected = computed(projections(distinct))
+        if float(projected.norms.median()) > 0:
+            found = computed(distinct_by_projections(distinct, projected, tolerance))
+            near, place_near = (each.to(x.device) for each in found)
+            kept, place = kept[near], place_near[place]
     return kept, place
 
 
@@ -627,39 +632,77 @@ def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
     return first
 
 
-def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The `distinct_rows` of rows of which no two are equal; all in order if no two are near.
+class Projections(NamedTuple):
+    """Projections of rows on some directions, by which near ones are looked for; on the CPU.
 
-    Near rows have near projections on any direction. So rows are sorted by their projections on one, and each is
-    compared with those after it, as long as there are any within reach whose other projections are near, too.
+    Rows that are near to each other have near projections on any direction.
     """
+
+    places: Tensor  # shape (n, 4), float64
+    norms: Tensor  # of the rows from about their mean, shape (n,), float64
+    rounding: float  # share of a norm that is at least the error of its places
+
+    def of(self, rows: Tensor) -> Self:
+        """Those of the rows at these indices."""
+        return self._replace(places=self.places[rows], norms=self.norms[rows])
+
+
+def projections(x: Tensor) -> Computation[Projections]:
+    """The projections of rows ``x``, shape (n, d), any floating dtype, in the accumulator's dtype."""
     n, dim = x.shape
     wide = accumulator_dtype(x.device)
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
-    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device).square()
-    directions = angles.sin().view(_DIRECTIONS, dim)  # generic, so that no layer is constant along one
-    directions = (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
+    directions = _generic_directions(dim, wide, x.device)
     norm = torch.empty(n, dtype=wide, device=x.device)
     place = torch.empty(n, _DIRECTIONS, dtype=wide, device=x.device)
     for chunk in row_chunks(x):
         rows = x[chunk].to(wide) - center
         norm[chunk] = row_norms(rows)
         torch.mm(rows, directions, out=place[chunk])  # in float64 no setting matters
-    reach = tolerance * float(norm.median())
-    every = torch.arange(n, device=x.device)
-    if not 0 < reach < math.inf:
-        return every, every
-    order = place[:, 0].argsort()
-    place = place[order]
-    rounding = 8 * dim**0.5 * torch.finfo(wide).eps * norm[order, None]
+    place, norm = yield from on_host(place, norm)
+    return Projections(place, norm, 8 * dim**0.5 * torch.finfo(wide).eps)
+
+
+@lru_cache(maxsize=4)
+def _generic_directions(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Unit vectors, the columns of shape (d, 4), such that no layer is constant along one."""
+    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=dtype, device=device).square()
+    directions = angles.sin().view(_DIRECTIONS, dim)
+    return (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
+
+
+def distinct_by_projections(x: Tensor, projected: Projections, tolerance: float) -> Computation[tuple[Tensor, Tensor]]:
+    """The `distinct_rows` of ``x`` on any device, given their projections; all in order if no two are near.
+
+    Rows are sorted by their projections on one direction, and each is compared with those after it, as long as there
+    are any within reach whose other projections are near, too: first with the next one alone, which joins copies. Both
+    results are on the CPU.
+    """
+    n = len(x)
+    reach = tolerance * float(projected.norms.median()) if n else 0.0
+    reach = reach if reach < math.inf else 0.0
+    every = torch.arange(n, device="cpu")
+    order = projected.places[:, 0].argsort()
+    place = projected.places[order]
+    rounding = projected.rounding * projected.norms[order, None]
     label = every  # by place in the order, the first row of those joined to it
+    pairs = list[tuple[Tensor, Tensor]]()
     for lag in range(1, n):
         within = (place[lag:] - place[:-lag]).abs() <= reach + rounding[lag:] + rounding[:-lag]
-        if not bool(within[:, 0].any()):
+        is_last = not bool(within[:, 0].any())
+        if not is_last:
+            left = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
+            pairs.append((left, left + lag))
+        if pairs and (lag == 1 or is_last or lag == n - 1):
+            left, right = map(torch.cat, zip(*pairs, strict=True))
+            pairs.clear()
+            if len(left):
+                i, j = (sent(order[each], x.device) for each in (left, right))
+                (distances,) = yield from on_host(pair_distances(x, i, j, accumulator_dtype(x.device)))
+                is_near = distances <= reach
+                label = _join(label, left[is_near], right[is_near])
+        if is_last:
             break
-        first = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
-        near = pair_distances(x, order[first], order[first + lag], wide) <= reach
-        label = _join(label, first[near], first[near] + lag)
     is_first = label == every
     if bool(is_first.all()):
         return every, every
