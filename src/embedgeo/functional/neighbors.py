@@ -2,14 +2,25 @@
 
 import math
 from functools import lru_cache
-from typing import NamedTuple, Self
+from itertools import chain
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from embedgeo.functional.lockstep import Computation, computed, on_host
+from embedgeo.functional.lockstep import Computation, at_once, computed, on_host
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms, search_dtype, sent
+from embedgeo.functional.precision import (
+    accumulator_dtype,
+    fast_row_norms,
+    is_normal,
+    matmul_precision,
+    power_of_two,
+    row_norms,
+    search_dtype,
+    sent,
+)
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _BLOCK_ROWS = 256  # rows of several labels whose neighbours among their own label are looked for at a time
@@ -18,6 +29,7 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as the
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _PARTS = 8  # number of parts of a block of products whose smallest give a limit to those of the nearest
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
+_STACKED_BYTES = 1 << 28  # of rows of several layers, of their products and of differences, held at a time on a device
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
 _FEW_COORDINATES = 16  # coordinates by which rows are first told apart
@@ -180,9 +192,150 @@ def distinct_nearest(
         if bool((nearest.distances[:, 0] > 1.5 * tolerance * scale).all()):
             return nearest, every
     kept, place = distinct_rows(x, tolerance)
-    least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
     among = None if len(kept) == len(x) else kept
-    return few_nearest(x, 4, operand, least.argsort()[:FAR_SIGHTED], among, apart), place
+    return few_nearest(x, 4, operand, far_sighted(order, place), among, apart), place
+
+
+def far_sighted(order: Tensor, place: Tensor) -> Tensor:
+    """Places of the `FAR_SIGHTED` distinct rows with the least ``order`` of a copy, given each row's place, (n,)."""
+    num_points = int(place.max()) + 1 if len(place) else 0
+    least = torch.full_like(order[:num_points], torch.inf).scatter_reduce_(0, place, order, "amin")
+    return least.argsort()[:FAR_SIGHTED]
+
+
+class Search(NamedTuple):
+    """Search of the k nearest rows of every row that is looked at, on a device, which is not waited for."""
+
+    x: Tensor  # shape (n, d), any floating dtype, finite
+    rows: Tensor  # indices of those that are looked at, shape (m,), on the CPU
+    k: int
+    apart: Tensor | None = None  # labels of ``x``, shape (n,), on the CPU: rows of one are not each other's neighbours
+    together: Tensor | None = None  # the same: only rows of one label are each other's neighbours
+
+    def labels(self) -> list[Tensor | None]:
+        """The labels of the rows that are looked at, ``apart`` and ``together``."""
+        return [None if each is None else each[self.rows] for each in (self.apart, self.together)]
+
+    def looked_at(self) -> Tensor:
+        """The rows that are looked at, shape (m, d)."""
+        is_all = len(self.rows) == len(self.x) and bool((self.rows.diff() > 0).all())
+        return self.x if is_all else self.x.index_select(0, sent(self.rows, self.x.device))
+
+
+def nearest_of_searches(searches: list[Search]) -> Computation[list[Nearest]]:
+    """The k nearest of each search, as of `few_nearest`, on the CPU; those of equal shapes are looked for together."""
+    groups, last = list[list[int]](), dict[tuple[Any, ...], list[int]]()
+    for number, each in enumerate(searches):
+        dim, num_rows, labels = each.x.shape[1], len(each.rows), (each.apart is None, each.together is None)
+        shape = num_rows, dim, each.k, each.x.dtype, each.x.device, labels
+        most = max(1, _STACKED_BYTES // max(1, each.x.element_size() * num_rows * dim))
+        if len(last.get(shape, range(most))) == most:
+            last[shape] = []
+            groups.append(last[shape])
+        last[shape].append(number)
+    found = yield from at_once(*(_nearest_of_alike([searches[number] for number in group]) for group in groups))
+    nearest = dict(zip(chain(*groups), chain(*found), strict=True))
+    return [nearest[number] for number in range(len(searches))]
+
+
+def _nearest_of_alike(searches: list[Search]) -> Computation[list[Nearest]]:
+    """The k nearest of searches of equal shapes: from products in float32, and where these do not tell, in float64."""
+    k, num_rows = searches[0].k, len(searches[0].rows)
+    if num_rows < 2:
+        none = torch.full((num_rows, k), torch.nan, dtype=torch.float64)
+        return [Nearest(none, none.new_zeros(num_rows, k, dtype=torch.int64))] * len(searches)
+    device = searches[0].x.device
+    labels = [
+        None if None in each else sent(torch.stack([label for label in each if label is not None]), device)
+        for each in zip(*(search.labels() for search in searches), strict=True)
+    ]
+    own = torch.arange(num_rows, device=device).expand(len(searches), num_rows)
+    narrow = torch.promote_types(searches[0].x.dtype, torch.float32)
+    x = torch.stack([search.looked_at() for search in searches])
+    distances, places, is_known = yield from on_host(*_nearest_by_dtype(x, own, k, labels, narrow))
+    del x, own
+    for dtype in {accumulator_dtype(device)} - {narrow}:
+        missing = [(~each).nonzero().flatten() for each in is_known]
+        if not any(map(len, missing)):
+            break
+        chosen = torch.stack([pad(each, (0, max(map(len, missing)) - len(each))) for each in missing])
+        x = torch.stack([search.looked_at() for search in searches])
+        found = yield from on_host(*_nearest_by_dtype(x, sent(chosen, device), k, labels, dtype))
+        del x
+        for number, of_layer in enumerate(missing):
+            for whole, part in zip((distances, places, is_known), found, strict=True):
+                whole[number, of_layer] = part[number, : len(of_layer)]
+    for number, search in enumerate(searches):
+        if len(unknown := (~is_known[number]).nonzero().flatten()):  # rows that are as good as copies: they are few
+            of_search = [None if each is None else each[number] for each in labels]
+            found = _nearest_by_products(search.looked_at(), sent(unknown, device), k, *of_search)
+            distances[number, unknown], places[number, unknown] = (each.cpu() for each in found)
+    distances.masked_fill_(distances.isinf(), torch.nan)
+    return [Nearest(*each) for each in zip(distances.double(), places, strict=True)]
+
+
+def _nearest_by_dtype(
+    x: Tensor, own: Tensor, k: int, labels: list[Tensor | None], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k nearest of some rows of L layers, and marks of those that are certain; no device is waited for.
+
+    The rows with the smallest squared distances from products in ``dtype``, some more than k, are compared by
+    differences. It is certain that no other row is nearer where its product would have to be smaller than theirs: see
+    `Operand.limit`.
+
+    Args:
+        x: shape (L, m, d).
+        own: indices of the rows whose neighbours are looked for, shape (L, f).
+        k: number of neighbours.
+        labels: ``apart`` and ``together``, shape (L, m); None: all rows may be neighbours.
+        dtype: float32 or float64.
+
+    Returns:
+        Distances, shape (L, f, k), inf where there is no neighbour; their places, int64; and the marks, (L, f), bool.
+    """
+    num_layers, num_rows, dim = x.shape
+    wide, num_found = accumulator_dtype(x.device), min(max(_GROUP, k + k // 8 + 4), num_rows - 1)
+    centred = x.to(dtype)
+    centred = centred - centred.mean(1, keepdim=True)
+    unit = power_of_two(centred.abs().amax((1, 2)))
+    centred /= unit[:, None, None]
+    norm2 = centred.square().sum(2)
+    norm = norm2.sqrt()
+    largest = norm.amax(1)[:, None, None]
+    finfo = torch.finfo(dtype)
+    offset = torch.arange(num_layers, device=x.device)[:, None] * num_rows
+    flat = x.reshape(-1, dim)
+    parts = list[tuple[Tensor, Tensor, Tensor]]()
+    of_row = num_layers * max(num_rows, num_found * dim) * finfo.bits // 8
+    for at in own.split(max(1, _STACKED_BYTES // of_row), dim=1):
+        rows = (at + offset).flatten()
+        left = centred.reshape(-1, dim).index_select(0, rows).view(*at.shape, dim)
+        with matmul_precision(x.device):
+            products = torch.baddbmm(norm2[:, None], left, centred.mT, alpha=-2)
+        products.scatter_(2, at[..., None], torch.inf)
+        for label, is_apart in zip(labels, (True, False), strict=True):
+            if label is not None:
+                same = label.gather(1, at)[..., None] == label[:, None]
+                products.masked_fill_(same if is_apart else ~same, torch.inf)
+        least, place = products.topk(num_found, largest=False)
+        others = (place + offset[..., None]).flatten()
+        near = flat.index_select(0, others).view(*place.shape, dim).to(dtype)
+        near -= flat.index_select(0, rows).view(*at.shape, 1, dim)
+        near /= unit[:, None, None, None]
+        distances = fast_row_norms(near).to(wide).masked_fill_(least.isinf(), torch.inf)
+        nearest, order = distances.topk(min(k, num_found), largest=False)
+        own_norm, farthest = norm.gather(1, at)[..., None].to(wide), nearest[..., -1:]
+        reach = torch.minimum(own_norm + farthest, largest) * (1 + 8 * finfo.eps)
+        moved = 4 * finfo.eps * (own_norm + reach)
+        slack = finfo.eps * (dim + 24) * (own_norm + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
+        is_certain = (farthest + moved).square() + slack < least[..., -1:] + own_norm.square()
+        is_certain |= least[..., -1:].isinf() | (num_found == num_rows - 1)
+        if dtype != wide:  # where squares of differences have vanished
+            is_certain &= nearest[..., :1].square() > dim * finfo.tiny / finfo.eps
+        nearest = pad(nearest * unit[:, None, None], (0, k - nearest.shape[2]), value=torch.inf)
+        parts.append((nearest, pad(place.gather(2, order), (0, k - order.shape[2])), is_certain[..., 0]))
+    distances, places, is_certain = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    return distances, places, is_certain
 
 
 def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
