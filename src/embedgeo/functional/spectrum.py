@@ -526,8 +526,11 @@ class AnisotropyBatches(NamedTuple):
         *whole, rest = rows.split(self.size)
         if len(rest) == self.size:
             whole, rest = [*whole, rest], rest[:0]
-        for value in (yield from at_once(*(steps(anisotropy, batch) for batch in whole))):
-            moments = [*merge_parts([moments, (torch.ones_like(value), value, torch.zeros_like(value))])]
+        at_a_time = max(1, _STACKED_BYTES // (rows.shape[1] ** 2 * torch.float64.itemsize))
+        for start in range(0, len(whole), at_a_time):
+            some = whole[start : start + at_a_time]
+            for value in (yield from at_once(*(steps(anisotropy, batch) for batch in some))):
+                moments = [*merge_parts([moments, (torch.ones_like(value), value, torch.zeros_like(value))])]
         n, mean, m2 = moments
         return AnisotropyBatches(n, mean, m2, rest.clone(), rest.new_ones(len(rest), dtype=torch.bool), self.size)
 

@@ -94,7 +94,7 @@ class Anisotropy(GeometryMetric):
             ``top1_share``, ``top5_share``, ``anisotropy_without_top5``, ``alpha_req`` and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least two batches) over
             consecutive batches of this many rows, as published curves are averaged. Batches do not span ranks, and
-            rows that do not fill one are left out.
+            rows that do not fill one are left out. On a GPU up to four of them are held as they are.
         sketch: k, the columns of the sketch: 8 d k bytes in place of 8 d². None: the scatter is held.
         alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to, counted from 1.
         kwargs: of `torchmetrics.Metric`.
