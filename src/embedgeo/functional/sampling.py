@@ -127,7 +127,7 @@ class Sample(NamedTuple):
         keys, labels, positions = other[1:4]
         if len(self.keys):
             keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
-        if len(keys) > self.size:
+        if len(keys) > self.size and len(other.keys):
             drawn, labels = self._drawn(keys, labels)
             keys, positions = keys[drawn], positions[drawn]
             parts = self._drawn_rows(other.rows, drawn)
