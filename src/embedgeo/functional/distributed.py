@@ -203,7 +203,8 @@ def largest(tensor: Tensor) -> Exchange[Tensor]:
 def dealt(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
     """Rows that the ranks have for this one, given those that it has for each of R ranks, shape (R, ...).
 
-    Row r of the result, of the same shape, is from rank r. Of a single rank it is the tensor itself. It may ``overwrite`` the tensor.
+    Row r of the result, of the same shape, is from rank r. Of a single rank it is the tensor itself. It may
+    ``overwrite`` the tensor.
     """
     return _answer_to(Request(tensor, "dealt", overwrite=overwrite))
 

@@ -218,6 +218,11 @@ def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     return torch.where(is_known, torch.where(is_rounding, 0, m2), torch.nan)
 
 
+def without_rounding_of_one(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
+    """Squared deviations as `without_rounding` leaves them, each of which is looked at by itself."""
+    return without_rounding(m2[..., None], n[..., None], mean[..., None])[..., 0]
+
+
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or either out of range."""
     quotient = numerator / denominator
@@ -241,7 +246,7 @@ def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
 
 
 def moment_values(moments: Moments) -> dict[str, Tensor]:
-    """Values that follow from the moments of rows.
+    """Values that follow from the moments of rows, or of several sets of rows, stacked along leading axes.
 
     Returns:
         The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left out; Ethayarajh
@@ -252,16 +257,16 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     >>> [values[key].item() for key in ("Q", "M", "V")]
     [5.0, 4.0, 1.0]
     """
-    n, m2 = moments.n, without_rounding(moments.m2, moments.n, moments.mean)
-    norm_m2 = without_rounding(moments.norm_m2, n, moments.norm_mean)
-    m2 = torch.where(norm_m2.isnan(), torch.nan, m2)  # a mean may be 0 where squares have vanished
+    n, m2 = moments.n, without_rounding(moments.m2, moments.n[..., None], moments.mean)
+    norm_m2 = without_rounding_of_one(moments.norm_m2, n, moments.norm_mean)
+    m2 = torch.where(norm_m2.isnan()[..., None], torch.nan, m2)  # a mean may be 0 where squares have vanished
     norm_mean, norm_max = (torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max))
     directions = moments.direction_n
     return {
-        **variance_values(n, moments.mean, m2.sum()),
-        "mean_cosine": ratio(moments.direction_sum.square().sum() - directions, directions * (directions - 1)),
+        **variance_values(n, moments.mean, m2.sum(-1)),
+        "mean_cosine": ratio(moments.direction_sum.square().sum(-1) - directions, directions * (directions - 1)),
         "norm_mean": norm_mean,
         "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
         "norm_max": norm_max,
-        "top_dim_share": ratio(m2.max(), m2.sum()),
+        "top_dim_share": ratio(m2.amax(-1), m2.sum(-1)),
     }

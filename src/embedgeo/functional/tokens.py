@@ -29,13 +29,13 @@ from embedgeo.functional.moments import (
     row_chunks,
     variance_values,
     without_rounding,
+    without_rounding_of_one,
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_asynchronous,
     power_of_two,
     row_norms,
-    scaled,
     scaled_row_norms,
     sent,
 )
@@ -226,6 +226,8 @@ def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
 class TypeMoments(NamedTuple):
     """Counts and squared deviations of the embeddings of each token type, without the means.
 
+    Where several layers are stacked, along leading axes, those may be without that are the same for all.
+
     Attributes:
         token_ids: as in `TokenTable`, as are the others that are not explained.
         n: shape (T,).
@@ -257,7 +259,7 @@ class TypeMoments(NamedTuple):
 
     def select(self, keep: Tensor) -> "TypeMoments":
         """The token types for which ``keep``, shape (T,), is true; the centre stays."""
-        return TypeMoments._make((*(state[keep] for state in self[:-2]), *self[-2:]))
+        return TypeMoments._make((*(state[..., keep] for state in self[:-2]), *self[-2:]))
 
     def seen(self) -> "TypeMoments":
         """The token types that have rows, with an m2 of exactly 0 where it is no more than rounding."""
@@ -266,9 +268,9 @@ class TypeMoments(NamedTuple):
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together, whose mean the centre is."""
-        n = self.n.sum()
-        m2 = (self.m2 + self.n * self.distance2).sum()
-        return n, self.center, without_rounding(m2, n, scaled_row_norms(self.center))
+        n = self.n.sum(-1)
+        m2 = (self.m2 + self.n * self.distance2).sum(-1)
+        return n, self.center, without_rounding_of_one(m2, n, scaled_row_norms(self.center))
 
     def reduced(self) -> "TypeMoments":
         """These moments."""
@@ -584,10 +586,10 @@ def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> T
     pairs = n.square() - torch.where(is_single, n, types.sequence_n2)
     squares = (n * types.m2 - torch.where(is_single, 0, types.sequence_m2)).clamp(min=0)
     few = (sequences > 1) & (sequences <= _FEW_SEQUENCES)
-    pooled = ratio((few * squares).sum(), (few * pairs).sum())
-    pooled = torch.where(few.any(), pooled, ratio(squares.sum(), pairs.sum()))
-    variance = torch.where(sequences > 1, ratio(squares, pairs), pooled)
-    return ratio((n * variance).sum(), n.sum())
+    pooled = ratio((few * squares).sum(-1), (few * pairs).sum(-1))
+    pooled = torch.where(few.any(-1), pooled, ratio(squares.sum(-1), pairs.sum(-1)))
+    variance = torch.where(sequences > 1, ratio(squares, pairs), pooled[..., None])
+    return ratio((n * variance).sum(-1), n.sum(-1))
 
 
 def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = None) -> Tensor:
@@ -614,12 +616,15 @@ def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = N
     squares = without_rounding(types.sequence_m2, types.sequence_n2, types.norm)
     pairs = types.sequence_n2 - types.n
     sequences = (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
-    sums = pairs.new_zeros(2, _MANY_SEQUENCES + 1).index_add_(1, sequences, torch.stack((squares, pairs)))
-    has_pairs = sums[1] > 0
+    sums, num_pairs = (
+        pairs.new_zeros(*each.shape[:-1], _MANY_SEQUENCES + 1).index_add_(-1, sequences, each)
+        for each in (squares, pairs)
+    )
+    has_pairs = num_pairs > 0
     fewer = torch.where(has_pairs, torch.arange(len(has_pairs), device=pairs.device), -1).cummax(0).values
-    donors = torch.where(fewer < 0, has_pairs.byte().argmax(), fewer)
-    variance = torch.where(pairs > 0, ratio(squares, pairs), ratio(*sums[:, donors[sequences]]))
-    return ratio((types.n * variance).sum(), types.n.sum())
+    donors = torch.where(fewer < 0, has_pairs.byte().argmax(), fewer)[sequences]
+    variance = torch.where(pairs > 0, ratio(squares, pairs), ratio(sums[..., donors], num_pairs[donors]))
+    return ratio((types.n * variance).sum(-1), types.n.sum(-1))
 
 
 def variance_split(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
@@ -629,7 +634,7 @@ def variance_split(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
     n, _, between_m2 = types.reduced()._replace(m2=torch.zeros_like(types.m2)).pooled()
-    within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
+    within, between = ratio(types.m2.sum(-1), n), ratio(between_m2, n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 
@@ -680,7 +685,7 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
 def type_values(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
     types = types.reduced()
-    values = variance_values(types.n, types.norm[:, None], types.m2)
+    values = variance_values(types.n, types.norm[..., None], types.m2)
     return {key: values[key] for key in ("n", "Q", "M", "V")}
 
 
@@ -712,7 +717,7 @@ def coefficient_of_variation(x: Tensor) -> Tensor:
     """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (..., n); NaN for none."""
     if not x.numel():
         return x.new_full(x.shape[:-1], torch.nan)
-    x, _ = scaled(x)
+    x = x / power_of_two(x.abs().amax(-1, keepdim=True))
     return ratio(x.std(-1, correction=0), x.mean(-1))
 
 
@@ -731,7 +736,9 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     x, y = x / x_unit, y / y_unit
     means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
     dx, dy = x - means[0], y - means[1]
-    xx, yy = (without_rounding(d.square().sum(-1), n, mean[..., 0]) for d, mean in zip((dx, dy), means, strict=True))
+    xx, yy = (
+        without_rounding_of_one(d.square().sum(-1), n, mean[..., 0]) for d, mean in zip((dx, dy), means, strict=True)
+    )
     xy = (dx * dy).sum(-1)
     return ratio(xy, xx) * (y_unit / x_unit)[..., 0], ratio(xy.square(), xx * yy)
 

@@ -1,6 +1,8 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from typing import Any, Literal, Self, get_args
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 
 from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.distributed import Exchange, Group
-from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, called, computed, on_host, stepwise
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
 from embedgeo.functional.precision import on_one_device
@@ -35,6 +37,7 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
 Labels = Literal["own", "next"]
+_OF_A_LAYER = "norm", "distance2", "m2", "sequence_m2", "center"  # what layers with the same rows differ in
 _DRAWS = 16  # of the token types of Gaussian rows
 
 # fmt: off
@@ -261,34 +264,11 @@ class TokenMoments(GeometryMetric):
         held = [self.load(Moments)] if self.count_range is None else []
         every, on_cpu = yield from at_once(self._types(), on_host(self.load(SequenceCount), self.num_nonfinite, *held))
         (num_sequences,), num_nonfinite, *moments = on_cpu
-        types, regressed_range = _in_range(every, self.count_range), self.regression_count_range
-        values = moment_values(*moments) if moments else variance_values(*types.pooled())
-        n, n_with_ids = values["n"], types.n.sum()
-        of_types = values
-        if moments and bool(types.num_untyped > 0):
-            of_types = variance_values(*types.pooled())
-            n_with_ids = n_with_ids + types.num_untyped
-        values["n_nonfinite"] = num_nonfinite.to(n.dtype)
-        if not has_token_values(n, n_with_ids):
-            return values
-        split = variance_split(types)
-        within = within_variance(types, num_sequences)
         whole = every if self._whole is None else self._whole
-        regressed = every.select(torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids))
-        sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
-        token_values = {
-            "token_types": n.new_tensor(len(types.n)),
-            **split,
-            "V_over_Q": ratio(values["V"], values["Q"]),
-            "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
-            "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
-            **unbiased_split(of_types["n"], of_types["V"], within),
-            **context_split(within, local_variance(types, sequences), num_sequences),
-            **type_regressions(type_values(regressed)),
-            "token_types_regressed": n.new_tensor(len(_in_range(every, regressed_range).n)),
-        }
-        complete = n_with_ids == n  # not if only some of the ranks were given token ids
-        return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
+        ranges = self.count_range, self.regression_count_range
+        found = _Found(every, whole, num_sequences, ranges, *moments)
+        values = yield from called(_values, found)
+        return values | {"n_nonfinite": num_nonfinite.to(values["n"].dtype)}
 
     @stepwise
     def hold(self, whole: Self) -> Computation[None]:
@@ -311,6 +291,82 @@ class TokenMoments(GeometryMetric):
             self.all_reduce_but([TokenTable], group), table.reduced_over_ranks(self.count_range, group)
         )
         return {**states, "types_of_all_ranks": types}
+
+
+class _Found(NamedTuple):
+    """Numbers that values follow from, of one layer or of several, stacked along a leading axis."""
+
+    every: TypeMoments  # the centre is that of the types within the first of the ranges
+    whole: TypeMoments  # of all rows, where `every` is of those without a group
+    num_sequences: Tensor
+    ranges: tuple[tuple[int, int] | None, tuple[int, int]]  # of counts: of all values, and of those over types
+    moments: Moments | None = None
+
+    def has_rows_of(self, other: "_Found") -> bool:
+        """Tell whether they are of the same rows, as those of different layers are."""
+        if self.ranges != other.ranges or (self.moments is None) != (other.moments is None):
+            return False
+        own, others = self._counts(), other._counts()
+        return all(torch.equal(a, b) for a, b in zip(own, others, strict=True))
+
+    def _counts(self) -> list[Tensor]:
+        counted = [(each.token_ids, each.n, each.sequences, each.sequence_n2) for each in (self.every, self.whole)]
+        of_rows = [] if self.moments is None else [self.moments.n]
+        return [*chain(*counted), self.every.num_untyped, self.num_sequences, *of_rows]
+
+
+def _values(layers: list[_Found]) -> list[dict[str, Tensor]]:
+    """Values of layers; of those with the same rows, which are all as a rule, in one batch of each operation."""
+    values: dict[int, dict[str, Tensor]] = {}
+    remaining = [*enumerate(layers)]
+    while remaining:
+        first = remaining[0][1]
+        same = [(place, each) for place, each in remaining if each is first or each.has_rows_of(first)]
+        remaining = [each for each in remaining if each[0] not in dict(same)]
+        found = _values_of_rows(
+            first._replace(
+                every=_stacked([each.every for _, each in same], _OF_A_LAYER),
+                moments=first.moments and _stacked([each.moments for _, each in same], Moments._fields[1:]),
+            )
+        )
+        columns = {key: value.expand(len(same)).unbind() for key, value in found.items()}
+        values |= {place: {key: column[i] for key, column in columns.items()} for i, (place, _) in enumerate(same)}
+    return [values[place] for place in range(len(layers))]
+
+
+def _stacked(states: list[Any], names: Sequence[str]) -> Any:
+    """The first of these states, with its fields of these names stacked with those of all of them."""
+    return states[0]._replace(**{name: torch.stack([getattr(each, name) for each in states]) for name in names})
+
+
+def _values_of_rows(found: _Found) -> dict[str, Tensor]:
+    every, whole, num_sequences, (count_range, regressed_range), moments = found
+    types = _in_range(every, count_range)
+    values = variance_values(*types.pooled()) if moments is None else moment_values(moments)
+    n, n_with_ids = values["n"], types.n.sum()
+    of_types = values
+    if moments is not None and bool(types.num_untyped > 0):
+        of_types = variance_values(*types.pooled())
+        n_with_ids = n_with_ids + types.num_untyped
+    if not has_token_values(n, n_with_ids):
+        return values
+    split = variance_split(types)
+    within = within_variance(types, num_sequences)
+    regressed = every.select(torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids))
+    sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
+    token_values = {
+        "token_types": n.new_tensor(len(types.n)),
+        **split,
+        "V_over_Q": ratio(values["V"], values["Q"]),
+        "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
+        "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
+        **unbiased_split(of_types["n"], of_types["V"], within),
+        **context_split(within, local_variance(types, sequences), num_sequences),
+        **type_regressions(type_values(regressed)),
+        "token_types_regressed": n.new_tensor(len(_in_range(every, regressed_range).n)),
+    }
+    complete = n_with_ids == n  # not if only some of the ranks were given token ids
+    return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
 
 
 def _in_range(types: TypeMoments, count_range: tuple[int, int] | None) -> TypeMoments:
