@@ -34,7 +34,7 @@ def test_all_layers(count):
     assert len(limited(launches.of_measurement(count, "default metrics"))) == 1
 
 
-@pytest.mark.parametrize("jackknife", [0, 3])
+@pytest.mark.parametrize("jackknife", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_updates_of_all_metrics_wait_no_more_for_further_layers(count, jackknife):
     def metrics(dim):
         return [*full_metrics(dim, anisotropy_batch=600), TokenOccurrences(dim, [1, 2, 3], most=2)]

@@ -7,12 +7,10 @@ from tests.cuda import GPU, a_gpu, deterministic
 from tests.cuda.on_ranks import assert_same, records, records_with_nan, trained
 from tests.ranks import on_two_ranks
 
-OPTIONS = {
-    "training batches": {"window": 1},
-    "background": {"background": True},
-}
+OPTIONS = {"background": {"background": True}}
 ALL = {"metrics": full_metrics, "background": True, "layers": ["block.00", "block.01"]}
 SLOW = {
+    "training batches": {"window": 1},
     "words": {"rows": "words"},
     "probe and drift": {"probed": True, "drift": True},
     "jackknife": {"jackknife": 2, "layers": ["block.00", "block.01"]},
