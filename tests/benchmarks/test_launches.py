@@ -34,6 +34,12 @@ def test_all_layers(count):
     assert len(limited(launches.of_measurement(count, "default metrics"))) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["jackknife", "drift", "all metrics, jackknife and drift"])
+def test_a_further_layer_of_a_measurement_waits_for_nothing(count, options):
+    assert len(limited(launches.of_measurement(count, options, (2, 4)))) == 1
+
+
 @pytest.mark.parametrize("jackknife", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_updates_of_all_metrics_wait_no_more_for_further_layers(count, jackknife):
     def metrics(dim):
