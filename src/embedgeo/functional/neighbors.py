@@ -33,7 +33,8 @@ _STACKED_BYTES = 1 << 28  # of rows of several layers, of their products and of 
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
 _FEW_COORDINATES = 16  # coordinates by which rows are first told apart
-_FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
+_FEW_ROWS = 256  # number of rows up to which neighbours are looked for in float64 right away,
+_FEW_PRODUCTS = 1 << 24  # and of multiplications, n² d
 _FEW_PENDING = 16  # number of rows up to which differences to all rows take less time than products in float64
 _EXACT = 1e-9  # relative error of a distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
@@ -144,9 +145,10 @@ def _few_nearest(
 
     As many as their ``ranks``, shape (m, 1), count; places are among these rows.
     """
-    if operand is None or len(ranks) <= _FEW_ROWS:
+    if operand is None or _are_few(len(ranks), x.shape[1]):
         every = torch.arange(len(ranks), device=x.device)
-        return _nearest_by_products(x if rows is None else x.index_select(0, rows), every, k, apart, together)
+        x = x if rows is None else x.index_select(0, rows)
+        return _by_differences(x, _nearest_by_products(x, every, k, apart, together))
     operand = operand if rows is None else operand.part(rows)
     pairs, limit, is_pending = _candidate_pairs(operand, ranks, k, apart, together)
     nearest = _measured(x, rows, operand, *pairs, limit, ranks, k)
@@ -430,10 +432,23 @@ def rounded_rows(x: Tensor) -> "Operand | None":
 
     Those are few rows, and such that a squared distance may overflow in float32.
     """
-    if len(x) <= _FEW_ROWS:
+    if _are_few(*x.shape):
         return None
     operand = Operand.of(x.detach(), search_dtype(x.device), rounded=True)
     return operand if bool(operand.largest.square() < torch.finfo(torch.float32).max / 8) else None
+
+
+def _are_few(num_rows: int, dim: int) -> bool:
+    return num_rows <= _FEW_ROWS and num_rows**2 * dim <= _FEW_PRODUCTS
+
+
+def _by_differences(x: Tensor, nearest: Nearest) -> Nearest:
+    """The nearest of all rows with distances from their differences, so that equal ones are equal."""
+    rows = torch.arange(len(x), device=x.device).repeat_interleave(nearest.places.shape[1])
+    distances = pair_distances(x, rows, nearest.places.flatten(), nearest.distances.dtype)
+    distances = distances.view(nearest.places.shape).masked_fill_(nearest.distances.isnan(), torch.nan)
+    distances, order = distances.sort(1)
+    return Nearest(distances, nearest.places.gather(1, order))
 
 
 class Operand(NamedTuple):
