@@ -12,7 +12,7 @@ import pytest
 import embedgeo
 from benchmarks.calls import besides_functional, by_module, measured_step, way_of_a_number
 
-FILES, LINES = 110, 25_300
+FILES, LINES = 110, 25_700
 """Python files of the package and their lines, at most.
 
 Lines were 23,082 before exchanges that survive the failure of a rank, and dimensions by token type and sequence; 23,172
