@@ -43,9 +43,12 @@ MONITORS: dict[str, dict[str, Any]] = {
 }
 LIMITS = {
     "default metrics: an update of a further layer": Asked(80, 0, 0, 0),
-    "default metrics: values of a further layer": Asked(1800, 92, 12, 160_000),
-    "default metrics: values of 10 layers": Asked(18_000, 950, 125, 1_600_000),
-    "default metrics: a measurement of 10 layers": Asked(19_000, 950, 270, 1_600_000),
+    "default metrics: values of a further layer": Asked(150, 0, 0, 400_000),
+    "default metrics: values of 10 layers": Asked(1500, 4, 10, 4_000_000),
+    "default metrics: a measurement of 10 layers": Asked(2500, 8, 10, 4_000_000),
+    "jackknife: a further layer of a measurement": Asked(1200, 0, 0, 1_000_000),
+    "drift: a further layer of a measurement": Asked(800, 0, 0, 1_000_000),
+    "all metrics, jackknife and drift: a further layer of a measurement": Asked(6000, 0, 0, 10_000_000),
 }
 """What stages may ask for at most."""
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedgeo import StepMonitor
+from embedgeo import StepMonitor, default_metrics
 from tests.cuda import GPU, a_gpu
 from tests.models import gpt_neox, token_batch
 
@@ -43,6 +43,35 @@ def records(rank, options):
     """Of a run on the GPU, and of one on the CPU; to be called on each rank."""
     with a_gpu():
         return [trained(device, rank=rank, **options)[1] for device in (GPU, "cpu")]
+
+
+def records_with_nan(rank):
+    """Records of a model whose last block gives rows of NaN: on the GPU, and on the CPU; to be called on each rank.
+
+    They are the first rows of each sequence, some others, and on one rank a whole sequence.
+    """
+
+    def metrics(dim):
+        return default_metrics(dim, anisotropy_batch=50, extra=["coordinates", "next_token", "similarity"])
+
+    def found(device):
+        torch.manual_seed(0)
+        model = gpt_neox(num_hidden_layers=2, attn_implementation="eager").double().eval().to(device)
+        is_nan = torch.rand(16, 12, generator=torch.Generator().manual_seed(rank)) < 0.2
+        is_nan[:, 0] = True
+        is_nan[3] |= rank == 1
+        fill = torch.where(is_nan, torch.nan, 0.0).double()[..., None].to(device)
+        model.gpt_neox.layers[-1].register_forward_hook(lambda module, args, hidden: hidden + fill)
+        monitor = StepMonitor(model, 1, on_error="raise", layers=["block.*"], metrics=metrics, jackknife=2)
+        with monitor, torch.no_grad():
+            for step in range(2):
+                given = {key: each.to(device) for key, each in token_batch(16, 12, seed=10 * rank + step).items()}
+                with monitor.step(step, given):
+                    model(**given)
+        return monitor.history
+
+    with a_gpu():
+        return [found(device) for device in (GPU, "cpu")]
 
 
 def assert_same(found, expected):

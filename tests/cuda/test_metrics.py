@@ -53,10 +53,12 @@ def test_values_are_those_of_the_cpu(kind, dtype):
 
 def test_occurrences_are_those_of_the_cpu():
     x, ids = token_rows(900, 24)
+    x[::7] = torch.nan
 
     def plane(device):
-        metric = TokenOccurrences(24, [int(ids[0]), int(ids[1])])
-        metric.update(x.to(device), ids.to(device))
+        metric = TokenOccurrences(24, ids.bincount().topk(3).indices.tolist(), most=7)
+        for part in PARTS:
+            metric.update(x[part].to(device), ids[part].to(device))
         return {name: column.cpu() for name, column in metric.plane().items()}
 
     torch.testing.assert_close(plane(GPU), plane("cpu"))

@@ -4,15 +4,13 @@ import pytest
 
 from embedgeo.metrics import full_metrics
 from tests.cuda import GPU, a_gpu, deterministic
-from tests.cuda.on_ranks import assert_same, records, trained
+from tests.cuda.on_ranks import assert_same, records, records_with_nan, trained
 from tests.ranks import on_two_ranks
 
-OPTIONS = {
-    "training batches": {"window": 1},
-    "background": {"background": True},
-}
+OPTIONS = {"background": {"background": True}}
 ALL = {"metrics": full_metrics, "background": True, "layers": ["block.00", "block.01"]}
 SLOW = {
+    "training batches": {"window": 1},
     "words": {"rows": "words"},
     "probe and drift": {"probed": True, "drift": True},
     "jackknife": {"jackknife": 2, "layers": ["block.00", "block.01"]},
@@ -44,4 +42,12 @@ def test_records_are_those_of_the_cpu_and_weights_those_without_a_monitor(option
 def test_records_of_two_ranks_are_those_of_the_cpu(tmp_path, kind):
     for found, expected in on_two_ranks(records, tmp_path, SLOW[kind], seconds=200):
         assert found
+        assert_same(found, expected)
+
+
+@pytest.mark.slow
+def test_rows_of_nan_are_left_out_on_two_ranks(tmp_path):
+    for found, expected in on_two_ranks(records_with_nan, tmp_path, seconds=200):
+        left_out = {(each["layer"], each["value"]) for each in expected if each["metric"] == "n_nonfinite"}
+        assert {layer for layer, number in left_out if number} == {"block.01", "mean"}
         assert_same(found, expected)

@@ -12,18 +12,26 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from embedgeo.functional.lockstep import Computation, at_once, called, on_host, stepwise
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
+    Nearest,
+    Projections,
+    Search,
+    distinct_by_projections,
     distinct_nearest,
     distinct_rows,
+    far_sighted,
     few_nearest,
     merge_duplicates,
     nearest_distances,
+    nearest_of_searches,
+    projections,
     rounded_rows,
     same_label_shares,
 )
-from embedgeo.functional.precision import is_normal
+from embedgeo.functional.precision import is_asynchronous, is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless told."""
@@ -278,6 +286,7 @@ class LabelledEstimates(NamedTuple):
     same_sequence: Tensor | None = None
 
 
+@stepwise
 def labelled_dimensions(
     x: Tensor,
     labels: RowLabels,
@@ -289,7 +298,8 @@ def labelled_dimensions(
     groups: Tensor | None = None,
     num_groups: int = 0,
     apart: bool = False,
-) -> LabelledEstimates:
+    projected: Projections | None = None,
+) -> Computation[LabelledEstimates]:
     """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those within them.
 
     Both estimators take rows for independent draws from one density. But occurrences of one token type are near each
@@ -304,7 +314,7 @@ def labelled_dimensions(
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        labels: of the rows.
+        labels: of the rows; on the CPU where these are on a device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.
         discard_fraction: of TwoNN.
@@ -312,51 +322,101 @@ def labelled_dimensions(
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
         apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
+        projected: the `projections` of ``x``, where they are known; used where ``x`` is on a device.
 
     Returns:
         The estimates, and the shares of rows whose nearest distinct row is of their type and sequence.
     """
-    sequences = labels.sequences if apart else None
-    operand = None if scales else rounded_rows(x)
-    if scales:
-        kept, place = distinct_rows(x, duplicate_tolerance)
-        nearest = None
-        distances = nearest_distances(x[kept], 2 * max(scales), None if sequences is None else sequences[kept])
+    if is_asynchronous(x.device):
+        labels, (groups,) = yield from on_host(labels, (groups,))
+        found = yield from _neighbors_on_device(x, labels, scales, duplicate_tolerance, projected, apart=apart)
     else:
-        nearest, place = distinct_nearest(x, duplicate_tolerance, operand, labels.order, sequences)
-        distances = nearest.distances
+        found = _neighbors(x, labels, scales, duplicate_tolerance, apart=apart)
 
     def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
         if scales:
             return _at_scales(distances, scales, group, num_groups)
         return _of_distances(distances, method, discard_fraction, group, num_groups)
 
-    def neighbors(rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None) -> Tensor:
-        if not scales:
-            return few_nearest(x, 2, operand, among=rows, apart=apart, together=together).distances
-        apart, together = (None if each is None else each[rows] for each in (apart, together))
-        return nearest_distances(x[rows], 2 * max(scales), apart, together)
+    def of_some(rows: Tensor, distances: Tensor) -> DimensionEstimate | ScaleEstimates:
+        has_all = distances.isfinite().all(1)
+        return estimate(distances[has_all], None if groups is None else groups[rows][has_all])
 
     def shares(of: Tensor | None) -> Tensor | None:
-        return None if of is None or nearest is None else same_label_shares(nearest, place, of)
+        return None if of is None or scales else same_label_shares(found.every, found.place, of)
 
-    found = LabelledEstimates(
-        estimate(distances, None if groups is None else point_groups(groups, place, len(distances))),
-        same_type=shares(labels.types),
-        same_sequence=shares(labels.sequences),
+    every = found.every.distances
+    return LabelledEstimates(
+        estimate(every, None if groups is None else point_groups(groups, found.place, len(every))),
+        None
+        if found.between is None
+        else estimate(found.between[1], None if groups is None else groups[found.between[0]]),
+        None if found.within is None else of_some(*found.within),
+        shares(labels.types),
+        shares(labels.sequences),
     )
-    if labels.types is None:
-        return found
-    rows = _one_of_each_type(labels, place)
-    group = None if groups is None else groups[rows]
-    found = found._replace(between=estimate(neighbors(rows), group))
-    if labels.sequences is None:
-        return found
-    rows = _repeated(labels, place)
-    distances = neighbors(rows, labels.sequences, labels.types)
-    has_all = distances.isfinite().all(1)
-    group = None if groups is None else groups[rows][has_all]
-    return found._replace(within=estimate(distances[has_all], group))
+
+
+class _Neighbors(NamedTuple):
+    """Nearest of the distinct rows, and of those between and within token types, where these are known."""
+
+    every: Nearest
+    place: Tensor  # among the distinct rows of each row, shape (n,)
+    between: tuple[Tensor, Tensor] | None = None  # indices of the rows, and distances
+    within: tuple[Tensor, Tensor] | None = None
+
+
+def _neighbors(
+    x: Tensor, labels: RowLabels, scales: Sequence[int], duplicate_tolerance: float, *, apart: bool
+) -> _Neighbors:
+    """Neighbours of rows on a CPU, one search after the other."""
+    sequences = labels.sequences if apart else None
+    operand = None if scales else rounded_rows(x)
+    if scales:
+        kept, place = distinct_rows(x, duplicate_tolerance)
+        distances = nearest_distances(x[kept], 2 * max(scales), None if sequences is None else sequences[kept])
+        every = Nearest(distances, kept[:0])
+    else:
+        every, place = distinct_nearest(x, duplicate_tolerance, operand, labels.order, sequences)
+
+    def neighbors(rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if not scales:
+            return rows, few_nearest(x, 2, operand, among=rows, apart=apart, together=together).distances
+        apart, together = (None if each is None else each[rows] for each in (apart, together))
+        return rows, nearest_distances(x[rows], 2 * max(scales), apart, together)
+
+    found = _Neighbors(every, place)
+    if labels.types is not None:
+        found = found._replace(between=neighbors(_one_of_each_type(labels, place)))
+    if labels.types is not None and labels.sequences is not None:
+        found = found._replace(within=neighbors(_repeated(labels, place), labels.sequences, labels.types))
+    return found
+
+
+def _neighbors_on_device(
+    x: Tensor,
+    labels: RowLabels,
+    scales: Sequence[int],
+    duplicate_tolerance: float,
+    projected: Projections | None,
+    *,
+    apart: bool,
+) -> Computation[_Neighbors]:
+    """Neighbours of rows on a device, all searches side by side and with those of other layers."""
+    projected = (yield from projections(x)) if projected is None else projected
+    kept, place = yield from distinct_by_projections(x, projected, duplicate_tolerance)
+    k = 2 * max(scales) if scales else 2
+    searches = [Search(x, kept, k if scales else 4, labels.sequences if apart else None)]
+    if labels.types is not None:
+        searches.append(Search(x, _one_of_each_type(labels, place), k))
+    if labels.types is not None and labels.sequences is not None:
+        searches.append(Search(x, _repeated(labels, place), k, labels.sequences, labels.types))
+    every, *others = yield from at_once(*(called(nearest_of_searches, each) for each in searches))
+    if not scales:
+        near_sighted = torch.ones(len(kept), dtype=torch.bool).index_fill(0, far_sighted(labels.order, place), False)
+        every.distances[near_sighted, 2:] = torch.nan
+    found = [(search.rows, nearest.distances) for search, nearest in zip(searches[1:], others, strict=True)]
+    return _Neighbors(every, place, *found)
 
 
 def first_of_each(labels: Tensor, order: Tensor) -> Tensor:

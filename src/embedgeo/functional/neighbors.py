@@ -1,13 +1,26 @@
 """Nearest neighbours: their distances, copies among rows, and rows as near as those that no token uses."""
 
 import math
-from typing import NamedTuple, Self
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from embedgeo.functional.lockstep import Computation, at_once, computed, on_host
 from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, is_normal, row_norms, search_dtype
+from embedgeo.functional.precision import (
+    accumulator_dtype,
+    fast_row_norms,
+    is_normal,
+    matmul_precision,
+    power_of_two,
+    row_norms,
+    search_dtype,
+    sent,
+)
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
 _BLOCK_ROWS = 256  # rows of several labels whose neighbours among their own label are looked for at a time
@@ -16,10 +29,12 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: as the
 _GROUP = 16  # number of products of which only the smallest is looked at first
 _PARTS = 8  # number of parts of a block of products whose smallest give a limit to those of the nearest
 _MOST_PAIRS = 256  # most candidates of a row that are kept; a row with more is left to products in float64
+_STACKED_BYTES = 1 << 28  # of rows of several layers, of their products and of differences, held at a time on a device
 _KEPT_PAIRS = 16  # candidates a row, on average, that are kept before those beyond the limit are left out
 _SPARE = 32  # elements between rows of products, so that those of a column do not all meet in one line of the cache
 _FEW_COORDINATES = 16  # coordinates by which rows are first told apart
-_FEW_ROWS = 25  # number of rows up to which neighbours are looked for in float64 right away
+_FEW_ROWS = 256  # number of rows up to which neighbours are looked for in float64 right away,
+_FEW_PRODUCTS = 1 << 24  # and of multiplications, n² d
 _FEW_PENDING = 16  # number of rows up to which differences to all rows take less time than products in float64
 _EXACT = 1e-9  # relative error of a distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
@@ -130,9 +145,10 @@ def _few_nearest(
 
     As many as their ``ranks``, shape (m, 1), count; places are among these rows.
     """
-    if operand is None or len(ranks) <= _FEW_ROWS:
+    if operand is None or _are_few(len(ranks), x.shape[1]):
         every = torch.arange(len(ranks), device=x.device)
-        return _nearest_by_products(x if rows is None else x.index_select(0, rows), every, k, apart, together)
+        x = x if rows is None else x.index_select(0, rows)
+        return _by_differences(x, _nearest_by_products(x, every, k, apart, together))
     operand = operand if rows is None else operand.part(rows)
     pairs, limit, is_pending = _candidate_pairs(operand, ranks, k, apart, together)
     nearest = _measured(x, rows, operand, *pairs, limit, ranks, k)
@@ -178,9 +194,150 @@ def distinct_nearest(
         if bool((nearest.distances[:, 0] > 1.5 * tolerance * scale).all()):
             return nearest, every
     kept, place = distinct_rows(x, tolerance)
-    least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
     among = None if len(kept) == len(x) else kept
-    return few_nearest(x, 4, operand, least.argsort()[:FAR_SIGHTED], among, apart), place
+    return few_nearest(x, 4, operand, far_sighted(order, place), among, apart), place
+
+
+def far_sighted(order: Tensor, place: Tensor) -> Tensor:
+    """Places of the `FAR_SIGHTED` distinct rows with the least ``order`` of a copy, given each row's place, (n,)."""
+    num_points = int(place.max()) + 1 if len(place) else 0
+    least = torch.full_like(order[:num_points], torch.inf).scatter_reduce_(0, place, order, "amin")
+    return least.argsort()[:FAR_SIGHTED]
+
+
+class Search(NamedTuple):
+    """Search of the k nearest rows of every row that is looked at, on a device, which is not waited for."""
+
+    x: Tensor  # shape (n, d), any floating dtype, finite
+    rows: Tensor  # indices of those that are looked at, shape (m,), on the CPU
+    k: int
+    apart: Tensor | None = None  # labels of ``x``, shape (n,), on the CPU: rows of one are not each other's neighbours
+    together: Tensor | None = None  # the same: only rows of one label are each other's neighbours
+
+    def labels(self) -> list[Tensor | None]:
+        """The labels of the rows that are looked at, ``apart`` and ``together``."""
+        return [None if each is None else each[self.rows] for each in (self.apart, self.together)]
+
+    def looked_at(self) -> Tensor:
+        """The rows that are looked at, shape (m, d)."""
+        is_all = len(self.rows) == len(self.x) and bool((self.rows.diff() > 0).all())
+        return self.x if is_all else self.x.index_select(0, sent(self.rows, self.x.device))
+
+
+def nearest_of_searches(searches: list[Search]) -> Computation[list[Nearest]]:
+    """The k nearest of each search, as of `few_nearest`, on the CPU; those of equal shapes are looked for together."""
+    groups, last = list[list[int]](), dict[tuple[Any, ...], list[int]]()
+    for number, each in enumerate(searches):
+        dim, num_rows, labels = each.x.shape[1], len(each.rows), (each.apart is None, each.together is None)
+        shape = num_rows, dim, each.k, each.x.dtype, each.x.device, labels
+        most = max(1, _STACKED_BYTES // max(1, each.x.element_size() * num_rows * dim))
+        if len(last.get(shape, range(most))) == most:
+            last[shape] = []
+            groups.append(last[shape])
+        last[shape].append(number)
+    found = yield from at_once(*(_nearest_of_alike([searches[number] for number in group]) for group in groups))
+    nearest = dict(zip(chain(*groups), chain(*found), strict=True))
+    return [nearest[number] for number in range(len(searches))]
+
+
+def _nearest_of_alike(searches: list[Search]) -> Computation[list[Nearest]]:
+    """The k nearest of searches of equal shapes: from products in float32, and where these do not tell, in float64."""
+    k, num_rows = searches[0].k, len(searches[0].rows)
+    if num_rows < 2:
+        none = torch.full((num_rows, k), torch.nan, dtype=torch.float64)
+        return [Nearest(none, none.new_zeros(num_rows, k, dtype=torch.int64))] * len(searches)
+    device = searches[0].x.device
+    labels = [
+        None if None in each else sent(torch.stack([label for label in each if label is not None]), device)
+        for each in zip(*(search.labels() for search in searches), strict=True)
+    ]
+    own = torch.arange(num_rows, device=device).expand(len(searches), num_rows)
+    narrow = torch.promote_types(searches[0].x.dtype, torch.float32)
+    x = torch.stack([search.looked_at() for search in searches])
+    distances, places, is_known = yield from on_host(*_nearest_by_dtype(x, own, k, labels, narrow))
+    del x, own
+    for dtype in {accumulator_dtype(device)} - {narrow}:
+        missing = [(~each).nonzero().flatten() for each in is_known]
+        if not any(map(len, missing)):
+            break
+        chosen = torch.stack([pad(each, (0, max(map(len, missing)) - len(each))) for each in missing])
+        x = torch.stack([search.looked_at() for search in searches])
+        found = yield from on_host(*_nearest_by_dtype(x, sent(chosen, device), k, labels, dtype))
+        del x
+        for number, of_layer in enumerate(missing):
+            for whole, part in zip((distances, places, is_known), found, strict=True):
+                whole[number, of_layer] = part[number, : len(of_layer)]
+    for number, search in enumerate(searches):
+        if len(unknown := (~is_known[number]).nonzero().flatten()):  # rows that are as good as copies: they are few
+            of_search = [None if each is None else each[number] for each in labels]
+            found = _nearest_by_products(search.looked_at(), sent(unknown, device), k, *of_search)
+            distances[number, unknown], places[number, unknown] = (each.cpu() for each in found)
+    distances.masked_fill_(distances.isinf(), torch.nan)
+    return [Nearest(*each) for each in zip(distances.double(), places, strict=True)]
+
+
+def _nearest_by_dtype(
+    x: Tensor, own: Tensor, k: int, labels: list[Tensor | None], dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The k nearest of some rows of L layers, and marks of those that are certain; no device is waited for.
+
+    The rows with the smallest squared distances from products in ``dtype``, some more than k, are compared by
+    differences. It is certain that no other row is nearer where its product would have to be smaller than theirs: see
+    `Operand.limit`.
+
+    Args:
+        x: shape (L, m, d).
+        own: indices of the rows whose neighbours are looked for, shape (L, f).
+        k: number of neighbours.
+        labels: ``apart`` and ``together``, shape (L, m); None: all rows may be neighbours.
+        dtype: float32 or float64.
+
+    Returns:
+        Distances, shape (L, f, k), inf where there is no neighbour; their places, int64; and the marks, (L, f), bool.
+    """
+    num_layers, num_rows, dim = x.shape
+    wide, num_found = accumulator_dtype(x.device), min(max(_GROUP, k + k // 8 + 4), num_rows - 1)
+    centred = x.to(dtype)
+    centred = centred - centred.mean(1, keepdim=True)
+    unit = power_of_two(centred.abs().amax((1, 2)))
+    centred /= unit[:, None, None]
+    norm2 = centred.square().sum(2)
+    norm = norm2.sqrt()
+    largest = norm.amax(1)[:, None, None]
+    finfo = torch.finfo(dtype)
+    offset = torch.arange(num_layers, device=x.device)[:, None] * num_rows
+    flat = x.reshape(-1, dim)
+    parts = list[tuple[Tensor, Tensor, Tensor]]()
+    of_row = num_layers * max(num_rows, num_found * dim) * finfo.bits // 8
+    for at in own.split(max(1, _STACKED_BYTES // of_row), dim=1):
+        rows = (at + offset).flatten()
+        left = centred.reshape(-1, dim).index_select(0, rows).view(*at.shape, dim)
+        with matmul_precision(x.device):
+            products = torch.baddbmm(norm2[:, None], left, centred.mT, alpha=-2)
+        products.scatter_(2, at[..., None], torch.inf)
+        for label, is_apart in zip(labels, (True, False), strict=True):
+            if label is not None:
+                same = label.gather(1, at)[..., None] == label[:, None]
+                products.masked_fill_(same if is_apart else ~same, torch.inf)
+        least, place = products.topk(num_found, largest=False)
+        others = (place + offset[..., None]).flatten()
+        near = flat.index_select(0, others).view(*place.shape, dim).to(dtype)
+        near -= flat.index_select(0, rows).view(*at.shape, 1, dim)
+        near /= unit[:, None, None, None]
+        distances = fast_row_norms(near).to(wide).masked_fill_(least.isinf(), torch.inf)
+        nearest, order = distances.topk(min(k, num_found), largest=False)
+        own_norm, farthest = norm.gather(1, at)[..., None].to(wide), nearest[..., -1:]
+        reach = torch.minimum(own_norm + farthest, largest) * (1 + 8 * finfo.eps)
+        moved = 4 * finfo.eps * (own_norm + reach)
+        slack = finfo.eps * (dim + 24) * (own_norm + reach).square() + 8 * dim * finfo.tiny * (1 + reach)
+        is_certain = (farthest + moved).square() + slack < least[..., -1:] + own_norm.square()
+        is_certain |= least[..., -1:].isinf() | (num_found == num_rows - 1)
+        if dtype != wide:  # where squares of differences have vanished
+            is_certain &= nearest[..., :1].square() > dim * finfo.tiny / finfo.eps
+        nearest = pad(nearest * unit[:, None, None], (0, k - nearest.shape[2]), value=torch.inf)
+        parts.append((nearest, pad(place.gather(2, order), (0, k - order.shape[2])), is_certain[..., 0]))
+    distances, places, is_certain = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
+    return distances, places, is_certain
 
 
 def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
@@ -275,10 +432,23 @@ def rounded_rows(x: Tensor) -> "Operand | None":
 
     Those are few rows, and such that a squared distance may overflow in float32.
     """
-    if len(x) <= _FEW_ROWS:
+    if _are_few(*x.shape):
         return None
     operand = Operand.of(x.detach(), search_dtype(x.device), rounded=True)
     return operand if bool(operand.largest.square() < torch.finfo(torch.float32).max / 8) else None
+
+
+def _are_few(num_rows: int, dim: int) -> bool:
+    return num_rows <= _FEW_ROWS and num_rows**2 * dim <= _FEW_PRODUCTS
+
+
+def _by_differences(x: Tensor, nearest: Nearest) -> Nearest:
+    """The nearest of all rows with distances from their differences, so that equal ones are equal."""
+    rows = torch.arange(len(x), device=x.device).repeat_interleave(nearest.places.shape[1])
+    distances = pair_distances(x, rows, nearest.places.flatten(), nearest.distances.dtype)
+    distances = distances.view(nearest.places.shape).masked_fill_(nearest.distances.isnan(), torch.nan)
+    distances, order = distances.sort(1)
+    return Nearest(distances, nearest.places.gather(1, order))
 
 
 class Operand(NamedTuple):
@@ -611,8 +781,11 @@ def distinct_rows(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Te
     else:
         kept = torch.empty_like(kept[: len(distinct)]).index_copy_(0, place, kept)
     if tolerance > 0 and len(kept) > 1:
-        near, place_near = _distinct_but_for_near(distinct, tolerance)
-        kept, place = kept[near], place_near[place]
+        projected = computed(projections(distinct))
+        if float(projected.norms.median()) > 0:
+            found = computed(distinct_by_projections(distinct, projected, tolerance))
+            near, place_near = (each.to(x.device) for each in found)
+            kept, place = kept[near], place_near[place]
     return kept, place
 
 
@@ -627,39 +800,77 @@ def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
     return first
 
 
-def _distinct_but_for_near(x: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """The `distinct_rows` of rows of which no two are equal; all in order if no two are near.
+class Projections(NamedTuple):
+    """Projections of rows on some directions, by which near ones are looked for; on the CPU.
 
-    Near rows have near projections on any direction. So rows are sorted by their projections on one, and each is
-    compared with those after it, as long as there are any within reach whose other projections are near, too.
+    Rows that are near to each other have near projections on any direction.
     """
+
+    places: Tensor  # shape (n, 4), float64
+    norms: Tensor  # of the rows from about their mean, shape (n,), float64
+    rounding: float  # share of a norm that is at least the error of its places
+
+    def of(self, rows: Tensor) -> Self:
+        """Those of the rows at these indices."""
+        return self._replace(places=self.places[rows], norms=self.norms[rows])
+
+
+def projections(x: Tensor) -> Computation[Projections]:
+    """The projections of rows ``x``, shape (n, d), any floating dtype, in the accumulator's dtype."""
     n, dim = x.shape
     wide = accumulator_dtype(x.device)
     center = x.to(torch.promote_types(x.dtype, torch.float32)).mean(0)
-    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=wide, device=x.device).square()
-    directions = angles.sin().view(_DIRECTIONS, dim)  # generic, so that no layer is constant along one
-    directions = (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
+    directions = _generic_directions(dim, wide, x.device)
     norm = torch.empty(n, dtype=wide, device=x.device)
     place = torch.empty(n, _DIRECTIONS, dtype=wide, device=x.device)
     for chunk in row_chunks(x):
         rows = x[chunk].to(wide) - center
         norm[chunk] = row_norms(rows)
         torch.mm(rows, directions, out=place[chunk])  # in float64 no setting matters
-    reach = tolerance * float(norm.median())
-    every = torch.arange(n, device=x.device)
-    if not 0 < reach < math.inf:
-        return every, every
-    order = place[:, 0].argsort()
-    place = place[order]
-    rounding = 8 * dim**0.5 * torch.finfo(wide).eps * norm[order, None]
+    place, norm = yield from on_host(place, norm)
+    return Projections(place, norm, 8 * dim**0.5 * torch.finfo(wide).eps)
+
+
+@lru_cache(maxsize=4)
+def _generic_directions(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Unit vectors, the columns of shape (d, 4), such that no layer is constant along one."""
+    angles = torch.arange(1, dim * _DIRECTIONS + 1, dtype=dtype, device=device).square()
+    directions = angles.sin().view(_DIRECTIONS, dim)
+    return (directions / torch.linalg.vector_norm(directions, dim=1, keepdim=True)).T
+
+
+def distinct_by_projections(x: Tensor, projected: Projections, tolerance: float) -> Computation[tuple[Tensor, Tensor]]:
+    """The `distinct_rows` of ``x`` on any device, given their projections; all in order if no two are near.
+
+    Rows are sorted by their projections on one direction, and each is compared with those after it, as long as there
+    are any within reach whose other projections are near, too: first with the next one alone, which joins copies. Both
+    results are on the CPU.
+    """
+    n = len(x)
+    reach = tolerance * float(projected.norms.median()) if n else 0.0
+    reach = reach if reach < math.inf else 0.0
+    every = torch.arange(n, device="cpu")
+    order = projected.places[:, 0].argsort()
+    place = projected.places[order]
+    rounding = projected.rounding * projected.norms[order, None]
     label = every  # by place in the order, the first row of those joined to it
+    pairs = list[tuple[Tensor, Tensor]]()
     for lag in range(1, n):
         within = (place[lag:] - place[:-lag]).abs() <= reach + rounding[lag:] + rounding[:-lag]
-        if not bool(within[:, 0].any()):
+        is_last = not bool(within[:, 0].any())
+        if not is_last:
+            left = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
+            pairs.append((left, left + lag))
+        if pairs and (lag == 1 or is_last or lag == n - 1):
+            left, right = map(torch.cat, zip(*pairs, strict=True))
+            pairs.clear()
+            if len(left):
+                i, j = (sent(order[each], x.device) for each in (left, right))
+                (distances,) = yield from on_host(pair_distances(x, i, j, accumulator_dtype(x.device)))
+                is_near = distances <= reach
+                label = _join(label, left[is_near], right[is_near])
+        if is_last:
             break
-        first = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
-        near = pair_distances(x, order[first], order[first + lag], wide) <= reach
-        label = _join(label, first[near], first[near] + lag)
     is_first = label == every
     if bool(is_first.all()):
         return every, every

@@ -63,8 +63,8 @@ class Sample(NamedTuple):
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
-        """The fields that are held on the CPU."""
-        return "seen", "batches"
+        """The fields that are held on the CPU; with the labels, a device knows how many rows it draws by them."""
+        return ("seen", "batches", "labels") if self.by_label else ("seen", "batches")
 
     @classmethod
     def empty(
@@ -86,14 +86,20 @@ class Sample(NamedTuple):
         stream: int = 0,
         num_streams: int = 1,
         first: int | None = None,
+        places: Tensor | None = None,
+        num_rows: int | None = None,
     ) -> "Sample":
         """The sample once the next batch of the stream has been seen, of which ``x`` are the rows that ``kept`` marks.
 
         Or ``x`` are all rows of the batch, those that are not marked among them: then a device is not waited for.
         ``labels`` are of ``x``; ``seed`` is that of the keys, by default the sample's. Of one stream, rows are numbered
         in turn; of several, as the module says, unless the number of the ``first`` row of the batch is given.
+
+        With ``places``, on the CPU, ``x`` and ``kept`` are of the rows at these places of a batch of ``num_rows``.
         """
-        count = len(x) if kept is None else len(kept)
+        count = num_rows
+        if count is None:
+            count = len(x) if kept is None else len(kept)
         seed = self.seed if seed is None else seed
         device = self.keys.device
         batches = self.batches
@@ -102,13 +108,16 @@ class Sample(NamedTuple):
         number = self._next_number(batches, stream, num_streams) if first is None else first
         start = (stream << _STREAM_BITS) + int(self.seen)
         keys, positions = _of_batch(int(number), start, count, seed, device)
+        if places is not None:
+            keys, positions = (each.index_select(0, sent(places, device)) for each in (keys, positions))
         if kept is not None:
             kept = kept.to(device)
-            if len(x) == count:
+            if len(x) == len(keys):
                 keys = torch.where(kept, keys, torch.inf)
             else:
                 keys, positions = keys[kept], positions[kept]
-        labels = positions.new_zeros(len(positions), *self.labels.shape[1:]) if labels is None else labels.to(positions)
+        held = self.labels
+        labels = held.new_zeros(len(positions), *held.shape[1:]) if labels is None else labels.to(held)
         rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
         return self.merge(rows)._replace(batches=batches, seed=seed)
 
@@ -118,9 +127,9 @@ class Sample(NamedTuple):
         keys, labels, positions = other[1:4]
         if len(self.keys):
             keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
-        if len(keys) > self.size:
-            drawn = self._drawn(keys, labels)
-            keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
+        if len(keys) > self.size and len(other.keys):
+            drawn, labels = self._drawn(keys, labels)
+            keys, positions = keys[drawn], positions[drawn]
             parts = self._drawn_rows(other.rows, drawn)
         dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
@@ -148,7 +157,7 @@ class Sample(NamedTuple):
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
-        rows, keys, labels, positions = (each.index_select(0, chosen) for each in self[:4])
+        rows, keys, labels, positions = (each.index_select(0, chosen.to(each.device)) for each in self[:4])
         return Sample(rows, keys, labels, positions, *self[4:])
 
     def all_reduce(self, group: Group = None) -> Exchange["Sample"]:
@@ -183,7 +192,7 @@ class Sample(NamedTuple):
         rows = near.rows.to(torch.float64 if is_double else torch.float32)
         columns = (rows, near.keys, near.labels, near.positions)
         every = yield from at_once(*(concatenated(each, lengths, group) for each in columns))
-        drawn = self._drawn(*every[1:3])
+        drawn, _ = self._drawn(*every[1:3])
         order = drawn[every[1][drawn].argsort(stable=True)]
         rows, keys, labels, positions = (each.index_select(0, order) for each in every)
         return Sample(rows, keys, labels, positions, seen, self.batches[:0], *self[6:])
@@ -194,7 +203,7 @@ class Sample(NamedTuple):
         keys, labels = yield from at_once(
             concatenated(self.keys, lengths, group), concatenated(self.labels, lengths, group)
         )
-        drawn = self._drawn(keys, labels)
+        drawn, _ = self._drawn(keys, labels)
         own = drawn - sum(lengths[: current_rank(group)])
         return self.select(own[(own >= 0) & (own < len(self.keys))]), len(drawn)
 
@@ -223,14 +232,25 @@ class Sample(NamedTuple):
         keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
-    def _drawn(self, keys: Tensor, labels: Tensor) -> Tensor:
-        """Indices, ascending, of the rows with the smallest keys, or with the smallest of each label."""
+    def _drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices of the rows with the smallest keys, or with the smallest of each label, and the labels of these.
+
+        They ascend, unless labels are on the CPU and keys on a device: there rows go label by label, so that it is
+        known without waiting how many of each there are.
+        """
         if not self.by_label:
-            return keys.topk(min(self.size, len(keys)), largest=False, sorted=False).indices.sort().values
+            drawn = keys.topk(min(self.size, len(keys)), largest=False, sorted=False).indices.sort().values
+            return drawn, labels[drawn]
+        ascending, _ = labels.sort(stable=True)
+        rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(ascending, ascending)
+        places = (rank < self.size).nonzero().flatten()
         by_key = keys.argsort(stable=True)
-        labels, order = labels[by_key].sort(stable=True)
-        rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(labels, labels)
-        return by_key[order[rank < self.size]].sort().values
+        order = by_key[sent(labels, keys.device)[by_key].argsort(stable=True)]
+        drawn = order[sent(places, keys.device)]
+        if labels.device != keys.device:
+            return drawn, ascending[places]
+        drawn = drawn.sort().values
+        return drawn, labels[drawn]
 
 
 def require_seed(seed: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, answered, total
-from embedgeo.functional.lockstep import Computation, at_once, called, on_host, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, called, on_host, steps, stepwise
 from embedgeo.functional.moments import blocked, merge_parts, parts_merged, ratio, row_chunks, without_rounding
 from embedgeo.functional.precision import (
     accumulator_dtype,
@@ -21,6 +21,7 @@ from embedgeo.functional.precision import (
     matmul_precision,
     power_of_two,
     scaled,
+    sent,
 )
 
 SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
@@ -34,6 +35,7 @@ _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converge
 _MAX_LANCZOS_STEPS = 160
 _LOOKS = (48, 96, 160)  # numbers of iterations after which those of all layers of a device are looked at
 _STACKED_BYTES = 1 << 28  # of matrices that are stacked, to be multiplied in one operation
+_PENDING_BATCHES = 4  # batches of rows that are held at most rather than a device is waited for
 _SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
 _TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
 _NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
@@ -318,13 +320,17 @@ def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = AL
     }
 
 
-def anisotropy(x: Tensor) -> Tensor:
+@stepwise
+def anisotropy(x: Tensor) -> Computation[Tensor]:
     """Anisotropy σ₁²/Σσ² of the centred rows of ``x``, shape (n, d); NaN where they do not vary.
 
     >>> anisotropy(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]])).item()
     0.8
     """
-    s = varying_scatter(row_scatter(x))
+    scatter = row_scatter(x)
+    if is_asynchronous(x.device):
+        return (yield from steps(spectrum_values, scatter))["anisotropy"]
+    s = varying_scatter(scatter)
     return ratio(top_eigenvalue(s), s.trace())
 
 
@@ -478,40 +484,66 @@ def varying_scatter(scatter: Scatter) -> Tensor:
 
 
 class AnisotropyBatches(NamedTuple):
-    """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a batch yet."""
+    """Moments of the anisotropies of consecutive batches of rows, and the rows that are in none of these yet.
+
+    On a CPU these do not fill a batch. Of other devices, which would have to be waited for, they are up to four batches
+    until the values are asked for; those of them that have a NaN or Inf are zeros, and are left out then.
+    """
 
     n: Tensor  # number of batches, scalar
     mean: Tensor  # mean of their anisotropies, scalar
     m2: Tensor  # squared deviations from it, summed, scalar
-    pending: Tensor  # the rows seen since the last whole batch, shape (fewer than ``size``, d)
+    pending: Tensor  # the rows seen since, shape (m, d)
+    counts: Tensor  # marks of those of them that count, shape (m,)
     size: int  # rows in a batch
 
     @classmethod
     def empty(cls, dim: int, size: int) -> "AnisotropyBatches":
         """The state before any rows."""
         zero = torch.zeros((), dtype=torch.float64)
-        return cls(zero, zero, zero, torch.zeros(0, dim), size)
+        return cls(zero, zero, zero, torch.zeros(0, dim), torch.zeros(0, dtype=torch.bool), size)
 
-    def extend(self, x: Tensor) -> "AnisotropyBatches":
-        """The state after the next rows, ``x``, shape (n, d)."""
+    def extend(self, x: Tensor, counts: Tensor | None = None) -> "AnisotropyBatches":
+        """The state after the next rows, ``x``, shape (n, d), of which those count that are marked; default: all."""
+        device = self.pending.device
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
-        *whole, rest = torch.cat((self.pending.to(dtype), x.to(self.pending.device, dtype))).split(self.size)
+        counts = x.new_ones(len(x), dtype=torch.bool) if counts is None else counts
+        pending = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
+        whole = self._replace(pending=pending, counts=torch.cat((self.counts, counts.to(device))))
+        if is_asynchronous(device) and len(pending) < _PENDING_BATCHES * self.size:
+            return whole
+        done = whole.completed()
+        n, mean, m2 = (sent(each, device) for each in done[:3])
+        return done._replace(n=n, mean=mean, m2=m2)
+
+    @stepwise
+    def completed(self) -> Computation["AnisotropyBatches"]:
+        """This state with all whole batches among the moments, which are on the CPU."""
+        counts, *moments = yield from on_host(self.counts, self.n, self.mean, self.m2)
+        rows = self.pending
+        if not bool(counts.all()):
+            rows = rows.index_select(0, sent(counts.nonzero().flatten(), rows.device))
+        *whole, rest = rows.split(self.size)
         if len(rest) == self.size:
             whole, rest = [*whole, rest], rest[:0]
-        moments = self[:3]
-        for batch in whole:
-            value = anisotropy(batch)
-            moments = merge_parts([moments, (torch.ones_like(value), value, torch.zeros_like(value))])
-        return AnisotropyBatches(*moments, rest.clone(), self.size)
+        at_a_time = max(1, _STACKED_BYTES // (rows.shape[1] ** 2 * torch.float64.itemsize))
+        for start in range(0, len(whole), at_a_time):
+            some = whole[start : start + at_a_time]
+            for value in (yield from at_once(*(steps(anisotropy, batch) for batch in some))):
+                moments = [*merge_parts([moments, (torch.ones_like(value), value, torch.zeros_like(value))])]
+        n, mean, m2 = moments
+        return AnisotropyBatches(n, mean, m2, rest.clone(), rest.new_ones(len(rest), dtype=torch.bool), self.size)
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
-        return AnisotropyBatches(*merge_parts([self[:3], other[:3]]), self.pending, self.size).extend(other.pending)
+        moments = merge_parts([self[:3], other[:3]])
+        return AnisotropyBatches(*moments, *self[3:]).extend(other.pending, other.counts)
 
     def all_reduce(self, group: Group = None) -> Exchange["AnisotropyBatches"]:
         """The batches of all ranks; no batch spans two ranks."""
-        moments = yield from parts_merged([self[:3]])
-        return AnisotropyBatches(*moments, self.pending, self.size)
+        done = self.completed()
+        n, mean, m2 = yield from parts_merged([[sent(each, self.pending.device) for each in done[:3]]])
+        return done._replace(n=n, mean=mean, m2=m2)
 
 
 def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
-from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
+from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
@@ -94,7 +94,7 @@ class Anisotropy(GeometryMetric):
             ``top1_share``, ``top5_share``, ``anisotropy_without_top5``, ``alpha_req`` and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least two batches) over
             consecutive batches of this many rows, as published curves are averaged. Batches do not span ranks, and
-            rows that do not fill one are left out.
+            rows that do not fill one are left out. On a GPU up to four of them are held as they are.
         sketch: k, the columns of the sketch: 8 d k bytes in place of 8 d². None: the scatter is held.
         alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to, counted from 1.
         kwargs: of `torchmetrics.Metric`.
@@ -161,7 +161,7 @@ class Anisotropy(GeometryMetric):
         else:
             self.extend(row_sketch(x, self.sketch, weights))
         if self.batch_size is not None:
-            self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
+            self.store(self.load(AnisotropyBatches).extend(x, None if weights is None else weights > 0))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
@@ -222,8 +222,9 @@ class Anisotropy(GeometryMetric):
         of_all = steps(spectrum_values, scatter, full=self.spectrum, alpha_window=self.alpha_window)
         if self.batch_size is None:
             return (yield from of_all)
-        values, moments = yield from at_once(of_all, on_host(*self.load(AnisotropyBatches)[:3]))
-        return values | batch_values(*moments)
+        batches = steps(AnisotropyBatches.completed, self.load(AnisotropyBatches))
+        values, found = yield from at_once(of_all, batches)
+        return values | batch_values(*found[:3])
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

@@ -17,7 +17,7 @@ from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, exchanged, total
 from embedgeo.functional.jackknife import merge_all_but_one, standard_error
 from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
-from embedgeo.functional.precision import on_one_device, state_device, to_state
+from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
@@ -259,8 +259,9 @@ class GeometryMetric(Metric):
         prefix, empty = self._declared[kind]
         held: Mapping[str, Any] = self.metric_state if tensors is None else tensors
         fields = {field: prefix + field for field in empty._fields if prefix + field in held}
-        devices = {name: "cpu" if name in self._on_cpu else self.device for name in fields.values()}
-        return empty._replace(**{field: held[name].to(devices[name]) for field, name in fields.items()})
+        cpu = torch.device("cpu")
+        devices = {name: cpu if name in self._on_cpu else self.device for name in fields.values()}
+        return empty._replace(**{field: sent(held[name], devices[name]) for field, name in fields.items()})
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import current_rank, num_ranks
+from embedgeo.functional.precision import is_asynchronous, sent
 from embedgeo.functional.processing import row_plane
-from embedgeo.functional.rows import Rows
+from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.base import GeometryMetric, Tables
 
@@ -48,15 +49,32 @@ class TokenOccurrences(GeometryMetric):
         self.declare(Sample.empty(dim, most, by_label=True, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        x = rows.embeddings
-        ids = rows.token_ids
-        types = torch.tensor(self.token_types, dtype=torch.int64, device=x.device)
-        is_chosen = torch.zeros(len(x), dtype=torch.bool, device=x.device) if ids is None else torch.isin(ids, types)
-        kept = is_chosen if rows.finite is None else rows.finite.masked_scatter(rows.finite, is_chosen)
-        labels = None if ids is None else ids[is_chosen]
+        rows = rows if is_asynchronous(rows.x.device) else rows.counted
+        places, labels = rows.ids.once(("occurrences", self.token_types), lambda: self._chosen(rows.ids))
+        on_device = sent(places, rows.x.device)
+        counts = None if rows.weights is None else rows.weights.index_select(0, on_device) > 0
+        if rows.finite is not None and rows.weights is None:  # the others are left out
+            places = rows.finite.nonzero().flatten()[places]
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-        sample = self.load(Sample)
-        self.store(sample.extend(x[is_chosen], labels, kept, stream=stream, num_streams=num_streams, first=rows.first))
+        self.store(
+            self.load(Sample).extend(
+                rows.x.index_select(0, on_device),
+                labels,
+                counts,
+                stream=stream,
+                num_streams=num_streams,
+                first=rows.first,
+                places=places,
+                num_rows=rows.num_kept,
+            )
+        )
+
+    def _chosen(self, ids: RowIds) -> tuple[Tensor, Tensor]:
+        """Places of the rows of the token types, and these, on the CPU."""
+        types = torch.tensor(self.token_types, dtype=torch.int64, device="cpu")
+        of_rows = types[:0] if ids.token_ids is None else ids.token_ids
+        places = torch.isin(of_rows, types).nonzero().flatten()
+        return places, of_rows[places]
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         most = min(num_rows, self.most * len(self.token_types))
@@ -69,7 +87,7 @@ class TokenOccurrences(GeometryMetric):
         vector: see `embedgeo.functional.row_plane`. They are drawn from the rows that this process has seen or, within
         ``sync_context()``, from those of all ranks.
         """
-        sample = self.load(Sample)
+        sample = self.load(Sample).counted()
         sample = sample.select(sample.positions.argsort())
         sample = sample.select(sample.labels.argsort(stable=True))
         points = row_plane(sample.rows)
