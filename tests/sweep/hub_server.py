@@ -21,7 +21,7 @@ class Hub:
     ``repositories``: name -> {"branches": {name: commit}, "tags": …}; ``commits``: commit -> {path: bytes}.
     ``faults``: (path in a repository or "tree", commit) -> a list of faults, used up from the front: a status (int),
     "cut" (half of the body), "stall" (half of the body, then silence), "wrong" (other bytes of the same length).
-    ``requests`` counts (method, what, commit).
+    ``requests`` counts (method, what, commit), ``num_sent`` the bytes of each file's name.
     """
 
     def __init__(self):
@@ -29,6 +29,7 @@ class Hub:
         self.commits = {}
         self.faults = {}
         self.requests = Counter()
+        self.num_sent = Counter()
         self.server = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -160,14 +161,15 @@ def _handler(hub):
             if isinstance(fault, int):
                 self._send(fault, {"error": "injected"})
                 return
-            start = 0
+            start, stop = 0, len(data)
             if "Range" in self.headers:
-                start = int(self.headers["Range"].removeprefix("bytes=").split("-")[0])
-                headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-            body = data[start:]
+                first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+                start, stop = int(first), min(int(last or len(data)) + 1, len(data))
+                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
+            body = data[start:stop]
             if fault == "wrong":
                 body = body[:-8] + bytes(255 - b for b in body[-8:])
-            self.send_response(206 if start else 200)
+            self.send_response(206 if "Content-Range" in headers else 200)
             for key, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(key, value)
             self.end_headers()
@@ -179,6 +181,7 @@ def _handler(hub):
                 self.close_connection = True
                 self.connection.close()
                 return
+            hub.num_sent[name] += len(body)
             self.wfile.write(body)
 
         def _next_fault(self, what, commit):

@@ -66,6 +66,11 @@ class Contents:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     @property
+    def digests(self) -> dict[str, str]:
+        """Digests of the weight files by name."""
+        return {file.name: file.digest for file in weight_files(self.weights)}
+
+    @property
     def config_digest(self) -> str:
         """Digest of ``config.json``: the same weights give other results with another configuration."""
         return next((file.digest for file in self.others if file.name == "config.json"), "")
@@ -109,19 +114,6 @@ def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
     first: dict[str, str] = {}
     owners = {name: first.setdefault(identity, name) for name, identity in identities.items()}
     return {name: owner for name, owner in owners.items() if owner != name}
-
-
-def shared_parts(contents: Mapping[str, Contents]) -> list[tuple[str, list[str]]]:
-    """Weight files shared by checkpoints that otherwise differ: names of the file and of the checkpoints."""
-    holders: dict[tuple[str, str], list[str]] = {}
-    for name, held in contents.items():
-        for file in weight_files(held.weights):
-            holders.setdefault((file.name, file.digest), []).append(name)
-    return [
-        (file_name, names)
-        for (file_name, _), names in holders.items()
-        if len({contents[name].sha256 for name in names}) > 1
-    ]
 
 
 def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:

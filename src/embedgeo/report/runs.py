@@ -69,6 +69,7 @@ class Run:
     text_lengths: dict[int, int] = field(default_factory=dict)  # texts by tokens; none where of one length, or unknown
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
     other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
+    shared_files: list[tuple[str, list[str]]] = field(default_factory=list)  # of weights, and the checkpoints with them
     cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     group: str = ""  # of models, if it is in one
@@ -366,6 +367,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
+    shared = sweep.shared_files()
     cka = read_cka(sweep.path)
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
@@ -392,6 +394,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
             text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
             failures=failures,
+            shared_files=[(file, names) for file, names in shared if not checkpoints.keys().isdisjoint(names)],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
             date=_date(sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),

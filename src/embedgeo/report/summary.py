@@ -58,6 +58,12 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     groups = copies.groupby("original", sort=False)["revision"]
     details = [f"{', '.join(names)}: weights of {name}" for name, names in groups]
     yield Flag("Duplicate checkpoints", text, details)
+    text = (
+        "These checkpoints have a file of weights in common, though their other files differ: unless its weights are "
+        "frozen, at least one of them is put together of the weights of two steps; embedgeo check --lineage may tell "
+        "which."
+    )
+    yield Flag("Shared weight files", text, [f"{file}: {', '.join(names)}" for file, names in run.shared_files])
     steps = outlier_steps(run)
     details = [f"{run.checkpoints['revision'][at]}: {run.model['loss'][at]:.4g} nats per token" for at in steps]
     count = _count(len(steps), "checkpoint")

@@ -26,7 +26,7 @@ from embedgeo.results.parquet import (
     today,
     write_parquet,
 )
-from embedgeo.results.records import MODEL
+from embedgeo.results.records import MODEL, shared_files
 from embedgeo.results.samples import LayerSample, write_sample
 
 _PARQUET = "[!.]*.parquet"
@@ -150,6 +150,11 @@ class SweepFolder:
         """Facts about a checkpoint that is done, from `write`."""
         return read_metadata(self._file(name))
 
+    def shared_files(self) -> list[tuple[str, list[str]]]:
+        """Weight files that checkpoints share which otherwise differ: see `records.shared_files`."""
+        found = {name: self.facts(name).get("weight_files", "") for name in sorted(self.done())}
+        return shared_files({name: json.loads(digests) for name, digests in found.items() if digests})
+
     def tables(self, kind: str) -> dict[str, Path]:
         """Files of the tables of one kind, by checkpoint."""
         return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
@@ -200,7 +205,8 @@ class SweepFolder:
         """Write the tables and the sampled rows of a checkpoint, then its records, which makes it done.
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which a change of local
-        weights is noticed; ``has_step``, "false" of a final model; ``architecture``; and ``group``.
+        weights is noticed; ``has_step``, "false" of a final model; ``architecture``; ``group``;
+        and ``weight_files``, the digests of several files of weights, by which one that others share is found.
         """
         if sample is not None or tables:  # of earlier records, none may be left beside what belongs to these
             self._file(name).unlink(missing_ok=True)

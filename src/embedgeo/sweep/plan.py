@@ -1,5 +1,6 @@
 """The plan of a sweep: its checkpoints, their files, and which are duplicates."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -50,7 +51,9 @@ class Planned:
     def facts(self) -> dict[str, str]:
         """Facts to be written beside its records, some of them empty."""
         has_step = "" if self.checkpoint.has_step else "false"
-        return {"files": self.weights_state, "has_step": has_step, "group": self.group}
+        digests = {} if self.contents is None else self.contents.digests
+        held = json.dumps(digests) if len(digests) > 1 else ""  # of one file weights_sha256 says it
+        return {"files": self.weights_state, "has_step": has_step, "group": self.group, "weight_files": held}
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
         """True if it has records, of the weights that it has now."""

@@ -13,7 +13,9 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.checkpoints.files import shared_parts
+from embedgeo.checkpoints.files import Contents
+from embedgeo.checkpoints.lineage import SAME_TENSOR, Finding, Lineage, find_faults, read_lineage
+from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
@@ -21,7 +23,7 @@ from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
-from embedgeo.results.records import MODEL, loss_outliers, model_record
+from embedgeo.results.records import MODEL, loss_outliers, model_record, shared_files
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
 from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
@@ -377,6 +379,8 @@ def finish(sweep: Sweep) -> int:
         models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(name)
         for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
             losses.setdefault(series, []).append((name, float(value)))
+    for file, names in folder.shared_files():
+        lines.append(f"  shared: {listed(names)} have the same {file}, though their other weights differ")
     for names_by_model in models.values():
         if len(names_by_model) > 1:
             which = "; ".join(f"{series} ({listed(names)})" for series, names in names_by_model.items())
@@ -395,7 +399,7 @@ def finish(sweep: Sweep) -> int:
     return 3 if left else 0
 
 
-def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
+def run_check(model: str | list[str], steps: str | int | list[int], revisions: str, lineage: bool) -> int:
     """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
         plan = make_plan(model, revisions, steps)
@@ -405,11 +409,46 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
             groups.setdefault(planned.duplicate_of, []).append(planned.name)
     for first, others in groups.items():
         print(f"same weights: {', '.join([first, *others])}")
-    parts = shared_parts({planned.name: planned.contents for planned in plan if planned.contents is not None})
+    parts = shared_files({planned.name: planned.contents.digests for planned in plan if planned.contents is not None})
     for file, names in parts:
         print(f"same file {file}: {', '.join(names)}")
-    failed = [planned for planned in plan if planned.error]
-    for planned in failed:
-        print(f"not read: {planned.name}: {planned.error}")
+    failed = {planned.name: planned.error for planned in plan if planned.error}
+    findings: list[Finding] = []
+    for lines in _lineages(plan) if lineage else ():
+        print(*_lineage_table(lines), sep="\n")
+        findings += find_faults(lines)
+        failed |= lines.errors
+    copies = [{first, *others} for first, others in groups.items()]  # of which all is said
+    findings = [
+        each for each in findings if not any(each.kind == SAME_TENSOR and names >= {*each.names} for names in copies)
+    ]
+    for finding in findings:
+        print(f"{finding.kind}: {', '.join(finding.names)}: {finding.text}")
+    for name, error in failed.items():
+        print(f"not read: {name}: {error}")
     print(f"{len(plan)} checkpoints, {sum(map(len, groups.values()))} of them with the weights of an earlier one")
-    return 1 if groups or parts else 3 if failed else 0
+    return 1 if groups or parts or findings else 3 if failed else 0
+
+
+def _lineages(plan: Sequence[Planned]) -> Iterator[Lineage]:
+    """The lineage of each run of several checkpoints."""
+    runs: dict[str, list[tuple[Checkpoint, Contents]]] = {}
+    for planned in plan:
+        if planned.contents is not None and planned.checkpoint.has_step:
+            runs.setdefault(planned.checkpoint.position.series, []).append((planned.checkpoint, planned.contents))
+    for checkpoints in runs.values():
+        if len(checkpoints) > 1:
+            yield read_lineage(checkpoints)
+
+
+def _lineage_table(lineage: Lineage) -> Iterator[str]:
+    """Lines of the distances of each checkpoint, means over the tensors that were read."""
+    if not lineage.names:
+        return
+    width = max(len("checkpoint"), *map(len, lineage.names))
+    yield f"{len(lineage.tensors)} tensors: {listed(lineage.tensors, 12)}"
+    first = lineage.names[0]
+    yield f"{'checkpoint':<{width}}  {'from ' + first:>16}  {'correlation':>11}  {'from previous':>13}"
+    rows = zip(lineage.names, *lineage.to_first(), lineage.to_previous(), strict=True)
+    for name, distance, correlation, step in rows:
+        yield f"{name:<{width}}  {distance:>16.4g}  {correlation:>11.4f}  {step:>13.4g}".replace("nan", "  –")
