@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from itertools import accumulate, groupby
 from typing import NamedTuple
@@ -32,10 +32,9 @@ class MeasuredLayer(NamedTuple):
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
 
-    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on each rank. They are
-    then computed side by side if they are small, or on another device than the CPU. Otherwise, where a CPU has several
-    threads, several are computed at a time, each in its share of the threads, so that numbers do not depend on how many
-    these are. An error of a layer is raised once all have been computed.
+    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on each rank. On a CPU
+    with several threads several are then computed at a time, each in its share of the threads, so that numbers do not
+    depend on how many these are, or in one if it is small. An error of a layer is raised once all have been computed.
     """
     values = list[ValuePairs | Exception]()
     for some in _exchanged_together(layers):
@@ -56,8 +55,8 @@ def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[Me
 
 def _computed(layers: Sequence[MeasuredLayer], num_threads: int | None) -> list[ValuePairs | Exception]:
     all_threads = torch.get_num_threads()
-    if num_threads in (None, all_threads) or _are_small(layers) or not can_start_threads():
-        with threads_for(0) if _are_small(layers) else nullcontext(), ExitStack() as stack:
+    if num_threads in (None, all_threads) or not can_start_threads():
+        with ExitStack() as stack:
             for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             return _values(layers)
@@ -100,7 +99,7 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
             stack.enter_context(torch.no_grad())
             for stream in streams:
                 stack.enter_context(torch.cuda.stream(stream))
-            for some in [layers] if streams or _are_small(layers) else [[each] for each in layers]:
+            for some in [layers] if streams else [[each] for each in layers]:
                 values += _values(some)
                 for stream in streams:
                     stream.synchronize()  # what is freed then goes to the stream that it was allocated on
@@ -144,9 +143,9 @@ def can_start_threads() -> bool:
 def _values(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
     """Values of layers, or the exception of one that fails: the one place where they are computed.
 
-    Side by side one batch of each operation serves several layers, and a device is waited for a few times for all.
+    On another device than the CPU they are computed side by side, so that it is waited for a few times for all layers.
     """
-    if not _are_small(layers) and all(each.metrics.device.type == "cpu" for each in layers):
+    if all(each.metrics.device.type == "cpu" for each in layers):
         return [each.metrics.compute() for each in layers]
     return computed(at_once(*(steps(LayerMetrics.compute, each.metrics) for each in layers)))
 
@@ -178,12 +177,10 @@ def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
     """Threads in which each of several layers is computed on a CPU; None where states are on other devices."""
     if any(each.metrics.device.type != "cpu" for each in layers):
         return None
-    return 1 if _are_small(layers) else max(1, torch.get_num_threads() // max(1, len(layers)))
-
-
-def _are_small(layers: Sequence[MeasuredLayer]) -> bool:
-    """Tell whether threads would take longer to join in than to compute any of these layers."""
-    return all(max(each.metrics.num_rows, each.metrics.dim) * each.metrics.dim <= _FEW_NUMBERS for each in layers)
+    metrics = [each.metrics for each in layers]
+    if layers and all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for each in metrics):
+        return 1
+    return max(1, torch.get_num_threads() // max(1, len(layers)))
 
 
 @cache
