@@ -142,6 +142,12 @@ class GeometryMetric(Metric):
         own_family = cls.family_term if "family_term" in cls.__dict__ else None
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_defaults", ()):  # a state: `torch.nn.Module` would look if it is a parameter
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     @staticmethod
     def family_term(key: str) -> Term | None:
         """The term of a key that is made from the metric's arguments, which is not among ``terms``; None of others."""
