@@ -28,6 +28,7 @@ def report(
     model_group: list[str] | dict[str, Any] | tuple[()] = (),
     examples: bool | str = False,
     metrics: list[str] | tuple[()] = (),
+    reference: list[str] | tuple[()] = (),
 ) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
@@ -41,6 +42,9 @@ def report(
         examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of
             some of every frequency (``true``), or of these texts, as ``once,winked``.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
+        reference: folders of earlier runs, such as several seeds or a published family: the range of their means over
+            blocks stands behind the curves over steps, at equal tokens where all know them, else at equal steps. They
+            must be measured on the same text, with the same rows and settings.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
@@ -49,7 +53,8 @@ def report(
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
-    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts, chosen))
+    earlier = [Path(folder) for folder in reference]
+    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts, chosen, earlier))
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {

@@ -19,6 +19,7 @@ from embedgeo.formatting import did_you_mean, listed
 from embedgeo.glossary import in_order
 from embedgeo.report import tokens
 from embedgeo.report.page import FigureWriter, page_plan, write_page
+from embedgeo.report.reference import with_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
@@ -33,6 +34,7 @@ def write_report(
     groups: Mapping[str, str] = MappingProxyType({}),
     names: Sequence[str] | None = None,
     metrics: Sequence[str] = (),
+    reference: Sequence[Path] = (),
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned, from records only.
 
@@ -45,6 +47,7 @@ def write_report(
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
+        reference: folders of earlier runs, whose range stands behind the curves; see `with_references`.
     """
     console = Console(stderr=True)
     if out is None and (len(dirs) > 1 or is_history(dirs[0])):
@@ -56,7 +59,7 @@ def write_report(
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
-        runs = read_runs(dirs, groups)
+        runs = with_references(read_runs(dirs, groups), reference)
         if names is not None:
             tokens.require_examples(runs, names)
         varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))

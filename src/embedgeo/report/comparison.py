@@ -17,6 +17,7 @@ from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
+from embedgeo.report.reference import COLOUR, Band, draw_band, reference_band
 from embedgeo.report.runs import Bands, Run, drawable
 
 _HALF_A_NAME = 6.6  # letters of half a name in a legend, by inch
@@ -47,10 +48,17 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
     errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
     named = term(metric)
-    figure, (ax,), groups = _comparison(f"{named.name} against step", f"mean over blocks; {named.unit}", curves)
-    _draw(ax, metric, curves)
+    behind = reference_band(runs[0], metric, next(iter(runs[0].blocks)))
+    subtitle = f"mean over blocks; {named.unit}"
+    figure, (ax,), groups = _comparison(f"{named.name} against step", subtitle, curves, behind=behind)
+    _draw(ax, metric, curves, behind)
     step_axis(ax, *(run.steps for run in runs))
     numbers, bands_text = with_errors(values, errors, is_spread=any(each.is_spread for each in bands))
+    if behind is not None:
+        numbers = numbers.join(behind.numbers)
+        bands_text += behind.describe(next(iter(curves.values())).values).replace(
+            "; within", f"; {next(iter(curves))} within"
+        )
     alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
     text = f"{_trends(curves)}{bands_text}{groups}"
     return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
@@ -143,7 +151,9 @@ def _last_step(runs: Sequence[Run]) -> str:
     return "last step; " if all(training) else "runs at their last step; " if any(training) else ""
 
 
-def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> tuple[Figure, list[Axes], str]:
+def _comparison(
+    title: str, subtitle: str, curves: Curves, panels: int = 1, behind: Band | None = None
+) -> tuple[Figure, list[Axes], str]:
     """A figure with a legend of curves and of their groups; the groups, and what cannot be compared, in words."""
     looks, by_group = _looks(curves)
     reasons = [f" (other {listed([*curve.differences], 2)})" if curve.differences else "" for curve in curves.values()]
@@ -153,6 +163,7 @@ def _comparison(title: str, subtitle: str, curves: Curves, panels: int = 1) -> t
     key = [Line2D([], [], label=f" {name}", **look) for name, look in zip(names, looks.values(), strict=True)]
     for group, dashes in by_group.items():  # the space: a label that begins with "_" would be hidden
         key.append(Line2D([], [], label=f" {printable(group) or 'in no group'}", color="black", ls=dashes, lw=1.3))
+    key += [] if behind is None else [Line2D([], [], label=f" {behind.label}", color=COLOUR, lw=6, alpha=0.4)]
     figure, axes = new_figure(title, subtitle, panels=panels, key=key)
     members = {group: [label for label, curve in curves.items() if curve.group == group] for group in by_group}
     text = "; ".join(f"{group or 'no group'}: {', '.join(labels)}" for group, labels in members.items())
@@ -185,9 +196,13 @@ def _looks(curves: Curves) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     return looks, by_group
 
 
-def _draw(ax: Axes, metric: str, curves: Curves) -> None:
-    values = np.concatenate([curve.values.to_numpy() for curve in curves.values()])
-    value_axis(ax, term(metric), values, errors=np.concatenate([curve.errors.to_numpy() for curve in curves.values()]))
+def _draw(ax: Axes, metric: str, curves: Curves, behind: Band | None = None) -> None:
+    ends = [] if behind is None else [behind.low.to_numpy(), behind.high.to_numpy()]
+    values = np.concatenate([*(curve.values.to_numpy() for curve in curves.values()), *ends])
+    errors = np.concatenate([*(curve.errors.to_numpy() for curve in curves.values()), *(end * np.nan for end in ends)])
+    value_axis(ax, term(metric), values, errors=errors)
+    if behind is not None:
+        draw_band(ax, behind, is_named=False)
     looks, by_group = _looks(curves)
     most, share = (13, 0.12) if by_group else (40, 0.06)  # dashes are seen between the markers
     alpha = max(0.06, min(0.2, 0.5 / len(curves)))

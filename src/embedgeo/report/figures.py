@@ -1,7 +1,7 @@
 """Figures of one run: its metrics over steps and layers."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from embedgeo.formatting import number, printable, short
 from embedgeo.glossary import Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.metrics.processing import is_processed
+from embedgeo.report.reference import Band, draw_band, reference_band
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
 
@@ -74,7 +75,12 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     expected = _expected(run, metric)
     if expected.notna().to_numpy().any():
         draw.lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
-    draw.value_axis(ax, named, np.vstack([table, expected]), random, run.layers, np.vstack([errors, expected * np.nan]))
+    bands_behind = {name: band for name in run.blocks if (band := reference_band(run, metric, name))}
+    behind = _as_rows(bands_behind.values(), len(run.layers))
+    shown = np.vstack([table, expected, behind])
+    draw.value_axis(ax, named, shown, random, run.layers, np.vstack([errors, expected * np.nan, behind * np.nan]))
+    for i, band in enumerate(bands_behind.values()):
+        draw_band(ax, band, is_named=i == 0)
     if _is_seen(ax, expected):
         ax.plot([], label=_EXPECTED, **draw.BASELINE)
     if not has_bar:
@@ -85,10 +91,19 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     numbers, bands = with_errors(table.join(means), errors.join(mean_errors), is_spread=is_spread)
     numbers = numbers.join(_named_random(random))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
+    for name, band in bands_behind.items():
+        numbers = numbers.join(band.numbers.add_prefix(f"{name}, " if len(bands_behind) > 1 else ""))
+        bands += band.describe(means[name])
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {trend(means[name])}{_random_text(random[name])}" for name in run.blocks)
     text += bands + ("" if has_bar else " Colours: from violet, the first layer, to green, the last.")
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
+
+
+def _as_rows(bands: Iterable[Band], count: int) -> Array:
+    """The ends of bands as values of so many layers, for the range of an axis."""
+    ends = [np.repeat(end.to_numpy()[:, None], count, axis=1) for band in bands for end in (band.low, band.high)]
+    return np.vstack(ends) if ends else np.empty((0, count))
 
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
@@ -199,7 +214,12 @@ def curves(run: Run, metric: str) -> FigureData:
         ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
     if means:
         ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
-    draw.value_axis(ax, named, values, errors=errors[along + means].to_numpy())
+    bands = [band for name in run.blocks if (band := reference_band(run, metric, name))]
+    behind = _as_rows(bands, values.shape[1])
+    ends = np.vstack([errors[along + means].to_numpy(), behind * np.nan])
+    draw.value_axis(ax, named, np.vstack([values, behind]), errors=ends)
+    for band in bands:
+        draw_band(ax, band, is_named=False)
     for strip, layer in zip(strips, apart, strict=True):
         line = table[layer].to_numpy()
         draw.lines(strip, steps, line[None], np.array([to_rgba(draw.ACCENT)]))

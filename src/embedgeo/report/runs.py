@@ -77,6 +77,7 @@ class Run:
     settings: dict[str, str] = field(default_factory=dict)  # that values depend on, as far as recorded
     date: str = ""  # when it was measured, if known
     differences: dict[str, tuple[str, str]] = field(default_factory=dict)  # in its settings from the first of the runs
+    references: tuple["Run", ...] = ()  # earlier runs, behind its curves
 
     @property
     def metrics(self) -> list[str]:
