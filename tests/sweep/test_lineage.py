@@ -122,7 +122,7 @@ def test_a_jump_is_found_in_bfloat16(tmp_path, capsys):
 
 
 def rare_tokens():
-    """A run that sees tokens of the first rows of its embedding, which are those that are read, from step 3 to 4 alone."""
+    """A run that sees tokens of the first rows of its embedding, which are those that are read, in one step alone."""
     torch.manual_seed(0)
     names = {"wte": torch.nn.Embedding(6000, 32), "h": torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))}
     model = torch.nn.ModuleDict({**names, "head": torch.nn.Linear(32, 6000, bias=False)})

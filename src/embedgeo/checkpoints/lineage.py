@@ -225,10 +225,12 @@ def _jumps(lineage: Lineage) -> list[Finding]:
 
 
 def _detours(lineage: Lineage, way: Sequence[int]) -> Array:
-    """The lesser of the ways there and back over the way past, of each tensor; 0 where that is none or undefined."""
-    before, first, last, after = way[0], way[1], way[-2], way[-1]
-    least = np.nan_to_num(np.minimum(lineage.distances[:, before, first], lineage.distances[:, last, after]))
-    past = lineage.distances[:, before, after]
+    """The lesser of the ways there and back over the way past, of each tensor; 0 where that is none or undefined.
+
+    ``way`` has the checkpoints in question between the one before and the one after them.
+    """
+    past = lineage.distances[:, way[0], way[-1]]
+    least = np.nan_to_num(np.minimum(lineage.distances[:, way[0], way[1]], lineage.distances[:, way[-2], way[-1]]))
     return np.divide(least, past, out=np.zeros_like(least), where=(past > 0) & (least > ROUNDING * lineage.rounding))
 
 
