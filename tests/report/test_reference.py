@@ -195,4 +195,9 @@ def test_a_monitor_that_is_given_earlier_runs_draws_them(tmp_path):
 
     other = monitored(tmp_path / "other", rows=10.0)
     with pytest.warns(UserWarning, match="a reference must be measured like the runs before it; other is not like"):
-        fit(tmp_path, GeometryMonitor(every_n_steps=1, reference=[other]), logger=TensorBoardLogger(tmp_path), max_steps=2)
+        fit(
+            tmp_path,
+            GeometryMonitor(every_n_steps=1, reference=[other]),
+            logger=TensorBoardLogger(tmp_path),
+            max_steps=2,
+        )
