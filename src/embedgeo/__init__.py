@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo import plot as plot
+    from embedgeo.ablations import ablation as ablation
     from embedgeo.geometry import Geometry as Geometry
     from embedgeo.geometry import observe as observe
     from embedgeo.metrics import AfterProcessing as AfterProcessing
@@ -44,6 +45,7 @@ _MODULES = {  # by public name
     "TokenMoments": "metrics",
     "TokenOccurrences": "metrics",
     "TokenSimilarity": "metrics",
+    "ablation": "ablations",
     "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",

@@ -10,14 +10,14 @@ from typing import Any
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
-from embedgeo.sweep import SweepSettings, check, drift, sweep
+from embedgeo.sweep import SweepSettings, ablate, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that cannot be used, 3 some
 checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 _STOPPED = {  # the state that a stopped command leaves
-    **dict.fromkeys(("sweep", "vocabulary", "drift"), "; started again, it goes on where it was"),
+    **dict.fromkeys(("sweep", "ablate", "vocabulary", "drift"), "; started again, it goes on where it was"),
     "report": "; no report was written, and an earlier one is as it was",
 }
 
@@ -60,6 +60,7 @@ def report(
 COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
+    "ablate": (ablate, SweepSettings),
     "check": (check, check),
     "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),

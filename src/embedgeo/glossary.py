@@ -148,11 +148,40 @@ DRIFT = in_group("more", 750,
 )
 """Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look at them."""
 
+_PARTS = {
+    "without_offset": ("offset", "their mean is taken away, which is one direction of them all"),
+    **{f"without_{k}_directions": (f"top {k} directions", f"the {k} directions of largest variance are taken away, "
+        "their mean stays") for k in (1, 3, 10)},
+    **{f"without_{k}_coordinates": (f"top {k} coordinates", f"the {k} coordinates of largest variance are set to "
+        "their means") for k in (1, 3, 10)},
+    "without_context": ("context", "each is set to the mean of its token type, so that nothing tells of its context"),
+    "without_token": ("token mean", "the mean of its token type, with the offset, is taken away from each"),
+    "as_noise": ("anything but Gaussian", "they are noise of the same mean and covariance"),
+    "identity": ("nothing", "they are replaced by themselves; exactly 0"),
+}
+
+
+def _change(name: str, part: str, what: str, suffix: str) -> Term:
+    title = f"loss without {part}{' after the first' if suffix else ''}"
+    where = ", the first positions left as they are" if suffix else ""
+    follows = "M_over_Q" if name == "without_offset" else "anisotropy" if name == "without_1_directions" else ""
+    return Term(title, "change of the loss, nats per token", f"What the loss needs of the layer's rows{where}: {what}.",
+        is_drawn=not suffix and name != "identity", follows="" if suffix else follows)
+
+
+_CHANGES = {
+    f"loss_change_{name}{suffix}": _change(name, part, what, suffix)
+    for suffix in ("", "_after_first")
+    for name, (part, what) in _PARTS.items()
+    if not (suffix and name == "identity")
+}
+
 _OF_MODELS = {
     **DRIFT,
     "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
         "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
         ranges=True, is_drawn=False, order=760),
+    **in_group("more", 765, **_CHANGES),
     **in_group("more", 770,
         duplicate_rows=Term("rows with a copy", "rows of an embedding matrix",
             "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),
@@ -168,6 +197,9 @@ _OF_MODELS = {
         loss=Term("loss", "mean loss on the text, nats per token", "How well the model predicts the measured text."),
         training_loss=Term("training loss", "as the training loop logged it",
             "How well the model predicts what it is trained on.", is_drawn=False),
+        unseen_type_share=Term("rows of unseen tokens", "share of the rows",
+            "Rows whose token type is in one half of the sequences alone: an ablation leaves them their context and "
+            "token.", is_drawn=False),
         tokens_seen=Term("tokens seen", "tokens, as the name says", "How much the model was trained on.", ranges=True),
     ),
 }

@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from embedgeo.extras import require_extra
@@ -50,6 +51,22 @@ def sweep(settings: SweepSettings) -> int:
         from embedgeo.sweep.run import run_sweep
 
     return run_sweep(settings)
+
+
+def ablate(settings: SweepSettings) -> int:
+    """Measure what the loss needs of each layer's output, over the checkpoints of a training run.
+
+    It is a sweep that also replaces the output of one layer after the other by what lacks its offset, its top
+    directions, its largest coordinates, its context or its tokens (`embedgeo.ablation`), and writes the change of the
+    loss beside the geometry: ``embedgeo sweep --ablate true``.
+
+    Args:
+        settings: the options of the sweep.
+
+    Returns:
+        As ``sweep`` does, which also tells what is raised.
+    """
+    return sweep(replace(settings, ablate=True))
 
 
 def check(

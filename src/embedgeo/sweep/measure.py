@@ -23,6 +23,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from embedgeo.ablations import Ablation, text_batch
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
@@ -183,8 +184,12 @@ class Worker:
         if text.occurrence_types:
             geometry.add_metric(lambda dim: TokenOccurrences(dim, text.occurrence_types))
         try:
-            with torch.inference_mode(), all_agree(self.fabric), self.fabric.autocast():
-                loss = self._run(geometry, loaded, text)
+            with torch.inference_mode(), self.fabric.autocast():
+                with all_agree(self.fabric):
+                    loss = self._run(geometry, loaded, text)
+                with all_agree(self.fabric):
+                    ablation = self._ablation(geometry, text, loss) if settings.ablate else None
+                changes = [] if ablation is None else [each for each in ablation.records() if each["metric"] != "loss"]
             network = measured_model(model)
             num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
             facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
@@ -196,7 +201,9 @@ class Worker:
             release_memory()
             self._load_ahead(upcoming)
             with torch.inference_mode():
-                return self._results(geometry, loss, text, facts)
+                measured = self._results(geometry, loss, text, facts)
+            measured.records += changes
+            return measured
         finally:
             geometry.close()
             release_memory()
@@ -220,6 +227,32 @@ class Worker:
             loss.add(states, batch.token_ids, batch.masked, batch.mask)
             del states  # they may be the logits of the whole batch, and the next ones are made in their place
         return loss
+
+    def _ablation(self, geometry: Geometry, text: ProbeText, loss: "TokenLoss") -> Ablation:
+        """The ablation of the layers on this rank's batches; its sequences have the numbers of all ranks' batches."""
+        if not loss.is_wanted or len(text.lengths) < 2:
+            raise ValueError(
+                "ablate needs a model with a language model head, and at least 2 sequences; this one has "
+                f"{'a' if loss.is_wanted else 'no'} head, and the text {len(text.lengths)}."
+            )
+        settings = self.settings
+        rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
+        device = weights_device(geometry.model)
+        batches = []
+        for i, on_cpu in enumerate(text.batches(settings.batch_size, rank, num_ranks)):
+            batch = move_data_to_device(on_cpu, device)
+            numbers = (i * num_ranks + rank) * settings.batch_size + torch.arange(len(batch.token_ids))
+            batches.append(text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers))
+        return Ablation(
+            geometry.model,
+            geometry.layers,
+            batches,
+            len(text.batches(settings.batch_size)) * settings.batch_size,
+            settings.skip_first_positions,
+            settings.ignore_token_ids,
+            agree=partial(all_agree, self.fabric),
+            has_ranks=num_ranks > 1,
+        )
 
     def _row_numbers(self, text: ProbeText) -> list[range]:
         """Numbers of the tokens that count of each batch of all ranks, which ranks draw their samples by."""

@@ -33,7 +33,7 @@ from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
 POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
-_VALUES = ("loss", *headlines()[:4])  # as many as fit in a line
+_VALUES = ("loss", *headlines()[:4], "unseen_type_share")  # as many as fit in a line
 
 
 def run_sweep(settings: SweepSettings) -> int:

@@ -74,6 +74,9 @@ class SweepSettings:
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
             list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
+        ablate: also measure how the loss changes when a layer's output is replaced by what lacks its offset, its top
+            directions, its largest coordinates, its context or its tokens (`embedgeo.ablation`): 22 more passes a layer
+            and one; with ``skip_first_positions`` (or 1) of them replaced, and as they are.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
@@ -126,6 +129,7 @@ class SweepSettings:
     after_processing: bool = False
     extra: str | list[str] | tuple[()] = ()
     jackknife: int = 0
+    ablate: bool = False
     save_samples: bool = False
     out: str | None = None
     shard: str = "0/1"
@@ -260,8 +264,9 @@ class SweepSettings:
 
     @property
     def folder(self) -> Path:
-        """The sweep folder: ``out``, or ``runs/sweep-`` and the name of the first model."""
-        return Path(self.out or f"runs/sweep-{Path(self.models[0]).name.replace('*', '') or 'model'}")
+        """The sweep folder: ``out``, or ``runs/sweep-`` (``runs/ablate-``) and the name of the first model."""
+        command = "ablate" if self.ablate else "sweep"
+        return Path(self.out or f"runs/{command}-{Path(self.models[0]).name.replace('*', '') or 'model'}")
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""

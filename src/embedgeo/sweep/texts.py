@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from embedgeo.ablations import passes_line
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub, loading
@@ -143,6 +144,10 @@ def prepare_texts(
             texts[model_name] = prepared[key]
             if model is not None:
                 require_fit(model, texts[model_name], fitted)
+                if settings.ablate:
+                    num_batches = len(texts[model_name].batches(settings.batch_size))
+                    num_layers = len(resolve_layers(model, settings.layer_patterns))
+                    lines.append(f"{model_name}: for each checkpoint, {passes_line(num_layers, num_batches)}")
                 fitting[config, identity] = texts[model_name]
     return texts, lines
 

@@ -1,0 +1,395 @@
+"""Ablation of hidden states: the change of the loss when a layer's output is replaced by what lacks a part of it."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from inspect import signature
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from embedgeo.capture.calls import eager_mode, first_float, first_input, mode_restorer
+from embedgeo.capture.forward_inputs import require_exclusions
+from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.capture.structure import is_hugging_face, measured_model, submodels, weights_device
+from embedgeo.formatting import listed
+from embedgeo.functional.ablation import REPLACEMENTS, RowStatistics, Substitutes, paired_change
+from embedgeo.functional.distributed import all_reduce_sum, exchanged
+from embedgeo.functional.rows import NO_TYPE, sequence_positions
+from embedgeo.results.records import Record, model_record
+
+PASSES_PER_LAYER = 2 + 2 * len(REPLACEMENTS)  # the statistics, the identity, and all else with and without the first
+_MASKED = 0.15  # share of the tokens that a masked model's loss is computed at
+
+Agree = Callable[[], AbstractContextManager[None]]
+
+
+class AblationBatch(NamedTuple):
+    """Sequences that a model is run on, and the tokens that its loss is computed at."""
+
+    inputs: Mapping[str, Any]  # what the model is called with by name
+    token_ids: Tensor  # that the model reads, shape (batch, positions)
+    real: Tensor  # False = padding, (batch, positions)
+    targets: Tensor  # the token that the logits of each position are to predict, -100: none, (batch, positions)
+    numbers: Tensor  # of the sequences among all, (batch,); the even ones are one half, the odd ones the other
+
+
+def ablation(
+    model: nn.Module,
+    batches: Iterable[Any],
+    layers: LayerSpec = "blocks",
+    *,
+    mask_token_id: int | None = None,
+    skip_first_positions: int = 1,
+    ignore_token_ids: Sequence[int] = (),
+    seed: int = 0,
+    verbose: bool = True,
+) -> list[Record]:
+    """Measure how the loss changes when one layer's output is replaced by what lacks a part of it.
+
+    Layer by layer the rows h of the hidden state are replaced: by themselves (``identity``, which changes nothing);
+    without their offset, h − μ; without their top k directions, h − UUᵀ(h − μ); without their k coordinates of largest
+    variance, which get their means; by the mean of their token type, ``without_context``, or without it,
+    ``without_token``, h − μ_t, where the type is known; and by noise, N(μ, Σ). μ, U, Σ and μ_t are those of half of the
+    sequences, every other one, and the loss is that of the other half; then the other way round, averaged. The model is
+    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches, which is said before.
+
+    Args:
+        model: a Hugging Face model with a language model head, or one that gives logits of shape (batch, positions,
+            vocabulary) for token ids.
+        batches: token ids of shape (batch, positions), or mappings with ``input_ids`` and, if need be,
+            ``attention_mask``, ``position_ids`` and ``labels`` (-100 does not count; default: the tokens themselves). A
+            causal model's labels are shifted.
+        layers: as for `embedgeo.observe`, without means of layers.
+        mask_token_id: the mask token of a masked model, of which 15 % of the tokens are masked, the same ones in every
+            pass; not needed where there are labels.
+        skip_first_positions: number of first positions of a sequence that are left as they are for the keys that end
+            in ``_after_first``.
+        ignore_token_ids: tokens whose rows are left as they are.
+        seed: of the masks and of the noise, which depend on it and on a sequence's number alone.
+        verbose: print the number of forward passes.
+
+    Returns:
+        Records of each layer, as those of the command ``embedgeo ablate``: the metrics are ``loss_change_…``, in nats a
+        token, with standard errors over sequences (paired); NaN where a half has fewer than two. Those of layer
+        ``model`` are the loss, and the share of rows whose token type the other half does not have,
+        ``unseen_type_share``.
+
+    Raises:
+        ValueError: fewer than two sequences, an encoder-decoder model, a mean of layers, no logits of all positions, or
+            a masked model without labels and mask token.
+    """
+    network = measured_model(model)
+    is_masked = mask_token_id is not None or type(network).__name__.endswith("ForMaskedLM")
+    device = weights_device(model)
+    made: list[AblationBatch] = []
+    first = 0
+    for batch in batches:
+        given = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
+        given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+        made.append(_given_batch(given, first, is_masked, mask_token_id, ignore_token_ids, seed))
+        first += len(made[-1].numbers)
+    found = resolve_layers(model, layers)
+    run = Ablation(model, found, made, first, skip_first_positions, ignore_token_ids, seed=seed)
+    if verbose:
+        print(passes_line(len(found), len(made)))
+    restore = mode_restorer(model)
+    model.eval()
+    try:
+        return run.records()
+    finally:
+        restore()
+
+
+def passes_line(num_layers: int, num_batches: int) -> str:
+    """A sentence on the number of forward passes that an ablation takes.
+
+    >>> passes_line(4, 2)
+    'ablation: 178 forward passes (2 batches, 1 + 22 × 4 layers)'
+    """
+    passes = num_batches * (1 + PASSES_PER_LAYER * num_layers)
+    return (
+        f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {PASSES_PER_LAYER} × {num_layers} layers)"
+    )
+
+
+def text_batch(
+    token_ids: Tensor, mask: Tensor | None, masked: Tensor | None, mask_token_id: int | None, numbers: Tensor
+) -> AblationBatch:
+    """A batch of texts; their loss is that at the ``masked`` tokens, or without them at all next tokens."""
+    real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
+    labels = token_ids.masked_fill(~(real if masked is None else masked), NO_TYPE)
+    if masked is not None and mask_token_id is not None:
+        token_ids = token_ids.masked_fill(masked, mask_token_id)
+    inputs = {"input_ids": token_ids} | ({} if mask is None else {"attention_mask": real.long()})
+    return _batch(inputs, token_ids, real, labels, masked is not None, numbers)
+
+
+def _batch(
+    inputs: Mapping[str, Any], token_ids: Tensor, real: Tensor, labels: Tensor, is_masked: bool, numbers: Tensor
+) -> AblationBatch:
+    """A batch with the targets of its positions, and with the positions of sequences that are padded on the left."""
+    if is_masked:
+        return AblationBatch(inputs, token_ids, real, labels.masked_fill(~real, NO_TYPE), numbers)
+    if "position_ids" not in inputs and bool((~real[:, :-1] & real[:, 1:]).any()):
+        inputs = {**inputs, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
+    targets = labels.roll(-1, 1).masked_fill(~(real & real.roll(-1, 1)), NO_TYPE)
+    targets[:, -1] = NO_TYPE
+    return AblationBatch(inputs, token_ids, real, targets, numbers)
+
+
+def _given_batch(
+    given: dict[str, Any], first: int, is_masked: bool, mask_token_id: int | None, ignored: Sequence[int], seed: int
+) -> AblationBatch:
+    labels = given.pop("labels", None)
+    token_ids = given.get("input_ids")
+    if not isinstance(token_ids, Tensor) or token_ids.ndim != 2:
+        raise ValueError(
+            "batches must be token ids, or mappings with input_ids, of shape (batch, positions); got "
+            f"{type(token_ids).__name__ if not isinstance(token_ids, Tensor) else tuple(token_ids.shape)}."
+        )
+    numbers = first + torch.arange(len(token_ids))
+    mask = given.get("attention_mask")
+    real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
+    if labels is None and is_masked:
+        if mask_token_id is None:
+            raise ValueError("a masked model needs labels in its batches, or mask_token_id; got neither.")
+        may_be_masked = real & ~torch.isin(token_ids, torch.tensor([*ignored], dtype=torch.int64).to(token_ids.device))
+        masked = torch.zeros_like(real)
+        for i, number in enumerate(numbers.tolist()):
+            drawn = torch.rand(int(may_be_masked[i].sum()), generator=_generator(seed, number)) < _MASKED
+            masked[i, may_be_masked[i]] = drawn.to(masked.device)
+        labels = token_ids.masked_fill(~masked, NO_TYPE)
+        token_ids = given["input_ids"] = token_ids.masked_fill(masked, mask_token_id)
+    labels = token_ids if labels is None else labels
+    return _batch(given, token_ids, real, labels, is_masked, numbers)
+
+
+def _generator(seed: int, number: int) -> torch.Generator:
+    return torch.Generator().manual_seed((seed << 32) + number)
+
+
+class Ablation:
+    """The ablation of layers of a model, in evaluation mode, on batches of ``num_sequences`` sequences in all.
+
+    The batches of several ranks are those of each; all of them must then come to `records`. What may fail on one runs
+    inside of ``agree``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        batches: Sequence[AblationBatch],
+        num_sequences: int,
+        skip_first_positions: int = 1,
+        ignore_token_ids: Sequence[int] = (),
+        *,
+        seed: int = 0,
+        agree: Agree = nullcontext,
+        has_ranks: bool = False,
+    ) -> None:
+        require_exclusions(skip_first_positions, ignore_token_ids)
+        if len(submodels(model)) > 1:
+            raise ValueError(
+                f"ablation takes a decoder or an encoder; {type(measured_model(model)).__name__} is both. Its blocks "
+                "cannot be told apart by what they read."
+            )
+        if means := [layer.name for layer in layers if len(layer.calls) > 1]:
+            raise ValueError(f"layers must each be the output of a module to be replaced; {listed(means)} is a mean.")
+        if num_sequences < 2:
+            raise ValueError(f"ablation needs a sequence in each of two halves; got {num_sequences} in all.")
+        self._network = measured_model(model)
+        self._layers = layers
+        self._batches = batches
+        self._num_sequences = num_sequences
+        self._skipped = max(1, skip_first_positions)
+        self._ignored = [*ignore_token_ids]
+        self._seed = seed
+        self._agree = agree
+        self._has_ranks = has_ranks
+        self._parameters = signature(self._network.forward).parameters
+
+    @torch.no_grad()
+    def records(self) -> list[Record]:
+        """The records of all layers, and of the model."""
+        with eager_mode:
+            with self._agree():
+                plain = self._losses()
+            plain, counts = self._total(plain)
+            half = torch.arange(self._num_sequences) % 2 == 1
+            found: list[Record] = []
+            unseen = math.nan
+            for index, layer in enumerate(self._layers):
+                with self._agree():
+                    statistics = self._statistics(layer)
+                if self._has_ranks:
+                    statistics = {key: exchanged(each.all_reduce()) for key, each in statistics.items()}
+                substitutes = {key: Substitutes.of(each) for key, each in statistics.items()}
+                unseen = _unseen_share(statistics, substitutes)
+                width = len(substitutes[0, False].mean)
+                for name, after_first in [("identity", False), *((n, a) for a in (False, True) for n in REPLACEMENTS)]:
+                    with self._agree():
+                        sums = self._losses(layer, partial(self._replaced, name, substitutes, after_first))
+                    change, error = paired_change(plain, self._total(sums)[0], counts, half)
+                    found.append(
+                        Record(
+                            layer=layer.name,
+                            layer_index=index,
+                            width=width,
+                            metric=f"loss_change_{name}{'_after_first' if after_first else ''}",
+                            value=float(change),
+                            stderr=float(error),
+                        )
+                    )
+        loss = float(plain.sum() / counts.sum())
+        return [*found, model_record("loss", loss), model_record("unseen_type_share", unseen)]
+
+    def _total(self, sums: Tensor) -> Tensor:
+        return all_reduce_sum(sums) if self._has_ranks else sums
+
+    def _losses(self, layer: Layer | None = None, change: Callable[..., Tensor] | None = None) -> Tensor:
+        """Loss summed over the tokens of each sequence, and their number, shape (2, S), float64."""
+        sums = torch.zeros(2, self._num_sequences, dtype=torch.float64)
+        for batch in self._batches:
+            hooked = nullcontext() if layer is None or change is None else _at(layer, partial(change, batch))
+            with hooked:
+                logits = self._logits(batch)
+            for own, targets, number in zip(logits, batch.targets, batch.numbers.tolist(), strict=True):
+                wide = own.to(torch.promote_types(own.dtype, torch.float32))
+                losses = F.cross_entropy(wide, targets.to(own.device), reduction="none", ignore_index=NO_TYPE)
+                sums[0, number] = losses.cpu().double().sum()
+                sums[1, number] = (targets != NO_TYPE).sum()
+        return sums
+
+    def _logits(self, batch: AblationBatch) -> Tensor:
+        if is_hugging_face(self._network):
+            inputs = {**batch.inputs, "use_cache": False}
+            optional = {"use_cache", "position_ids"} - self._parameters.keys()
+            output: Any = self._network(**{name: value for name, value in inputs.items() if name not in optional})
+        else:
+            output = self._network(batch.token_ids)
+        logits = getattr(output, "logits", output)
+        logits = None if isinstance(logits, dict) else first_float(logits)  # those of no head have hidden states alone
+        if logits is None or logits.ndim != 3 or logits.shape[:2] != batch.token_ids.shape:
+            got = "none" if logits is None else f"shape {tuple(logits.shape)}"
+            raise ValueError(
+                "ablation needs a model that gives logits of shape (batch, positions, vocabulary) for token ids; "
+                f"{type(self._network).__name__} gives {got}. Take one with a language model head."
+            )
+        return logits
+
+    def _counted(self, batch: AblationBatch, after_first: bool) -> Tensor:
+        """Marks of the rows that are replaced, (batch, positions)."""
+        ignored = torch.tensor(self._ignored, dtype=torch.int64, device=batch.token_ids.device)
+        counts = batch.real & ~torch.isin(batch.token_ids, ignored)
+        return counts & (sequence_positions(batch.real) > self._skipped) if after_first else counts
+
+    def _statistics(self, layer: Layer) -> dict[tuple[int, bool], RowStatistics]:
+        """The statistics of each half, of all rows and of those after the first positions."""
+        found: dict[tuple[int, bool], RowStatistics] = {}
+
+        def read(batch: AblationBatch, hidden: Tensor) -> Tensor:
+            for half in (0, 1):
+                for after_first in (False, True):
+                    own = self._counted(batch, after_first) & (batch.numbers % 2 == half).to(batch.real.device)[:, None]
+                    more = RowStatistics.of(hidden[own.to(hidden.device)], batch.token_ids[own])
+                    known = found.get((half, after_first))
+                    found[half, after_first] = more if known is None else known.merge(more)
+            return hidden
+
+        for batch in self._batches:
+            with _at(layer, partial(read, batch)):
+                self._logits(batch)
+        return found
+
+    def _replaced(
+        self,
+        name: str,
+        substitutes: Mapping[tuple[int, bool], Substitutes],
+        after_first: bool,
+        batch: AblationBatch,
+        hidden: Tensor,
+    ) -> Tensor:
+        """The hidden state with the rows of each half replaced by what follows from the other half."""
+        counted = self._counted(batch, after_first)
+        changed = hidden.clone()
+        for i, number in enumerate(batch.numbers.tolist()):
+            rows = hidden[i, counted[i].to(hidden.device)]
+            normal = rows.new_empty(0)
+            if name == "as_noise":
+                normal = torch.randn(rows.shape, generator=_generator(self._seed, number), dtype=torch.float64)
+            ids = batch.token_ids[i, counted[i]].to(hidden.device)
+            other = substitutes[1 - number % 2, after_first]
+            changed[i, counted[i].to(hidden.device)] = other.replaced(name, rows, ids, normal)
+        return changed
+
+
+def _unseen_share(
+    statistics: Mapping[tuple[int, bool], RowStatistics], substitutes: Mapping[tuple[int, bool], Substitutes]
+) -> float:
+    """Share of the rows of both halves whose token type the other half does not have."""
+    unseen = total = 0.0
+    for half in (0, 1):
+        types = statistics[half, False].types
+        is_seen = torch.isin(types.token_ids.cpu(), substitutes[1 - half, False].token_ids.cpu()).to(types.n.device)
+        unseen += float(types.n[~is_seen].sum())
+        total += float(types.n.sum())
+    return unseen / total if total else math.nan
+
+
+@contextmanager
+def _at(layer: Layer, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Context in which a function makes another hidden state of that of a layer, batch first."""
+    call = layer.calls[0]
+    num_calls = 0
+
+    def replaced(hidden: Tensor | None) -> Tensor | None:
+        nonlocal num_calls
+        num_calls += 1
+        if hidden is None or (num_calls - 1) % call.calls_per_forward != call.index:
+            return hidden
+        if hidden.ndim != 3:
+            raise ValueError(
+                f"layer {layer.name} must have a hidden state of shape (batch, positions, d); got shape "
+                f"{tuple(hidden.shape)}. Leave it out."
+            )
+        if layer.positions_first:
+            return change(hidden.transpose(0, 1)).transpose(0, 1)
+        return change(hidden)
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        old = first_input(args, kwargs)
+        new = replaced(old)
+        return _exchanged_for(args, old, new), _exchanged_for(kwargs, old, new)
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        old = first_float(output)
+        return _exchanged_for(output, old, replaced(old))
+
+    if call.takes_input:
+        handle = call.module.register_forward_pre_hook(before, with_kwargs=True)
+    else:
+        handle = call.module.register_forward_hook(after, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if not num_calls:
+        raise ValueError(f"layers must be reached by a forward pass; {layer.name} never was. Leave it out.")
+
+
+def _exchanged_for(value: Any, old: Tensor | None, new: Tensor | None) -> Any:
+    """The value with one tensor in place of another, wherever it is among arguments or in an output."""
+    if value is old:
+        return new
+    if isinstance(value, dict):
+        exchanged_items = {name: _exchanged_for(each, old, new) for name, each in value.items()}
+        return exchanged_items if type(value) is dict else type(value)(**exchanged_items)
+    if isinstance(value, tuple | list):
+        parts = [_exchanged_for(each, old, new) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value

@@ -1,0 +1,90 @@
+"""Ablation over checkpoints: a sweep like any other."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import embedgeo
+from embedgeo.cli import main
+from embedgeo.functional.ablation import REPLACEMENTS
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import TEXT, local_run, model, tokenize_sequences, tokenizer_files, tokenizer_of, write_files
+
+
+def changes(out):
+    records = pd.read_csv(f"{out}/metrics.csv")
+    return records[records["metric"].str.startswith("loss_change_")]
+
+
+def test_a_sweep_with_ablation_has_the_values_of_the_function(tmp_path, options):
+    run = local_run(tmp_path / "run", (8,))
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    assert main(["ablate", "--model", str(run), *arguments]) == 0
+    found = changes(options["out"])
+    assert set(found["metric"]) == {
+        "loss_change_identity",
+        *(f"loss_change_{name}{suffix}" for name in REPLACEMENTS for suffix in ("", "_after_first")),
+    }
+    assert (found[found["metric"] == "loss_change_identity"]["value"] == 0).all()
+    ids = tokenize_sequences(["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64)
+    for record in embedgeo.ablation(model(8), [ids], verbose=False):
+        if record["layer"] != "model":
+            own = found[(found["step"] == 8) & (found["layer"] == record["layer"])]
+            own = own[own["metric"] == record["metric"]]
+            assert own["value"].item() == pytest.approx(record["value"], abs=1e-6)
+            assert own["stderr"].item() == pytest.approx(record["stderr"], abs=1e-6)
+            assert own["layer_index"].item() == record["layer_index"]
+
+
+def test_the_number_of_passes_is_said_and_the_share_of_unseen_types(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", (0,))
+    assert sweep(str(run), **options, ablate=True) == 0
+    printed = capsys.readouterr().out
+    assert "178 forward passes (2 batches, 1 + 22 × 4 layers)" in printed
+    assert "unseen_type_share" in printed
+
+
+@pytest.mark.slow
+def test_shards_and_a_sweep_that_goes_on_end_with_the_same_values(tmp_path, options):
+    run = local_run(tmp_path / "run", (0, 1, 2))
+    whole = {**options, "out": str(tmp_path / "whole")}
+    assert sweep(str(run), **whole, ablate=True) == 0
+    for shard in ("0/2", "1/2"):
+        assert sweep(str(run), **options, ablate=True, shard=shard) == 0
+    (tmp_path / "out" / "checkpoints" / "step1.parquet").unlink()
+    assert sweep(str(run), **options, ablate=True) == 0
+    pd.testing.assert_frame_equal(changes(options["out"]), changes(whole["out"]))
+
+
+def test_an_encoder_has_the_masks_of_its_loss(tmp_path, options):
+    run = local_run(tmp_path / "run", (0,), kind="bert")
+    assert sweep(str(run), **options, ablate=True) == 0
+    found = changes(options["out"])
+    assert len(found)
+    assert found["value"].notna().all()
+
+
+def test_a_model_without_a_head_fails_with_the_reason(tmp_path, options, capsys):
+    folder = tmp_path / "run" / "step0"
+    model(0).gpt_neox.save_pretrained(folder)
+    write_files(folder, tokenizer_files())
+    assert sweep(str(tmp_path / "run"), **options, ablate=True) == 3
+    assert "language model head" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_ranks_give_what_one_gives(tmp_path, options):
+    run = str(local_run(tmp_path / "run", (8,)))
+    one, two = ({**options, "batch_size": 1, "out": str(tmp_path / name)} for name in ("one", "two"))
+    assert sweep(run, **one, ablate=True) == 0
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in two.items()]
+    ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
+    command = [sys.executable, "-m", "embedgeo.cli", "ablate", "--model", run, *arguments, *ddp]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    a, b = (changes(out["out"]) for out in (one, two))
+    np.testing.assert_allclose(a["value"], b["value"], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(a["stderr"], b["stderr"], rtol=1e-5, atol=1e-6)

@@ -1,0 +1,213 @@
+"""Ablation of hidden states, against float64 computations by hand and what must not matter."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import embedgeo
+from embedgeo.functional.ablation import REPLACEMENTS, RowStatistics, Substitutes, paired_change
+from tests import models
+
+DIM = 6
+VOCABULARY = 11
+
+
+class Tiny(nn.Module):
+    """An embedding, blocks that change nothing, and a head: what enters the head is the embedding."""
+
+    def __init__(self, dropout=0.0, vocabulary=VOCABULARY):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, DIM)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Identity(), nn.Dropout(dropout)) for _ in range(2))
+        self.head = nn.Linear(DIM, vocabulary, bias=False)
+
+    def forward(self, token_ids):
+        hidden = self.embed(token_ids) + 0.3 * torch.roll(self.embed(token_ids), 1, 1)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        return self.head(hidden)
+
+
+@pytest.fixture
+def tiny():
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return Tiny().double()
+
+
+def tokens(rows=6, length=9, high=VOCABULARY, seed=0):
+    return torch.randint(high, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def values(model, batches, layers="layers.1", **options):
+    records = embedgeo.ablation(model, batches, layers, verbose=False, **options)
+    return {(each["layer"], each["metric"]): (each["value"], each["stderr"]) for each in records}
+
+
+def by_hand(rows, ids, other, other_ids, name):
+    """The rows of one half, replaced by what follows from the other half, row by row."""
+    mean = other.mean(0)
+    covariance = (other - mean).T @ (other - mean) / len(other)
+    k = int(name.split("_")[1]) if name.split("_")[1].isdigit() else 0
+    if name == "without_offset":
+        return rows - mean
+    if name.endswith("directions"):
+        axes = torch.linalg.svd(other - mean, full_matrices=False).Vh[:k]
+        return torch.stack([row - sum((axis @ (row - mean)) * axis for axis in axes) for row in rows])
+    if name.endswith("coordinates"):
+        largest = sorted(range(DIM), key=lambda i: -float(covariance[i, i]))[:k]
+        changed = rows.clone()
+        for i in largest:
+            changed[:, i] = mean[i]
+        return changed
+    changed = rows.clone()
+    for i, token in enumerate(ids.tolist()):
+        if token in other_ids.tolist():
+            type_mean = other[other_ids == token].mean(0)
+            changed[i] = type_mean if name == "without_context" else rows[i] - type_mean
+    return changed
+
+
+@pytest.mark.parametrize("after_first", [False, True])
+@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if name != "as_noise"])
+def test_changes_are_those_of_a_computation_by_hand(tiny, name, after_first):
+    ids = tokens()
+    with torch.no_grad():
+        hidden = tiny.embed(ids) + 0.3 * torch.roll(tiny.embed(ids), 1, 1)
+        start = int(after_first)
+        changes = []
+        for half in (0, 1):
+            own, other = ids[half::2], ids[1 - half :: 2]
+            h, o = hidden[half::2].clone(), hidden[1 - half :: 2, start:].flatten(0, 1)
+            before = F.cross_entropy(tiny.head(h[:, :-1]).flatten(0, 1), own[:, 1:].flatten())
+            changed = by_hand(h[:, start:].flatten(0, 1), own[:, start:].flatten(), o, other[:, start:].flatten(), name)
+            h[:, start:] = changed.view(len(own), -1, DIM)
+            changes.append(F.cross_entropy(tiny.head(h[:, :-1]).flatten(0, 1), own[:, 1:].flatten()) - before)
+    key = f"loss_change_{name}{'_after_first' if after_first else ''}"
+    value, error = values(tiny, [ids])["layers.01", key]
+    assert value == pytest.approx(float(sum(changes) / 2), abs=1e-9)
+    assert error > 0
+
+
+def test_the_identity_changes_nothing_to_the_bit():
+    for build in (models.gpt_neox, models.albert, models.llama):
+        found = values(
+            build(), [tokens(4, 12, models.VOCABULARY)], "blocks", mask_token_id=3 if build is models.albert else None
+        )
+        changes = [value for (_, metric), (value, _) in found.items() if metric == "loss_change_identity"]
+        assert len(changes) >= 4
+        assert set(changes) == {0.0}
+
+
+def test_a_direction_that_the_head_ignores_changes_nothing(tiny):
+    axis = F.normalize(torch.arange(1.0, DIM + 1, dtype=torch.float64), dim=0)
+    signs = torch.ones(VOCABULARY, dtype=torch.float64)
+    signs[1::2] = -1
+    with torch.no_grad():
+        rest = tiny.embed.weight - tiny.embed.weight @ axis[:, None] * axis
+        tiny.embed.weight.copy_(rest[torch.arange(VOCABULARY) // 2 * 2] + 20 * signs[:, None] * axis)
+        tiny.head.weight.sub_(tiny.head.weight @ axis[:, None] * axis)
+    ids = tokens(20, 12, VOCABULARY - 1)
+    found = values(tiny, [torch.cat((ids, ids ^ 1))])  # with each sequence, its twin of the other signs, in its half
+    assert abs(found["layers.01", "loss_change_without_1_directions"][0]) < 1e-6
+    assert abs(found["layers.01", "loss_change_without_3_directions"][0]) > 1e-3
+
+
+def test_without_a_direction_that_the_head_needs_the_loss_rises_to_chance():
+    axis = F.normalize(torch.arange(1.0, DIM + 1, dtype=torch.float64), dim=0)
+    model = Tiny(vocabulary=2).double()
+    with torch.no_grad():
+        model.embed.weight.copy_(torch.stack((axis, -axis)))
+        model.head.weight.copy_(torch.stack((-2 * axis, 2 * axis)))
+    turns = (torch.arange(10) + torch.arange(4)[:, None]) % 2
+    value, error = values(model, [turns])["layers.01", "loss_change_without_1_directions"]
+    assert value == pytest.approx(math.log(2) - math.log1p(math.exp(-4 * 0.7)), abs=1e-12)
+    assert error == pytest.approx(0, abs=1e-12)
+
+
+def test_noise_has_the_mean_and_the_covariance_of_the_rows():
+    generator = torch.Generator().manual_seed(0)
+    rows = (
+        torch.randn(500, 3, generator=generator, dtype=torch.float64)
+        @ torch.diag(torch.tensor([3.0, 1.0, 0.1])).double()
+        + 5
+    )
+    substitutes = Substitutes.of(RowStatistics.of(rows, torch.zeros(500, dtype=torch.int64)))
+    many = torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
+    noise = substitutes.replaced("as_noise", many, torch.zeros(200_000, dtype=torch.int64), many)
+    torch.testing.assert_close(noise.mean(0), rows.mean(0), atol=0.03, rtol=0)
+    torch.testing.assert_close(noise.T.cov(correction=0), rows.T.cov(correction=0), atol=0.1, rtol=0.02)
+
+
+def test_batches_do_not_matter_nor_does_the_mode(tiny):
+    ids = tokens()
+    whole = values(tiny, [ids])
+    parts = values(tiny.train(), [ids[:1], {"input_ids": ids[1:]}])
+    assert tiny.training
+    for key, value in whole.items():
+        assert value == pytest.approx(parts[key], abs=1e-12, nan_ok=True)
+    dropping = Tiny(dropout=0.5).double().train()
+    dropping.load_state_dict(tiny.state_dict())
+    assert values(dropping, [ids]) == values(tiny, [ids])
+
+
+@pytest.mark.parametrize("build", [models.gpt2, models.llama])
+def test_padding_on_either_side_and_tied_heads_do_not_matter(build):
+    model = build(tie_word_embeddings=True).double()
+    ids = tokens(4, 8, models.VOCABULARY)
+    plain = values(model, [ids], "block.1")
+    pad = torch.full((4, 3), models.PAD)
+    ones, zeros = torch.ones_like(ids), torch.zeros_like(pad)
+    for sides in ((0, 1), (1, 0)):
+        padded = torch.cat([(ids, pad)[i] for i in sides], 1)
+        mask = torch.cat([(ones, zeros)[i] for i in sides], 1)
+        found = values(model, [{"input_ids": padded, "attention_mask": mask}], "block.1")
+        for key, value in plain.items():
+            assert found[key] == pytest.approx(value, abs=1e-9, nan_ok=True), (key, sides)
+
+
+def test_masked_models_have_fixed_masks_or_labels():
+    model = models.albert().double()
+    ids = tokens(8, 20, models.VOCABULARY)
+    whole = values(model, [ids], "block.0", mask_token_id=3)
+    for key, value in values(model, [ids[:3], ids[3:]], "block.0", mask_token_id=3).items():
+        assert whole[key] == pytest.approx(value, abs=1e-7, nan_ok=True), key
+    labels = ids.masked_fill(torch.arange(20) % 5 != 0, -100)
+    with torch.no_grad():
+        loss = F.cross_entropy(model.eval()(input_ids=ids).logits.transpose(1, 2), labels)
+    given = values(model, [{"input_ids": ids, "labels": labels}], "block.0")
+    assert given["model", "loss"][0] == pytest.approx(float(loss), abs=1e-9)
+    with pytest.raises(ValueError, match="mask_token_id"):
+        values(model, [ids], "block.0")
+
+
+def test_what_cannot_be_had_is_refused(tiny):
+    with pytest.raises(ValueError, match="is both"):
+        values(models.t5(), [tokens()], "blocks")
+    with pytest.raises(ValueError, match="is a mean"):
+        values(models.gpt2(), [tokens()], "mean(last2)")
+    with pytest.raises(ValueError, match="two halves; got 1"):
+        values(tiny, [tokens(1)])
+    with pytest.raises(ValueError, match="language model head"):
+        values(models.gpt2().transformer, [tokens(2)[:, :1]], "blocks")
+
+
+def test_rows_of_unseen_types_keep_what_they_are(tiny):
+    ids = torch.tensor([[1, 2, 3], [1, 2, 4], [1, 2, 3], [1, 2, 4]])
+    assert values(tiny, [ids])["model", "unseen_type_share"][0] == pytest.approx(1 / 3)
+
+
+def test_the_standard_error_is_that_of_the_paired_changes():
+    generator = torch.Generator().manual_seed(0)
+    half = torch.arange(40) % 2 == 1
+    changes = []
+    for _ in range(4000):
+        shared = 10 * torch.randn(40, generator=generator, dtype=torch.float64)
+        after = shared + 5 * 0.2 + torch.randn(40, generator=generator, dtype=torch.float64)
+        changes.append(torch.stack(paired_change(shared, after, torch.full((40,), 5.0).double(), half)))
+    means, errors = torch.stack(changes).T
+    assert float(means.mean()) == pytest.approx(0.2, abs=0.005)
+    assert float(errors.square().mean().sqrt()) == pytest.approx(float(means.std()), rel=0.05)
