@@ -3,9 +3,9 @@
 python -m benchmarks.communication            # some minutes: 14 layers of width 768, 2,048 rows a rank, default metrics
 
 All that a `StepMonitor` exchanges counts, that ranks tell each other that they have come among it. Bytes are those a
-rank gives to collectives; a ring sends 2 (R - 1) / R times as many. Those with 1,024 ranks are extrapolated: only the
-rows of the token tables grow, with the token types that any rank has seen, and 192 bytes a layer and rank. Nothing is
-timed.
+rank sends in a ring: 2 (R - 1) / R times what it gives to a reduction, (R - 1) / R times what it deals out. Those with
+1,024 ranks are extrapolated: only the rows of the token tables grow, with the token types that any rank has seen, and
+192 bytes a layer and rank. Nothing is timed.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all
 
 @dataclass
 class Traffic:
-    """Collectives of one measured step, and the bytes that a rank gives to them."""
+    """Collectives of one measured step, and the bytes that a rank sends in them."""
 
     name: str
     ranks: int
@@ -42,7 +42,7 @@ class Traffic:
 
     @property
     def at_most(self) -> int:
-        return AT_MOST + more_calls(self.megabytes)
+        return AT_MOST + more_calls(self.megabytes, self.ranks)
 
     def as_dict(self) -> dict[str, Any]:
         return {"kind": "traffic", **asdict(self), "at_most": self.at_most, "holds": self.calls <= self.at_most}
@@ -52,20 +52,27 @@ class Traffic:
         return f"{self.name}, {self.ranks} ranks: {self.calls} collectives, {self.megabytes:.1f} MB{how}"
 
 
-def more_calls(megabytes: float) -> int:
-    """Collectives that so many bytes take more than few ones."""
-    return 2 * int(1e6 * megabytes / AT_A_TIME)
+def more_calls(megabytes: float, ranks: int) -> int:
+    """Collectives that so many bytes, sent by a rank, take more than few ones."""
+    given = megabytes * ranks / (2 * (ranks - 1))
+    return 2 * int(1e6 * given / AT_A_TIME)
 
 
-def measured_step(rank: int, num_layers: int, width: int, num_rows: int, options: dict[str, Any]) -> list[int]:
-    """Bytes of each collective of the third measured step; what the first one leaves in the background is among it."""
+def measured_step(rank: int, num_layers: int, width: int, num_rows: int, options: dict[str, Any]) -> list[float]:
+    """Bytes that a rank sends in each collective of the third measured step.
+
+    What the first one leaves in the background is among it.
+    """
     tokens = zipf_tokens(dist.get_world_size(), num_rows // 256 or 1, min(num_rows, 256))[rank]
     model = Still(gaussian(num_rows, width).view(*tokens.shape, width) + rank, num_layers)
-    sizes = list[int]()
+    sizes = list[float]()
+    others = dist.get_world_size() - 1
 
     def counted(collective: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            sizes.append(max(each.nbytes for each in args if isinstance(each, torch.Tensor)))
+            given = max(each.nbytes for each in args if isinstance(each, torch.Tensor))
+            share = {"all_reduce": 2 / (others + 1), "all_to_all_single": 1 / (others + 1)}.get(collective.__name__, 1)
+            sizes.append(given * share * others)
             return collective(*args, **kwargs)
 
         return call
@@ -94,10 +101,11 @@ def traffic(ranks: int, num_layers: int = 14, width: int = 768, num_rows: int = 
 def extrapolated(last: Traffic, num_layers: int = 14, width: int = 768, num_rows: int = 2048) -> Traffic:
     """The traffic of 1,024 ranks, from that of fewer: token types are more, and what each rank says of itself."""
     few, many = num_types(num_rows * np.array([last.ranks, MANY]))
-    of_types = (many - few) * num_layers * 8 * (width + 5)
+    shares = 2 * (MANY - 1) / MANY, 2 * (last.ranks - 1) / last.ranks
+    of_types = (many - few) * num_layers * 8 * ((width + 5) / 2 + 7)
     of_ranks = (MANY - last.ranks) * num_layers * 16 * 12
-    megabytes = last.megabytes + (of_types + of_ranks) / 1e6
-    calls = last.calls - more_calls(last.megabytes) + more_calls(megabytes)
+    megabytes = (last.megabytes / shares[1] + (of_types + of_ranks) / 1e6) * shares[0]
+    calls = last.calls - more_calls(last.megabytes, last.ranks) + more_calls(megabytes, MANY)
     return Traffic(last.name, MANY, calls, megabytes, is_extrapolated=True)
 
 

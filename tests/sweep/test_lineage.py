@@ -101,6 +101,57 @@ def test_nothing_is_found_in_twenty_clean_checkpoints(optimizer, lr, hub, capsys
     assert found(capsys) == []
 
 
+def write_run(folder, run):
+    for step, weights in run.items():
+        target = write_files(folder / f"step{step}", {"config.json": b"{}"})
+        save_file({name: value.contiguous() for name, value in weights.items()}, target / "model.safetensors")
+
+
+def test_a_few_values_that_round_the_other_way_are_no_jump(tmp_path, capsys):
+    run = trained(0, "adamw", 1e-6)  # of which bfloat16 shows next to nothing
+    write_run(tmp_path, {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()})
+    check(str(tmp_path), lineage=True)
+    assert [line for line in found(capsys) if line.startswith("jump")] == []
+
+
+def test_a_jump_is_found_in_bfloat16(tmp_path, capsys):
+    run = trained() | {80: trained()[160]}
+    write_run(tmp_path, {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()})
+    assert check(str(tmp_path), lineage=True) == 1
+    assert [line.split(":")[1] for line in found(capsys) if line.startswith("jump")] == [" step80"]
+
+
+def rare_tokens():
+    """A run that sees tokens of the first rows of its embedding, which are those that are read, in one step alone."""
+    torch.manual_seed(0)
+    names = {"wte": torch.nn.Embedding(6000, 32), "h": torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))}
+    model = torch.nn.ModuleDict({**names, "head": torch.nn.Linear(32, 6000, bias=False)})
+    stepper = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
+    run = {}
+    for step in range(9):
+        run[step] = {name: value.clone() for name, value in model.state_dict().items()}
+        ids = torch.randint(0 if step == 3 else 3000, 6000, (64,))
+        hidden = model["wte"](ids)
+        for block in model["h"]:
+            hidden = hidden + torch.tanh(block(hidden))
+        torch.nn.functional.cross_entropy(model["head"](hidden), ids).backward()
+        stepper.step()
+        stepper.zero_grad()
+    return run
+
+
+def test_rows_of_tokens_that_were_not_seen_may_stay_as_they_are(tmp_path, capsys):
+    run = rare_tokens()
+    assert torch.equal(run[0]["wte.weight"][:2048], run[3]["wte.weight"][:2048])
+    assert not torch.equal(run[3]["wte.weight"][:2048], run[4]["wte.weight"][:2048])
+    write_run(tmp_path / "clean", run)
+    assert check(str(tmp_path / "clean"), lineage=True) == 0
+    assert found(capsys) == []
+    write_run(tmp_path / "mixed", run | {7: run[7] | {"wte.weight": run[1]["wte.weight"]}})
+    assert check(str(tmp_path / "mixed"), lineage=True) == 1
+    assert found(capsys)[0].startswith("same tensor: step0, step1, step2, step3, step7:")
+
+
 @pytest.mark.parametrize("step", [1, 160])
 def test_a_run_of_two_checkpoints_is_judged_by_their_correlation(step, hub, capsys):
     put(hub, {0: trained()[0], step: trained()[step]})

@@ -9,6 +9,7 @@ from math import nan
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from embedgeo.checkpoints.files import Contents
@@ -18,6 +19,7 @@ from embedgeo.formatting import listed, reason
 
 NUM_VALUES = 2**16  # of each tensor that are read: the first ones
 DETOUR = 2.0  # times the way past checkpoints that the ways to them and from them have to be
+ROUNDING = 0.25  # times the machine epsilon of the stored dtype up to which distances are those of a few roundings
 CHANCE = 0.05  # correlation of the weights of two checkpoints up to which they are those of two runs
 _BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -32,6 +34,7 @@ class Lineage(NamedTuple):
     tensors: list[str]
     distances: Array  # (tensors, checkpoints, checkpoints), relative to the norms; see `relative_distances`
     correlations: Array  # the same shape: of the values, less their means
+    rounding: Array  # (tensors,): machine epsilon of the coarsest dtype that each is stored in
     errors: dict[str, str]  # why a checkpoint is not among them, by name
 
     def to_first(self) -> Array:
@@ -95,7 +98,8 @@ def read_lineage(checkpoints: Sequence[tuple[Checkpoint, Contents]]) -> Lineage:
             frozenset((n, t.shape) for n, t in found.items()) for found in headers if not isinstance(found, str)
         )
         if not layouts:
-            return Lineage([], [], [], np.empty((0, 0, 0)), np.empty((0, 0, 0)), _failures(checkpoints, headers))
+            nothing = np.empty((0, 0, 0))
+            return Lineage([], [], [], nothing, nothing, np.empty(0), _failures(checkpoints, headers))
         most = layouts.most_common(1)[0][0]
         chosen = choose_tensors(dict(most))
         if not chosen:
@@ -118,12 +122,14 @@ def read_lineage(checkpoints: Sequence[tuple[Checkpoint, Contents]]) -> Lineage:
         (held[0], found) for held, found in zip(checkpoints, values, strict=True) if not isinstance(found, str)
     ]
     by_tensor = [np.stack(each) for each in zip(*(found for _, found in read_ones), strict=True)]
+    known = [found for found in headers if not isinstance(found, str)]
     return Lineage(
         [checkpoint.name for checkpoint, _ in read_ones],
         [checkpoint.step for checkpoint, _ in read_ones],
         chosen,
         np.stack([relative_distances(each) for each in by_tensor]) if by_tensor else np.empty((0, 0, 0)),
         np.stack([correlations(each) for each in by_tensor]) if by_tensor else np.empty((0, 0, 0)),
+        np.array([max(torch.finfo(found[name].dtype).eps for found in known if name in found) for name in chosen]),
         _failures(checkpoints, values),
     )
 
@@ -168,13 +174,18 @@ def find_faults(lineage: Lineage) -> list[Finding]:
 
 
 def _same_tensors(lineage: Lineage) -> list[Finding]:
-    """Tensors that are equal in some checkpoints; those that are in all are frozen, and no fault."""
+    """Tensors that are equal in some checkpoints; those that are in all are frozen, and no fault.
+
+    Nor is a table outside of blocks that is equal from one checkpoint to the next: of an embedding, rows of token types
+    that were not seen in between stay as they are.
+    """
     groups: dict[tuple[int, ...], list[str]] = {}
     for name, distances in zip(lineage.tensors, lineage.distances, strict=True):
         same = distances == 0
         for i, row in enumerate(same):
             members = tuple(int(j) for j in np.flatnonzero(row))
-            if members[0] == i and 1 < len(members) < len(lineage.names):
+            may_stay = not _BLOCK.search(name) and members[-1] - members[0] == len(members) - 1
+            if members[0] == i and 1 < len(members) < len(lineage.names) and not may_stay:
                 groups.setdefault(members, []).append(name)
     return [
         Finding(
@@ -190,19 +201,15 @@ def _jumps(lineage: Lineage) -> list[Finding]:
     """Checkpoints off the way of their run: it is much shorter past them than to them, and than from them.
 
     The least of the two ways, over the way past, is no more than 1 where weights move in one direction (½ in even
-    steps), at random (1/√2), or back and forth around a point (1); weights of another step or run have a multiple.
+    steps), at random (1/√2), or back and forth around a point (1); weights of another step or run have a multiple. Ways
+    below `ROUNDING` do not count: there a few values that round the other way, and back, make the ratio.
     """
     found: dict[tuple[int, int], tuple[float, list[str]]] = {}
     left = list(range(len(lineage.names)))
-    while worst := _worst_detour(lineage.distances, left):
+    while worst := _worst_detour(lineage, left):
         start, stop = worst
-        before, after = left[start - 1], left[stop]
         block = left[start:stop]
-        ratios = _detours(
-            lineage.distances[:, before, block[0]],
-            lineage.distances[:, block[-1], after],
-            lineage.distances[:, before, after],
-        )
+        ratios = _detours(lineage, left[start - 1 : stop + 1])
         names = [name for name, ratio in zip(lineage.tensors, ratios, strict=True) if ratio > DETOUR]
         found[block[0], block[-1]] = float(ratios.max()), names
         del left[start:stop]
@@ -217,21 +224,23 @@ def _jumps(lineage: Lineage) -> list[Finding]:
     ]
 
 
-def _detours(there: Array, back: Array, past: Array) -> Array:
-    """The lesser of the ways there and back over the way past, of each tensor; 0 where that is none or undefined."""
-    least = np.nan_to_num(np.minimum(there, back))
-    return np.divide(least, past, out=np.zeros_like(least), where=past > 0)
+def _detours(lineage: Lineage, way: Sequence[int]) -> Array:
+    """The lesser of the ways there and back over the way past, of each tensor; 0 where that is none or undefined.
+
+    ``way`` has the checkpoints in question between the one before and the one after them.
+    """
+    past = lineage.distances[:, way[0], way[-1]]
+    least = np.nan_to_num(np.minimum(lineage.distances[:, way[0], way[1]], lineage.distances[:, way[-2], way[-1]]))
+    return np.divide(least, past, out=np.zeros_like(least), where=(past > 0) & (least > ROUNDING * lineage.rounding))
 
 
-def _worst_detour(distances: Array, left: Sequence[int]) -> tuple[int, int] | None:
+def _worst_detour(lineage: Lineage, left: Sequence[int]) -> tuple[int, int] | None:
     """The first and last but one of those ``left`` that are off the way, the fewest at once; None if none are."""
     for size in range(1, max(1, len(left) // 3) + 1):
         worst: tuple[float, tuple[int, int] | None] = DETOUR, None
         for start in range(1, len(left) - size):
             stop = start + size
-            before, after = left[start - 1], left[stop]
-            there, back = distances[:, before, left[start]], distances[:, left[stop - 1], after]
-            ratio = _detours(there, back, distances[:, before, after]).max()
+            ratio = _detours(lineage, left[start - 1 : stop + 1]).max()
             if ratio > worst[0]:
                 worst = ratio, (start, stop)
         if worst[1] is not None:

@@ -228,9 +228,9 @@ def nearest_of_searches(searches: list[Search]) -> Computation[list[Nearest]]:
     """The k nearest of each search, as of `few_nearest`, on the CPU; those of equal shapes are looked for together."""
     groups, last = list[list[int]](), dict[tuple[Any, ...], list[int]]()
     for number, each in enumerate(searches):
-        dim, num_rows, labels = each.x.shape[1], len(each.rows), (each.apart is None, each.together is None)
-        shape = num_rows, dim, each.k, each.x.dtype, each.x.device, labels
-        most = max(1, _STACKED_BYTES // max(1, each.x.element_size() * num_rows * dim))
+        size = len(each.rows), each.x.shape[1]
+        shape = size, each.k, each.x.dtype, each.x.device, each.apart is None, each.together is None
+        most = max(1, _STACKED_BYTES // max(1, each.x.element_size() * math.prod(size)))
         if len(last.get(shape, range(most))) == most:
             last[shape] = []
             groups.append(last[shape])
