@@ -95,7 +95,7 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
     model, ids = built(name), token_batch()["input_ids"]
     offset = torch.zeros(16, dtype=torch.float64)
     offset[5] = 40.0
-    mlps = [module for path, module in model.named_modules() if path.endswith((".1.mlp"))]
+    mlps = [module for path, module in model.named_modules() if path.endswith(".1.mlp")]
     before = measured(model, ids, "residual")
     handle = mlps[0].register_forward_hook(lambda module, args, output: output + offset)
     found = measured(model, ids, "residual")
@@ -142,7 +142,7 @@ def test_a_block_that_hides_its_writes_is_refused_by_name():
 
 def test_blocks_that_are_applied_several_times_are_refused():
     with (
-        pytest.raises(ValueError, match="called once each; block.00 is applied several times"),
+        pytest.raises(ValueError, match=r"called once each; block\.00 is applied several times"),
         observe(FAMILIES["albert"].build(), "residual"),
     ):
         pass

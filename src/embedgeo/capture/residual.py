@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from embedgeo.functional.precision import accumulator_dtype
 
 STREAMS = ("stream", "attention", "mlp", "other", "norm_bias", "rounding")
-"""What a block's output is the sum of: what enters; the writes of attention, of the MLP (or experts), and others
-(cross-attention, a state-space mixer); the biases of norms after a sum; and the rounding of the model's dtype."""
+"""Terms of a block's output, which is their sum: what enters; the writes of attention, of the MLP (or experts), and
+others (cross-attention, a state-space mixer); the biases of norms after a sum; and the rounding of the model's dtype."""
 
 _OTHER = re.compile(r"cross|encdec|encoder_attn|mixer|mamba|ssm|rwkv", re.IGNORECASE)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
@@ -22,7 +22,7 @@ _ROUNDINGS = 8  # of the model's dtype that a sum of a few streams, and a norm o
 
 
 class _Output(NamedTuple):
-    """What a module inside of a block was called with and has returned: (n, d) rows, in the accumulator's dtype."""
+    """Input and output of a module inside of a block: (n, d) rows, in the accumulator's dtype."""
 
     module: nn.Module
     path: str  # names and classes of the modules down to it
@@ -135,7 +135,7 @@ def _distinct(outputs: Sequence[_Output], sample: Tensor) -> list[_Output]:
 
 
 def _normed(norm: _Output, inside: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
-    """What a LayerNorm makes of the streams that its input is the sum of: its scale of each row, γ, and β apart."""
+    """The streams of a LayerNorm's output, given those of its input: each row's scale, γ, and β apart."""
     module, entered = norm.module, norm.entered
     assert isinstance(module, nn.LayerNorm)
     assert entered is not None

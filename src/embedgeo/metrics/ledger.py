@@ -98,7 +98,8 @@ class ResidualLedger(GeometryMetric):
         squares = (moments.mean.square().sum(1) + moments.m2.sum(1)).tolist()
         places = [k for k, name in enumerate(self.streams) if squares[k] or name == ROUNDING]
         streams = [self.streams[k] for k in places]
-        mean, m2, variance = moments.mean[places], moments.m2[places], moments.scatter[places][:, places] / moments.n
+        mean, m2 = moments.mean[places], moments.m2[places]
+        variance = moments.scatter[places][:, places] / moments.n
         size = mean @ mean.T
         values |= divided("Q", size + variance, streams) | divided("M", size, streams)
         values |= divided("V", variance, streams)

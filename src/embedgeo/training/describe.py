@@ -229,7 +229,8 @@ def describe(
         makers = dict[int, MetricFactory]()  # by width, which residual layers have several times
         for layer in geometry.layers:
             if (width := widths[layer.name]) is not None:
-                widths[layer.name] = width = width * (len(STREAMS) if layer.is_residual else 1)
+                width *= len(STREAMS) if layer.is_residual else 1
+                widths[layer.name] = width
                 makers[width] = geometry.make_metrics_of(layer)
         counts = Counter(width for width in widths.values() if width is not None)
         held = {width: _held_bytes(makers[width](width), width, rows) for width in counts}
