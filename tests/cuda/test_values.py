@@ -3,10 +3,15 @@
 import pytest
 import torch
 
+from embedgeo import full_metrics
 from embedgeo.functional import row_scatter, spectrum_values
 from embedgeo.functional.lockstep import at_once, computed, on_host, steps
+from embedgeo.functional.neighbors import Search, nearest_of_searches
+from embedgeo.functional.rows import row_ids
+from embedgeo.metrics.layer import LayerMetrics
+from tests.clouds import CLOUDS
 from tests.cuda import GPU, waits
-from tests.data import assert_values, floats, gaussian
+from tests.data import assert_values, floats, gaussian, texts
 
 
 def spectra():
@@ -72,3 +77,84 @@ def test_one_copy_brings_tensors_of_all_dtypes_and_shapes_to_the_host(gpu):
         assert torch.equal(first, tensors[0])
         assert setting == "a setting"
     assert floats({"x": found[1][0]}) == {"x": 2.5}
+
+
+def searches(x, labels, sequences):
+    """All rows, some of them, rows apart by one label and together by another; three neighbours of each."""
+    some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: 2 * len(x) // 3]
+    every = torch.arange(len(x))
+    return [
+        Search(x, every, 3),
+        Search(x, some, 3),
+        Search(x, some.sort().values, 3, apart=sequences),
+        Search(x, every, 3, apart=sequences, together=labels),
+    ]
+
+
+def by_brute_force(search):
+    """Distances from differences in float64, shape (m, k); NaN where there is no such neighbour."""
+    x = search.x.double().cpu()[search.rows]
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
+    for label, is_apart in zip(search.labels(), (True, False), strict=True):
+        if label is not None:
+            distances[(label[:, None] == label) == is_apart] = torch.inf
+    nearest = torch.full((len(x), search.k), torch.nan, dtype=torch.float64)
+    found = distances.topk(min(search.k, len(x)), largest=False).values
+    nearest[:, : found.shape[1]] = found.where(found.isfinite(), torch.nan)
+    return nearest
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.bfloat16))],
+    ids=str,
+)
+@pytest.mark.parametrize("names", [[name] for name in CLOUDS] + [[*CLOUDS]], ids=lambda names: names[0])
+def test_neighbours_of_layers_are_those_of_brute_force(names, dtype):
+    asked = list[Search]()
+    for seed, name in enumerate(names):
+        x = CLOUDS[name].to(dtype)
+        labels, sequences = torch.randint(40, (2, len(x)), generator=torch.Generator().manual_seed(seed))
+        asked += [search._replace(x=x.to(GPU)) for search in searches(x, labels, sequences // 4)]
+    for search, nearest in zip(asked, computed(nearest_of_searches(asked)), strict=True):
+        expected = by_brute_force(search)
+        torch.testing.assert_close(nearest.distances, expected, rtol=1e-6, atol=0, equal_nan=True)
+        rows = search.x.double().cpu()[search.rows]
+        apart = torch.linalg.vector_norm(rows[:, None] - rows[nearest.places], dim=2)
+        is_known = expected.isfinite()
+        torch.testing.assert_close(apart[is_known], expected[is_known], rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 3, 5])
+def test_neighbours_of_few_rows(num_rows):
+    x = gaussian(num_rows, 4)
+    (nearest,) = computed(nearest_of_searches([Search(x.to(GPU), torch.arange(num_rows), 4)]))
+    assert nearest.distances.shape == nearest.places.shape == (num_rows, 4)
+    torch.testing.assert_close(nearest.distances, by_brute_force(Search(x, torch.arange(num_rows), 4)), equal_nan=True)
+
+
+def layers_of(device, jackknife=0):
+    """Layers with the same rows but for some that are NaN, one with fewer token types, and one of none."""
+    x, ids, sequences = texts(900, 12, mean=3.0)
+    found = []
+    for name in ("whole", "again", "some not finite", "none finite", "of few types"):
+        rows = x * (1 + len(found))
+        if name == "some not finite":
+            rows[::7] = torch.nan
+        if name == "none finite":
+            rows[:] = torch.inf
+        types = ids % 5 if name == "of few types" else ids
+        layer = LayerMetrics(full_metrics, 12, device=device, jackknife=jackknife)
+        layer.update(rows.to(device), row_ids(rows, types, None, sequences))
+        found.append(layer)
+    return found
+
+
+@pytest.mark.parametrize("jackknife", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_layers_side_by_side_have_the_values_of_each_alone_on_the_cpu(jackknife):
+    together = computed(at_once(*(steps(LayerMetrics.compute, each) for each in layers_of(GPU, jackknife))))
+    for values, alone in zip(together, layers_of(torch.device("cpu"), jackknife), strict=True):
+        expected = alone.compute()
+        assert values.keys() == expected.keys()
+        for key, pair in values.items():
+            torch.testing.assert_close(pair, expected[key], rtol=1e-5, atol=1e-9, equal_nan=True, msg=key)

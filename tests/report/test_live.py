@@ -47,7 +47,7 @@ class Clock:
 def empty(monkeypatch):
     """Pictures are empty: one of each kind."""
 
-    def draw(history, prefix, kinds):
+    def draw(history, prefix, kinds, references):
         return [(f"geometry.{kind}/x", (b"", 1, 1)) for kind in kinds]
 
     monkeypatch.setattr(live, "draw_pictures", draw)

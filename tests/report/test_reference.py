@@ -1,16 +1,25 @@
 """Earlier runs behind the curves of a report."""
 
+import io
+
 import numpy as np
 import pandas as pd
 import pytest
+from lightning.pytorch.loggers import TensorBoardLogger
+from PIL import Image
 
+from embedgeo import GeometryMonitor
 from embedgeo.cli import main
 from embedgeo.report.figures import dynamics
-from embedgeo.report.reference import reference_band, with_references
+from embedgeo.report.live import LivePictures
+from embedgeo.report.reference import read_references, reference_band, with_references
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import HistoryFile
 from embedgeo.results.records import model_record
+from tests.records import layer_records
 from tests.report.synthetic import make_sweep
+from tests.training.runs import fit
 
 STEPS = (0, 1, 8, 64, 512)
 SOME = ("n", "Q", "M_over_Q", "anisotropy")
@@ -30,13 +39,17 @@ def scaled(folder, factor, steps=STEPS, tokens_per_step=0, **options):
     return folder
 
 
+def behind(runs, folders):
+    return with_references(runs, read_references(folders))
+
+
 def block_mean(run, metric, step):
     return np.mean([run.values.loc[(step, layer), metric] for layer in run.layers if layer.startswith("block")])
 
 
 def test_the_band_is_the_range_of_the_means_over_blocks(tmp_path):
     folders = [scaled(tmp_path / f"seed{i}", factor) for i, factor in enumerate((0.8, 1.1, 0.9))]
-    runs = with_references(read_runs([scaled(tmp_path / "own", 1.0)]), folders)
+    runs = behind(read_runs([scaled(tmp_path / "own", 1.0)]), folders)
     band = reference_band(runs[0], "anisotropy", "mean over blocks")
     for step in STEPS:
         own = block_mean(runs[0], "anisotropy", step)
@@ -51,7 +64,7 @@ def test_the_band_is_the_range_of_the_means_over_blocks(tmp_path):
 
 def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them(tmp_path):
     earlier = scaled(tmp_path / "earlier", 1.0, (1, 64))
-    runs = with_references(read_runs([scaled(tmp_path / "own", 1.0)]), [earlier])
+    runs = behind(read_runs([scaled(tmp_path / "own", 1.0)]), [earlier])
     (reference,) = runs[0].references
     band = reference_band(runs[0], "Q", "mean over blocks")
     ends = [block_mean(reference, "Q", step) for step in (1, 64)]
@@ -66,19 +79,19 @@ def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them
 def test_runs_that_know_their_tokens_stand_at_equal_tokens(tmp_path):
     earlier = scaled(tmp_path / "earlier", 1.0, (0, 2, 16, 128, 1024), tokens_per_step=1000)
     own = scaled(tmp_path / "own", 1.0, tokens_per_step=2000)
-    runs = with_references(read_runs([own]), [earlier])
+    runs = behind(read_runs([own]), [earlier])
     (reference,) = runs[0].references
     band = reference_band(runs[0], "Q", "mean over blocks")
     assert band.unit == "tokens"
     for step in STEPS:
         assert band.low[step] == pytest.approx(block_mean(reference, "Q", 2 * step))
-    without = with_references(read_runs([scaled(tmp_path / "unknown", 1.0)]), [earlier])
+    without = behind(read_runs([scaled(tmp_path / "unknown", 1.0)]), [earlier])
     assert reference_band(without[0], "Q", "mean over blocks").unit == "steps"
 
 
 def test_a_band_far_from_the_curves_is_in_the_picture(tmp_path):
     far = scaled(tmp_path / "far", 5.0)
-    runs = with_references(read_runs([scaled(tmp_path / "own", 1.0)]), [far])
+    runs = behind(read_runs([scaled(tmp_path / "own", 1.0)]), [far])
     _, high = dynamics(runs[0], "anisotropy").figure.axes[0].get_ylim()
     assert high >= reference_band(runs[0], "anisotropy", "mean over blocks").high.max()
 
@@ -118,15 +131,15 @@ def test_other_settings_are_refused(setting, value, said, tmp_path):
             made.write(each, frame)
         folders.append(made.path)
     runs = read_runs(folders[:1])
-    assert with_references(runs, folders[:1])[0].references
+    assert behind(runs, folders[:1])[0].references
     with pytest.raises(ValueError, match=said):
-        with_references(runs, folders[1:])
+        behind(runs, folders[1:])
 
 
 def test_a_final_model_is_no_reference(tmp_path):
     own, one = scaled(tmp_path / "own", 1.0), scaled(tmp_path / "one", 1.0, (8,))
     with pytest.raises(ValueError, match="measured at several steps; one is not"):
-        with_references(read_runs([own]), [one])
+        behind(read_runs([own]), [one])
 
 
 def test_the_page_has_the_band_of_one_run_and_of_several(tmp_path, capsys):
@@ -136,3 +149,55 @@ def test_the_page_has_the_band_of_one_run_and_of_several(tmp_path, capsys):
         options = ["--metrics", "anisotropy", "--out", str(out), "--reference", str(earlier)]
         assert main(["report", *map(str, dirs), *options]) == 0
         assert "earlier run (earlier), mean over blocks, at equal steps" in (out / "index.html").read_text()
+
+
+def history(factor=1.0, rows=1000.0):
+    at = [(step, factor * (0.1 + step / 1000)) for step in STEPS]
+    layers = ["embed", "block.00"]
+    values = [
+        record for step, value in at for record in layer_records(step, value, layers=layers, metrics=["M_over_Q"])
+    ]
+    return values + [record for step, _ in at for record in layer_records(step, rows, layers=layers, metrics=["n"])]
+
+
+def monitored(folder, **options):
+    """The folder of a monitored run."""
+    folder.mkdir()
+    file = HistoryFile(folder)
+    file.add(sorted(history(**options), key=lambda record: record["step"]))
+    file.close()
+    return folder
+
+
+def test_live_curves_have_earlier_runs_behind_them(tmp_path):
+    folders = [monitored(tmp_path / "low", factor=0.5), monitored(tmp_path / "high", factor=1.5)]
+    tag = "geometry.curves/M_over_Q"
+    pictures = [
+        dict(LivePictures(reference=reference).draw(history(), is_due=True))[tag] for reference in ([], folders)
+    ]
+    shades = [np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int) for picture, *_ in pictures]
+    without, behind_them = (int(((shade > 205) & (shade < 222)).all(axis=2).sum()) for shade in shades)
+    assert behind_them > 10 * without + 1000
+
+
+def test_live_curves_refuse_other_rows(tmp_path):
+    other = monitored(tmp_path / "other", rows=10.0)
+    with pytest.raises(ValueError, match=r"other is not like this one: number of rows 10 in place of 1000\.$"):
+        next(LivePictures(reference=[other]).draw(history(), is_due=True))
+
+
+def test_a_monitor_takes_folders_that_exist(tmp_path):
+    with pytest.raises(FileNotFoundError, match="reference must be folders of earlier runs; nowhere is none"):
+        GeometryMonitor(reference=["nowhere"])
+
+
+def test_a_monitor_that_is_given_earlier_runs_draws_them(tmp_path):
+
+    other = monitored(tmp_path / "other", rows=10.0)
+    with pytest.warns(UserWarning, match="a reference must be measured like the runs before it; other is not like"):
+        fit(
+            tmp_path,
+            GeometryMonitor(every_n_steps=1, reference=[other]),
+            logger=TensorBoardLogger(tmp_path),
+            max_steps=2,
+        )

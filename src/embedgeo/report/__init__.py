@@ -19,7 +19,7 @@ from embedgeo.formatting import did_you_mean, listed
 from embedgeo.glossary import in_order
 from embedgeo.report import tokens
 from embedgeo.report.page import FigureWriter, page_plan, write_page
-from embedgeo.report.reference import with_references
+from embedgeo.report.reference import read_references, with_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
@@ -59,7 +59,7 @@ def write_report(
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
-        runs = with_references(read_runs(dirs, groups), reference)
+        runs = with_references(read_runs(dirs, groups), read_references(reference))
         if names is not None:
             tokens.require_examples(runs, names)
         varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))

@@ -201,7 +201,9 @@ def curves(run: Run, metric: str) -> FigureData:
     means = [layer for layer in run.layers if layer not in run.depth]
     values = table[along + means].to_numpy()
     unit = f"{named.unit} (log scale)" if named.is_logarithmic(values) else named.unit
-    figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", unit)
+    bands = [band for name in run.blocks if (band := reference_band(run, metric, name))]
+    subtitle = f"{unit}; grey: {bands[0].label}" if bands else unit
+    figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", subtitle)
     ax, *strips = _add_axes(figure, len(apart))
     colours = draw.depth_colours(len(along))
     key = draw.value_bar(ax, ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours)), "").ax
@@ -214,7 +216,6 @@ def curves(run: Run, metric: str) -> FigureData:
         ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
     if means:
         ax.legend(loc="best", fontsize=8, handlelength=1.8, borderpad=0.1)
-    bands = [band for name in run.blocks if (band := reference_band(run, metric, name))]
     behind = _as_rows(bands, values.shape[1])
     ends = np.vstack([errors[along + means].to_numpy(), behind * np.nan])
     draw.value_axis(ax, named, np.vstack([values, behind]), errors=ends)

@@ -1,6 +1,7 @@
 """Pictures for loggers, beside the scalars, while a model trains."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,8 @@ from embedgeo import drawing
 from embedgeo.drawing import Png
 from embedgeo.glossary import headlines
 from embedgeo.report import figures
-from embedgeo.report.runs import make_run
+from embedgeo.report.reference import read_references, with_references
+from embedgeo.report.runs import Run, make_run
 from embedgeo.results.records import Record
 
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
@@ -23,11 +25,13 @@ class LivePictures:
     """The pictures of a monitor's history while a model trains; their tags begin with a prefix.
 
     For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and V_B at each layer.
-    All of them are drawn when they are due, at other times curves and heatmaps.
+    All of them are drawn when they are due, at other times curves and heatmaps. Earlier runs, from folders, stand
+    behind the curves: see `embedgeo.report.reference`.
     """
 
-    def __init__(self, prefix: str = "geometry") -> None:
+    def __init__(self, prefix: str = "geometry", reference: Sequence[str | Path] = ()) -> None:
         self.prefix = prefix
+        self._references = read_references([Path(folder) for folder in reference])
         self._num_drawn = dict.fromkeys(("curves", "heatmap", "profile", "shares"), 0)
 
     def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Png]]:
@@ -36,16 +40,19 @@ class LivePictures:
         kinds = [kind for kind in outdated if is_due or kind in _OFTEN]
         self._num_drawn |= dict.fromkeys(kinds, len(history))
         if kinds:
-            yield from draw_pictures(history, self.prefix, kinds)
+            yield from draw_pictures(history, self.prefix, kinds, self._references)
 
 
-def draw_pictures(history: Sequence[Record], prefix: str, kinds: Collection[str]) -> Iterator[tuple[str, Png]]:
-    """The tags and pictures of some kinds, of what there are values for."""
+def draw_pictures(
+    history: Sequence[Record], prefix: str, kinds: Collection[str], references: Sequence[Run] = ()
+) -> Iterator[tuple[str, Png]]:
+    """The tags and pictures of some kinds, of what there are values for, before earlier runs."""
     steps = _thinned({record["step"] for record in history})
-    drawn = {*headlines(), *_OF_SHARES}
+    drawn = {*headlines(), *_OF_SHARES, "n"}
     records = pd.DataFrame([r for r in history if r["metric"] in drawn and r["step"] in steps])
     if records.empty or not (run := make_run("", records.replace([np.inf, -np.inf], np.nan))).depth:
         return
+    (run,) = with_references([run], references)
     metrics = [metric for metric in headlines() if metric in run.values and run.values[metric].notna().any()]
     with drawing.style():
         for kind, draw in (("curves", figures.curves), ("heatmap", figures.heatmap), ("profile", figures.profile)):

@@ -46,26 +46,29 @@ class Band(NamedTuple):
         )
 
 
-def with_references(runs: Sequence[Run], folders: Sequence[Path]) -> list[Run]:
-    """The runs with earlier ones, from folders, behind their curves.
-
-    Raises:
-        ValueError: an earlier run was measured on another text, of other rows or by other definitions than the first of
-            the runs, or at one step only.
-    """
-    if not folders:
-        return list(runs)
-    references = [replace(run, differences={}) for run in read_runs(folders)]
+def read_references(folders: Sequence[Path]) -> list[Run]:
+    """The runs of folders, each of which has to be measured at several steps (ValueError)."""
+    references = read_runs(folders)
     for reference in references:
         if not reference.has_steps or len(reference.steps) < 2:
             raise ValueError(f"a reference must be a run measured at several steps; {reference.label} is not.")
+    return references
+
+
+def with_references(runs: Sequence[Run], references: Sequence[Run]) -> list[Run]:
+    """The runs with earlier ones behind their curves.
+
+    Raises:
+        ValueError: an earlier run was measured on another text, of other rows or by other definitions than a run.
+    """
+    for reference in references:
         for run in runs:
             different = {k: v for k, v in run.differences_of(reference).items() if k not in _IGNORED}
             if different:
                 what = "; ".join(f"{name} {theirs} in place of {own}" for name, (own, theirs) in different.items())
                 raise ValueError(
-                    f"a reference must be measured like the runs before it; {reference.label} is not like {run.label}: "
-                    f"{what}."
+                    f"a reference must be measured like the runs before it; {reference.label} is not like "
+                    f"{run.label or 'this one'}: {what}."
                 )
     return [replace(run, references=tuple(references)) for run in runs]
 

@@ -94,6 +94,9 @@ class GeometryMonitor(Monitor, Callback):
             goes on from them.
         pictures: draw pictures for loggers that show them, at the first and the last measurement and in between in at
             most 5 % of the run's time; ``False``: none.
+        reference: folders of earlier runs, such as several seeds: the range of their means over blocks stands behind
+            the curves of the pictures, at equal steps. Where they were measured with another number of rows, there are
+            no pictures, and a warning says why.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

@@ -95,7 +95,7 @@ class Media:
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
     ``num_earlier`` records in the monitor's history are of other runs; ``tag_start`` is as in `Charts`; without
-    ``pictures`` none are drawn; ``clock`` gives seconds.
+    ``pictures`` none are drawn; ``reference`` are folders of earlier runs, behind the curves; ``clock`` gives seconds.
     """
 
     def __init__(
@@ -106,6 +106,7 @@ class Media:
         on_error: Literal["warn", "raise"] = "warn",
         *,
         pictures: bool = True,
+        reference: Sequence[str | Path] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._prefix = prefix
@@ -117,6 +118,7 @@ class Media:
         self._adapters: list[Adapter] | None = None
         self._pictures: LivePictures | None = None
         self._can_draw = pictures
+        self._reference = reference
         self._clock = clock
         self._started = clock()
         self._spent = 0.0  # seconds
@@ -184,7 +186,7 @@ class Media:
                 require_extra("report", "drawing them")
                 from embedgeo.report.live import LivePictures
 
-                self._pictures = LivePictures(self._prefix)
+                self._pictures = LivePictures(self._prefix, self._reference)
             yield from self._pictures.draw(history, is_due=is_due)
         except ImportError as error:
             self._can_draw = False

@@ -158,6 +158,7 @@ class MonitorOptions(TypedDict, total=False):
     background: bool
     drift: bool | int
     pictures: bool
+    reference: Sequence[str | Path]
 
 
 def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -225,6 +226,7 @@ class Monitor(ABC):
         background: bool = False,
         drift: bool | int = False,
         pictures: bool = True,
+        reference: Sequence[str | Path] = (),
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -252,6 +254,7 @@ class Monitor(ABC):
         self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
         self.pictures = pictures
+        self.reference = _require_folders(reference)
         self.history: list[Record] = []
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         self._geometry_of = partial(
@@ -383,7 +386,14 @@ class Monitor(ABC):
             self._last_step = step - 1
         if self._window_start is not None and step >= self._window_start + self.schedule.window:
             self._window_start = None
-        self._media = Media(self.prefix, len(self.history), self._tag_start, self.on_error, pictures=self.pictures)
+        self._media = Media(
+            self.prefix,
+            len(self.history),
+            self._tag_start,
+            self.on_error,
+            pictures=self.pictures,
+            reference=self.reference,
+        )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
         drift_start = step if self._drift is not None and not self._drift.has_rows else 0
@@ -784,6 +794,14 @@ def instantiated(value: Any) -> Any:
     from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
 
     return instantiate_class((), items)
+
+
+def _require_folders(reference: Sequence[str | Path]) -> Sequence[str | Path]:
+    """Check that earlier runs are where they are said to be."""
+    folders = [reference] if isinstance(reference, str | Path) else list(reference)
+    if missing := [folder for folder in folders if not Path(folder).exists()]:
+        raise FileNotFoundError(f"reference must be folders of earlier runs; {missing[0]} is none.")
+    return folders
 
 
 def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
