@@ -12,7 +12,7 @@ from embedgeo.functional.precision import accumulator_dtype
 
 STREAMS = ("stream", "attention", "mlp", "other", "norm_bias", "rounding")
 """Terms of a block's output, which is their sum: what enters; the writes of attention, of the MLP (or experts), and
-others (cross-attention, a state-space mixer); the biases of norms after a sum; and the rounding of the model's dtype."""
+others (cross-attention, a state-space mixer); the biases of norms after a sum; and rounding in the model's dtype."""
 
 _OTHER = re.compile(r"cross|encdec|encoder_attn|mixer|mamba|ssm|rwkv", re.IGNORECASE)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
