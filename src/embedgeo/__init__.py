@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
     from embedgeo.metrics import NextTokenGeometry as NextTokenGeometry
     from embedgeo.metrics import OutlierCoordinates as OutlierCoordinates
+    from embedgeo.metrics import ResidualLedger as ResidualLedger
     from embedgeo.metrics import TokenMoments as TokenMoments
     from embedgeo.metrics import TokenOccurrences as TokenOccurrences
     from embedgeo.metrics import TokenSimilarity as TokenSimilarity
@@ -41,6 +42,7 @@ _MODULES = {  # by public name
     "IntrinsicDimension": "metrics",
     "NextTokenGeometry": "metrics",
     "OutlierCoordinates": "metrics",
+    "ResidualLedger": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
     "TokenOccurrences": "metrics",

@@ -14,7 +14,7 @@ from embedgeo.capture.structure import Part, Stack
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the
-model that returns one of these or a mapping of names to modules."""
+model that returns one of these or a mapping of names to modules; or ``"residual"``."""
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
 _AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}  # whose first hidden state is the first block's output
@@ -38,6 +38,7 @@ class Layer:
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
     positions_first: bool = False  # its shape is (positions, batch, d) instead of (batch, positions, d)
+    is_residual: bool = False  # it is what a block's output is the sum of: see `embedgeo.capture.residual.STREAMS`
 
     @property
     def takes_input(self) -> bool:
@@ -59,6 +60,9 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
     ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give for
     ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the output of each but the last,
     and the model's last hidden state, ``final_norm`` where there is one, else the last block's output.
+
+    ``"residual"`` means the blocks, each with what its output is the sum of, for `embedgeo.ResidualLedger`: see
+    `embedgeo.capture.residual`. Where it is asked for beside ``"blocks"``, that is what these are.
 
     Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the model; ``embed`` is in
     the first part and ``final_norm`` in the last. A pattern may then match nothing.
@@ -140,7 +144,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         return [_mean(submodel, pattern, int(mean[2])) for submodel in found if mean[1] in ("", submodel.prefix)]
     standard = [layer for submodel in found for layer in _standard_layers(submodel, part)]
     numbered = [layer for submodel in found for layer in _hidden_states(submodel)]
-    if pattern not in ("blocks", "hidden_states"):
+    if pattern not in ("blocks", "hidden_states", "residual"):
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
         _require_callable_blocks(model, pattern)
@@ -150,7 +154,19 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         raise ValueError(
             f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. {remedy}"
         )
+    if pattern == "residual":
+        return [_residual(layer) for layer in standard if "block." in layer.name]
     return standard if pattern == "blocks" else numbered
+
+
+def _residual(layer: Layer) -> Layer:
+    (call,) = layer.calls
+    if call.takes_input or call.calls_per_forward > 1:
+        reason = "is a list of modules" if call.takes_input else "is applied several times in a forward pass"
+        raise ValueError(
+            f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. Use layers="blocks".'
+        )
+    return replace(layer, is_residual=True)
 
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:

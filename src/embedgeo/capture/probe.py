@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import eager_mode, first_float, first_input, running_stage, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens, whole_sequences
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.residual import BlockCall
 
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
@@ -84,6 +85,7 @@ class Probe:
         self._inputs = inputs
         self._on_hidden = on_hidden
         self._attached: ExitStack | None = None
+        self._block_calls = dict[str, BlockCall]()  # of residual layers, by name
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only listen."""
@@ -110,6 +112,7 @@ class Probe:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
         self._inputs.reset()
+        self._block_calls.clear()
         if stack is not None:
             stack.close()
 
@@ -157,9 +160,31 @@ class Probe:
         for table in self._inputs.tables:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
         for layer in self._layers:
+            if layer.is_residual:
+                yield from self._inside(layer, hook)
             for i, call in enumerate(layer.calls):
                 event: Event = "input" if call.takes_input else "output"
                 yield event, hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i))
+
+    def _inside(self, layer: Layer, hook: Callable[..., _Hook]) -> Iterator[tuple["Event", _Hook]]:
+        """The hooks of a residual layer inside its block."""
+        block, place = layer.calls[0].module, f"in layer {layer.name!r}"
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if (hidden := first_input(args, kwargs)) is not None:
+                self._block_calls[layer.name] = BlockCall(hidden)
+
+        def record(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if (block_call := self._block_calls.get(layer.name)) is not None:
+                block_call.record(module, path, first_input(args, kwargs), first_float(output))
+
+        yield "input", hook(block, place, enter)
+        path = {"": ""}
+        for name, module in block.named_modules():
+            parent, _, own = name.rpartition(".")
+            if name:
+                path[name] = f"{path[parent]}.{own}:{type(module).__name__}"
+                yield "output", hook(module, place, partial(record, path[name]))
 
     @contextmanager
     def _call(self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -178,6 +203,7 @@ class Probe:
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
             return
+        block_call = self._block_calls.pop(layer.name, None)
         call = layer.calls[i]
         num_calls = self._inputs.forward.num_calls
         num_calls[layer.name, i] += 1
@@ -191,6 +217,8 @@ class Probe:
             )
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
+            if block_call is not None and state is not None:
+                state = block_call.streams(state)
             if state is None:
                 return
             state = state.transpose(0, 1) if layer.positions_first and state.ndim == 3 else state

@@ -21,6 +21,7 @@ from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
+from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, reason
@@ -51,6 +52,7 @@ from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import MAX_STATE_BYTES, defaults
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.metrics.ledger import ledger_of
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
@@ -122,6 +124,10 @@ class Geometry:
             layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
+        if any(layer.is_residual for layer in self.layers) and (rows == "max" or drift is not None):
+            raise ValueError(
+                'layers="residual" has sums of streams, which rows="max" and drift= do not keep: leave one of them out.'
+            )
         self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
@@ -372,7 +378,7 @@ class Geometry:
         for layer, (dim, expected, _) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
-                self._add_metrics(layer.name, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
+                self._add_metrics(layer, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
             if dim:
                 self._metrics[layer.name].expected_Q = expected
         self._complete_groups()
@@ -456,8 +462,9 @@ class Geometry:
     def _update_layer(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
-            metrics = self._add_metrics(layer.name, hidden.shape[-1])
-            self.norms.look(layer, hidden, tokens.mask)
+            metrics = self._add_metrics(layer, hidden.shape[-1])
+            if not layer.is_residual:
+                self.norms.look(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]
@@ -480,17 +487,22 @@ class Geometry:
         ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
         return find_words(device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask)
 
-    def _add_metrics(self, layer_name: str, dim: int) -> LayerMetrics:
-        make = self.make_metrics if self._drift is None else self._drift.with_compared_rows(self.make_metrics)
+    def make_metrics_of(self, layer: Layer) -> MetricFactory:
+        """The factory of a layer's metrics; of a residual one it is given the width of all streams together."""
+        return ledger_of(self.make_metrics, STREAMS) if layer.is_residual else self.make_metrics
+
+    def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
+        make = self.make_metrics_of(layer)
+        make = make if self._drift is None else self._drift.with_compared_rows(make)
         metrics = LayerMetrics(
             make,
             dim,
             device=self.device,
             process_group=self._group,
             jackknife=self.settings["jackknife"],
-            metrics=self._empty.pop((layer_name, dim), None),
+            metrics=self._empty.pop((layer.name, dim), None),
         )
-        self._metrics[layer_name] = metrics
+        self._metrics[layer.name] = metrics
         return metrics
 
 
@@ -550,7 +562,7 @@ def observe(
 
     Args:
         model: any module.
-        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
+        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list or a callable: see
             `embedgeo.capture.layers.resolve_layers`.
         metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`; ``"auto"``:
             those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`.

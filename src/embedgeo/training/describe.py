@@ -20,6 +20,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
+from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, number, reason, size
@@ -30,7 +31,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, keys_of_types, measured_keys, metric_name, width_notes
-from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 
 _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
@@ -220,17 +221,22 @@ def describe(
         model.eval()
         if isinstance(geometry, ValueError):
             return replace(described, warnings=(_unresolved(model, geometry),))
-        make = geometry.make_metrics
         inspected = inspect_forward(geometry.model, geometry.layers, batch)
         rows = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
         shapes = inspected.hidden
         guess = None if inspected.error is None else model_width(geometry.model)
         widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in geometry.layers}
+        makers = dict[int, MetricFactory]()  # by width, which residual layers have several times
+        for layer in geometry.layers:
+            if (width := widths[layer.name]) is not None:
+                width *= len(STREAMS) if layer.is_residual else 1
+                widths[layer.name] = width
+                makers[width] = geometry.make_metrics_of(layer)
         counts = Counter(width for width in widths.values() if width is not None)
-        held = {width: _held_bytes(make(width), width, rows) for width in counts}
+        held = {width: _held_bytes(makers[width](width), width, rows) for width in counts}
         metrics = _totals(counts, held)
         device = weights_device(model)
-        seconds = [count * _seconds(make(width), width, rows, device) for width, count in counts.items()]
+        seconds = [count * _seconds(makers[width](width), width, rows, device) for width, count in counts.items()]
         token_ids, mask = _sources(monitor, model, inspected)
         return replace(
             described,
@@ -468,9 +474,9 @@ def _metric_seconds(metric: Metric, width: int, rows: _ExpectedRows, device: tor
     timed_width = width
     share = 1.0
     if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
-        timed_width = _TIMED_WIDTH
         share = metric.state_bytes(rows.total, 1)
-        metric = metric.of_width(timed_width)
+        metric = metric.of_width(_TIMED_WIDTH)
+        timed_width = metric.dim
         share /= metric.state_bytes(rows.total, 1)
     hidden, ids, sequences = rows.drawn(timed_width, device)
     seconds = 0.0

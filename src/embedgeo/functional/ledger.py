@@ -1,0 +1,119 @@
+"""Moments of rows that are sums of several streams, such as a block's input and its writes, exactly divided up."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.distributed import Exchange, Group, total
+from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.moments import merged, ratio, row_chunks
+from embedgeo.functional.precision import accumulator_dtype
+
+ROUNDING = "rounding"
+"""Name of the stream that is what the rounding of the model's dtype leaves."""
+
+
+class StreamMoments(NamedTuple):
+    """Moments of K streams of the same rows, and of each two of them together.
+
+    Attributes:
+        n: number of rows, scalar.
+        mean: mean row of each stream, shape (K, d).
+        m2: squared deviations from it, summed over rows, shape (K, d).
+        scatter: Σ_i (x_ik − mean_k) · (x_il − mean_l) over rows i, shape (K, K).
+        cosine: cosines of the rows of each stream and of the first one, summed, shape (K,); 0 where one is zero.
+    """
+
+    n: Tensor
+    mean: Tensor
+    m2: Tensor
+    scatter: Tensor
+    cosine: Tensor
+
+    @classmethod
+    def empty(cls, num_streams: int, dim: int) -> "StreamMoments":
+        """The moments of no rows."""
+        n = torch.zeros((), dtype=torch.float64)
+        rows = n.new_zeros(num_streams, dim)
+        return cls(n, rows, rows, n.new_zeros(num_streams, num_streams), rows[:, 0])
+
+    def merge(self, other: "StreamMoments") -> "StreamMoments":
+        """The moments of the rows of both."""
+        return merged((self, other))
+
+    def all_reduce(self, group: Group = None) -> Exchange["StreamMoments"]:
+        """The moments of the rows of all ranks."""
+        weight = self.n[..., None, None]
+        n, sums, cosine = yield from at_once(total(self.n), total(weight * self.mean), total(self.cosine))
+        mean = sums / n.clamp(min=1)
+        shift = self.mean - mean
+        m2, scatter = yield from at_once(
+            total(self.m2 + weight * shift.square()), total(self.scatter + weight * (shift @ shift.mT))
+        )
+        return StreamMoments(n, mean, m2, scatter, cosine)
+
+
+def stream_moments(x: Tensor, weights: Tensor | None = None) -> StreamMoments:
+    """Moments of the rows of K streams, ``x`` of shape (n, K, d), of any floating dtype.
+
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
+    """
+    num_streams, dim = x.shape[1:]
+    moments = StreamMoments.empty(num_streams, dim)
+    moments = StreamMoments(*(state.to(x.device, accumulator_dtype(x.device)) for state in moments))
+    for chunk in row_chunks(x.flatten(1)):
+        rows = x[chunk].to(moments.mean.dtype)
+        weight = rows.new_ones(len(rows)) if weights is None else weights[chunk]
+        n = weight.sum()
+        mean = rows.sum(0) / n.clamp(min=1)
+        directions = torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
+        cosine = (directions * directions[:, :1]).sum((0, 2))
+        centred = (rows - mean) * weight[:, None, None]
+        by_stream = centred.transpose(0, 1).flatten(1)
+        part = StreamMoments(n, mean, centred.square().sum(0), by_stream @ by_stream.mT, cosine)
+        moments = moments.merge(part)
+    return moments
+
+
+def between_scatter(n: Tensor, mean: Tensor) -> Tensor:
+    """Scatter of the means of groups of n rows, shapes (G,) and (G, K, d), about the mean of all rows; (K, K)."""
+    center = torch.einsum("g,gkd->kd", n, mean) / n.sum().clamp(min=1)
+    found = mean.new_zeros(mean.shape[1], mean.shape[1])
+    for chunk in row_chunks(mean.flatten(1)):
+        shift = mean[chunk] - center
+        found += torch.einsum("g,gkd,gld->kl", n[chunk], shift, shift)
+    return found
+
+
+def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Tensor]:
+    """A quadratic form of a sum of streams, and what each stream and each two of them have of it.
+
+    Args:
+        name: of the form: Q, M, V or V_W.
+        products: the form's bilinear one of each two streams, shape (K, K).
+        streams: their names. All that involves `ROUNDING`, where it is among them, is one part.
+
+    Returns:
+        ``name``, the form of the sum; ``{name}_from_{stream}``; ``{name}_from_{stream}_{other}``, twice the product;
+        the same with ``share`` in place of ``from``, divided by the form, NaN where that is 0. The parts of a stream
+        that is zero in all rows, whose product with itself is 0, are left out. Parts add up to the whole.
+
+    >>> parts = divided("Q", torch.tensor([[4.0, 1.0], [1.0, 2.0]]), ("stream", "mlp"))
+    >>> {key: value.item() for key, value in parts.items() if "share" not in key}
+    {'Q': 8.0, 'Q_from_stream': 4.0, 'Q_from_mlp': 2.0, 'Q_from_stream_mlp': 2.0}
+    """
+    whole = products.sum()
+    plain = [k for k, stream in enumerate(streams) if stream != ROUNDING]
+    parts = {streams[k]: products[k, k] for k in plain}
+    parts |= {f"{streams[k]}_{streams[other]}": 2 * products[k, other] for k, other in combinations(plain, 2)}
+    if ROUNDING in streams:
+        rounding = products[streams.index(ROUNDING)]
+        parts[ROUNDING] = 2 * rounding.sum() - rounding[streams.index(ROUNDING)]
+    return {
+        name: whole,
+        **{f"{name}_from_{part}": value for part, value in parts.items()},
+        **{f"{name}_share_{part}": ratio(value, whole) for part, value in parts.items()},
+    }

@@ -1,0 +1,185 @@
+"""The residual ledger at the blocks of every model family, against float64 sums of the block's own input and output."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from embedgeo import GeometryMonitor, StepMonitor, TokenMoments, observe
+from tests.models import FAMILIES, VOCABULARY, NanoGPT, TorchEncoder, gpt_neox, t5, token_batch
+
+_MOE = {"experts_implementation": "eager", "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+_SSM = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
+_NAMED = [
+    "gpt_neox", "bloom", "gpt2", "gptj", "llama", "mistral", "qwen2", "gemma2", "olmo2", "opt", "falcon", "phi",
+    "bert", "roberta", "modernbert", "t5 encoder",
+]  # fmt: skip
+
+
+def _torch_encoder(norm_first):
+    model = TorchEncoder()
+    block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model.encoder = nn.TransformerEncoder(block, 3, enable_nested_tensor=False)
+    return model
+
+
+BUILD = {
+    **{name: FAMILIES[name].build for name in _NAMED},
+    "mixtral": lambda: hf.MixtralForCausalLM(
+        hf.MixtralConfig(**_MOE, **_SSM, num_attention_heads=2, intermediate_size=32)
+    ),
+    "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**_SSM)),
+    "nanoGPT": NanoGPT,
+    "torch, norm first": lambda: _torch_encoder(True),
+    "torch, norm last": lambda: _torch_encoder(False),
+    "parallel": lambda: gpt_neox(use_parallel_residual=True),
+    "sequential": lambda: gpt_neox(use_parallel_residual=False),
+}
+
+
+def built(name, dtype=torch.float64):
+    torch.manual_seed(0)
+    model = BUILD[name]().eval()
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) / 10
+    return model.to(dtype)
+
+
+def run(model, ids):
+    name = "input_ids" if isinstance(model, hf.PreTrainedModel) else ("idx" if isinstance(model, NanoGPT) else "ids")
+    return model(**{name: ids})
+
+
+def measured(model, ids, layers, **options):
+    with observe(model, layers, lambda dim: [TokenMoments(dim)], **options) as geometry, torch.no_grad():
+        run(model, ids)
+    return geometry.compute()
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("name", BUILD)
+def test_parts_add_up_to_the_blocks_own_moments(name, dtype, rtol):
+    model, ids = built(name, dtype), token_batch()["input_ids"]
+    expected, found = measured(model, ids, "blocks"), measured(model, ids, "residual")
+    assert list(found) == ["block.00", "block.01", "block.02"]
+    for layer, values in found.items():
+        for key in ("Q", "M", "V", "V_W"):
+            parts = [value for each, value in values.items() if each.startswith(f"{key}_from_")]
+            assert sum(parts) == pytest.approx(values[key], abs=rtol * values["Q"])
+            assert values[key] == pytest.approx(expected[layer][key], abs=rtol * values["Q"]), (layer, key)
+            shares = [value for each, value in values.items() if each.startswith(f"{key}_share_")]
+            assert sum(shares) == pytest.approx(1)
+        writes = {"Q_from_other"} if name == "mamba" else {"Q_from_attention", "Q_from_mlp"}
+        assert writes <= values.keys()
+        assert ("Q_from_norm_bias" in values) == (name in ("bert", "roberta", "torch, norm last"))
+        assert (
+            abs(values["Q_from_rounding"])
+            < 100 * torch.finfo(torch.float32 if name == "mamba" else dtype).eps * values["Q"]
+        )
+
+
+def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write():
+    torch.manual_seed(0)
+    model, ids = t5().double().eval(), token_batch()["input_ids"]
+    with observe(model, "residual") as geometry, torch.no_grad():
+        model(input_ids=ids, decoder_input_ids=ids[:, :7])
+    values = geometry.compute()
+    assert "Q_from_other" not in values["encoder.block.01"]
+    assert {"Q_from_attention", "Q_from_other", "Q_from_mlp"} <= values["decoder.block.01"].keys()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
+def test_a_planted_offset_is_found_at_its_block_and_write(name):
+    model, ids = built(name), token_batch()["input_ids"]
+    offset = torch.zeros(16, dtype=torch.float64)
+    offset[5] = 40.0
+    mlps = [module for path, module in model.named_modules() if path.endswith(".1.mlp")]
+    before = measured(model, ids, "residual")
+    handle = mlps[0].register_forward_hook(lambda module, args, output: output + offset)
+    found = measured(model, ids, "residual")
+    handle.remove()
+    layers = list(found)
+    assert [layer for layer in layers if found[layer]["M_from_mlp"] > 1000] == ["block.01"]
+    assert found["block.00"] == before["block.00"]
+    outputs = []
+    mlps[0].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
+    run(model, ids)
+    mean = outputs[0].flatten(0, 1).mean(0)
+    assert found["block.01"]["M_from_mlp"] == pytest.approx(float((mean + offset).square().sum()), rel=1e-6)
+    assert found["block.01"]["V_from_mlp"] == pytest.approx(before["block.01"]["V_from_mlp"], rel=1e-6)
+    assert found["block.01"]["mlp_top_coordinate"] == 5
+    assert found["block.01"]["mlp_top_coordinate_share"] > 0.9
+
+
+def test_what_rounding_leaves_in_a_narrow_dtype_is_a_part_of_its_own():
+    model, ids = built("llama", torch.bfloat16), token_batch()["input_ids"]
+    for values in measured(model, ids, "residual").values():
+        assert 0 < abs(values["Q_from_rounding"]) < 0.03 * values["Q"]
+        parts = [value for key, value in values.items() if key.startswith("Q_from_")]
+        assert sum(parts) == pytest.approx(values["Q"], rel=1e-9)
+
+
+def test_padding_and_first_positions_are_left_out():
+    model, batch = built("gpt2"), token_batch(padding="left")
+    with observe(model, ["blocks"], skip_first_positions=1) as plain, torch.no_grad():
+        model(**batch)
+    with observe(model, ["residual"], skip_first_positions=1) as ledger, torch.no_grad():
+        model(**batch)
+    blocks, found = plain.compute(), ledger.compute()
+    for layer, values in found.items():
+        assert values["n"] == blocks[layer]["n"] < batch["input_ids"].numel()
+        assert values["Q"] == pytest.approx(blocks[layer]["Q"], rel=1e-9)
+
+
+def test_a_block_that_hides_its_writes_is_refused_by_name():
+    model = FAMILIES["opt"].build(dropout=0.5).train()  # its dropout is no module
+    with pytest.raises(ValueError, match="left over") as caught, observe(model, "residual"):
+        model(**token_batch())
+    assert "at layer 'block.00'" in caught.value.__notes__
+
+
+def test_blocks_that_are_applied_several_times_are_refused():
+    with (
+        pytest.raises(ValueError, match=r"called once each; block\.00 is applied several times"),
+        observe(FAMILIES["albert"].build(), "residual"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("option", [{"rows": "max"}])
+def test_maxima_are_no_sums_of_streams(option):
+    with pytest.raises(ValueError, match='rows="max"'), observe(FAMILIES["llama"].build(), "residual", **option):
+        pass
+
+
+def trained(layers):
+    """Weights and random state after steps with dropout, measured at ``layers`` if any."""
+    torch.manual_seed(0)
+    model = gpt_neox(hidden_dropout=0.1).train()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    monitor = StepMonitor(model, 1, layers=layers or "blocks", on_error="raise")
+    for step in range(3):
+        batch = token_batch(seed=step)
+        with monitor.step(step, batch) if layers else nullcontext():
+            model(**batch, labels=batch["input_ids"]).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if layers:
+        assert {record["layer"] for record in monitor.history} >= {"block.00", "block.02"}
+        assert any(record["metric"] == "V_W_share_mlp" for record in monitor.history)
+    return [*(weight.detach() for weight in model.parameters()), torch.get_rng_state()]
+
+
+def test_training_is_bit_for_bit_the_same():
+    for plain, watched in zip(trained(None), trained("residual"), strict=True):
+        assert torch.equal(plain, watched)
+
+
+def test_describe_says_what_the_streams_hold():
+    model = gpt_neox(hidden_size=256)  # whose streams are wider together than what is timed
+    few, many = (GeometryMonitor(layers=layers).describe(model, token_batch()) for layers in ("block.*", "residual"))
+    assert [layer.width for layer in many.layers] == [6 * layer.width for layer in few.layers]
+    assert many.state_bytes > 0
+    assert many.seconds > 0

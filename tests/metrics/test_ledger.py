@@ -1,0 +1,122 @@
+"""The residual ledger as a metric: against sums in float64 over the rows, however they are split, and on two ranks."""
+
+import copy
+import pickle
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from embedgeo import ResidualLedger
+from embedgeo.glossary import term
+from tests.data import assert_values, floats, gaussian, updated
+from tests.ranks import on_two_ranks
+from tests.strategies import splits
+
+STREAMS = ("stream", "attention", "mlp", "rounding")
+DIM, N = 3, 60
+
+
+def rows():
+    """Rows of four streams side by side, with offsets, the last of them tiny; and their token types."""
+    parts = [100 + gaussian(N, DIM), gaussian(N, DIM, seed=1) - 3, 5 * gaussian(N, DIM, seed=2)]
+    return torch.cat([*parts, 1e-3 * gaussian(N, DIM, seed=3)], 1), torch.arange(N) % 7
+
+
+def ledger():
+    return ResidualLedger(len(STREAMS) * DIM, STREAMS, by_token_type=True)
+
+
+def naive(x, ids):
+    """Q, M, V and V_W and their parts, from the definitions."""
+    x = x.double().unflatten(1, (len(STREAMS), DIM))
+    of_types = torch.stack([x[ids == each].mean(0) for each in ids.unique()])[torch.searchsorted(ids.unique(), ids)]
+    forms = {"Q": x, "M": x.mean(0, keepdim=True), "V": x - x.mean(0), "V_W": x - of_types}
+    values = {"n": float(len(x))}
+    for name, rows_ in forms.items():
+        products = torch.einsum("nkd,nld->kl", rows_, rows_) / len(rows_)
+        whole = float(rows_.sum(1).square().sum(1).mean())
+        parts = {STREAMS[k]: products[k, k] for k in range(3)}
+        parts |= {f"{STREAMS[k]}_{STREAMS[m]}": 2 * products[k, m] for k, m in combinations(range(3), 2)}
+        parts["rounding"] = products[3, 3] + 2 * products[3, :3].sum()
+        values[name] = whole
+        values |= {f"{name}_from_{part}": float(value) for part, value in parts.items()}
+        values |= {f"{name}_share_{part}": float(value) / whole for part, value in parts.items()}
+    for k in (1, 2):
+        squares = x[:, k].square().mean(0)
+        values |= {
+            f"{STREAMS[k]}_norm_ratio": float((squares.sum() / x[:, 0].square().sum(1).mean()).sqrt()),
+            f"{STREAMS[k]}_M_over_Q": float(x[:, k].mean(0).square().sum() / squares.sum()),
+            f"{STREAMS[k]}_cosine_to_stream": float(torch.cosine_similarity(x[:, 0], x[:, k], dim=1).mean()),
+            f"{STREAMS[k]}_top_coordinate": float(squares.argmax()),
+            f"{STREAMS[k]}_top_coordinate_share": float(squares.max() / squares.sum()),
+        }
+    return values
+
+
+@settings(max_examples=20)
+@given(splits(N))
+def test_values_are_those_of_the_definitions_however_rows_are_split(parts):
+    x, ids = rows()
+    found, expected = floats(updated(ledger(), x, ids, parts).compute()), naive(x, ids)
+    assert found.keys() == expected.keys()
+    assert_values(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_merged_copied_and_pickled_it_is_the_same():
+    x, ids = rows()
+    first, second = (updated(ledger(), x, ids, [part]) for part in (slice(0, 25), slice(25, N)))
+    second.merge_state(first)
+    for each in (second, copy.deepcopy(second), pickle.loads(pickle.dumps(second))):
+        assert_values(floats(each.compute()), naive(x, ids), rtol=1e-9, atol=1e-9)
+
+
+def test_rows_that_are_not_finite_are_left_out():
+    x, ids = rows()
+    spoiled = x.clone()
+    spoiled[10, 4] = torch.nan
+    keep = torch.arange(N) != 10
+    assert_values(floats(updated(ledger(), spoiled, ids).compute()), naive(x[keep], ids[keep]), rtol=1e-9, atol=1e-9)
+
+
+def test_without_rows_there_is_only_their_number_and_without_token_ids_no_variance_within():
+    x, _ = rows()
+    assert floats(updated(ledger(), x[:0]).compute()) == {"n": 0.0}
+    values = updated(ledger(), x).compute()
+    assert "V" in values
+    assert not [key for key in values if key.startswith("V_W")]
+
+
+def test_a_stream_that_is_zero_has_no_parts_but_rounding_always_has():
+    x, ids = rows()
+    x[:, DIM : 2 * DIM] = 0
+    x[:, 3 * DIM :] = 0
+    values = updated(ledger(), x, ids).compute()
+    assert not [key for key in values if "attention" in key]
+    assert values["Q_from_rounding"] == 0
+
+
+def test_every_key_has_a_term():
+    x, ids = rows()
+    keys = updated(ledger(), x, ids).compute().keys() - {"n", "Q", "M", "V", "V_W"}
+    assert all(ResidualLedger.family_term(key) is not None for key in keys)
+    assert term("M_share_mlp").unit == "share of M"
+
+
+def test_streams_are_as_wide_as_each_other_and_have_names_of_their_own():
+    with pytest.raises(ValueError, match="multiple of the number of streams"):
+        ResidualLedger(7, STREAMS)
+    with pytest.raises(ValueError, match="distinct"):
+        ResidualLedger(8, ("stream", "stream"))
+
+
+def on_rank(rank):
+    x, ids = rows()
+    return floats(updated(ledger(), x, ids, [slice(0, 20), slice(20, N)][rank::2]).compute())
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_values_of_all_rows(tmp_path):
+    for values in on_two_ranks(on_rank, tmp_path):
+        assert_values(values, naive(*rows()), rtol=1e-9, atol=1e-9)
