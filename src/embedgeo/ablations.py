@@ -163,7 +163,8 @@ def _given_batch(
             drawn = torch.rand(int(may_be_masked[i].sum()), generator=_generator(seed, number)) < _MASKED
             masked[i, may_be_masked[i]] = drawn.to(masked.device)
         labels = token_ids.masked_fill(~masked, NO_TYPE)
-        token_ids = given["input_ids"] = token_ids.masked_fill(masked, mask_token_id)
+        token_ids = token_ids.masked_fill(masked, mask_token_id)
+        given["input_ids"] = token_ids
     labels = token_ids if labels is None else labels
     return _batch(given, token_ids, real, labels, is_masked, numbers)
 
@@ -332,7 +333,8 @@ def _unseen_share(
     statistics: Mapping[tuple[int, bool], RowStatistics], substitutes: Mapping[tuple[int, bool], Substitutes]
 ) -> float:
     """Share of the rows of both halves whose token type the other half does not have."""
-    unseen = total = 0.0
+    unseen = 0.0
+    total = 0.0
     for half in (0, 1):
         types = statistics[half, False].types
         is_seen = torch.isin(types.token_ids.cpu(), substitutes[1 - half, False].token_ids.cpu()).to(types.n.device)

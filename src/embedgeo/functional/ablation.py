@@ -23,7 +23,7 @@ REPLACEMENTS = (
 
 
 class RowStatistics(NamedTuple):
-    """What rows are replaced by depends on: their scatter, and the mean of each token type."""
+    """Statistics that rows are replaced by: their scatter, and the mean of each token type."""
 
     scatter: Scatter
     types: TokenTable
@@ -69,7 +69,7 @@ class Substitutes(NamedTuple):
 
     @classmethod
     def of(cls, statistics: RowStatistics) -> "Substitutes":
-        """What follows from the statistics of rows."""
+        """The substitutes for rows, from the statistics of others."""
         n, mean, scatter = statistics.scatter
         values, vectors = torch.linalg.eigh(scatter / n.clamp(min=1))
         coordinates = scatter.diagonal().argsort(descending=True, stable=True)
