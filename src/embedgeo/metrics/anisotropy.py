@@ -166,7 +166,7 @@ class Anisotropy(GeometryMetric):
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
         matrix = self.dim**2 - 1 if self.sketch is None else (self.dim - 1) * self.sketch
-        return super().state_bytes(num_rows) + 8 * matrix + pending * itemsize * self.dim
+        return super().state_bytes(num_rows) + 8 * matrix + pending * (itemsize * self.dim + 1)
 
     @property
     def label(self) -> str:
