@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from embedgeo import full_metrics
 from embedgeo.functional import row_scatter, spectrum_values
@@ -44,6 +45,16 @@ def test_spectra_of_layers_are_those_of_each_on_the_cpu(names):
     for x, values in zip(rows.values(), found, strict=True):
         assert_values(values, spectrum_values(row_scatter(x)), rtol=1e-9, atol=1e-12)
     assert {value.device.type for values in found for value in values.values()} == {"cpu"}
+
+
+def test_a_scatter_that_is_not_finite_leaves_those_beside_it_alone():
+    whole = row_scatter(spectra()["steep, far from the origin"].to(GPU))
+    broken = [whole._replace(scatter=whole.scatter * torch.tensor(factor)) for factor in (torch.nan, torch.inf)]
+    overflown = row_scatter((spectra()["flat"] * 1e155).to(GPU))
+    scatters = [*broken, whole, overflown]
+    *others, last = computed(at_once(*(steps(spectrum_values, each) for each in scatters)))
+    assert_values(others[2], spectrum_values(row_scatter(spectra()["steep, far from the origin"])), rtol=1e-9)
+    assert all(each["anisotropy"].isnan() for each in (*others[:2], last))
 
 
 def test_spectra_of_more_layers_take_no_more_waits(gpu):
@@ -158,3 +169,36 @@ def test_layers_side_by_side_have_the_values_of_each_alone_on_the_cpu(jackknife)
         assert values.keys() == expected.keys()
         for key, pair in values.items():
             torch.testing.assert_close(pair, expected[key], rtol=1e-5, atol=1e-9, equal_nan=True, msg=key)
+
+
+@pytest.mark.parametrize("precision", ["high", "highest"])
+def test_neighbors_do_not_depend_on_tf32_and_leave_its_setting_alone(precision):
+    """Other threads train meanwhile."""
+    x = 10 + gaussian(300, 64).float()
+    expected = computed(nearest_of_searches([Search(x, torch.arange(300), 4)]))
+    backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+    torch.set_float32_matmul_precision(precision)
+    before = [backend.fp32_precision for backend in backends]
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16), Products() as seen:
+            found = computed(nearest_of_searches([Search(x.to(GPU), torch.arange(300), 4)]))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen.settings == {tuple(before)}
+    assert seen.dtypes == {torch.float64 if precision == "high" else torch.float32}
+    torch.testing.assert_close(found[0].distances, expected[0].distances, rtol=1e-6, atol=0)
+
+
+class Products(TorchDispatchMode):
+    """Records dtypes of batched products, and the settings of the process under which operations run."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes, self.settings = set(), set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul
+        self.settings.add(tuple(backend.fp32_precision for backend in backends))
+        if func.overloadpacket is torch.ops.aten.baddbmm:
+            self.dtypes.add(args[1].dtype)
+        return func(*args, **(kwargs or {}))

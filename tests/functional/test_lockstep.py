@@ -78,7 +78,47 @@ def test_a_stepwise_function_is_called_like_any_other_or_goes_on_beside_others()
 
 def test_an_exception_of_a_function_reaches_the_caller():
     def failing(numbers):
-        raise ValueError(f"{len(numbers)} numbers")
+        raise ValueError(f"not {numbers[0]}")
 
-    with pytest.raises(ValueError, match="2 numbers"):
+    with pytest.raises(ValueError, match="not 1"):
         computed(at_once(called(failing, 1), called(failing, 2)))
+
+
+def test_only_the_caller_whose_argument_a_function_fails_at_gets_the_exception():
+    def roots(numbers):
+        made.append(numbers)
+        if min(numbers) < 0:
+            raise ValueError(f"{min(numbers)} has no root")
+        return [number**0.5 for number in numbers]
+
+    def roots_by_steps(numbers):
+        return (yield from at_once(*(called(roots, number) for number in numbers)))
+
+    def guarded(function, number):
+        try:
+            return (yield from called(function, number))
+        except ValueError as error:
+            return str(error)
+
+    for function in (roots, roots_by_steps):
+        found = computed(at_once(*(guarded(function, number) for number in (4, -1, 9))))
+        assert found == [2, "-1 has no root", 3]
+    assert made[:4] == [[4, -1, 9], [4], [-1], [9]]
+    with pytest.raises(ValueError, match="-1 has no root"):
+        computed(at_once(called(roots, 4), called(roots_by_steps, -1)))
+
+
+def test_an_exception_between_the_steps_of_a_function_reaches_its_caller_alone():
+    def picky(numbers):
+        half = yield from at_once(*(called(doubled, number / 4) for number in numbers))
+        if max(half) > 5:
+            raise ValueError("too large")
+        return [2 * number for number in half]
+
+    def guarded(number):
+        try:
+            return (yield from called(picky, number))
+        except ValueError as error:
+            return str(error)
+
+    assert computed(at_once(*map(guarded, (1, 20, 3)))) == [1, "too large", 3]

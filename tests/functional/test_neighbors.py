@@ -20,6 +20,8 @@ from embedgeo.functional import (
     two_nearest_distances,
     twonn_dimension,
 )
+from embedgeo.functional.lockstep import computed
+from embedgeo.functional.neighbors import distinct_by_projections, distinct_rows, projections
 from embedgeo.functional.precision import fastest_products, search_dtype
 from tests import references
 from tests.clouds import CLOUDS, manifold
@@ -455,6 +457,18 @@ def test_neither_order_nor_origin_nor_unit_matters():
     assert shuffled.unique(dim=0).equal(left.unique(dim=0))
     for other in (x + 50 * gaussian(1, 10), x * 1e-12, x * 1e12):
         assert len(merge_duplicates(other)) == 300
+
+
+def test_projections_alone_find_the_rows_that_sorting_them_finds():
+    """On a device rows are not sorted: copies, chains of near rows, and chains between copies are found by these."""
+    x = gaussian(200, 5)
+    chain = x[0] + 0.6e-5 * scale(x) * torch.arange(9)[:, None] * torch.eye(5, dtype=torch.float64)[0]
+    x = torch.cat((x[1:], *[chain[i : i + 1].expand(40, 5) for i in range(9)], x[:50].expand(3, 50, 5).flatten(0, 1)))
+    x = x[torch.randperm(len(x), generator=generator())]
+    _, place = computed(distinct_by_projections(x, computed(projections(x)), 1e-5))
+    _, expected = distinct_rows(x, 1e-5)
+    assert int(place.max()) == 199
+    assert len((place * 1000 + expected).unique()) == 200
 
 
 def test_a_row_of_huge_norm_hides_no_distance():

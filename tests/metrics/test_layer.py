@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
+from embedgeo.functional.lockstep import at_once, called, computed, steps, stepwise
 from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
 from embedgeo.functional.rows import BatchIds, RowIds, Rows, row_ids, select_rows
 from embedgeo.functional.sampling import Sample
@@ -272,6 +273,36 @@ def test_a_further_layer_does_not_wait_for_a_device_and_has_its_values(jackknife
     assert got.keys() == expected.keys()
     for key, pair in expected.items():
         assert got[key] == pytest.approx(pair.tolist(), rel=1e-6, nan_ok=True), key
+
+
+class Picky(EmbeddingMoments):
+    """Moments, whose values are computed for all layers together, and not where Q is above 100."""
+
+    @stepwise
+    def compute(self):
+        values = super().compute()
+        return (yield from called(if_small, values))
+
+
+def if_small(of_layers):
+    if any(values["Q"] > 100 for values in of_layers):
+        raise ValueError("Q is too large")
+    return of_layers
+
+
+@pytest.mark.parametrize("jackknife", [0, 2])
+def test_a_layer_that_fails_beside_others_fails_alone(jackknife):
+    layers = list[LayerMetrics]()
+    for scale in (1.0, 100.0, 0.5):
+        layers.append(LayerMetrics(lambda dim: [Picky(dim), TokenMoments(dim)], 16, device=CPU, jackknife=jackknife))
+        x, ids, sequences = (each.view(8, 64, *each.shape[1:]) for each in texts(512, 16))
+        layers[-1].update(scale * x, row_ids(x, ids, None, sequences))
+    first, broken, last = computed(at_once(*(steps(LayerMetrics.compute, each) for each in layers)))
+    assert isinstance(broken, ValueError)
+    assert broken.__notes__[0] == "in Picky"
+    for layer, together in ((layers[0], first), (layers[2], last)):
+        for key, pair in layer.compute().items():
+            assert together[key].tolist() == pytest.approx(pair.tolist(), nan_ok=True), key
 
 
 def test_the_moments_of_wide_rows_hold_little_more_than_a_chunk_of_them():

@@ -18,6 +18,7 @@ from embedgeo.functional.distributed import (
     exchanged,
     is_distributed,
 )
+from embedgeo.functional.rows import row_ids
 from embedgeo.functional.tokens import TokenTable, token_table
 from embedgeo.metrics import (
     AfterProcessing,
@@ -29,6 +30,7 @@ from embedgeo.metrics import (
     TokenOccurrences,
     TokenSimilarity,
 )
+from embedgeo.metrics.layer import LayerMetrics, reduce
 from tests import references
 from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.metrics.own_metric import PositiveShare
@@ -91,6 +93,18 @@ def table_on(rank):
     with metric.sync_context():
         pooled = metric.table()
     return {"before": local, "synced": pooled, "after": metric.table()}
+
+
+def table_after_reset_on(rank):
+    """The tables of a metric that a layer has given the types of all ranks, and has been used again for other rows."""
+    x, ids = rows()
+    layer = LayerMetrics(lambda dim: [TokenMoments(dim)], DIM, device=torch.device("cpu"))
+    layer.update(x[rank::2], row_ids(x[rank::2], ids[rank::2]))
+    reduce([layer])
+    (metric,) = layer.reset()
+    empty = metric.table()
+    updated(metric, x[:6], torch.full((6,), 99))
+    return {"empty": empty["n"].tolist(), "again": metric.table()["token_id"].tolist()}
 
 
 def occurrences_on(rank):
@@ -215,7 +229,7 @@ def recording(collective, sizes):
 
 def everything_on(rank):
     jobs = (
-        *(values_on, only_rank_0_has_token_ids, table_on, texts_on, samples_on),
+        *(values_on, only_rank_0_has_token_ids, table_on, table_after_reset_on, texts_on, samples_on),
         *(equal_keys_on, marked_rows_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on),
         *(any_ids_on, own_states_on),
     )
@@ -324,6 +338,11 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
         for name, expected in {"before": local, "synced": whole, "after": local}.items():
             for key, column in expected.items():
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
+
+
+def test_a_metric_that_is_used_again_has_no_token_types_of_before(ranks):
+    for result in ranks:
+        assert result["table_after_reset_on"] == {"empty": [], "again": [99]}
 
 
 def test_token_types_may_have_any_numbers(ranks):

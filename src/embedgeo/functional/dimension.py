@@ -413,7 +413,9 @@ def _neighbors_on_device(
         searches.append(Search(x, _repeated(labels, place), k, labels.sequences, labels.types))
     every, *others = yield from at_once(*(called(nearest_of_searches, each) for each in searches))
     if not scales:
-        near_sighted = torch.ones(len(kept), dtype=torch.bool).index_fill(0, far_sighted(labels.order, place), False)
+        near_sighted = torch.ones(len(kept), dtype=torch.bool, device="cpu").index_fill(
+            0, far_sighted(labels.order, place), False
+        )
         every.distances[near_sighted, 2:] = torch.nan
     found = [(search.rows, nearest.distances) for search, nearest in zip(searches[1:], others, strict=True)]
     return _Neighbors(every, place, *found)

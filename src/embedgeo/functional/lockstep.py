@@ -4,9 +4,10 @@ A `Computation` is a generator that yields the calls it wants made, and goes on 
 GPU one copy to the host then serves all layers, as one batch of each operation does. See `computed`, which makes them.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial, wraps
+from itertools import chain
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 import torch
@@ -33,6 +34,14 @@ class Call:
     argument: Any
     answer: Any = None
     is_made: bool = False
+    is_alone: bool = False  # together with others it has failed
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The answer to a call whose function has raised an exception for its argument."""
+
+    error: Exception
 
 
 Computation: TypeAlias = Generator[list[Call], None, T]
@@ -59,11 +68,13 @@ def at_once(*generators: Generator[list[Q], None, Any]) -> Generator[list[Q], No
 def called(function: Callable[[list[Any]], list[T] | Computation[list[T]]], argument: Any) -> Computation[T]:
     """The result of a function for one argument; it is called with those of all callers, and returns as many results.
 
-    It may be a computation itself.
+    It may be a computation itself. What it raises for this argument is raised here.
     """
     call = Call(function, argument)
     while call.answer is None:
         yield [call]
+    if isinstance(call.answer, Failure):
+        raise call.answer.error
     return call.answer
 
 
@@ -82,7 +93,10 @@ def on_host(*values: Any) -> Computation[tuple[Any, ...]]:
 
 
 def computed(computation: Computation[T]) -> T:
-    """Result of a computation, whose calls of one function are made together; copies to the host come last."""
+    """Result of a computation, whose calls of one function are made together; copies to the host come last.
+
+    A function that raises an exception is called for each argument alone, so that only those who caused it get it.
+    """
     waiting: dict[Computation[Any], list[Call]] = {computation: []}  # for any of these
     answering: dict[Computation[Any], list[Call]] = {}
     while True:
@@ -96,21 +110,17 @@ def computed(computation: Computation[T]) -> T:
                     return end.value
                 del waiting[each]
                 _answer(answering.pop(each), end.value)
+            except Exception as error:
+                if each is computation:
+                    raise
+                del waiting[each]
+                _fail(answering.pop(each), error)
         if any(not calls or any(call.answer is not None for call in calls) for calls in waiting.values()):
             continue
-        by_function: dict[Callable[[list[Any]], Any], list[Call]] = {}
-        for call in {id(call): call for calls in waiting.values() for call in calls if not call.is_made}.values():
-            by_function.setdefault(call.function, []).append(call)
-        if len(by_function) > 1:
-            by_function.pop(_copied, None)
-        for function, calls in by_function.items():
-            found = function([call.argument for call in calls])
-            for call in calls:
-                call.is_made = True
-            if isinstance(found, Generator):
-                waiting[found], answering[found] = [], calls
-            else:
-                _answer(calls, found)
+        for function, together in _due(chain(*waiting.values())):
+            found = _made(function, together)
+            if found is not None:
+                waiting[found], answering[found] = [], together
 
 
 def stepwise(function: Callable[P, Computation[T]]) -> Callable[P, T]:
@@ -134,9 +144,41 @@ def _in_one_step(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
     return function(*args, **kwargs)
 
 
+def _due(calls: Iterable[Call]) -> list[tuple[Callable[[list[Any]], Any], list[Call]]]:
+    """Functions with the calls that are to be made together now; copies to the host only where nothing else is due."""
+    together: dict[tuple[Callable[[list[Any]], Any], int], list[Call]] = {}
+    for call in {id(call): call for call in calls if not call.is_made}.values():
+        together.setdefault((call.function, id(call) if call.is_alone else 0), []).append(call)
+    due = [(function, some) for (function, _), some in together.items()]
+    return [each for each in due if each[0] is not _copied] or due
+
+
+def _made(function: Callable[[list[Any]], Any], calls: Sequence[Call]) -> Computation[list[Any]] | None:
+    """Make calls together and answer them, or return the computation that their answers will be the result of."""
+    for call in calls:
+        call.is_made = True
+    try:
+        found = function([call.argument for call in calls])
+    except Exception as error:
+        _fail(calls, error)
+        return None
+    if isinstance(found, Generator):
+        return found
+    _answer(calls, found)
+    return None
+
+
 def _answer(calls: Sequence[Call], answers: Sequence[Any]) -> None:
     for call, answer in zip(calls, answers, strict=True):
         call.answer = answer
+
+
+def _fail(calls: Sequence[Call], error: Exception) -> None:
+    """Have calls made again, each alone, or answer the one that has been made alone."""
+    for call in calls:
+        call.is_made, call.is_alone = False, True
+    if len(calls) == 1:
+        calls[0].answer, calls[0].is_made = Failure(error), True
 
 
 def _fields(value: Any) -> tuple[Any, ...]:

@@ -15,11 +15,12 @@ from embedgeo.functional.precision import (
     accumulator_dtype,
     fast_row_norms,
     is_normal,
-    matmul_precision,
     power_of_two,
+    product_dtype,
     row_norms,
     search_dtype,
     sent,
+    without_autocast,
 )
 
 BLOCK_BYTES = 1 << 23  # bytes of squared distances held at a time
@@ -244,7 +245,7 @@ def _nearest_of_alike(searches: list[Search]) -> Computation[list[Nearest]]:
     """The k nearest of searches of equal shapes: from products in float32, and where these do not tell, in float64."""
     k, num_rows = searches[0].k, len(searches[0].rows)
     if num_rows < 2:
-        none = torch.full((num_rows, k), torch.nan, dtype=torch.float64)
+        none = torch.full((num_rows, k), torch.nan, dtype=torch.float64, device="cpu")
         return [Nearest(none, none.new_zeros(num_rows, k, dtype=torch.int64))] * len(searches)
     device = searches[0].x.device
     labels = [
@@ -283,7 +284,7 @@ def _nearest_by_dtype(
 
     The rows with the smallest squared distances from products in ``dtype``, some more than k, are compared by
     differences. It is certain that no other row is nearer where its product would have to be smaller than theirs: see
-    `Operand.limit`.
+    `Operand.limit`. Where the process has float32 products of rounded operands (TF32), these are in float64.
 
     Args:
         x: shape (L, m, d).
@@ -305,23 +306,24 @@ def _nearest_by_dtype(
     norm = norm2.sqrt()
     largest = norm.amax(1)[:, None, None]
     finfo = torch.finfo(dtype)
+    exact = product_dtype(centred)
+    others = centred.to(exact)
     offset = torch.arange(num_layers, device=x.device)[:, None] * num_rows
     flat = x.reshape(-1, dim)
     parts = list[tuple[Tensor, Tensor, Tensor]]()
-    of_row = num_layers * max(num_rows, num_found * dim) * finfo.bits // 8
+    of_row = num_layers * max(num_rows, num_found * dim) * exact.itemsize
     for at in own.split(max(1, _STACKED_BYTES // of_row), dim=1):
         rows = (at + offset).flatten()
         left = centred.reshape(-1, dim).index_select(0, rows).view(*at.shape, dim)
-        with matmul_precision(x.device):
-            products = torch.baddbmm(norm2[:, None], left, centred.mT, alpha=-2)
+        with without_autocast(x.device):
+            products = torch.baddbmm(norm2[:, None].to(exact), left.to(exact), others.mT, alpha=-2).to(dtype)
         products.scatter_(2, at[..., None], torch.inf)
         for label, is_apart in zip(labels, (True, False), strict=True):
             if label is not None:
                 same = label.gather(1, at)[..., None] == label[:, None]
                 products.masked_fill_(same if is_apart else ~same, torch.inf)
         least, place = products.topk(num_found, largest=False)
-        others = (place + offset[..., None]).flatten()
-        near = flat.index_select(0, others).view(*place.shape, dim).to(dtype)
+        near = flat.index_select(0, (place + offset[..., None]).flatten()).view(*place.shape, dim).to(dtype)
         near -= flat.index_select(0, rows).view(*at.shape, 1, dim)
         near /= unit[:, None, None, None]
         distances = fast_row_norms(near).to(wide).masked_fill_(least.isinf(), torch.inf)
@@ -843,38 +845,52 @@ def distinct_by_projections(x: Tensor, projected: Projections, tolerance: float)
     """The `distinct_rows` of ``x`` on any device, given their projections; all in order if no two are near.
 
     Rows are sorted by their projections on one direction, and each is compared with those after it, as long as there
-    are any within reach whose other projections are near, too: first with the next one alone, which joins copies. Both
-    results are on the CPU.
+    are any within reach whose other projections are near, too: first with the next one alone, which finds copies, and
+    one of these stays. Both results are on the CPU.
     """
     n = len(x)
-    reach = tolerance * float(projected.norms.median()) if n else 0.0
-    reach = reach if reach < math.inf else 0.0
     every = torch.arange(n, device="cpu")
     order = projected.places[:, 0].argsort()
     place = projected.places[order]
-    rounding = projected.rounding * projected.norms[order, None]
+    norms = projected.norms[order]
+    rounding = projected.rounding * norms[:, None]
     label = every  # by place in the order, the first row of those joined to it
-    pairs = list[tuple[Tensor, Tensor]]()
-    for lag in range(1, n):
-        within = (place[lag:] - place[:-lag]).abs() <= reach + rounding[lag:] + rounding[:-lag]
-        is_last = not bool(within[:, 0].any())
-        if not is_last:
-            left = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
-            pairs.append((left, left + lag))
-        if pairs and (lag == 1 or is_last or lag == n - 1):
-            left, right = map(torch.cat, zip(*pairs, strict=True))
-            pairs.clear()
-            if len(left):
-                i, j = (sent(order[each], x.device) for each in (left, right))
-                (distances,) = yield from on_host(pair_distances(x, i, j, accumulator_dtype(x.device)))
-                is_near = distances <= reach
-                label = _join(label, left[is_near], right[is_near])
-        if is_last:
-            break
+    compared = every  # places in the order, of one of each run of equal rows
+    reach = 0.0
+    for most in (1, n):
+        pairs = _with_near_projections(place[compared], rounding[compared], label[compared], reach, most)
+        if len(pairs[0]):
+            left, right = (compared[each] for each in pairs)
+            i, j = (sent(order[each], x.device) for each in (left, right))
+            (distances,) = yield from on_host(pair_distances(x, i, j, accumulator_dtype(x.device)))
+            is_near = distances <= reach
+            label = _join(label, left[is_near], right[is_near])
+            compared = compared[label[compared] == compared] if most == 1 else compared
+        if len(compared) > 1:
+            reach = tolerance * float(norms[compared].median())
+            reach = reach if reach < math.inf else 0.0
     is_first = label == every
     if bool(is_first.all()):
         return every, every
     return order[is_first], torch.empty_like(every).scatter_(0, order, is_first.cumsum(0)[label] - 1)
+
+
+def _with_near_projections(
+    place: Tensor, rounding: Tensor, label: Tensor, reach: float, most: int
+) -> tuple[Tensor, Tensor]:
+    """Pairs of rows of different labels that may be within reach of each other, at most so many places apart.
+
+    The first projections, in the first column of ``place``, ascend.
+    """
+    pairs = [(label[:0], label[:0])]
+    for lag in range(1, min(most + 1, len(place))):
+        within = (place[lag:] - place[:-lag]).abs() <= reach + rounding[lag:] + rounding[:-lag]
+        if not bool(within[:, 0].any()):
+            break
+        left = (within.all(1) & (label[lag:] != label[:-lag])).nonzero().flatten()
+        pairs.append((left, left + lag))
+    left, right = map(torch.cat, zip(*pairs, strict=True))
+    return left, right
 
 
 def _join(label: Tensor, left: Tensor, right: Tensor) -> Tensor:

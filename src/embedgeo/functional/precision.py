@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -142,6 +142,23 @@ def fast_row_norms(rows: Tensor) -> Tensor:
     if rows.dtype == torch.float32 and rows.shape[-1] % _SUMMED_COLUMNS == 0:
         rows = torch.linalg.vector_norm(rows.unflatten(-1, (-1, _SUMMED_COLUMNS)), dim=-1)
     return row_norms(rows)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of rows, or a wider one, in which their products are in full precision with the process's settings.
+
+    These are left alone, for other threads train under them: see `matmul_precision`.
+    """
+    if x.dtype != torch.float32:
+        return x.dtype
+    backend = torch.backends.cuda if x.device.type == "cuda" else torch.backends.mkldnn
+    is_full = backend.matmul.fp32_precision in ("ieee", "none")
+    return torch.float32 if is_full else accumulator_dtype(x.device)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Context without autocast; where there is none, nothing is left at its end that other threads would notice."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
 
 
 @contextmanager

@@ -238,7 +238,8 @@ def _values_of_width(scatters: list[Scatter]) -> Computation[list[dict[str, Tens
 def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tensor]:
     """λ₁ of diag(c) S diag(c) for L matrices S on a device and k columns c of each, ``scale``, shape (L, d, k).
 
-    All take the same number of Lanczos iterations between two looks. The result is on the CPU, shape (L, k).
+    All take the same number of Lanczos iterations between two looks. The result is on the CPU, shape (L, k). A matrix
+    that is not finite has columns 0, and λ₁ 0.
     """
     num_matrices, dim, num_columns = scale.shape
     finfo = torch.finfo(scale.dtype)
@@ -248,13 +249,14 @@ def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tenso
     previous, beta = torch.zeros_like(vector), scale.new_zeros(num_matrices, 1, num_columns)
     alphas, betas = list[Tensor](), list[Tensor]()
     found = torch.full((num_matrices, num_columns), torch.nan, dtype=scale.dtype, device="cpu")
+    is_looked_at = (scale != 0).any(1, keepdim=True)
     for step in range(1, _MAX_LANCZOS_STEPS + 1):
         given = scale * vector
         if stacked is not None:
             image = torch.bmm(stacked, given)
         else:
             image = torch.stack([s @ x for s, x in zip(matrices, given, strict=True)])
-        image = image * scale - beta * previous
+        image = torch.where(is_looked_at, image * scale, 0) - beta * previous
         alpha = (image * vector).sum(1, keepdim=True)
         image -= alpha * vector
         beta = torch.linalg.vector_norm(image, dim=1, keepdim=True)

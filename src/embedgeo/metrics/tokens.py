@@ -285,6 +285,11 @@ class TokenMoments(GeometryMetric):
         (types,) = yield from on_host(self.load(TokenTable).reduced(self.count_range) if types is None else types)
         return types.seen()
 
+    def reset(self) -> None:
+        super().reset()
+        self.types_of_all_ranks = None
+        self._whole = None
+
     def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
         table = on_one_device(self.load(TokenTable))
         states, types = yield from at_once(
