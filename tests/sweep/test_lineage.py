@@ -41,6 +41,22 @@ def one_matrix_of_another_step(run):
     return run | {32: run[32] | {name: run[160][name]}}
 
 
+def one_matrix_of_another_run(run):
+    name = "gpt_neox.layers.3.mlp.dense_h_to_4h.weight"
+    return run | {160: run[160] | {name: trained(1)[160][name]}}
+
+
+def one_value_is_nan(run):
+    name = "gpt_neox.layers.3.mlp.dense_h_to_4h.weight"
+    broken = run[32][name].clone()
+    broken[0, 3] = torch.nan
+    return run | {32: run[32] | {name: broken}}
+
+
+def all_zeros(run):
+    return run | {160: {name: torch.zeros_like(value) for name, value in run[160].items()}}
+
+
 def twice_as_large(run):
     return run | {96: {name: 2 * value for name, value in run[96].items()}}
 
@@ -67,6 +83,9 @@ FAULTS = {
     ),
     "one matrix of noise": (one_matrix_of_noise, ["jump: step32:"]),
     "one matrix of another step": (one_matrix_of_another_step, ["same tensor: step32, step160:"]),
+    "one matrix of another run at the end": (one_matrix_of_another_run, ["does not descend: step160, step152:"]),
+    "a NaN": (one_value_is_nan, ["not finite: step32:"]),
+    "zeros": (all_zeros, ["constant: step160:"]),
     "twice as large": (twice_as_large, ["jump: step96:"]),
 }
 
@@ -78,7 +97,7 @@ def put(hub, run, **options):
 
 def found(capsys):
     """The lines about faults."""
-    kinds = ("same", "jump", "does not descend", "not read")
+    kinds = ("same", "not finite", "constant", "jump", "does not descend", "not read")
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith(kinds)]
 
 

@@ -21,6 +21,7 @@ NUM_VALUES = 2**16  # of each tensor that are read: the first ones
 DETOUR = 2.0  # times the way past checkpoints that the ways to them and from them have to be
 ROUNDING = 0.25  # times the machine epsilon of the stored dtype up to which distances are those of a few roundings
 CHANCE = 0.05  # correlation of the weights of two checkpoints up to which they are those of two runs
+KEPT = 0.5  # correlation of neighbours from which on those of two runs do not follow by training alone
 _BLOCK = re.compile(r"(?<=\.)\d+(?=\.)")
 
 Array = NDArray[np.float64]
@@ -53,7 +54,7 @@ SAME_TENSOR = "same tensor"
 class Finding(NamedTuple):
     """A fault that cannot be of one training run: its kind, the checkpoints, and words."""
 
-    kind: str  # `SAME_TENSOR`, "jump" or "does not descend"
+    kind: str  # "not finite", "constant", `SAME_TENSOR`, "jump" or "does not descend"
     names: list[str]
     text: str
 
@@ -167,10 +168,28 @@ def correlations(values: Array) -> Array:
 
 
 def find_faults(lineage: Lineage) -> list[Finding]:
-    """The faults of a lineage: identical tensors, jumps, and weights that do not descend from those before."""
+    """The faults of a lineage: weights without numbers, identical ones, jumps, and those that do not descend."""
     jumps = _jumps(lineage)
     off_the_way = {name for jump in jumps for name in jump.names}
-    return [*_same_tensors(lineage), *jumps, *_breaks(lineage, off_the_way)]
+    return [*_without_numbers(lineage), *_same_tensors(lineage), *jumps, *_breaks(lineage, off_the_way)]
+
+
+def _without_numbers(lineage: Lineage) -> list[Finding]:
+    """Checkpoints with a NaN or Inf, and those with tensors of equal values (zeros, say) after they have had others."""
+    is_finite = lineage.distances.diagonal(axis1=1, axis2=2) == 0
+    varies = np.isfinite(lineage.correlations.diagonal(axis1=1, axis2=2))
+    findings = []
+    for i, name in enumerate(lineage.names):
+        is_constant = is_finite[:, i] & ~varies[:, i] & varies[:, :i].any(1)
+        for kind, marks, what in (
+            ("not finite", ~is_finite[:, i], "have a NaN or Inf"),
+            ("constant", is_constant, "have one value alone"),
+        ):
+            names = [tensor for tensor, mark in zip(lineage.tensors, marks, strict=True) if mark]
+            if names:
+                text = f"{len(names)} of {len(lineage.tensors)} tensors {what}: {listed(names, 3)}"
+                findings.append(Finding(kind, [name], text))
+    return findings
 
 
 def _same_tensors(lineage: Lineage) -> list[Finding]:
@@ -184,8 +203,9 @@ def _same_tensors(lineage: Lineage) -> list[Finding]:
         same = distances == 0
         for i, row in enumerate(same):
             members = tuple(int(j) for j in np.flatnonzero(row))
-            may_stay = not _BLOCK.search(name) and members[-1] - members[0] == len(members) - 1
-            if members[0] == i and 1 < len(members) < len(lineage.names) and not may_stay:
+            if members[:1] != (i,) or not 1 < len(members) < len(lineage.names):
+                continue
+            if _BLOCK.search(name) or members[-1] - members[0] != len(members) - 1:
                 groups.setdefault(members, []).append(name)
     return [
         Finding(
@@ -249,13 +269,25 @@ def _worst_detour(lineage: Lineage, left: Sequence[int]) -> tuple[int, int] | No
 
 
 def _breaks(lineage: Lineage, off_the_way: Collection[str]) -> list[Finding]:
-    """Neighbours whose weights correlate no more than those of two runs do, in at least half of the tensors."""
+    """Neighbours whose weights correlate no more than those of two runs do.
+
+    In at least half of the tensors; or in some that did correlate with those before, `KEPT` or more, while the median
+    of all still does.
+    """
     findings = []
+    before_that = np.full(len(lineage.tensors), nan)
     for before, after in pairwise(i for i, name in enumerate(lineage.names) if name not in off_the_way):
         found = lineage.correlations[:, before, after]
         known = found[np.isfinite(found)]
-        if len(known) and (known <= CHANCE).mean() >= 0.5:
-            names = [lineage.names[after], lineage.names[before]]
-            text = f"correlation of their weights {np.median(known):.3f}, as of two runs (at most {CHANCE})"
-            findings.append(Finding("does not descend", names, text))
+        is_off = found <= CHANCE
+        if len(known) and is_off.sum() < len(known) / 2:
+            is_off &= (before_that >= KEPT) & (np.median(known) >= KEPT)
+        if is_off.any():
+            names = [tensor for tensor, mark in zip(lineage.tensors, is_off, strict=True) if mark]
+            text = (
+                f"correlation of their weights {np.median(found[is_off]):.3f}, as of two runs (at most {CHANCE}), in "
+                f"{len(names)} of {len(lineage.tensors)} tensors: {listed(names, 3)}"
+            )
+            findings.append(Finding("does not descend", [lineage.names[after], lineage.names[before]], text))
+        before_that = found
     return findings
