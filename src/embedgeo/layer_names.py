@@ -6,14 +6,20 @@ from itertools import product, takewhile
 
 from embedgeo.formatting import printable
 
-_LAYER = re.compile(r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))")
+_LAYER = re.compile(
+    r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))"
+    r"(?:(?<=\d)\.(attention|other|middle|mlp)|)"
+)
 _LONGEST = 11  # letters in the label of a layer
 
 
 def side(layer: str) -> str:
-    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none."""
+    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none.
+
+    What blocks write has sides of its own, such as ``"mlp."`` and ``"encoder.mlp."``.
+    """
     match = _LAYER.fullmatch(layer)
-    return match[1] if match else ""
+    return match[1] + (f"{match[5]}." if match[5] else "") if match else ""
 
 
 def is_along(layer: str) -> bool:
@@ -46,7 +52,7 @@ def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
     for layer in layers:
         match = _LAYER.fullmatch(layer)
         if match and match[3]:
-            blocks.setdefault(match[1], []).append(layer)
+            blocks.setdefault(side(layer), []).append(layer)
         elif match and match[4] and int(match[4]):
             hidden.setdefault(match[1], []).append(layer)
     return hidden | blocks
@@ -59,7 +65,7 @@ def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
     """
     depths: dict[str, dict[str, float]] = {}
     for prefix, blocks in blocks_by_side(layers).items():
-        numbers = {block: int(block.rpartition(".")[2]) + ("hidden." not in block) for block in blocks}
+        numbers = {block: int(re.findall(r"\d+", block)[-1]) + ("hidden." not in block) for block in blocks}
         first = {layer: 0.0 for layer in layers if is_input(layer) and side(layer) == prefix}
         depths[prefix] = first | {block: number / max(numbers.values()) for block, number in numbers.items()}
     return depths or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
@@ -99,7 +105,7 @@ def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> st
     name = match[2].removeprefix("final_")
     if match[3] or match[4]:
         name = f"h{int(match[4])}" if match[4] else str(int(match[3]))
-    return f"{match[1][:3]} {name}".strip()
+    return f"{match[1][:3]} {name} {match[5] or ''}".strip()
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:

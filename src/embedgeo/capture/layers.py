@@ -16,6 +16,12 @@ LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the
 model that returns one of these or a mapping of names to modules; or ``"residual"``."""
 
+SUM = "sum"
+"""Stream of a layer of ``"residual"`` that is all terms of a block's output, side by side: see `capture.residual`."""
+PARTS = ("attention", "other", "middle", "mlp")
+"""Streams of the layers inside of a block, which are named after them: what attention, cross-attention (or a
+state-space mixer) and the MLP (or experts) write, and what enters the MLP's part of a block: stream and attention."""
+
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
 _AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}  # whose first hidden state is the first block's output
 _TORCH_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
@@ -38,7 +44,7 @@ class Layer:
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
     positions_first: bool = False  # its shape is (positions, batch, d) instead of (batch, positions, d)
-    is_residual: bool = False  # it is what a block's output is the sum of: see `embedgeo.capture.residual.STREAMS`
+    stream: str = ""  # of its block: `SUM`, all that its output is the sum of, or one of `PARTS`
 
     @property
     def takes_input(self) -> bool:
@@ -61,8 +67,11 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
     ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the output of each but the last,
     and the model's last hidden state, ``final_norm`` where there is one, else the last block's output.
 
-    ``"residual"`` means the blocks, each with what its output is the sum of, for `embedgeo.ResidualLedger`: see
-    `embedgeo.capture.residual`. Where it is asked for beside ``"blocks"``, that is what these are.
+    ``"residual"`` means, of each block, what it writes into its stream, such as ``block.03.attention`` and
+    ``block.03.mlp``; the stream between the two, ``block.03.middle``, where one comes after the other; and
+    ``block.03``, all that the block's output is the sum of, for `embedgeo.ResidualLedger`: see
+    `embedgeo.capture.residual`. Where it is asked for beside ``"blocks"``, that is what these blocks are. Which of
+    them a block has is found in its forward passes; the others stay without rows.
 
     Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the model; ``embed`` is in
     the first part and ``final_norm`` in the last. A pattern may then match nothing.
@@ -155,18 +164,22 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
             f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. {remedy}"
         )
     if pattern == "residual":
-        return [_residual(layer) for layer in standard if "block." in layer.name]
+        return _streams(standard)
     return standard if pattern == "blocks" else numbered
 
 
-def _residual(layer: Layer) -> Layer:
-    (call,) = layer.calls
-    if call.takes_input or call.calls_per_forward > 1:
-        reason = "is a list of modules" if call.takes_input else "is applied several times in a forward pass"
-        raise ValueError(
-            f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. Use layers="blocks".'
-        )
-    return replace(layer, is_residual=True)
+def _streams(standard: Sequence[Layer]) -> list[Layer]:
+    """The layers that are streams of blocks, one kind after the other."""
+    blocks = [layer for layer in standard if "block." in layer.name]
+    for layer in blocks:
+        (call,) = layer.calls
+        if call.takes_input or call.calls_per_forward > 1:
+            reason = "is a list of modules" if call.takes_input else "is applied several times in a forward pass"
+            raise ValueError(
+                f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. Use layers="blocks".'
+            )
+    parts = [replace(layer, name=f"{layer.name}.{part}", stream=part) for part in PARTS for layer in blocks]
+    return [*parts, *(replace(layer, stream=SUM) for layer in blocks)]
 
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import eager_mode, first_float, first_input, running_stage, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens, whole_sequences
-from embedgeo.capture.layers import Layer
+from embedgeo.capture.layers import Layer, ModuleCall
 from embedgeo.capture.residual import BlockCall
 
 if TYPE_CHECKING:
@@ -85,7 +85,11 @@ class Probe:
         self._inputs = inputs
         self._on_hidden = on_hidden
         self._attached: ExitStack | None = None
-        self._block_calls = dict[str, BlockCall]()  # of residual layers, by name
+        self._streams = dict[ModuleCall, list[Layer]]()  # layers of each block that is divided into its streams
+        for layer in layers:
+            if layer.stream:
+                self._streams.setdefault(layer.calls[0], []).append(layer)
+        self._block_calls = dict[ModuleCall, BlockCall]()
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only listen."""
@@ -159,23 +163,26 @@ class Probe:
             yield "return", hook(module, "at the model's call", self._inputs.end_call)
         for table in self._inputs.tables:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
+        for layers in self._streams.values():
+            yield from self._inside(layers[-1], hook)
         for layer in self._layers:
-            if layer.is_residual:
-                yield from self._inside(layer, hook)
+            if layer.stream and layer is not self._streams[layer.calls[0]][-1]:
+                continue  # it is read with the others of its block
             for i, call in enumerate(layer.calls):
                 event: Event = "input" if call.takes_input else "output"
                 yield event, hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i))
 
     def _inside(self, layer: Layer, hook: Callable[..., _Hook]) -> Iterator[tuple["Event", _Hook]]:
-        """The hooks of a residual layer inside its block."""
-        block, place = layer.calls[0].module, f"in layer {layer.name!r}"
+        """The hooks inside the block of a layer that is a stream of it."""
+        call = layer.calls[0]
+        block, place = call.module, f"in layer {layer.name!r}"
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if (hidden := first_input(args, kwargs)) is not None:
-                self._block_calls[layer.name] = BlockCall(hidden)
+                self._block_calls[call] = BlockCall(hidden)
 
         def record(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if (block_call := self._block_calls.get(layer.name)) is not None:
+            if (block_call := self._block_calls.get(call)) is not None:
                 block_call.record(module, path, first_input(args, kwargs), first_float(output))
 
         yield "input", hook(block, place, enter)
@@ -203,8 +210,8 @@ class Probe:
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
             return
-        block_call = self._block_calls.pop(layer.name, None)
         call = layer.calls[i]
+        block_call = self._block_calls.pop(call, None) if layer.stream else None
         num_calls = self._inputs.forward.num_calls
         num_calls[layer.name, i] += 1
         if (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
@@ -217,16 +224,21 @@ class Probe:
             )
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
-            if block_call is not None and state is not None:
-                state = block_call.streams(state)
-            if state is None:
-                return
-            state = state.transpose(0, 1) if layer.positions_first and state.ndim == 3 else state
-            values = self.token_ids, self.mask, self.word_ids
-            if self.sequence_mesh is not None:
-                tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
-                state = whole_sequences(state, self.sequence_mesh, tensors)
-            self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))
+            if layer.stream:
+                found = {} if block_call is None else block_call.streams(hidden.detach())
+                for each in self._streams[call]:
+                    if each.stream in found:
+                        self._give(each, found[each.stream])
+            elif state is not None:
+                self._give(layer, state)
+
+    def _give(self, layer: Layer, state: Tensor) -> None:
+        state = state.transpose(0, 1) if layer.positions_first and state.ndim == 3 else state
+        values = self.token_ids, self.mask, self.word_ids
+        if self.sequence_mesh is not None:
+            tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
+            state = whole_sequences(state, self.sequence_mesh, tensors)
+        self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""

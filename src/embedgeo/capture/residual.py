@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from embedgeo.capture.layers import SUM
 from embedgeo.functional.precision import accumulator_dtype
 
 STREAMS = ("stream", "attention", "mlp", "other", "norm_bias", "rounding")
@@ -37,17 +38,25 @@ class BlockCall:
         self._shape = entered.shape
         self._entered = self._rows(entered)
         self._outputs: list[_Output] = []
+        self._inputs: list[Tensor] = []  # of modules, a few rows of each
+        self._parts: dict[str, Tensor] = {}  # writes as they are written, and the stream between them
 
     def record(self, module: nn.Module, path: str, entered: Tensor | None, output: Tensor | None) -> None:
         """Keep a module's output if it can be a write: the model may overwrite its own."""
+        if entered is not None and entered.shape == self._shape:
+            self._inputs.append(self._rows(self._thinned(entered)))
         if output is None or output.numel() != self._shape.numel() or output.shape[-1] != self._shape[-1]:
             return
         is_norm = isinstance(module, nn.LayerNorm) and entered is not None
         before = self._rows(entered) if is_norm and entered is not None else None
         self._outputs.append(_Output(module, path, before, self._rows(output)))
 
-    def streams(self, output: Tensor) -> Tensor:
-        """The `STREAMS` of the block's output, shape (..., d), side by side, which add up to it; shape (..., K d).
+    def streams(self, output: Tensor) -> dict[str, Tensor]:
+        """What the block's output, shape (..., d), is the sum of.
+
+        Returns:
+            The `STREAMS` side by side, which add up to it, shape (..., K d), as `SUM`; and those of `PARTS` that the
+            block has, as they were written, before any norm of a sum, shape (..., d).
 
         Raises:
             ValueError: the output is no sum of what entered and of outputs of modules inside.
@@ -67,7 +76,27 @@ class BlockCall:
         if bool(left > tolerance**2 * size):
             raise ValueError(_refusal(float((left / size).sqrt())))
         every = torch.stack([parts[name].to(narrow) for name in STREAMS], 1)
-        return every.view(*output.shape[:-1], -1)
+        if "middle" not in self._parts and self._has_middle(tolerance):
+            self._parts["middle"] = self._before_mlp(self._entered)
+        found = {SUM: every.view(*output.shape[:-1], -1)}
+        return found | {name: rows.to(output.dtype).view(output.shape) for name, rows in self._parts.items()}
+
+    def _has_middle(self, tolerance: float) -> bool:
+        """Tell whether the MLP reads the stream with what attention has written: a module inside was called with it."""
+        before = [self._parts[name] for name in ("attention", "other") if name in self._parts]
+        if not before or "mlp" not in self._parts:
+            return False
+        entered = self._thinned(self._entered)
+        middle = self._before_mlp(entered)
+        finite = middle.isfinite().all(1)
+        far, limit = (middle - entered)[finite].norm(), tolerance * middle[finite].norm()
+        distances = [(rows - middle)[finite].norm() for rows in self._inputs]
+        return any(bool((distance <= limit) & (2 * distance <= far)) for distance in distances)
+
+    def _before_mlp(self, entered: Tensor) -> Tensor:
+        """The stream with what attention and cross-attention have written, where a few rows of it have entered, too."""
+        writes = [self._parts[name] for name in ("attention", "other") if name in self._parts]
+        return sum((rows if len(rows) == len(entered) else self._thinned(rows) for rows in writes), entered)
 
     def _explained(
         self, whole: Tensor, outputs: Sequence[_Output], sample: Tensor, tolerance: float
@@ -93,6 +122,10 @@ class BlockCall:
         if distance > tolerance * max(float(few.norm()), float(self._entered[sample].norm())):
             raise ValueError(_refusal(distance / max(float(few.norm()), torch.finfo(few.dtype).tiny)))
         named = self._named(base, writes, candidates)
+        for name, rows in named:
+            self._parts[name] = self._parts[name] + rows if name in self._parts else rows
+        if base is not None and any(name == "mlp" for name, _ in named):
+            self._parts["middle"] = base.rows
         if base is None or base.entered is None:
             return [("stream", self._entered), *named]
         before = outputs[: next(i for i, each in enumerate(outputs) if each.module is base.module)]
@@ -118,6 +151,11 @@ class BlockCall:
                 since.clear()
                 earlier.append(each.module)
         return named
+
+    def _thinned(self, hidden: Tensor) -> Tensor:
+        """A few rows of those of the block, from all of them."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return rows[:: max(1, len(rows) // _FEW_ROWS)]
 
     @staticmethod
     def _rows(hidden: Tensor) -> Tensor:

@@ -104,7 +104,7 @@ class TokenTable(NamedTuple):
 
     def all_reduce(self, group: Group = None) -> Exchange["TokenTable"]:
         """The table of the rows of all ranks, with every token type that any of them has."""
-        types = yield from _union(self.token_ids, group)
+        types = yield from union_of_types(self.token_ids, group)
         place = torch.searchsorted(types, self.token_ids)
         counts = self.n.new_zeros(4, len(types)).index_copy_(1, place, torch.stack((self.n, *self[4:])))
         sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(0, place, self.n[:, None] * self.mean)
@@ -170,7 +170,7 @@ class TokenTable(NamedTuple):
 
         Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the numbers of these.
         """
-        types = yield from _union(self.token_ids[self.num_untyped :], group)
+        types = yield from union_of_types(self.token_ids[self.num_untyped :], group)
         ranks, dim = num_ranks(group), self.mean.shape[1]
         share = -(-len(types) // ranks)
         given = self.mean.new_zeros(ranks * share, dim + 5)
@@ -277,7 +277,7 @@ class TypeMoments(NamedTuple):
         return self
 
 
-def _union(types: Tensor, group: Group) -> Exchange[Tensor]:
+def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
     """The token types of all ranks, ascending, given each one's own.
 
     Token ids are marked among all up to the largest, as many in a float64 as it has digits that count the ranks which
@@ -581,15 +581,27 @@ def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> T
     >>> within_variance(table, torch.tensor(2)).item()
     2.0
     """
-    is_single, n = num_sequences <= 1, types.n
-    sequences = torch.where(is_single, n, types.sequences)
-    pairs = n.square() - torch.where(is_single, n, types.sequence_n2)
-    squares = (n * types.m2 - torch.where(is_single, 0, types.sequence_m2)).clamp(min=0)
-    few = (sequences > 1) & (sequences <= _FEW_SEQUENCES)
-    pooled = ratio((few * squares).sum(-1), (few * pairs).sum(-1))
-    pooled = torch.where(few.any(-1), pooled, ratio(squares.sum(-1), pairs.sum(-1)))
-    variance = torch.where(sequences > 1, ratio(squares, pairs), pooled[..., None])
-    return ratio((n * variance).sum(-1), n.sum(-1))
+    squares = types.n * types.m2 - torch.where(num_sequences <= 1, 0, types.sequence_m2)
+    weights = within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
+    return ratio((weights * squares.clamp(min=0)).sum(-1), types.n.sum(-1))
+
+
+def within_weights(n: Tensor, sequences: Tensor, sequence_n2: Tensor, num_sequences: Tensor) -> Tensor:
+    """Weights with which the squared differences of pairs enter the `within_variance`, given the counts of each type.
+
+    Returns:
+        Those of n m2 - Σ_s n_s m2_s of each token type, shape (T,), whose sum is V_W times the number of rows; NaN
+        where no token type has a pair and there are rows.
+    """
+    is_single = num_sequences <= 1
+    sequences = torch.where(is_single, n, sequences)
+    pairs = n.square() - torch.where(is_single, n, sequence_n2)
+    has_pairs = sequences > 1
+    few = has_pairs & (sequences <= _FEW_SEQUENCES)
+    donors = torch.where(few.any(-1), few, has_pairs)
+    without = torch.where(has_pairs, 0, n).sum(-1)
+    pooled = torch.where(without > 0, ratio(without, (donors * pairs).sum(-1)), 0)
+    return torch.where(has_pairs, ratio(n, pairs), 0) + donors * pooled
 
 
 def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
-from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
+from embedgeo.capture.layers import SUM, Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.residual import STREAMS
@@ -124,7 +124,7 @@ class Geometry:
             layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
-        if any(layer.is_residual for layer in self.layers) and (rows == "max" or drift is not None):
+        if any(layer.stream for layer in self.layers) and (rows == "max" or drift is not None):
             raise ValueError(
                 'layers="residual" has sums of streams, which rows="max" and drift= do not keep: leave one of them out.'
             )
@@ -320,8 +320,13 @@ class Geometry:
         return {"model": model, **kept, "dtype": "".join(dtypes[:1]).removeprefix("torch."), **versions}
 
     def silent_layers(self) -> list[str]:
-        """Names of the layers without rows: no forward pass has reached them, after `records` on no rank."""
-        return [layer.name for layer in self.layers if layer.name not in self._metrics]
+        """Names of the layers without rows: no forward pass has reached them, after `records` on no rank.
+
+        Of a block whose streams are measured that is the block itself: not all blocks have all streams.
+        """
+        silent = [layer for layer in self.layers if layer.name not in self._metrics]
+        read = {layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream}
+        return [layer.name for layer in silent if not (layer.stream and layer.calls in read)]
 
     def why_silent(self) -> str:
         """A sentence that names the `silent_layers` and the reason; empty if there are none."""
@@ -463,7 +468,7 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer, hidden.shape[-1])
-            if not layer.is_residual:
+            if not layer.stream:
                 self.norms.look(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
@@ -488,8 +493,8 @@ class Geometry:
         return find_words(device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask)
 
     def make_metrics_of(self, layer: Layer) -> MetricFactory:
-        """The factory of a layer's metrics; of a residual one it is given the width of all streams together."""
-        return ledger_of(self.make_metrics, STREAMS) if layer.is_residual else self.make_metrics
+        """The factory of a layer's metrics; of all streams of a block it is given the width of all of them together."""
+        return ledger_of(self.make_metrics, STREAMS) if layer.stream == SUM else self.make_metrics
 
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
         make = self.make_metrics_of(layer)

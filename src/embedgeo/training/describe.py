@@ -20,6 +20,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
+from embedgeo.capture.layers import SUM
 from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
@@ -229,7 +230,7 @@ def describe(
         makers = dict[int, MetricFactory]()  # by width, which residual layers have several times
         for layer in geometry.layers:
             if (width := widths[layer.name]) is not None:
-                width *= len(STREAMS) if layer.is_residual else 1
+                width *= len(STREAMS) if layer.stream == SUM else 1
                 widths[layer.name] = width
                 makers[width] = geometry.make_metrics_of(layer)
         counts = Counter(width for width in widths.values() if width is not None)
