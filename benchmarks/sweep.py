@@ -159,13 +159,15 @@ def say_memory(folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--checkpoints", type=int, default=4, help="at least 2: the first one does not count")
     parser.add_argument("--only", choices=SIDES)
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     if arguments.only:
         print(json.dumps(SIDES[arguments.only](arguments.folder, list(range(arguments.checkpoints)))))
         return
+    if arguments.checkpoints < 2:
+        parser.error("--checkpoints must be 2 or more: the first one does not count")
     with tempfile.TemporaryDirectory() as name:
         make_run(Path(name), arguments.checkpoints)
         say_seconds(in_a_process("interleaved", Path(name), arguments.checkpoints)["pairs"])

@@ -149,20 +149,21 @@ DRIFT = in_group("more", 750,
 """Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look at them."""
 
 _PARTS = {
-    "without_offset": ("offset", "their mean is taken away, which is one direction of them all"),
-    **{f"without_{k}_directions": (f"top {k} directions", f"the {k} directions of largest variance are taken away, "
-        "their mean stays") for k in (1, 3, 10)},
-    **{f"without_{k}_coordinates": (f"top {k} coordinates", f"the {k} coordinates of largest variance are set to "
-        "their means") for k in (1, 3, 10)},
-    "without_context": ("context", "each is set to the mean of its token type, so that nothing tells of its context"),
-    "without_token": ("token mean", "the mean of its token type, with the offset, is taken away from each"),
-    "as_noise": ("anything but Gaussian", "they are noise of the same mean and covariance"),
-    "identity": ("nothing", "they are replaced by themselves; exactly 0"),
+    "without_offset": ("without offset", "their mean is taken away, which is one direction of them all"),
+    **{f"without_{k}_directions": (f"without top {k} directions",
+        f"the {k} directions of largest variance are taken away, their mean stays") for k in (1, 3, 10)},
+    **{f"without_{k}_coordinates": (f"without top {k} coordinates",
+        f"the {k} coordinates of largest variance are set to their means") for k in (1, 3, 10)},
+    "without_context": ("without context",
+        "each is set to the mean of its token type, so that nothing tells of its context"),
+    "without_token": ("without token mean", "the mean of its token type, with the offset, is taken away from each"),
+    "as_noise": ("with Gaussian rows", "they are noise of the same mean and covariance"),
+    "identity": ("with the same rows", "they are replaced by themselves; exactly 0"),
 }
 
 
 def _change(name: str, part: str, what: str, suffix: str) -> Term:
-    title = f"loss without {part}{' after the first' if suffix else ''}"
+    title = f"loss {part}{' after the first' if suffix else ''}"
     where = ", the first positions left as they are" if suffix else ""
     follows = "M_over_Q" if name == "without_offset" else "anisotropy" if name == "without_1_directions" else ""
     return Term(title, "change of the loss, nats per token", f"What the loss needs of the layer's rows{where}: {what}.",

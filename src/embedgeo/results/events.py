@@ -104,7 +104,8 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
             layer = _MEAN_OF_LAST.sub(r"\1(\2)", name)
             known = indices.setdefault(prefix, {})
             index = known.setdefault(layer, len(known))
-            values = {event.step: event.value for event in events.Scalars(tag)}
+            written = sorted(events.Scalars(tag), key=attrgetter("wall_time"))
+            values = {event.step: event.value for event in written}
             records.setdefault(prefix, []).extend(
                 Record(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
                 for step, value in values.items()
