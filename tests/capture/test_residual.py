@@ -8,6 +8,7 @@ import transformers as hf
 from torch import nn
 
 from embedgeo import GeometryMonitor, StepMonitor, TokenMoments, observe
+from embedgeo.capture.layers import resolve_layers
 from tests.models import FAMILIES, VOCABULARY, NanoGPT, TorchEncoder, gpt_neox, t5, token_batch
 
 _MOE = {"experts_implementation": "eager", "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
@@ -16,6 +17,37 @@ _NAMED = [
     "gpt_neox", "bloom", "gpt2", "gptj", "llama", "mistral", "qwen2", "gemma2", "olmo2", "opt", "falcon", "phi",
     "bert", "roberta", "modernbert", "t5 encoder",
 ]  # fmt: skip
+
+
+_HF = ("self_attn", "mlp", ("post_attention_layernorm", "input"))
+_BERT = ("attention.output.dense", "output.dense", ("attention.output.LayerNorm", "output"))
+_TORCH = ("self_attn", "linear2")
+WRITTEN = {
+    "gpt_neox": ("attention", "mlp", None),
+    "parallel": ("attention", "mlp", None),
+    "sequential": ("attention", "mlp", ("post_attention_layernorm", "input")),
+    "bloom": ("self_attention.dense", "mlp.dense_4h_to_h", ("post_attention_layernorm", "input")),
+    "gpt2": ("attn", "mlp", ("ln_2", "input")),
+    "gptj": ("attn", "mlp", None),
+    "llama": _HF,
+    "mistral": _HF,
+    "qwen2": _HF,
+    "mixtral": _HF,
+    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm", ("pre_feedforward_layernorm", "input")),
+    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm", ("mlp", "input")),
+    "opt": ("self_attn", "fc2", ("final_layer_norm", "input")),
+    "falcon": ("self_attention", "mlp", None),
+    "phi": ("self_attn", "mlp", None),
+    "bert": _BERT,
+    "roberta": _BERT,
+    "modernbert": ("attn", "mlp", ("mlp_norm", "input")),
+    "t5 encoder": ("layer.0.SelfAttention", "layer.1.DenseReluDense", ("layer.1.layer_norm", "input")),
+    "mamba": (None, None, None),
+    "nanoGPT": ("attn", "mlp", ("ln_2", "input")),
+    "torch, norm first": (*_TORCH, ("norm2", "input")),
+    "torch, norm last": (*_TORCH, ("norm1", "output")),
+}
+"""Modules of a block whose output attention and MLP write, and whose input or output is the stream between."""
 
 
 def _torch_encoder(norm_first):
@@ -58,26 +90,70 @@ def measured(model, ids, layers, **options):
     return geometry.compute()
 
 
+BLOCKS = ["block.00", "block.01", "block.02"]
+
+
+def ledgers(values):
+    """The values of the blocks, without those of what is inside."""
+    return {layer: of_layer for layer, of_layer in values.items() if layer.split(".")[-1].isdigit()}
+
+
+def assert_parts_add_up(values, expected, rtol):
+    """Those of a block, to its own moments."""
+    for key in ("Q", "M", "V", "V_W", "V_W_unbiased"):
+        parts = [value for each, value in values.items() if each.startswith(f"{key}_from_")]
+        assert sum(parts) == pytest.approx(values[key], abs=rtol * values["Q"])
+        assert values[key] == pytest.approx(expected[key], abs=rtol * values["Q"]), key
+        shares = [value for each, value in values.items() if each.startswith(f"{key}_share_")]
+        assert sum(shares) == pytest.approx(1)
+
+
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("name", BUILD)
 def test_parts_add_up_to_the_blocks_own_moments(name, dtype, rtol):
     model, ids = built(name, dtype), token_batch()["input_ids"]
-    expected, found = measured(model, ids, "blocks"), measured(model, ids, "residual")
-    assert list(found) == ["block.00", "block.01", "block.02"]
+    expected, found = measured(model, ids, "blocks"), ledgers(measured(model, ids, "residual"))
+    assert list(found) == BLOCKS
     for layer, values in found.items():
-        for key in ("Q", "M", "V", "V_W"):
-            parts = [value for each, value in values.items() if each.startswith(f"{key}_from_")]
-            assert sum(parts) == pytest.approx(values[key], abs=rtol * values["Q"])
-            assert values[key] == pytest.approx(expected[layer][key], abs=rtol * values["Q"]), (layer, key)
-            shares = [value for each, value in values.items() if each.startswith(f"{key}_share_")]
-            assert sum(shares) == pytest.approx(1)
+        assert_parts_add_up(values, expected[layer], rtol)
         writes = {"Q_from_other"} if name == "mamba" else {"Q_from_attention", "Q_from_mlp"}
         assert writes <= values.keys()
         assert ("Q_from_norm_bias" in values) == (name in ("bert", "roberta", "torch, norm last"))
-        assert (
-            abs(values["Q_from_rounding"])
-            < 100 * torch.finfo(torch.float32 if name == "mamba" else dtype).eps * values["Q"]
-        )
+        eps = torch.finfo(torch.float32 if name == "mamba" else dtype).eps  # Mamba has its stream in float32
+        assert abs(values["Q_from_rounding"]) < 100 * eps * values["Q"]
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_layers_inside_are_what_modules_write_and_what_is_between(name):
+    model, ids = built(name), token_batch()["input_ids"]
+    paths = dict(zip(("attention", "mlp", "middle"), WRITTEN[name], strict=True))
+    if name == "mamba":
+        paths["other"] = "mixer"
+    (block,) = (layer.calls[0].module for layer in resolve_layers(model, "block.01"))
+    seen = {}
+    for kind, given in paths.items():
+        if given is not None:
+            path, side = given if isinstance(given, tuple) else (given, "output")
+            _hook(block.get_submodule(path), side == "input", lambda rows, kind=kind: seen.__setitem__(kind, rows))
+    found = measured(model, ids, "residual")
+    assert {layer.removeprefix("block.01.") for layer in found if layer.startswith("block.01.")} == {*seen}
+    for kind, rows in seen.items():
+        values, mean = found[f"block.01.{kind}"], rows.mean(0)
+        assert values["n"] == len(rows)
+        assert values["Q"] == pytest.approx(float(rows.square().sum(1).mean()), rel=1e-9)
+        assert values["M"] == pytest.approx(float(mean.square().sum()), rel=1e-9)
+        assert values["V"] == pytest.approx(float((rows - mean).square().sum(1).mean()), rel=1e-9)
+
+
+def _hook(module, takes_input, keep):
+    def first(given):
+        return given[0] if isinstance(given, tuple) else given
+
+    def hook(module, args, kwargs, output):
+        hidden = (first(args) if args else kwargs["hidden_states"]) if takes_input else first(output)
+        keep(hidden.detach().clone().flatten(0, -2))
+
+    module.register_forward_hook(hook, with_kwargs=True)
 
 
 def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write():
@@ -86,6 +162,13 @@ def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write()
     with observe(model, "residual") as geometry, torch.no_grad():
         model(input_ids=ids, decoder_input_ids=ids[:, :7])
     values = geometry.compute()
+    with observe(model, "blocks") as plain, torch.no_grad():
+        model(input_ids=ids, decoder_input_ids=ids[:, :7])
+    expected = plain.compute()
+    for layer, of_layer in ledgers(values).items():
+        assert_parts_add_up(of_layer, expected[layer], 1e-9)
+    assert {"decoder.block.01.attention", "decoder.block.01.other", "decoder.block.01.mlp"} <= values.keys()
+    assert "encoder.block.01.other" not in values
     assert "Q_from_other" not in values["encoder.block.01"]
     assert {"Q_from_attention", "Q_from_other", "Q_from_mlp"} <= values["decoder.block.01"].keys()
 
@@ -100,9 +183,9 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
     handle = mlps[0].register_forward_hook(lambda module, args, output: output + offset)
     found = measured(model, ids, "residual")
     handle.remove()
-    layers = list(found)
-    assert [layer for layer in layers if found[layer]["M_from_mlp"] > 1000] == ["block.01"]
+    assert [layer for layer in BLOCKS if found[layer]["M_from_mlp"] > 1000] == ["block.01"]
     assert found["block.00"] == before["block.00"]
+    assert found["block.01.mlp"]["M"] == pytest.approx(found["block.01"]["M_from_mlp"], rel=1e-12)
     outputs = []
     mlps[0].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
     run(model, ids)
@@ -113,9 +196,81 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
     assert found["block.01"]["mlp_top_coordinate_share"] > 0.9
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
+def test_a_planted_outlier_coordinate_is_found_at_its_block_and_write(name):
+    model, ids = built(name), token_batch()["input_ids"]
+    noise = 40 * torch.randn(ids.numel(), generator=torch.Generator().manual_seed(5)).double().view(*ids.shape)
+    outlier = torch.zeros(*ids.shape, 16, dtype=torch.float64)
+    outlier[..., 7] = noise
+    (mlp,) = (module for path, module in model.named_modules() if path.endswith(".1.mlp"))
+    outputs = []
+    mlp.register_forward_hook(lambda module, args, output: outputs.append(output.detach() + outlier) or outputs[-1])
+    found = measured(model, ids, "residual")
+    assert [layer for layer in BLOCKS if found[layer]["V_from_mlp"] > 500] == ["block.01"]
+    rows = outputs[0].flatten(0, 1)
+    size = (rows - rows.mean(0)).square().sum(1).mean()
+    assert found["block.01"]["V_from_mlp"] == pytest.approx(float(size), rel=1e-6)
+    assert found["block.01"]["mlp_top_coordinate"] == 7
+    of_coordinates = rows.square().mean(0)
+    share = float(of_coordinates[7] / of_coordinates.sum())
+    assert found["block.01"]["mlp_top_coordinate_share"] == pytest.approx(share, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "llama", "gpt2", "bert", "falcon", "t5 encoder"])
+def test_autocast_to_a_narrow_dtype_is_rounding_too(name):
+    model, ids = built(name, torch.float32), token_batch()["input_ids"]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ledgers(measured(model, ids, "residual"))
+        expected = measured(model, ids, "blocks")
+    for layer, values in found.items():
+        assert_parts_add_up(values, expected[layer], 1e-6)
+        assert {"Q_from_attention", "Q_from_mlp"} <= values.keys()
+        assert abs(values["Q_from_rounding"]) < 0.03 * values["Q"]
+
+
+def test_writes_too_small_for_their_dtype_are_told_alike_in_every_batch():
+    model = built("gpt2", torch.bfloat16)
+    for path, parameter in model.named_parameters():
+        if "attn.c_proj" in path:
+            parameter.data *= 1e-3
+    for seed in range(6):
+        with observe(model, "residual") as geometry, torch.no_grad():
+            for each in range(4):
+                model(input_ids=token_batch(seed=10 * seed + each)["input_ids"])
+        values = geometry.compute()
+        writes = [values[layer] for layer in ("block.01.attention", "block.01.mlp") if layer in values]
+        assert writes
+        assert {of_layer["n"] for of_layer in writes} == {values["block.01"]["n"]}
+
+
+def test_a_write_that_begins_as_zero_is_found_once_it_is_not():
+    model, ids = built("gpt2"), token_batch()["input_ids"]
+    projection = model.transformer.h[1].mlp.c_proj
+    weights = [parameter.detach().clone() for parameter in projection.parameters()]
+    for parameter in projection.parameters():
+        parameter.data.zero_()
+    with observe(model, "residual", lambda dim: [TokenMoments(dim)]) as geometry, torch.no_grad():
+        model(input_ids=ids)
+        first = geometry.compute()
+        for parameter, weight in zip(projection.parameters(), weights, strict=True):
+            parameter.data.copy_(weight)
+        geometry.reset()
+        model(input_ids=ids)
+        second = geometry.compute()
+    assert "Q_from_mlp" not in first["block.01"]
+    assert second["block.01"] == measured(model, ids, "residual")["block.01"]
+
+
+@pytest.mark.parametrize("layers", [["blocks", "residual"], ["residual", "blocks"]])
+def test_beside_the_blocks_the_ledger_is_theirs_in_any_order(layers):
+    found = measured(built("llama"), token_batch()["input_ids"], layers)
+    assert {"embed", "final_norm", "block.01.mlp"} <= found.keys()
+    assert all("Q_from_mlp" in found[layer] for layer in BLOCKS)
+
+
 def test_what_rounding_leaves_in_a_narrow_dtype_is_a_part_of_its_own():
     model, ids = built("llama", torch.bfloat16), token_batch()["input_ids"]
-    for values in measured(model, ids, "residual").values():
+    for values in ledgers(measured(model, ids, "residual")).values():
         assert 0 < abs(values["Q_from_rounding"]) < 0.03 * values["Q"]
         parts = [value for key, value in values.items() if key.startswith("Q_from_")]
         assert sum(parts) == pytest.approx(values["Q"], rel=1e-9)
@@ -127,7 +282,7 @@ def test_padding_and_first_positions_are_left_out():
         model(**batch)
     with observe(model, ["residual"], skip_first_positions=1) as ledger, torch.no_grad():
         model(**batch)
-    blocks, found = plain.compute(), ledger.compute()
+    blocks, found = plain.compute(), ledgers(ledger.compute())
     for layer, values in found.items():
         assert values["n"] == blocks[layer]["n"] < batch["input_ids"].numel()
         assert values["Q"] == pytest.approx(blocks[layer]["Q"], rel=1e-9)
@@ -180,6 +335,6 @@ def test_training_is_bit_for_bit_the_same():
 def test_describe_says_what_the_streams_hold():
     model = gpt_neox(hidden_size=256)  # whose streams are wider together than what is timed
     few, many = (GeometryMonitor(layers=layers).describe(model, token_batch()) for layers in ("block.*", "residual"))
-    assert [layer.width for layer in many.layers] == [6 * layer.width for layer in few.layers]
+    assert {layer.width for layer in many.layers} == {layer.width for layer in few.layers}
     assert many.state_bytes > 0
     assert many.seconds > 0

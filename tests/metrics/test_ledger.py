@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from embedgeo import ResidualLedger
+from embedgeo import ResidualLedger, TokenMoments
 from embedgeo.glossary import term
 from tests.data import assert_values, floats, gaussian, updated
 from tests.ranks import on_two_ranks
@@ -28,15 +28,32 @@ def ledger():
     return ResidualLedger(len(STREAMS) * DIM, STREAMS, by_token_type=True)
 
 
-def naive(x, ids):
+def pair_products(x, ids, sequences):
+    """V_W_unbiased times the number of rows, by streams, from a loop over all pairs of different sequences."""
+    found = {}
+    for each in ids.unique().tolist():
+        of_type, place = x[ids == each], sequences[ids == each]
+        pairs = [of_type[i] - of_type[j] for i, j in combinations(range(len(of_type)), 2) if place[i] != place[j]]
+        products = sum((pair @ pair.T for pair in pairs), torch.zeros(len(STREAMS), len(STREAMS)).double())
+        found[each] = len(of_type), len(place.unique()), products, len(pairs)
+    few = [each for each in found.values() if each[1] in (2, 3)]
+    donors = few or [each for each in found.values() if each[1] > 1]
+    pooled = sum(each[2] for each in donors) / (2 * sum(each[3] for each in donors))
+    return sum(n * (products / (2 * pairs) if pairs else pooled) for n, _, products, pairs in found.values())
+
+
+def naive(x, ids, sequences=None):
     """Q, M, V and V_W and their parts, from the definitions."""
+    sequences = torch.arange(len(x)) if sequences is None else sequences
     x = x.double().unflatten(1, (len(STREAMS), DIM))
     of_types = torch.stack([x[ids == each].mean(0) for each in ids.unique()])[torch.searchsorted(ids.unique(), ids)]
     forms = {"Q": x, "M": x.mean(0, keepdim=True), "V": x - x.mean(0), "V_W": x - of_types}
     values = {"n": float(len(x))}
-    for name, rows_ in forms.items():
-        products = torch.einsum("nkd,nld->kl", rows_, rows_) / len(rows_)
-        whole = float(rows_.sum(1).square().sum(1).mean())
+    every = {name: torch.einsum("nkd,nld->kl", each, each) / len(each) for name, each in forms.items()}
+    every["V_W_unbiased"] = pair_products(x, ids, sequences) / len(x)
+    wholes = {name: float(each.sum(1).square().sum(1).mean()) for name, each in forms.items()}
+    for name, products in every.items():
+        whole = wholes.get(name, float(products.sum()))
         parts = {STREAMS[k]: products[k, k] for k in range(3)}
         parts |= {f"{STREAMS[k]}_{STREAMS[m]}": 2 * products[k, m] for k, m in combinations(range(3), 2)}
         parts["rounding"] = products[3, 3] + 2 * products[3, :3].sum()
@@ -62,6 +79,24 @@ def test_values_are_those_of_the_definitions_however_rows_are_split(parts):
     found, expected = floats(updated(ledger(), x, ids, parts).compute()), naive(x, ids)
     assert found.keys() == expected.keys()
     assert_values(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=20)
+@given(splits(12))
+def test_the_unbiased_variance_within_is_that_of_pairs_in_different_sequences(parts):
+    x, ids = rows()
+    sequences = torch.arange(N) // 5
+    ids = torch.where(ids == 0, 100 + sequences, ids)  # types of one sequence alone, for which others stand
+    metric = ledger()
+    for part in parts:
+        places = torch.arange(12)[part]
+        of_part = torch.isin(sequences, places)
+        metric.update(x[of_part], ids[of_part], sequence_ids=sequences[of_part])
+    found, expected = floats(metric.compute()), naive(x, ids, sequences)
+    assert_values(found, expected, rtol=1e-9, atol=1e-9)
+    plain = TokenMoments(DIM)
+    plain.update(x.unflatten(1, (len(STREAMS), DIM)).sum(1), ids, sequence_ids=sequences)
+    assert found["V_W_unbiased"] == pytest.approx(float(plain.compute()["V_W_unbiased"]), rel=1e-9)
 
 
 def test_merged_copied_and_pickled_it_is_the_same():
@@ -99,7 +134,7 @@ def test_a_stream_that_is_zero_has_no_parts_but_rounding_always_has():
 
 def test_every_key_has_a_term():
     x, ids = rows()
-    keys = updated(ledger(), x, ids).compute().keys() - {"n", "Q", "M", "V", "V_W"}
+    keys = updated(ledger(), x, ids).compute().keys() - {"n", "Q", "M", "V", "V_W", "V_W_unbiased"}
     assert all(ResidualLedger.family_term(key) is not None for key in keys)
     assert term("M_share_mlp").unit == "share of M"
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import eager_mode, first_float, first_input, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
-from embedgeo.capture.layers import Layer
+from embedgeo.capture.layers import SUM, Layer
+from embedgeo.capture.residual import ResidualBlock
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model, model_width, module_names
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, by position and by name
@@ -31,6 +32,7 @@ class Inspection:
     dtype: torch.dtype = torch.float32  # of the hidden states
     token_ids: list[tuple[nn.Module, torch.Size]] = field(default_factory=list)  # tables called, and shapes of the ids
     masks: list[tuple[nn.Module, str]] = field(default_factory=list)  # modules called with one, and the argument's name
+    absent: set[str] = field(default_factory=set)  # names of layers inside of a block that it does not have
     error: Exception | None = None  # None if the model could be run, or parts of it that reach all layers
 
     def has_token_rows(self, layer: Layer) -> bool:
@@ -43,6 +45,15 @@ class Inspection:
         is_turned = layer.positions_first and hidden.ndim == 3
         self.hidden[layer.name] = hidden.transpose(0, 1).shape if is_turned else hidden.shape
         self.dtype = hidden.dtype
+
+    def add_streams(self, layers: Sequence[Layer], block: ResidualBlock, output: Tensor) -> None:
+        """Note the layers that are streams of a block, given its output; on the meta device it may have all of them."""
+        streams = {} if output.is_meta else block.streams(output)
+        self.absent.update(layer.name for layer in layers if streams and layer.stream not in streams)
+        for layer in layers:
+            if layer.name not in self.absent:
+                self.add_hidden(layer, output)
+        block.leave()
 
 
 def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None) -> Inspection:
@@ -73,10 +84,19 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
             hooks.callback(table.register_forward_hook(inputs.record_token_ids, with_kwargs=True).remove)
         for layer in layers:
             note = partial(found.add_hidden, layer)
-            hooks.callback(_hooked(layer.calls[-1].module, note, of_input=layer.calls[-1].takes_input))
+            if not layer.stream:
+                hooks.callback(_hooked(layer.calls[-1].module, note, of_input=layer.calls[-1].takes_input))
+            elif layer.stream == SUM:
+                streams = [each for each in layers if each.stream and each.calls == layer.calls]
+                block = ResidualBlock(layer.calls[0].module)
+                for module, is_before, read in block.hooks():
+                    register = module.register_forward_pre_hook if is_before else module.register_forward_hook
+                    hooks.callback(register(read, with_kwargs=True).remove)
+                hooks.callback(_hooked(layer.calls[0].module, partial(found.add_streams, streams, block)))
         error = _run_small(model, inputs.enclosing_modules, batch)
     found.token_ids = [*inputs.token_ids]
-    found.error = error if any(layer.name not in found.hidden for layer in layers) else None
+    reached = found.hidden.keys() | found.absent
+    found.error = error if any(layer.name not in reached for layer in layers) else None
     return found
 
 

@@ -84,7 +84,10 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
     """
-    found = {layer.name: layer for layer in _resolve(model, layers, part)}
+    found = dict[str, Layer]()
+    for layer in _resolve(model, layers, part):
+        if layer.stream or layer.name not in found:
+            found[layer.name] = layer
     if not found and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
     stacks = [[*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)]

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import eager_mode, first_float, first_input, running_stage, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens, whole_sequences
 from embedgeo.capture.layers import Layer, ModuleCall
-from embedgeo.capture.residual import BlockCall
+from embedgeo.capture.residual import ResidualBlock
 
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
@@ -89,7 +89,7 @@ class Probe:
         for layer in layers:
             if layer.stream:
                 self._streams.setdefault(layer.calls[0], []).append(layer)
-        self._block_calls = dict[ModuleCall, BlockCall]()
+        self._residual_blocks = {call: ResidualBlock(call.module) for call in self._streams}
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only listen."""
@@ -116,7 +116,8 @@ class Probe:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
         self._inputs.reset()
-        self._block_calls.clear()
+        for block in self._residual_blocks.values():
+            block.leave()
         if stack is not None:
             stack.close()
 
@@ -163,35 +164,15 @@ class Probe:
             yield "return", hook(module, "at the model's call", self._inputs.end_call)
         for table in self._inputs.tables:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
-        for layers in self._streams.values():
-            yield from self._inside(layers[-1], hook)
+        for call, layers in self._streams.items():
+            for module, is_before, read in self._residual_blocks[call].hooks():
+                yield "input" if is_before else "output", hook(module, f"in layer {layers[-1].name!r}", read)
         for layer in self._layers:
             if layer.stream and layer is not self._streams[layer.calls[0]][-1]:
                 continue  # it is read with the others of its block
             for i, call in enumerate(layer.calls):
                 event: Event = "input" if call.takes_input else "output"
                 yield event, hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i))
-
-    def _inside(self, layer: Layer, hook: Callable[..., _Hook]) -> Iterator[tuple["Event", _Hook]]:
-        """The hooks inside the block of a layer that is a stream of it."""
-        call = layer.calls[0]
-        block, place = call.module, f"in layer {layer.name!r}"
-
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if (hidden := first_input(args, kwargs)) is not None:
-                self._block_calls[call] = BlockCall(hidden)
-
-        def record(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if (block_call := self._block_calls.get(call)) is not None:
-                block_call.record(module, path, first_input(args, kwargs), first_float(output))
-
-        yield "input", hook(block, place, enter)
-        path = {"": ""}
-        for name, module in block.named_modules():
-            parent, _, own = name.rpartition(".")
-            if name:
-                path[name] = f"{path[parent]}.{own}:{type(module).__name__}"
-                yield "output", hook(module, place, partial(record, path[name]))
 
     @contextmanager
     def _call(self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
@@ -211,7 +192,6 @@ class Probe:
             self.layers_without_gradients.add(layer.name)
             return
         call = layer.calls[i]
-        block_call = self._block_calls.pop(call, None) if layer.stream else None
         num_calls = self._inputs.forward.num_calls
         num_calls[layer.name, i] += 1
         if (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
@@ -225,7 +205,8 @@ class Probe:
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
             if layer.stream:
-                found = {} if block_call is None else block_call.streams(hidden.detach())
+                found = self._residual_blocks[call].streams(hidden.detach())
+                self._residual_blocks[call].leave()
                 for each in self._streams[call]:
                     if each.stream in found:
                         self._give(each, found[each.stream])

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, total
 from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.moments import merged, ratio, row_chunks
+from embedgeo.functional.moments import column, merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.functional.tokens import TokenTable, within_weights
 
 ROUNDING = "rounding"
 """Name of the stream that is what the rounding of the model's dtype leaves."""
@@ -78,21 +79,28 @@ def stream_moments(x: Tensor, weights: Tensor | None = None) -> StreamMoments:
     return moments
 
 
-def between_scatter(n: Tensor, mean: Tensor) -> Tensor:
-    """Scatter of the means of groups of n rows, shapes (G,) and (G, K, d), about the mean of all rows; (K, K)."""
-    center = torch.einsum("g,gkd->kd", n, mean) / n.sum().clamp(min=1)
-    found = mean.new_zeros(mean.shape[1], mean.shape[1])
-    for chunk in row_chunks(mean.flatten(1)):
-        shift = mean[chunk] - center
-        found += torch.einsum("g,gkd,gld->kl", n[chunk], shift, shift)
-    return found
+def within_products(types: TokenTable, num_sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """The variance within token types of a sum of K streams, as products of each two of them, shape (K, K).
+
+    Args:
+        types: the token table of streams.
+        num_sequences: number of sequences that its rows came from, scalar.
+
+    Returns:
+        Those of the plug-in V_W, of exactly the rows seen, and those of the unbiased one, of the same weights as
+        `within_variance`; NaN where no token type has a pair.
+    """
+    n = types.n.sum()
+    weights = within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
+    pairs = column(types.n, types.m2) * types.m2 - torch.where(num_sequences <= 1, 0, types.sequence_m2)
+    return ratio(types.m2.sum(0), n), ratio((column(weights, pairs) * pairs).sum(0), n)
 
 
 def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Tensor]:
     """A quadratic form of a sum of streams, and what each stream and each two of them have of it.
 
     Args:
-        name: of the form: Q, M, V or V_W.
+        name: of the form: Q, M, V, V_W or V_W_unbiased.
         products: the form's bilinear one of each two streams, shape (K, K).
         streams: their names. All that involves `ROUNDING`, where it is among them, is one part.
 

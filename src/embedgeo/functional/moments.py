@@ -56,7 +56,8 @@ def merge_parts(
     Args:
         parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or (*G, d); m2 is the sum
             over rows of the squared deviations from it: per coordinate, in the shape of ``mean``; summed over
-            coordinates, shape G; or as a scatter matrix, shape (d, d).
+            coordinates, shape G; or as a scatter matrix of K equal parts of the rows, shape (*G, K, K): for K = d that
+            of the coordinates.
         total: sums a tensor over what else the parts are divided into, such as a leading axis.
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
@@ -72,15 +73,17 @@ def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Te
     def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
         shift = mean - center
         if m2.ndim > mean.ndim:
-            return m2.addr(n * shift, shift)
-        between = _column(n, shift) * shift.square()
+            if m2.shape == shift.shape * 2:
+                return m2.addr(n * shift, shift)
+            return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
+        between = column(n, shift) * shift.square()
         return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
     n, mean = yield from at_once(
         total(_summed([part[0] for part in parts])),
-        total(_summed([_column(n, mean) * mean for n, mean, _ in parts])),
+        total(_summed([column(n, mean) * mean for n, mean, _ in parts])),
     )
-    mean = mean / _column(n.clamp(min=1), mean)
+    mean = mean / column(n.clamp(min=1), mean)
     m2 = yield from total(_summed([squares_about(mean, *part) for part in parts]))
     return n, mean, m2
 
@@ -103,11 +106,18 @@ def over_leading_axis(stacked: R) -> R:
     return answered(stacked.all_reduce(), over_parts)
 
 
+def part_products(rows: Tensor, num_parts: int) -> Tensor:
+    """Products of each two of K equal parts of rows, shape (..., K d), summed over coordinates; shape (..., K, K)."""
+    parts = rows.unflatten(-1, (num_parts, -1))
+    return parts @ parts.mT
+
+
 def _summed(terms: Sequence[Tensor]) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
-def _column(n: Tensor, like: Tensor) -> Tensor:
+def column(n: Tensor, like: Tensor) -> Tensor:
+    """The numbers ``n`` of rows, or of parts, with trailing axes by which they are multiplied with ``like``."""
     return n.reshape(n.shape + (1,) * (like.ndim - n.ndim))
 
 

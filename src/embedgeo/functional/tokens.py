@@ -24,7 +24,9 @@ from embedgeo.functional.moments import (
     CHUNK_ELEMENTS,
     blocked,
     chunk_length,
+    column,
     merge_parts,
+    part_products,
     ratio,
     row_chunks,
     variance_values,
@@ -55,17 +57,19 @@ REGRESSION_COUNT_RANGE = (10, 100_000)
 class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
-    Tables of rows that share no sequence merge exactly.
+    Tables of rows that share no sequence merge exactly. Of rows that are K streams of equal width side by side there
+    may be, in place of squared deviations, the products of each two of the streams, summed over coordinates.
 
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have none. They are on the
             CPU, so that tables merge without waiting for a device; of `typed` they are where the others are.
         n: number of rows of each, shape (T,); 0 where a device has found that all of them have a NaN or Inf.
         mean: their mean, shape (T, d).
-        m2: squared deviations from it, summed over rows and coordinates, shape (T,).
+        m2: squared deviations from it, summed over rows and coordinates, shape (T,); of K streams (T, K, K).
         sequences: number of sequences that have such rows, shape (T,).
         sequence_n2: Σ_s n_s² over these, n_s being the number of rows in sequence s, shape (T,).
-        sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s, shape (T,).
+        sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s, shape (T,); of K
+            streams (T, K, K).
     """
 
     token_ids: Tensor
@@ -82,10 +86,11 @@ class TokenTable(NamedTuple):
         return ("token_ids",)
 
     @classmethod
-    def empty(cls, dim: int) -> "TokenTable":
-        """The table of no rows."""
+    def empty(cls, dim: int, num_streams: int | None = None) -> "TokenTable":
+        """The table of no rows, which are ``num_streams`` streams side by side where that is given."""
         n = torch.zeros(0, dtype=torch.float64)
-        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), n, n, n, n)
+        m2 = n if num_streams is None else n.new_zeros(0, num_streams, num_streams)
+        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), m2, n, n, m2)
 
     def merge(self, other: "TokenTable") -> "TokenTable":
         """The table of the rows of both; only the token types in ``other`` are worked on."""
@@ -106,16 +111,20 @@ class TokenTable(NamedTuple):
         """The table of the rows of all ranks, with every token type that any of them has."""
         types = yield from union_of_types(self.token_ids, group)
         place = torch.searchsorted(types, self.token_ids)
-        counts = self.n.new_zeros(4, len(types)).index_copy_(1, place, torch.stack((self.n, *self[4:])))
+        held = torch.cat([each.reshape(len(each), -1).T for each in (self.n, *self[4:])])
+        counts = self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held)
         sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(0, place, self.n[:, None] * self.mean)
         counts, mean = yield from at_once(total(counts, overwrite=True), total(sums, overwrite=True))
         mean /= counts[0].clamp(min=1)[:, None]
         m2 = self.m2.clone()
         for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
             shift = self.mean[chunk] - mean.index_select(0, place[chunk])
-            m2[chunk] += (self.n[chunk, None] * shift.square()).sum(-1)
-        m2 = yield from total(counts.new_zeros(len(types)).index_copy_(0, place, m2), overwrite=True)
-        return TokenTable(types, counts[0], mean, m2, *counts[1:])
+            if m2.ndim == 1:
+                m2[chunk] += (self.n[chunk, None] * shift.square()).sum(-1)
+            else:
+                m2[chunk] += self.n[chunk, None, None] * part_products(shift, m2.shape[-1])
+        m2 = yield from total(m2.new_zeros(len(types), *m2.shape[1:]).index_copy_(0, place, m2), overwrite=True)
+        return TokenTable(types, counts[0], mean, m2, counts[1], counts[2], counts[3:].T.reshape(m2.shape))
 
     def reindex(self, types: Tensor) -> "TokenTable":
         """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the new ones."""
@@ -331,8 +340,11 @@ def token_table(
     return TypeRuns(ids, sequences, x.device, is_whole=is_whole).table(x, weights)
 
 
-def type_table(rows: Rows) -> TokenTable | None:
-    """The `token_table` of rows, whose order is found once for all layers; None where they have no token ids."""
+def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
+    """The `token_table` of rows, whose order is found once for all layers; None where they have no token ids.
+
+    With ``num_streams`` it is one of streams.
+    """
     ids, device = rows.ids, rows.x.device
     token_ids = ids.token_ids
     if token_ids is None:
@@ -340,7 +352,7 @@ def type_table(rows: Rows) -> TokenTable | None:
     is_whole = is_asynchronous(device)
     key = "type runs", device
     runs = ids.once(key, lambda: TypeRuns(token_ids, ids.sequence_ids, device, is_whole=is_whole))
-    return runs.table(rows.x, rows.weights)
+    return runs.table(rows.x, rows.weights, num_streams)
 
 
 class _Runs(NamedTuple):
@@ -410,17 +422,19 @@ class TypeRuns:
             for each in (single, order[ends[single] - 1], (~is_single).nonzero().flatten(), type_of_run)
         )
 
-    def table(self, x: Tensor, weights: Tensor | None = None) -> TokenTable:
+    def table(self, x: Tensor, weights: Tensor | None = None, num_streams: int | None = None) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences; ``weights`` are those of `token_table`."""
         wide = accumulator_dtype(x.device)
-        if is_asynchronous(x.device):
-            return self._table_in(wide, x, weights)
+        if is_asynchronous(x.device) or num_streams is not None:
+            return self._table_in(wide, x, weights, num_streams)
         table = self._table_in(torch.promote_types(x.dtype, torch.float32), x, weights)
         if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
             return table
         return self._table_in(wide, x, weights)  # differences exceed the range of float32
 
-    def _table_in(self, dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> TokenTable:
+    def _table_in(
+        self, dtype: torch.dtype, x: Tensor, weights: Tensor | None, num_streams: int | None = None
+    ) -> TokenTable:
         """The table of rows that are centred in ``dtype``."""
         mean = torch.empty(len(self.token_ids), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
         for chunk in row_chunks(mean[: len(self._single)]):
@@ -430,25 +444,26 @@ class TypeRuns:
         parts = list[tuple[Tensor, Tensor]]()
         for runs in self._in_chunks(x.shape[1]):
             own = self._repeated[runs.numbers]  # the other runs are of one type and sequence
-            means, m2, size = _run_moments(dtype, x, runs, len(own), weights)
+            means, m2, size = _run_moments(dtype, x, runs, len(own), weights, num_streams)
             mean.index_copy_(0, own, means)
             parts.append((m2, size))
-        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (mean[:0, 0], mean[:0, 0])
-        of_runs = squares[num_types:] * sizes[num_types:]
+        none = mean.new_zeros(0, *TokenTable.empty(0, num_streams).m2.shape[1:])
+        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (none, mean[:0, 0])
+        of_runs = squares[num_types:] * column(sizes[num_types:], squares)
         if self._is_whole:
             n, size = sizes.tensor_split([num_types])
             m2 = squares[:num_types]
         else:
             n = self._n
-            m2 = torch.zeros_like(n).index_copy_(0, self._repeated, squares[:num_types])
+            m2 = none.new_zeros(len(n), *none.shape[1:]).index_copy_(0, self._repeated, squares[:num_types])
         if not self._has_sequences:
-            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(n))
+            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(m2))
         if self._is_whole:
-            sums = torch.stack((size.clamp(max=1), size.square(), of_runs))
-            return TokenTable(
-                self.token_ids, n, mean, m2, *n.new_zeros(3, num_types).index_add_(1, self._type_of_run, sums)
-            )
-        sequence_m2 = torch.where(self._is_apart, 0, n * m2).index_add_(0, self._type_of_run, of_runs)
+            each = torch.stack((size.clamp(max=1), size.square(), *of_runs.reshape(len(size), -1).unbind(1)))
+            sums = n.new_zeros(len(each), num_types).index_add_(1, self._type_of_run, each)
+            return TokenTable(self.token_ids, n, mean, m2, sums[0], sums[1], sums[2:].T.reshape(m2.shape))
+        sequence_m2 = torch.where(column(self._is_apart, m2), 0, column(n, m2) * m2)
+        sequence_m2.index_add_(0, self._type_of_run, of_runs)
         return TokenTable(self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2)
 
     def _in_chunks(self, width: int) -> list[_Runs]:
@@ -478,7 +493,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _run_moments(
-    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, weights: Tensor | None
+    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, weights: Tensor | None, num_streams: int | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 and n of all of them.
 
@@ -498,10 +513,10 @@ def _run_moments(
     rows.sub_(origin.index_select(0, runs.run))
     offset = means()
     rows.sub_(offset.index_select(0, runs.run))
-    squares = row_norms(rows).square()
+    squares = row_norms(rows).square() if num_streams is None else part_products(rows, num_streams)
     if weight is not None:
-        squares.mul_(weight)
-    m2 = squares.new_zeros(len(runs.last)).index_add_(0, runs.run, squares)
+        squares.mul_(column(weight, squares))
+    m2 = squares.new_zeros(len(runs.last), *squares.shape[1:]).index_add_(0, runs.run, squares)
     mean = origin[:num_means].to(wide).add_(offset[:num_means])
     if dtype != wide:
         rest = means()

@@ -164,7 +164,7 @@ def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exce
         Record(
             layer=layer.name,
             layer_index=layer.layer_index,
-            width=layer.metrics.dim,
+            width=layer.metrics.width,
             metric=key,
             value=value,
             stderr=stderr,

@@ -236,6 +236,11 @@ class GeometryMetric(Metric):
         """A sentence on what is held in place of something larger, and its effect; empty where nothing is."""
         return ""
 
+    @property
+    def width(self) -> int:
+        """Width of the hidden states that the rows are of: `dim`, unless a row is several of them side by side."""
+        return self.dim
+
     def of_width(self, dim: int) -> Self:
         """A new metric of the same arguments for rows of another width."""
         return type(self)(dim, *self._arguments)

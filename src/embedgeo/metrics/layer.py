@@ -60,6 +60,11 @@ class LayerMetrics:
         self._has_copies = [isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics]
         self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
 
+    @property
+    def width(self) -> int:
+        """Width of the hidden state, which is less than that of the rows where they are several side by side."""
+        return min((each.width for each in self._metrics if isinstance(each, GeometryMetric)), default=self.dim)
+
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those of their groups.
 

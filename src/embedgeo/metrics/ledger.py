@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.ledger import ROUNDING, StreamMoments, between_scatter, divided, stream_moments
+from embedgeo.functional.ledger import ROUNDING, StreamMoments, divided, stream_moments, within_products
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import TokenTable, type_table
+from embedgeo.functional.tokens import SequenceCount, TokenTable, type_table
 from embedgeo.glossary import Term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.metrics.tokens import TokenMoments
 
-_PART = re.compile(r"(Q|M|V|V_W)_(from|share)_(\w+)")
+_PART = re.compile(r"(Q|M|V|V_W|V_W_unbiased)_(from|share)_(\w+)")
 _OF_WRITE = {
     "norm_ratio": ("size beside the stream", "√(Q of the write / Q of the stream)", "How large a write is."),
     "M_over_Q": ("M/Q", "share", "How much of a write is the same in every row: its offset."),
@@ -32,15 +32,17 @@ class ResidualLedger(GeometryMetric):
     """Exact division of Q, M, V and V_W of a sum of streams: of a block's output h' = h + a + m into h, a and m.
 
     Rows are the K streams side by side, shape (..., K d), as the layers of ``layers="residual"`` have them.
-    ``compute()`` returns float64 scalars: ``n``; Q, M, V and, with ``by_token_type`` and token ids, V_W (plug-in) of
-    the sum; of each of these, X, the parts ``X_from_{stream}``, a stream's own, and ``X_from_{stream}_{other}``, twice
-    the product of two, negative where they cancel, and ``X_share_…``, divided by X. What involves the rounding of the
-    model's dtype is ``X_from_rounding``. Parts add up to X; those of a stream that is zero in all rows are left out.
+    ``compute()`` returns float64 scalars: ``n``; Q, M, V and, with ``by_token_type`` and token ids, V_W (plug-in) and
+    V_W_unbiased of the sum; of each of these, X, the parts ``X_from_{stream}``, a stream's own, and
+    ``X_from_{stream}_{other}``, twice the product of two, negative where they cancel, and ``X_share_…``, divided by X.
+    What involves the rounding of the model's dtype is ``X_from_rounding``. Parts add up to X; those of a stream that is
+    zero in all rows are left out.
     Of each write: ``{write}_norm_ratio``, the root of its Q over the stream's; ``{write}_M_over_Q``;
     ``{write}_cosine_to_stream``, the mean over rows; ``{write}_top_coordinate``, the one with the largest part of its
     Q, and ``{write}_top_coordinate_share``, that part over Q. Without rows there is ``n`` alone.
 
-    Memory is O(d): 2 K numbers a coordinate; with ``by_token_type`` K numbers a coordinate and token type.
+    Memory is O(d): 2 K numbers a coordinate; with ``by_token_type`` K numbers a coordinate and token type, and 2 K² of
+    each type.
 
     Args:
         dim: K d, the width of all streams together.
@@ -67,11 +69,20 @@ class ResidualLedger(GeometryMetric):
         self.streams = tuple(streams)
         self.declare(StreamMoments.empty(len(streams), dim // len(streams)))
         if by_token_type:
-            self.declare(TokenTable.empty(dim), "table_")
+            self.declare(TokenTable.empty(dim, len(streams)), "table_")
+            self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
+
+    @property
+    def width(self) -> int:
+        return self.dim // len(self.streams)
 
     def of_width(self, dim: int) -> Self:
         """A new metric of the same streams, together at most as wide as ``dim``."""
         return super().of_width(dim - dim % len(self.streams))
+
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        products = 16 * (len(self.streams) ** 2 - 1) if TokenTable in self._declared else 0  # of a type
+        return super().state_bytes(num_rows, num_types, itemsize) + num_types * products
 
     @staticmethod
     def family_term(key: str) -> Term | None:
@@ -87,8 +98,9 @@ class ResidualLedger(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         self.extend(stream_moments(rows.x.unflatten(1, (len(self.streams), -1)), rows.weights))
-        if TokenTable in self._declared and (table := type_table(rows)) is not None:
+        if TokenTable in self._declared and (table := type_table(rows, len(self.streams))) is not None:
             self.extend(table)
+            self.extend(SequenceCount.of(rows))
 
     def compute(self) -> dict[str, Tensor]:
         moments = self.load(StreamMoments)
@@ -104,10 +116,9 @@ class ResidualLedger(GeometryMetric):
         values |= divided("Q", size + variance, streams) | divided("M", size, streams)
         values |= divided("V", variance, streams)
         if TokenTable in self._declared and len(self.load(TokenTable).n):
-            table = self.load(TokenTable).typed()
-            between = between_scatter(table.n, table.mean.unflatten(1, (len(self.streams), -1))[:, places])
-            if float(table.n.sum()) == float(moments.n):  # else some rows have no type
-                values |= divided("V_W", variance - between / moments.n, streams)
+            within = within_products(self.load(TokenTable).typed(), self.load(SequenceCount).num_sequences)
+            for name, products in zip(("V_W", "V_W_unbiased"), within, strict=True):
+                values |= divided(name, products[places][:, places], streams)
         of_coordinates = mean.square() + m2 / moments.n
         own = of_coordinates.sum(1)
         for k, stream in enumerate(streams):

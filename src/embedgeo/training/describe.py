@@ -1,5 +1,6 @@
 """Description of what a monitor does on a model: fields, a text, and the lines that open a run."""
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from math import inf
+from os.path import commonprefix
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
-from embedgeo.capture.layers import SUM
+from embedgeo.capture.layers import SUM, Layer
 from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
@@ -129,15 +131,16 @@ def _layer_rows(layers: Sequence[DescribedLayer]) -> Iterator[list[str]]:
     """Rows of the text's table; blocks one after the other that differ in their numbers alone share one."""
 
     def likeness(layer: DescribedLayer) -> tuple[object, ...]:
-        stem = layer.name.rstrip("0123456789")
-        return stem if stem.endswith("block.") else layer.name, layer.kind, layer.width, layer.state_bytes
+        return re.sub(r"block\.\d+", "block", layer.name), layer.kind, layer.width, layer.state_bytes
+
+    def to(first: str, last: str) -> str:
+        return f"{first} … {last[len(commonprefix((first, last)).rpartition('.')[0]) :].lstrip('.')}"
 
     for _, group in groupby(layers, likeness):
         first, *others = group
         name, path = first.name, first.path
         if others:
-            name += f" … {others[-1].name.rpartition('.')[2]}"
-            path += f" … {others[-1].path.rpartition('.')[2]}"
+            name, path = to(name, others[-1].name), to(path, others[-1].path)
         held = "?" if first.state_bytes is None else size(first.state_bytes)
         yield [name, str(first.width or "?"), held, f"{path} ({first.kind})"]
 
@@ -226,9 +229,10 @@ def describe(
         rows = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
         shapes = inspected.hidden
         guess = None if inspected.error is None else model_width(geometry.model)
-        widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in geometry.layers}
-        makers = dict[int, MetricFactory]()  # by width, which residual layers have several times
-        for layer in geometry.layers:
+        layers = [layer for layer in geometry.layers if layer.name not in inspected.absent]
+        widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in layers}
+        makers = dict[int, MetricFactory]()  # by width, which that of all streams of a block is several times
+        for layer in layers:
             if (width := widths[layer.name]) is not None:
                 width *= len(STREAMS) if layer.stream == SUM else 1
                 widths[layer.name] = width
@@ -241,7 +245,7 @@ def describe(
         token_ids, mask = _sources(monitor, model, inspected)
         return replace(
             described,
-            layers=_described_layers(model, geometry, widths, held),
+            layers=_described_layers(model, layers, widths, held),
             token_ids=token_ids,
             mask=mask,
             num_rows=rows.total,
@@ -256,17 +260,19 @@ def describe(
 
 
 def _described_layers(
-    model: nn.Module, geometry: Geometry, widths: Mapping[str, int | None], held: Mapping[int, Counter[str]]
+    model: nn.Module, layers: Iterable[Layer], widths: Mapping[str, int | None], held: Mapping[int, Counter[str]]
 ) -> tuple[DescribedLayer, ...]:
-    layers = []
-    for layer in geometry.layers:
+    described = []
+    for layer in layers:
         modules = [call.module for call in layer.calls]
         start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
         path = start + ", ".join(_paths(model, modules))
         width = widths[layer.name]
         state_bytes = held[width].total() if width is not None else None
-        layers.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
-    return tuple(layers)
+        if width is not None and layer.stream == SUM:
+            width //= len(STREAMS)
+        described.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
+    return tuple(described)
 
 
 def _paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
@@ -313,7 +319,7 @@ def _warnings(
             f"The model could not be run on {tried} ({reason(inspected.error)}): widths and sources may be "
             "missing or guessed. Give a batch: monitor.describe(model, batch)."
         )
-    elif silent := [layer.name for layer in geometry.layers if layer not in reached]:
+    elif silent := [each.name for each in geometry.layers if each not in reached and each.name not in inspected.absent]:
         yield f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it out of layers=."
     if not inspected.token_ids and monitor.token_ids is None and inspected.error is None:
         yield (
