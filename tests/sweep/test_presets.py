@@ -152,8 +152,16 @@ def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):
     subprocess.run(["bash", "-n", str(script)], check=True)
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("srun", "ray", "embedgeo"):  # in their place: what they are called with
-        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/called\n')
+    called = tmp_path / "called"
+    called.touch()
+    noted = f'#!/bin/sh\necho "$(basename "$0") $*" >> {called}\n'
+    done = {  # in place of the commands: what they are called with
+        "srun": f"{noted}exec sleep 60\n",
+        "ray": f"#!/bin/sh\ngrep -q -e --head {called}\n",
+        "embedgeo": f"{noted}until grep -q -e --exclude {called}; do sleep 0.1; done\n",
+    }
+    for name, text in done.items():
+        (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environment = {
         "PATH": f"{folder}:{os.environ['PATH']}",
@@ -162,11 +170,11 @@ def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):
         "SLURM_GPUS_PER_NODE": "a100:2",
         "PORT": "6379",
     }
-    subprocess.run(["bash", str(script), "--steps", "log"], env=environment, check=True)
-    called = (tmp_path / "called").read_text().splitlines()
-    (head,) = [line for line in called if "--head" in line]
+    subprocess.run(["bash", str(script), "--steps", "log"], env=environment, check=True, timeout=60)
+    lines = called.read_text().splitlines()
+    (head,) = [line for line in lines if "--head" in line]
     assert "--nodelist=n1 ray start --block --head --port=6379 --num-cpus=2 --num-gpus=2" in head
-    (command,) = [line.split(" ", 1)[1] for line in called if line.startswith("embedgeo")]
+    (command,) = [line.split(" ", 1)[1] for line in lines if line.startswith("embedgeo")]
     options = (
         make_parser(ABOUT, COMMANDS).parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))]).sweep
     )
