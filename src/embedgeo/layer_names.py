@@ -6,9 +6,15 @@ from itertools import product, takewhile
 
 from embedgeo.formatting import printable
 
+PARTS = ("attention", "other", "middle", "mlp")
+"""Layers inside of a block, in their names: what attention, cross-attention (or a state-space mixer) and the MLP (or
+experts) write, and what enters the MLP's part of a block: stream and attention."""
+LEDGER = "ledger"
+"""Layer of a block that is all terms of its output, side by side: see `embedgeo.ResidualLedger`."""
+
 _LAYER = re.compile(
     r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))"
-    r"(?:(?<=\d)\.(attention|other|middle|mlp)|)"
+    rf"(?:(?<=\d)\.({'|'.join((*PARTS, LEDGER))})|)"
 )
 _LONGEST = 11  # letters in the label of a layer
 

@@ -94,8 +94,8 @@ BLOCKS = ["block.00", "block.01", "block.02"]
 
 
 def ledgers(values):
-    """The values of the blocks, without those of what is inside."""
-    return {layer: of_layer for layer, of_layer in values.items() if layer.split(".")[-1].isdigit()}
+    """The ledgers of the blocks."""
+    return {name.removesuffix(".ledger"): each for name, each in values.items() if name.endswith(".ledger")}
 
 
 def assert_parts_add_up(values, expected, rtol):
@@ -136,7 +136,7 @@ def test_layers_inside_are_what_modules_write_and_what_is_between(name):
             path, side = given if isinstance(given, tuple) else (given, "output")
             _hook(block.get_submodule(path), side == "input", lambda rows, kind=kind: seen.__setitem__(kind, rows))
     found = measured(model, ids, "residual")
-    assert {layer.removeprefix("block.01.") for layer in found if layer.startswith("block.01.")} == {*seen}
+    assert {layer.removeprefix("block.01.") for layer in found if layer.startswith("block.01.")} == {*seen, "ledger"}
     for kind, rows in seen.items():
         values, mean = found[f"block.01.{kind}"], rows.mean(0)
         assert values["n"] == len(rows)
@@ -169,8 +169,8 @@ def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write()
         assert_parts_add_up(of_layer, expected[layer], 1e-9)
     assert {"decoder.block.01.attention", "decoder.block.01.other", "decoder.block.01.mlp"} <= values.keys()
     assert "encoder.block.01.other" not in values
-    assert "Q_from_other" not in values["encoder.block.01"]
-    assert {"Q_from_attention", "Q_from_other", "Q_from_mlp"} <= values["decoder.block.01"].keys()
+    assert "Q_from_other" not in values["encoder.block.01.ledger"]
+    assert {"Q_from_attention", "Q_from_other", "Q_from_mlp"} <= values["decoder.block.01.ledger"].keys()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
@@ -179,13 +179,14 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
     offset = torch.zeros(16, dtype=torch.float64)
     offset[5] = 40.0
     mlps = [module for path, module in model.named_modules() if path.endswith(".1.mlp")]
-    before = measured(model, ids, "residual")
+    before = ledgers(measured(model, ids, "residual"))
     handle = mlps[0].register_forward_hook(lambda module, args, output: output + offset)
-    found = measured(model, ids, "residual")
+    layers = measured(model, ids, "residual")
+    found = ledgers(layers)
     handle.remove()
     assert [layer for layer in BLOCKS if found[layer]["M_from_mlp"] > 1000] == ["block.01"]
     assert found["block.00"] == before["block.00"]
-    assert found["block.01.mlp"]["M"] == pytest.approx(found["block.01"]["M_from_mlp"], rel=1e-12)
+    assert layers["block.01.mlp"]["M"] == pytest.approx(found["block.01"]["M_from_mlp"], rel=1e-12)
     outputs = []
     mlps[0].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
     run(model, ids)
@@ -205,7 +206,8 @@ def test_a_planted_outlier_coordinate_is_found_at_its_block_and_write(name):
     (mlp,) = (module for path, module in model.named_modules() if path.endswith(".1.mlp"))
     outputs = []
     mlp.register_forward_hook(lambda module, args, output: outputs.append(output.detach() + outlier) or outputs[-1])
-    found = measured(model, ids, "residual")
+    layers = measured(model, ids, "residual")
+    found = ledgers(layers)
     assert [layer for layer in BLOCKS if found[layer]["V_from_mlp"] > 500] == ["block.01"]
     rows = outputs[0].flatten(0, 1)
     size = (rows - rows.mean(0)).square().sum(1).mean()
@@ -240,7 +242,7 @@ def test_writes_too_small_for_their_dtype_are_told_alike_in_every_batch():
         values = geometry.compute()
         writes = [values[layer] for layer in ("block.01.attention", "block.01.mlp") if layer in values]
         assert writes
-        assert {of_layer["n"] for of_layer in writes} == {values["block.01"]["n"]}
+        assert {of_layer["n"] for of_layer in writes} == {values["block.01.ledger"]["n"]}
 
 
 def test_a_write_that_begins_as_zero_is_found_once_it_is_not():
@@ -251,21 +253,21 @@ def test_a_write_that_begins_as_zero_is_found_once_it_is_not():
         parameter.data.zero_()
     with observe(model, "residual", lambda dim: [TokenMoments(dim)]) as geometry, torch.no_grad():
         model(input_ids=ids)
-        first = geometry.compute()
+        first = ledgers(geometry.compute())
         for parameter, weight in zip(projection.parameters(), weights, strict=True):
             parameter.data.copy_(weight)
         geometry.reset()
         model(input_ids=ids)
-        second = geometry.compute()
+        second = ledgers(geometry.compute())
     assert "Q_from_mlp" not in first["block.01"]
-    assert second["block.01"] == measured(model, ids, "residual")["block.01"]
+    assert second["block.01"] == ledgers(measured(model, ids, "residual"))["block.01"]
 
 
-@pytest.mark.parametrize("layers", [["blocks", "residual"], ["residual", "blocks"]])
-def test_beside_the_blocks_the_ledger_is_theirs_in_any_order(layers):
-    found = measured(built("llama"), token_batch()["input_ids"], layers)
-    assert {"embed", "final_norm", "block.01.mlp"} <= found.keys()
-    assert all("Q_from_mlp" in found[layer] for layer in BLOCKS)
+def test_beside_the_blocks_they_are_measured_as_always():
+    model, ids = built("llama"), token_batch()["input_ids"]
+    expected, found = measured(model, ids, "blocks"), measured(model, ids, ["blocks", "residual"])
+    assert repr({layer: found[layer] for layer in expected}) == repr(expected)
+    assert repr(ledgers(found)) == repr(ledgers(measured(model, ids, "residual")))
 
 
 def test_what_rounding_leaves_in_a_narrow_dtype_is_a_part_of_its_own():
@@ -292,7 +294,7 @@ def test_a_block_that_hides_its_writes_is_refused_by_name():
     model = FAMILIES["opt"].build(dropout=0.5).train()  # its dropout is no module
     with pytest.raises(ValueError, match="left over") as caught, observe(model, "residual"):
         model(**token_batch())
-    assert "at layer 'block.00'" in caught.value.__notes__
+    assert "at layer 'block.00.ledger'" in caught.value.__notes__
 
 
 def test_blocks_that_are_applied_several_times_are_refused():
@@ -322,7 +324,7 @@ def trained(layers):
         optimizer.step()
         optimizer.zero_grad()
     if layers:
-        assert {record["layer"] for record in monitor.history} >= {"block.00", "block.02"}
+        assert {record["layer"] for record in monitor.history} >= {"block.00.ledger", "block.02.mlp"}
         assert any(record["metric"] == "V_W_share_mlp" for record in monitor.history)
     return [*(weight.detach() for weight in model.parameters()), torch.get_rng_state()]
 

@@ -60,6 +60,7 @@ def naive(x, ids, sequences=None):
         values[name] = whole
         values |= {f"{name}_from_{part}": float(value) for part, value in parts.items()}
         values |= {f"{name}_share_{part}": float(value) / whole for part, value in parts.items()}
+        values |= {f"{name}_by_{STREAMS[k]}": float(products[k].sum()) / whole for k in range(4)}
     for k in (1, 2):
         squares = x[:, k].square().mean(0)
         values |= {

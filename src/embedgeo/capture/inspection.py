@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import eager_mode, first_float, first_input, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
-from embedgeo.capture.layers import SUM, Layer
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.residual import ResidualBlock
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model, model_width, module_names
+from embedgeo.layer_names import LEDGER
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, by position and by name
 _BATCH = 2
@@ -86,7 +87,7 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
             note = partial(found.add_hidden, layer)
             if not layer.stream:
                 hooks.callback(_hooked(layer.calls[-1].module, note, of_input=layer.calls[-1].takes_input))
-            elif layer.stream == SUM:
+            elif layer.stream == LEDGER:
                 streams = [each for each in layers if each.stream and each.calls == layer.calls]
                 block = ResidualBlock(layer.calls[0].module)
                 for module, is_before, read in block.hooks():

@@ -11,16 +11,11 @@ from torch import nn
 
 from embedgeo.capture import structure
 from embedgeo.capture.structure import Part, Stack
+from embedgeo.layer_names import LEDGER, PARTS
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the
 model that returns one of these or a mapping of names to modules; or ``"residual"``."""
-
-SUM = "sum"
-"""Stream of a layer of ``"residual"`` that is all terms of a block's output, side by side: see `capture.residual`."""
-PARTS = ("attention", "other", "middle", "mlp")
-"""Streams of the layers inside of a block, which are named after them: what attention, cross-attention (or a
-state-space mixer) and the MLP (or experts) write, and what enters the MLP's part of a block: stream and attention."""
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
 _AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}  # whose first hidden state is the first block's output
@@ -44,7 +39,7 @@ class Layer:
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
     positions_first: bool = False  # its shape is (positions, batch, d) instead of (batch, positions, d)
-    stream: str = ""  # of its block: `SUM`, all that its output is the sum of, or one of `PARTS`
+    stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
 
     @property
     def takes_input(self) -> bool:
@@ -69,9 +64,8 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
 
     ``"residual"`` means, of each block, what it writes into its stream, such as ``block.03.attention`` and
     ``block.03.mlp``; the stream between the two, ``block.03.middle``, where one comes after the other; and
-    ``block.03``, all that the block's output is the sum of, for `embedgeo.ResidualLedger`: see
-    `embedgeo.capture.residual`. Where it is asked for beside ``"blocks"``, that is what these blocks are. Which of
-    them a block has is found in its forward passes; the others stay without rows.
+    ``block.03.ledger``, all that the block's output is the sum of, for `embedgeo.ResidualLedger`: see
+    `embedgeo.capture.residual`. Which of them a block has is found in its forward passes; the others stay without rows.
 
     Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the model; ``embed`` is in
     the first part and ``final_norm`` in the last. A pattern may then match nothing.
@@ -84,10 +78,7 @@ def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | 
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
     """
-    found = dict[str, Layer]()
-    for layer in _resolve(model, layers, part):
-        if layer.stream or layer.name not in found:
-            found[layer.name] = layer
+    found = {layer.name: layer for layer in _resolve(model, layers, part)}
     if not found and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
     stacks = [[*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)]
@@ -181,8 +172,7 @@ def _streams(standard: Sequence[Layer]) -> list[Layer]:
             raise ValueError(
                 f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. Use layers="blocks".'
             )
-    parts = [replace(layer, name=f"{layer.name}.{part}", stream=part) for part in PARTS for layer in blocks]
-    return [*parts, *(replace(layer, stream=SUM) for layer in blocks)]
+    return [replace(layer, name=f"{layer.name}.{part}", stream=part) for part in (*PARTS, LEDGER) for layer in blocks]
 
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from embedgeo.capture.calls import first_float, first_input
-from embedgeo.capture.layers import SUM
 from embedgeo.functional.precision import accumulator_dtype
+from embedgeo.layer_names import LEDGER
 
 STREAMS = ("stream", "attention", "mlp", "other", "norm_bias", "rounding")
 """Terms of a block's output, which is their sum: what enters; the writes of attention, of the MLP (or experts), and
@@ -107,7 +107,7 @@ class ResidualBlock:
         """What the block's output, shape (..., d), is the sum of.
 
         Returns:
-            The `STREAMS` side by side, which add up to it, shape (..., K d), as `SUM`; and those of `PARTS` that the
+            The `STREAMS` side by side, which add up to it, shape (..., K d), as `LEDGER`; and those of `PARTS` that the
             block has, as they were written, before any norm of a sum, shape (..., d).
 
         Raises:
@@ -132,7 +132,7 @@ class ResidualBlock:
             raise ValueError(_refusal(share))
         every = torch.stack([parts[name].to(narrow) for name in STREAMS], 1)
         written = {name: rows.to(output.dtype).view(output.shape) for name, rows in self._written(found).items()}
-        return {SUM: every.view(*output.shape[:-1], -1), **written}
+        return {LEDGER: every.view(*output.shape[:-1], -1), **written}
 
     def _divided(self, found: _Sum, whole: Tensor, narrow: torch.dtype) -> dict[str, Tensor]:
         """The `STREAMS` of all rows, each rounded to ``narrow``, which add up to the ``whole``."""

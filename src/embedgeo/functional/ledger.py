@@ -107,11 +107,13 @@ def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Te
     Returns:
         ``name``, the form of the sum; ``{name}_from_{stream}``; ``{name}_from_{stream}_{other}``, twice the product;
         the same with ``share`` in place of ``from``, divided by the form, NaN where that is 0. The parts of a stream
-        that is zero in all rows, whose product with itself is 0, are left out. Parts add up to the whole.
+        that is zero in all rows, whose product with itself is 0, are left out. Parts add up to the whole. And
+        ``{name}_by_{stream}``, the share of a stream with half of each product that it has with another one, the
+        rounding among them; these add up to 1.
 
     >>> parts = divided("Q", torch.tensor([[4.0, 1.0], [1.0, 2.0]]), ("stream", "mlp"))
-    >>> {key: value.item() for key, value in parts.items() if "share" not in key}
-    {'Q': 8.0, 'Q_from_stream': 4.0, 'Q_from_mlp': 2.0, 'Q_from_stream_mlp': 2.0}
+    >>> {key: value.item() for key, value in parts.items() if "from" in key}
+    {'Q_from_stream': 4.0, 'Q_from_mlp': 2.0, 'Q_from_stream_mlp': 2.0}
     """
     whole = products.sum()
     plain = [k for k, stream in enumerate(streams) if stream != ROUNDING]
@@ -124,4 +126,5 @@ def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Te
         name: whole,
         **{f"{name}_from_{part}": value for part, value in parts.items()},
         **{f"{name}_share_{part}": ratio(value, whole) for part, value in parts.items()},
+        **{f"{name}_by_{stream}": ratio(each.sum(), whole) for stream, each in zip(streams, products, strict=True)},
     }

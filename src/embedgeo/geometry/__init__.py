@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
-from embedgeo.capture.layers import SUM, Layer, LayerSpec, resolve_layers
+from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.residual import STREAMS
@@ -49,6 +49,7 @@ from embedgeo.functional.rows import (
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread, threads_for
 from embedgeo.geometry.drift import Drift
+from embedgeo.layer_names import LEDGER
 from embedgeo.metrics import MAX_STATE_BYTES, defaults
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
@@ -494,7 +495,7 @@ class Geometry:
 
     def make_metrics_of(self, layer: Layer) -> MetricFactory:
         """The factory of a layer's metrics; of all streams of a block it is given the width of all of them together."""
-        return ledger_of(self.make_metrics, STREAMS) if layer.stream == SUM else self.make_metrics
+        return ledger_of(self.make_metrics, STREAMS) if layer.stream == LEDGER else self.make_metrics
 
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
         make = self.make_metrics_of(layer)

@@ -17,7 +17,7 @@ from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.metrics.tokens import TokenMoments
 
-_PART = re.compile(r"(Q|M|V|V_W|V_W_unbiased)_(from|share)_(\w+)")
+_PART = re.compile(r"(Q|M|V|V_W|V_W_unbiased)_(from|share|by)_(\w+)")
 _OF_WRITE = {
     "norm_ratio": ("size beside the stream", "√(Q of the write / Q of the stream)", "How large a write is."),
     "M_over_Q": ("M/Q", "share", "How much of a write is the same in every row: its offset."),
@@ -25,6 +25,7 @@ _OF_WRITE = {
     "top_coordinate": ("largest coordinate", "place, from 0", "The coordinate with the largest part of the write's Q."),
     "top_coordinate_share": ("largest coordinate", "share of the write's Q", "How much of a write is one coordinate."),
 }
+_DRAWN = "norm_ratio", "cosine_to_stream", "top_coordinate_share"  # M/Q is that of a layer of its own
 _WRITE = re.compile(rf"(\w+?)_({'|'.join(_OF_WRITE)})")
 
 
@@ -36,7 +37,7 @@ class ResidualLedger(GeometryMetric):
     V_W_unbiased of the sum; of each of these, X, the parts ``X_from_{stream}``, a stream's own, and
     ``X_from_{stream}_{other}``, twice the product of two, negative where they cancel, and ``X_share_…``, divided by X.
     What involves the rounding of the model's dtype is ``X_from_rounding``. Parts add up to X; those of a stream that is
-    zero in all rows are left out.
+    zero in all rows are left out. ``X_by_{stream}`` is a stream's share with half of each of its products.
     Of each write: ``{write}_norm_ratio``, the root of its Q over the stream's; ``{write}_M_over_Q``;
     ``{write}_cosine_to_stream``, the mean over rows; ``{write}_top_coordinate``, the one with the largest part of its
     Q, and ``{write}_top_coordinate_share``, that part over Q. Without rows there is ``n`` alone.
@@ -88,12 +89,18 @@ class ResidualLedger(GeometryMetric):
     def family_term(key: str) -> Term | None:
         if part := _PART.fullmatch(key):
             whole, kind, name = part.groups()
+            name = name.replace("_", " ")
+            if kind == "by":
+                meaning = (
+                    f"Who writes {whole}: the share of {name}, with half of each product that it has with another."
+                )
+                return Term(f"{whole} written by {name}", f"share of {whole}", meaning, is_drawn=False, order=785)
             unit = "squared embedding units" if kind == "from" else f"share of {whole}"
-            meaning = f"What {whole} of a block's output has from: {name.replace('_', ' ')} (two names: their product)."
-            return Term(f"{whole} from {name.replace('_', ' ')}", unit, meaning, is_drawn=kind == "share", order=790)
+            meaning = f"What {whole} of a block's output has from: {name} (two names: their product)."
+            return Term(f"{whole} from {name}", unit, meaning, is_drawn=False, order=790)
         if write := _WRITE.fullmatch(key):
             name, unit, meaning = _OF_WRITE[write[2]]
-            return Term(f"{write[1]}: {name}", unit, meaning, is_drawn=write[2] != "top_coordinate", order=795)
+            return Term(f"{write[1]}: {name}", unit, meaning, is_drawn=write[2] in _DRAWN, order=795)
         return None
 
     def update_states(self, rows: Rows) -> None:

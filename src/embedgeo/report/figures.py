@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any, Literal
 
@@ -29,6 +30,11 @@ SCALES_TEXT = (
     "small scales see noise, or the finer of two structures; a number from nearest neighbours alone would then grow "
     "with the rows. Random embeddings fall, too, the wider the more: neighbours of high rank are then no longer near."
 )
+LEDGER_TEXT = (
+    "A block's output is the stream that enters it plus what attention, MLP and others write. Each has a share of M "
+    "and V with half of each product that it has with another; a share below 0 cancels others, and all add up to 1. "
+    "Biases of norms after a sum, and what the rounding of the model's dtype leaves, are shares of their own."
+)
 CKA_TEXT = (
     "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry is the same but for "
     "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which little changes."
@@ -45,6 +51,14 @@ _PARTS = {
     "V": ("V: variance", "#999999"),
 }
 _COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
+_WRITERS = {
+    "stream": "#bbbbbb",
+    "attention": "#0072b2",
+    "mlp": "#e69f00",
+    "other": "#009e73",
+    "norm_bias": "#cc79a7",
+    "rounding": "#7a5195",
+}
 _SCALE = re.compile(r"intrinsic_dimension_at_(\d+)")
 _GRIDE = "dimensions, GRIDE"
 
@@ -359,6 +373,48 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
 def _parts(run: Run) -> list[str]:
     known = set(run.values.columns[run.values.notna().any()])
     return next((list(parts) for parts in _COMPOSITIONS if known.issuperset(parts)), [])
+
+
+def ledger_figures(run: Run) -> Iterator[FigureData]:
+    """What each write has of M and V of the blocks' outputs: at the last step, and of each write at every step."""
+    for whole, title in (("M", "Who writes the offset"), ("V", "Who writes the variance")):
+        known = run.values.columns[run.values.notna().any()]
+        names = {str(metric): str(metric).removeprefix(f"{whole}_by_") for metric in known}
+        names = {metric: name for metric, name in names.items() if metric != name}
+        if names:
+            layers = [layer for layer in run.depth if run.table(next(iter(names)))[layer].notna().any()]
+            of_blocks = replace(run, layers=layers)
+            yield _writers(of_blocks, names, whole, title)
+            writes = [metric for metric, name in names.items() if name not in ("stream", "rounding")]
+            yield from (heatmap(of_blocks, metric) for metric in writes if len(run.steps) > 1)
+
+
+def _writers(run: Run, names: dict[str, str], whole: str, title: str) -> FigureData:
+    """Shares of the streams in M or V at each block of the last step, stacked above 0 and, where negative, below."""
+    step = run.steps[-1]
+    shares = pd.DataFrame({name: run.table(metric).loc[step] for metric, name in names.items()})
+    shares = shares[[name for name in dict.fromkeys((*_WRITERS, *shares)) if name in shares]]
+    figure, (ax,) = draw.new_figure(run.titled(title, step), f"share of {whole} of a block's output")
+    heights = shares.reindex(run.axis).fillna(0)
+    colours = dict(zip(shares, cycle(draw.RUNS), strict=False)) | _WRITERS
+    width = 0.86 if len(heights) <= 12 else 1
+    for is_named, parts in ((True, heights.clip(lower=0)), (False, heights.clip(upper=0))):
+        bottoms = parts.cumsum(axis=1) - parts
+        for name in parts:
+            label = str(name).replace("_", " ") if is_named else None
+            ax.bar(np.arange(len(parts)), parts[name], width, bottoms[name], color=colours[name], label=label)
+    ax.axhline(0, color=draw.GREY, lw=0.8)
+    ax.axhline(1, **draw.BASELINE)
+    draw.layer_axis(ax, run.axis)
+    ax.set_ylabel(f"share of {whole}")
+    draw.legend(figure, ax)
+    writes = shares.drop(columns=["stream", "rounding"], errors="ignore").stack()
+    text = ""
+    if len(writes):
+        layer, name = writes.idxmax()
+        text = f"The largest write is that of {str(name).replace('_', ' ')} at {layer}: {writes.max():.0%} of {whole}."
+    alt = f"Shares of the stream and of each write in {whole} by block, stacked."
+    return FigureData(f"{whole}-written", figure, shares, alt, text)
 
 
 def measured_scales(run: Run) -> dict[int, str]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from embedgeo.drawing import StepAxis, thinned, tick_label
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import term
-from embedgeo.layer_names import blocks_by_side, is_along, side
+from embedgeo.layer_names import LEDGER, blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
@@ -35,6 +35,7 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
     *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by", "date"),
 )
 SETTINGS = {"text_sha256": "text", "seq_len": "sequence length", "num_tokens": "tokens", "n": "number of rows"}
+_OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
@@ -184,6 +185,9 @@ class Run:
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
     records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]  # they are of the layers here
+    blocks = records["layer"].astype(str).str.removesuffix(f".{LEDGER}")
+    is_again = (blocks != records["layer"]) & blocks.isin(set(records["layer"])) & records["metric"].isin(_OF_BLOCKS)
+    records = records[~is_again]  # in a ledger, beside the block
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]

@@ -6,13 +6,20 @@ from functools import cache
 from statistics import median
 from typing import NotRequired, TypedDict
 
-from embedgeo.layer_names import blocks_by_side
+from embedgeo.layer_names import LEDGER, PARTS, blocks_by_side
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
 
-MEANS = ("mean", "encoder.mean", "decoder.mean")
-"""Layer names of means over blocks, those of an encoder and its decoder apart; their layer index is -1."""
+MEANS = tuple(
+    f"{side}{part}mean"
+    for side in ("", "encoder.", "decoder.")
+    for part in ("", *(f"{each}." for each in (*PARTS, LEDGER)))
+)
+"""Layer names of means over blocks, and over each layer inside of them, those of an encoder and its decoder apart.
+
+Their layer index is -1.
+"""
 
 _LEAST_JUMP = 0.5  # nats by which a loss has to lie outside the range of its neighbours to be an outlier
 
@@ -51,6 +58,8 @@ def model_record(metric: str, value: float) -> Record:
 def block_means(records: Iterable[Record]) -> list[Record]:
     """Records of the means over blocks of one measurement, with the standard errors unknown: see `MEANS`.
 
+    Places of coordinates have no mean.
+
     >>> blocks = [{"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i} for i in (1, 2)]
     >>> block_means(blocks)
     [{'layer': 'mean', 'layer_index': -1, 'width': 8, 'metric': 'Q', 'value': 1.5, 'stderr': nan}]
@@ -59,7 +68,7 @@ def block_means(records: Iterable[Record]) -> list[Record]:
     sides = _sides(tuple(dict.fromkeys(record["layer"] for record in records)))
     together: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        if record["layer"] in sides:
+        if record["layer"] in sides and not record["metric"].endswith("_top_coordinate"):
             together.setdefault((sides[record["layer"]], record["metric"]), []).append(record)
     means: list[Record] = []
     for (side, _), of_blocks in together.items():

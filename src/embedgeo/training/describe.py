@@ -8,9 +8,8 @@ from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import inf
-from os.path import commonprefix
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from torchmetrics import Metric
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.inspection import Inspection, inspect_forward, token_modules
-from embedgeo.capture.layers import SUM, Layer
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width, weights_device
 from embedgeo.extras import require_extra
@@ -32,6 +31,7 @@ from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
+from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, keys_of_types, measured_keys, metric_name, width_notes
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
@@ -134,7 +134,11 @@ def _layer_rows(layers: Sequence[DescribedLayer]) -> Iterator[list[str]]:
         return re.sub(r"block\.\d+", "block", layer.name), layer.kind, layer.width, layer.state_bytes
 
     def to(first: str, last: str) -> str:
-        return f"{first} … {last[len(commonprefix((first, last)).rpartition('.')[0]) :].lstrip('.')}"
+        parts = last.split(".")
+        num_shared = sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False))
+        )
+        return f"{first} … {'.'.join(parts[num_shared:])}"
 
     for _, group in groupby(layers, likeness):
         first, *others = group
@@ -234,7 +238,7 @@ def describe(
         makers = dict[int, MetricFactory]()  # by width, which that of all streams of a block is several times
         for layer in layers:
             if (width := widths[layer.name]) is not None:
-                width *= len(STREAMS) if layer.stream == SUM else 1
+                width *= len(STREAMS) if layer.stream == LEDGER else 1
                 widths[layer.name] = width
                 makers[width] = geometry.make_metrics_of(layer)
         counts = Counter(width for width in widths.values() if width is not None)
@@ -269,7 +273,7 @@ def _described_layers(
         path = start + ", ".join(_paths(model, modules))
         width = widths[layer.name]
         state_bytes = held[width].total() if width is not None else None
-        if width is not None and layer.stream == SUM:
+        if width is not None and layer.stream == LEDGER:
             width //= len(STREAMS)
         described.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
     return tuple(described)
