@@ -44,13 +44,15 @@ GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (4, 1, 1, 1, 1, 1)))
-MEAN_DASHES = ("-", (0, (3, 1, 1, 1)))  # of the means over the blocks of an encoder and of its decoder
+MEAN_DASHES = ("-", (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
+"""Of the means over the blocks of an encoder and of its decoder, or of what is inside of them."""
 BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
 DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
 
 _LEGEND_LETTERS = 34  # letters in the names of a legend in one row, of ordinary size
+_ROW_LETTERS = 70  # of a legend in one row, with four for each handle
 _LEGEND_LINE = 0.165  # inches of a line of a legend
 _X_LABEL = 0.285  # inches from the axes down to the label of the x axis
 _USUAL_AXES = (2.8, 2.2)  # width and height, in inches, of the axes of a report's figure
@@ -203,8 +205,11 @@ def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
         width, height = figure.get_size_inches()
         ncols = ncols or (4 if width <= WIDTH else 6)
         look: dict[str, Any] = {"ncols": ncols, "columnspacing": 1.1, "handlelength": 1.7}
-        if width <= WIDTH and len("".join(labels)) > _LEGEND_LETTERS * width / WIDTH:
+        letters = len("".join(labels))
+        if width <= WIDTH and letters > _LEGEND_LETTERS * width / WIDTH:
             look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
+        if len(labels) > ncols and letters + 4 * len(labels) <= _ROW_LETTERS * width / WIDTH:
+            look["ncols"] = len(labels)
         place = (0.04 / width, 1 - 0.43 / height)
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 

@@ -16,6 +16,7 @@ _LAYER = re.compile(
     r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))"
     rf"(?:(?<=\d)\.({'|'.join((*PARTS, LEDGER))})|)"
 )
+_SHORT = {"attention": "attn", "middle": "mid"}
 _LONGEST = 11  # letters in the label of a layer
 
 
@@ -111,12 +112,19 @@ def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> st
     name = match[2].removeprefix("final_")
     if match[3] or match[4]:
         name = f"h{int(match[4])}" if match[4] else str(int(match[3]))
-    return f"{match[1][:3]} {name} {match[5] or ''}".strip()
+    part = _SHORT.get(match[5], match[5]) or ""
+    return " ".join(filter(None, (match[1][:3], part, name)))
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
-    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers."""
+    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers.
+
+    Where gaps part more than two rows of layers, the first of each row, and the last of all.
+    """
     last = len(layers) - 1
+    rows = [0, *(i for i, layer in enumerate(layers, 1) if not layer)]
+    if 2 < len(rows) < most:
+        return [*rows, last]
     gap = next(gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1))
     start = next((i for i, layer in enumerate(layers) if layer.endswith("block.00")), 0) % gap
     return sorted({0, *(i for i in range(start, last, gap) if gap / 2 < i < last - gap / 2), last})

@@ -35,7 +35,7 @@ class _Output(NamedTuple):
 
 
 class _Sum(NamedTuple):
-    """What a hidden state inside of a block is the sum of; outputs of modules are told by path and number of call."""
+    """Terms of a hidden state inside of a block; outputs of modules are told by path and number of call."""
 
     base: str | None  # the norm whose output it is added to; None: what enters the block
     writes: tuple[tuple[str, str], ...]  # the name of each write among `STREAMS`, and its output
@@ -104,7 +104,7 @@ class ResidualBlock:
         return len(self._shape) > 0 and hidden.numel() == self._shape.numel() and hidden.shape[-1] == self._shape[-1]
 
     def streams(self, output: Tensor) -> dict[str, Tensor]:
-        """What the block's output, shape (..., d), is the sum of.
+        """Divide the block's output, shape (..., d), into what it is the sum of.
 
         Returns:
             The `STREAMS` side by side, which add up to it, shape (..., K d), as `LEDGER`; and those of `PARTS` that the
@@ -151,7 +151,7 @@ class ResidualBlock:
         return [*_normed(self._outputs[found.base], self._terms(found.inside)), *writes]
 
     def _written(self, found: _Sum) -> dict[str, Tensor]:
-        """What is written, as it is written, and the stream between attention and MLP."""
+        """The writes, as they are written, and the stream between attention and MLP."""
         written = dict[str, Tensor]()
         for part in found.parts():
             for name, key in part.writes:

@@ -122,6 +122,7 @@ def _as_rows(bands: Iterable[Band], count: int) -> Array:
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
+    run = run.where_measured(metric)
     layer_errors, _, is_spread = run.bands(metric)
     tables = (run.table(metric), layer_errors, run.table(metric, run.baseline), _expected(run, metric))
     table, errors, random, expected = (each.reindex(columns=run.axis) for each in tables)
@@ -168,6 +169,7 @@ def _expected(run: Run, metric: str) -> pd.DataFrame:
 
 def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric as colour over steps and layers; values beyond those of the blocks have the colour of the bar's tip."""
+    run = run.where_measured(metric)
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
     figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax)
     draw.step_axis(ax, run.steps)
@@ -376,14 +378,14 @@ def _parts(run: Run) -> list[str]:
 
 
 def ledger_figures(run: Run) -> Iterator[FigureData]:
-    """What each write has of M and V of the blocks' outputs: at the last step, and of each write at every step."""
+    """Shares of each write in M and V of the blocks' outputs: at the last step, and of each write at every step."""
     for whole, title in (("M", "Who writes the offset"), ("V", "Who writes the variance")):
         known = run.values.columns[run.values.notna().any()]
         names = {str(metric): str(metric).removeprefix(f"{whole}_by_") for metric in known}
         names = {metric: name for metric, name in names.items() if metric != name}
         if names:
-            layers = [layer for layer in run.depth if run.table(next(iter(names)))[layer].notna().any()]
-            of_blocks = replace(run, layers=layers)
+            table = run.table(next(iter(names)))
+            of_blocks = replace(run, layers=[layer for layer in run.layers if table[layer].notna().any()])
             yield _writers(of_blocks, names, whole, title)
             writes = [metric for metric, name in names.items() if name not in ("stream", "rounding")]
             yield from (heatmap(of_blocks, metric) for metric in writes if len(run.steps) > 1)
@@ -411,7 +413,7 @@ def _writers(run: Run, names: dict[str, str], whole: str, title: str) -> FigureD
     writes = shares.drop(columns=["stream", "rounding"], errors="ignore").stack()
     text = ""
     if len(writes):
-        layer, name = writes.idxmax()
+        layer, name = writes.index[int(writes.to_numpy().argmax())]
         text = f"The largest write is that of {str(name).replace('_', ' ')} at {layer}: {writes.max():.0%} of {whole}."
     alt = f"Shares of the stream and of each write in {whole} by block, stacked."
     return FigureData(f"{whole}-written", figure, shares, alt, text)

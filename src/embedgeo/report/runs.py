@@ -104,12 +104,19 @@ class Run:
     def blocks(self) -> dict[str, list[str]]:
         """The blocks by the name of their mean, of encoder and decoder apart; all layers where no layer is a block."""
         blocks = blocks_by_side(self.depth) or {"": self.depth}
-        return {f"{part[:-1]} mean" if part else "mean over blocks": layers for part, layers in blocks.items()}
+        return {_name_of_mean(part): layers for part, layers in blocks.items()}
 
     @property
     def all_blocks(self) -> list[str]:
         """The `blocks` of encoder and decoder together."""
         return [block for blocks in self.blocks.values() for block in blocks]
+
+    def where_measured(self, metric: str) -> "Run":
+        """The run without the sides of the model on which a metric has no value."""
+        table = self.table(metric)
+        sides = {side(layer) for layer in self.layers if table[layer].notna().any()}
+        layers = [layer for layer in self.layers if side(layer) in sides]
+        return replace(self, layers=layers) if layers else self
 
     @property
     def token_types(self) -> tuple[int, pd.DataFrame]:
@@ -182,12 +189,20 @@ class Run:
         return metric in self.values and self.values[metric].nunique() > 1
 
 
+def _name_of_mean(part: str) -> str:
+    """The name of the mean over the blocks of a side, or over what is inside of them."""
+    if not part:
+        return "mean over blocks"
+    name = part.rstrip(".")
+    return f"{name} mean" if name in ("encoder", "decoder") else name.replace(".", " ")
+
+
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
     records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]  # they are of the layers here
     blocks = records["layer"].astype(str).str.removesuffix(f".{LEDGER}")
     is_again = (blocks != records["layer"]) & blocks.isin(set(records["layer"])) & records["metric"].isin(_OF_BLOCKS)
-    records = records[~is_again]  # in a ledger, beside the block
+    records = records.assign(layer=blocks)[~is_again]  # a ledger is of its block, which may be there, too
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
