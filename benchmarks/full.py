@@ -30,6 +30,7 @@ def training_steps() -> Iterator[Record]:
     yield from steps.eager_runs(steps.SHAPE_70M, 1.06, 1.12, runs=9, rounds=3)
     yield steps.eager(steps.SHAPE_12, 1.08, rounds=7)
     yield from steps.parts(steps.SMALL, rounds=11)
+    yield from steps.residual(steps.SHAPE_70M, rounds=3)
     yield steps.background(steps.SHAPE_70M, rounds=3)
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import IntrinsicDimension, load_results, observe
+from embedgeo import IntrinsicDimension, StepMonitor, load_results, observe
 from embedgeo.cli import main
 from embedgeo.drawing import SMALL, FigureData, style
 from embedgeo.report import comparison, figures, write_report
@@ -31,8 +31,9 @@ from embedgeo.report.summary import apart, flags, origins
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
-from tests.models import gpt2
+from tests.models import gpt2, gpt_neox, token_batch
 from tests.report.synthetic import layer_names, make_models, make_sweep
+from tests.training.runs import moments
 
 SOME = (
     *("n", "Q", "M", "V_W_unbiased", "V_B_unbiased", "anisotropy", "anisotropy_null", "intrinsic_dimension"),
@@ -105,6 +106,30 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     at = everything.loc[64, "block.00", "M"]
     assert at["value"] == expected.loc[64, "block.00"]
     assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
+
+
+def test_who_writes_the_moments_is_drawn_by_block_and_step(tmp_path: Path) -> None:
+    model = gpt_neox(use_parallel_residual=False)
+    monitor = StepMonitor(model, 1, layers=["blocks", "residual"], folder=tmp_path / "run", metrics=moments)
+    for step in range(3):
+        with monitor.step(step):
+            model(**token_batch(seed=step)).logits.sum().backward()
+    monitor.close()
+    page = Page(write_report([tmp_path / "run"], tmp_path / "out"))
+    assert "who-20writes-20it" in {heading.get("id") for heading in page.all("h2")}
+    assert "ledger" not in "".join(image["alt"] for image in page.all("img"))
+    figures = tmp_path / "out" / "figures"
+    for whole in "MV":
+        shares = pd.read_csv(figures / f"{whole}-written.csv", index_col="layer")
+        assert list(shares.index) == ["block.00", "block.01", "block.02"]
+        assert list(shares) == ["stream", "attention", "mlp", "rounding"]
+        np.testing.assert_allclose(shares.sum(axis=1), 1)
+        over_steps = pd.read_csv(figures / f"{whole}_by_mlp-heatmap.csv", index_col="layer")
+        np.testing.assert_allclose(over_steps.iloc[:, -1], shares["mlp"])
+    profile = pd.read_csv(figures / "M-profile.csv", index_col="layer")
+    assert {"embed", "block.01", "block.01.attention", "block.01.middle", "block.01.mlp"} <= {*profile.index}
+    dynamics = pd.read_csv(figures / "M-dynamics.csv", index_col="step")
+    np.testing.assert_allclose(dynamics["mlp"], dynamics[[f"block.{i:02}.mlp" for i in range(3)]].mean(axis=1))
 
 
 @pytest.mark.usefixtures("unpainted")
