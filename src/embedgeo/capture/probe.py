@@ -204,22 +204,20 @@ class Probe:
             )
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
+            found = {layer: state}
             if layer.stream:
-                found = self._residual_blocks[call].streams(hidden.detach())
+                streams = self._residual_blocks[call].streams(hidden.detach())
                 self._residual_blocks[call].leave()
-                for each in self._streams[call]:
-                    if each.stream in found:
-                        self._give(each, found[each.stream])
-            elif state is not None:
-                self._give(layer, state)
-
-    def _give(self, layer: Layer, state: Tensor) -> None:
-        state = state.transpose(0, 1) if layer.positions_first and state.ndim == 3 else state
-        values = self.token_ids, self.mask, self.word_ids
-        if self.sequence_mesh is not None:
-            tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
-            state = whole_sequences(state, self.sequence_mesh, tensors)
-        self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))
+                found = {each: streams.get(each.stream) for each in self._streams[call]}
+            for each, given in found.items():
+                if given is None:
+                    continue
+                state = given.transpose(0, 1) if each.positions_first and given.ndim == 3 else given
+                values = self.token_ids, self.mask, self.word_ids
+                if self.sequence_mesh is not None:
+                    tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
+                    state = whole_sequences(state, self.sequence_mesh, tensors)
+                self._on_hidden(each, state, self._inputs.row_tokens(each, state, *values))
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""

@@ -111,7 +111,7 @@ class TokenTable(NamedTuple):
         """The table of the rows of all ranks, with every token type that any of them has."""
         types = yield from union_of_types(self.token_ids, group)
         place = torch.searchsorted(types, self.token_ids)
-        held = torch.cat([each.reshape(len(each), -1).T for each in (self.n, *self[4:])])
+        held = torch.cat([each[:, None].flatten(1).T for each in (self.n, *self[4:])])
         counts = self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held)
         sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(0, place, self.n[:, None] * self.mean)
         counts, mean = yield from at_once(total(counts, overwrite=True), total(sums, overwrite=True))
@@ -447,19 +447,23 @@ class TypeRuns:
             means, m2, size = _run_moments(dtype, x, runs, len(own), weights, num_streams)
             mean.index_copy_(0, own, means)
             parts.append((m2, size))
-        none = mean.new_zeros(0, *TokenTable.empty(0, num_streams).m2.shape[1:])
-        squares, sizes = map(_joined, zip(*parts, strict=True)) if parts else (none, mean[:0, 0])
+        if not parts:
+            size = mean[:0, 0]
+            parts.append(
+                (size if num_streams is None else size[:, None, None].expand(0, num_streams, num_streams), size)
+            )
+        squares, sizes = map(_joined, zip(*parts, strict=True))
         of_runs = squares[num_types:] * column(sizes[num_types:], squares)
         if self._is_whole:
             n, size = sizes.tensor_split([num_types])
             m2 = squares[:num_types]
         else:
             n = self._n
-            m2 = none.new_zeros(len(n), *none.shape[1:]).index_copy_(0, self._repeated, squares[:num_types])
+            m2 = squares.new_zeros(len(n), *squares.shape[1:]).index_copy_(0, self._repeated, squares[:num_types])
         if not self._has_sequences:
             return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(m2))
         if self._is_whole:
-            each = torch.stack((size.clamp(max=1), size.square(), *of_runs.reshape(len(size), -1).unbind(1)))
+            each = torch.stack((size.clamp(max=1), size.square(), *of_runs[:, None].flatten(1).unbind(1)))
             sums = n.new_zeros(len(each), num_types).index_add_(1, self._type_of_run, each)
             return TokenTable(self.token_ids, n, mean, m2, sums[0], sums[1], sums[2:].T.reshape(m2.shape))
         sequence_m2 = torch.where(column(self._is_apart, m2), 0, column(n, m2) * m2)
