@@ -278,6 +278,35 @@ def test_what_rounding_leaves_in_a_narrow_dtype_is_a_part_of_its_own():
         assert sum(parts) == pytest.approx(values["Q"], rel=1e-9)
 
 
+def test_sequences_as_rows_have_parts_that_add_up_too():
+    model, ids = built("llama"), token_batch()["input_ids"]
+    expected, found = (measured(model, ids, layers, rows="mean") for layers in ("blocks", "residual"))
+    for layer, values in ledgers(found).items():
+        assert values["n"] == len(ids)
+        for key in ("Q", "M", "V"):
+            parts = [value for each, value in values.items() if each.startswith(f"{key}_from_")]
+            assert sum(parts) == pytest.approx(expected[layer][key], abs=1e-6 * values["Q"])  # means are float32
+
+
+def test_a_background_with_standard_errors_has_the_same_numbers():
+    histories = []
+    for background in (False, True):
+        torch.manual_seed(0)
+        model = gpt_neox(use_parallel_residual=False)
+        options = {"jackknife": 3, "background": background, "on_error": "raise"}
+        monitor = StepMonitor(model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options)
+        for step in range(2):
+            with monitor.step(step):
+                model(**token_batch(seed=step)).logits.sum().backward()
+        monitor.close()
+        histories.append(monitor.history)
+    now, later = histories
+    assert repr(now) == repr(later)
+    errors = [record["stderr"] for record in now if record["metric"] == "M_by_mlp" and record["layer"] != "ledger.mean"]
+    assert len(errors) == 6
+    assert all(error > 0 for error in errors)
+
+
 def test_padding_and_first_positions_are_left_out():
     model, batch = built("gpt2"), token_batch(padding="left")
     with observe(model, ["blocks"], skip_first_positions=1) as plain, torch.no_grad():
