@@ -1,5 +1,6 @@
 """Ablation of hidden states, against float64 computations by hand and what must not matter."""
 
+import copy
 import math
 
 import pytest
@@ -189,10 +190,64 @@ def test_what_cannot_be_had_is_refused(tiny):
         values(models.t5(), [tokens()], "blocks")
     with pytest.raises(ValueError, match="is a mean"):
         values(models.gpt2(), [tokens()], "mean(last2)")
+    with pytest.raises(ValueError, match=r"block\.00\.attention, .* are parts of a block"):
+        values(models.gpt2(), [tokens()], ["blocks", "residual"])
+    tiny.unused = nn.Identity()
+    with pytest.raises(ValueError, match="unused never was"):
+        values(tiny, [tokens()], "unused")
     with pytest.raises(ValueError, match="two halves; got 1"):
         values(tiny, [tokens(1)])
     with pytest.raises(ValueError, match="language model head"):
         values(models.gpt2().transformer, [tokens(2)[:, :1]], "blocks")
+
+
+FAMILIES = ["gpt_neox", "bloom", "gpt2", "gptj", "llama", "mistral", "qwen2", "gemma2", "olmo2", "opt", "falcon", "phi"]
+MASKED = ["bert", "roberta", "modernbert", "albert"]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *MASKED])
+def test_every_family_has_all_changes_and_an_identity_of_zero(name):
+    model = models.FAMILIES[name].build()
+    options = {"mask_token_id": 3} if name in MASKED else {}
+    found = values(model, [tokens(6, 12, models.VOCABULARY)], "block.1", **options)
+    changes = {metric: value for (layer, metric), (value, _) in found.items() if layer != "model"}
+    assert len(changes) == 2 * len(REPLACEMENTS) + 1
+    assert changes["loss_change_identity"] == 0
+    assert all(math.isfinite(value) for value in changes.values())
+    assert any(value for value in changes.values())
+
+
+def test_in_a_narrow_dtype_changes_are_those_of_a_wide_one_but_for_rounding():
+    ids = tokens(16, 12, models.VOCABULARY)
+    narrow = models.gpt2(initializer_range=0.3).to(torch.bfloat16)
+    wide = copy.deepcopy(narrow).double()
+    expected, found = (values(model, [ids], "block.1") for model in (wide, narrow))
+    assert found["block.01", "loss_change_identity"][0] == 0
+    for name in ("without_offset", "without_1_directions", "without_context", "without_token"):
+        (value, error), key = found["block.01", f"loss_change_{name}"], ("block.01", f"loss_change_{name}")
+        assert value == pytest.approx(expected[key][0], abs=0.05), name
+        assert error == pytest.approx(expected[key][1], abs=0.02), name
+
+
+def test_of_fewer_rows_than_coordinates_only_directions_in_which_they_vary_are_taken_away():
+    generator = torch.Generator().manual_seed(0)
+    rows, others = (torch.randn(n, DIM, generator=generator, dtype=torch.float64) for n in (3, 5))
+    substitutes = Substitutes.of(RowStatistics.of(rows, torch.zeros(3, dtype=torch.int64)))
+    nothing = torch.zeros(5, dtype=torch.int64)
+    found = substitutes.replaced("without_10_directions", others, nothing, others)
+    centred = rows - rows.mean(0)
+    onto = torch.linalg.pinv(centred) @ centred
+    torch.testing.assert_close(found, others - (others - rows.mean(0)) @ onto)
+
+
+def test_rows_that_are_not_finite_are_not_among_those_that_tell_what_others_are_replaced_by():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(9, DIM, generator=generator, dtype=torch.float64)
+    ids = torch.arange(9) % 2
+    spoiled = torch.cat((rows, torch.full((1, DIM), torch.nan)))
+    found = Substitutes.of(RowStatistics.of(spoiled, torch.cat((ids, ids[:1]))))
+    for own, expected in zip(found, Substitutes.of(RowStatistics.of(rows, ids)), strict=True):
+        assert torch.equal(own, expected)
 
 
 def test_rows_of_unseen_types_keep_what_they_are(tiny):

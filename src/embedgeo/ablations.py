@@ -201,6 +201,11 @@ class Ablation:
             )
         if means := [layer.name for layer in layers if len(layer.calls) > 1]:
             raise ValueError(f"layers must each be the output of a module to be replaced; {listed(means)} is a mean.")
+        if parts := [layer.name for layer in layers if layer.stream]:
+            raise ValueError(
+                f"layers must each be the output of a module to be replaced; {listed(parts, 4)} "
+                f'{"is a part" if len(parts) == 1 else "are parts"} of a block. Leave "residual" out.'
+            )
         if num_sequences < 2:
             raise ValueError(f"ablation needs a sequence in each of two halves; got {num_sequences} in all.")
         self._network = measured_model(model)
@@ -297,7 +302,7 @@ class Ablation:
             for half in (0, 1):
                 for after_first in (False, True):
                     own = self._counted(batch, after_first) & (batch.numbers % 2 == half).to(batch.real.device)[:, None]
-                    more = RowStatistics.of(hidden[own.to(hidden.device)], batch.token_ids[own])
+                    more = RowStatistics.of(hidden[own.to(hidden.device)], batch.token_ids[own].to(hidden.device))
                     known = found.get((half, after_first))
                     found[half, after_first] = more if known is None else known.merge(more)
             return hidden

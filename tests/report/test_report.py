@@ -108,6 +108,20 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
 
 
+def test_what_the_loss_needs_is_drawn_over_depth_and_training(tmp_path: Path) -> None:
+    changes = [f"loss_change_{name}" for name in ("without_offset", "without_1_directions", "without_context")]
+    sweep = make_sweep(tmp_path / "a", (0, 8, 64), 2, metrics=("n", "M_over_Q", "anisotropy", *changes))
+    page = Page(write_report([sweep]))
+    assert "what-20the-20loss-20needs" in {heading.get("id") for heading in page.all("h2")}
+    records = pd.concat(pd.read_parquet(path) for path in (sweep / "checkpoints").glob("*.parquet"))
+    for key in (*changes, "M_over_Q", "anisotropy"):
+        expected = records[records["metric"] == key].pivot(index="step", columns="layer", values="value")
+        by_layer = pd.read_csv(sweep / "report" / "figures" / "ablation.csv", index_col="layer")
+        np.testing.assert_allclose(by_layer[key], expected.loc[64, by_layer.index])
+        by_step = pd.read_csv(sweep / "report" / "figures" / "ablation-dynamics.csv", index_col="step")
+        np.testing.assert_allclose(by_step[key], expected[["block.00", "block.01"]].mean(axis=1))
+
+
 def test_who_writes_the_moments_is_drawn_by_block_and_step(tmp_path: Path) -> None:
     model = gpt_neox(use_parallel_residual=False)
     monitor = StepMonitor(model, 1, layers=["blocks", "residual"], folder=tmp_path / "run", metrics=moments)

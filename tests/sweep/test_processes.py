@@ -76,7 +76,7 @@ def results(out):
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
-    options |= {"token_tables": "true", "save_samples": "true", "spectrum": "true"}
+    options |= {"token_tables": "true", "save_samples": "true", "spectrum": "true", "ablate": "true"}
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
     (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
     assert status == 0

@@ -30,8 +30,9 @@ class RowStatistics(NamedTuple):
 
     @classmethod
     def of(cls, rows: Tensor, token_ids: Tensor) -> "RowStatistics":
-        """The statistics of rows, shape (n, d), of these token types, shape (n,); n may be 0."""
-        rows = rows.to(accumulator_dtype(rows.device))
+        """The statistics of rows, shape (n, d), of these token types, shape (n,), without those with a NaN or Inf."""
+        finite = rows.isfinite().all(1)
+        rows, token_ids = rows[finite].to(accumulator_dtype(rows.device)), token_ids[finite]
         if len(rows):
             return cls(row_scatter(rows), token_table(rows, token_ids))
         ids, *fields = TokenTable.empty(rows.shape[1])
@@ -53,7 +54,8 @@ class Substitutes(NamedTuple):
 
     Attributes:
         mean: μ, shape (d,).
-        directions: eigenvectors of the covariance Σ as columns, that of the largest eigenvalue first, shape (d, d).
+        directions: eigenvectors of the covariance Σ as columns, that of the largest eigenvalue first, shape (d, d);
+            zeros where the rows, which may be fewer than d, have no variance.
         deviations: square roots of its eigenvalues, in this order, shape (d,).
         coordinates: the coordinates, that of the largest variance first, shape (d,).
         token_ids: the token types that have a mean, ascending, shape (T,).
@@ -74,8 +76,9 @@ class Substitutes(NamedTuple):
         values, vectors = torch.linalg.eigh(scatter / n.clamp(min=1))
         coordinates = scatter.diagonal().argsort(descending=True, stable=True)
         types = statistics.types.typed()
-        deviations = values.flip(0).clamp(min=0).sqrt()
-        return cls(mean, vectors.flip(1), deviations, coordinates, types.token_ids, types.mean)
+        values, vectors = values.flip(0), vectors.flip(1)
+        vectors = vectors * (values > len(values) * torch.finfo(values.dtype).eps * values[0])
+        return cls(mean, vectors, values.clamp(min=0).sqrt(), coordinates, types.token_ids, types.mean)
 
     def has_mean(self, token_ids: Tensor) -> Tensor:
         """Marks of the token ids, shape (n,), that have a mean."""

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from embedgeo import drawing as draw
@@ -35,6 +36,12 @@ LEDGER_TEXT = (
     "and V with half of each product that it has with another; a share below 0 cancels others, and all add up to 1. "
     "Biases of norms after a sum, and what the rounding of the model's dtype leaves, are shares of their own."
 )
+ABLATION_TEXT = (
+    "How much worse the model predicts when the rows of one layer are replaced: by themselves without their offset, "
+    "their top directions or coordinates, or the mean of their token type; by that mean alone, which has no context; "
+    "or by noise of the same mean and covariance. What they are replaced by is found on half of the sequences, and the "
+    "loss is that of the others."
+)
 CKA_TEXT = (
     "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry is the same but for "
     "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which little changes."
@@ -51,6 +58,17 @@ _PARTS = {
     "V": ("V: variance", "#999999"),
 }
 _COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
+_TAKEN_AWAY = {
+    "without_offset": ("no offset", "#0072b2", "-"),
+    "without_1_directions": ("no top direction", "#d55e00", "-"),
+    "without_10_directions": ("no top 10 directions", "#d55e00", ":"),
+    "without_1_coordinates": ("no top coordinate", "#009e73", "-"),
+    "without_10_coordinates": ("no top 10 coordinates", "#009e73", ":"),
+    "without_context": ("no context", "#cc79a7", "-"),
+    "without_token": ("no token mean", "#e69f00", "-"),
+    "as_noise": ("Gaussian rows", "#7a5195", "-"),
+}
+_BESIDE_CHANGES = {"M_over_Q": ("M / Q", "black", "-"), "anisotropy": ("anisotropy", "#777777", "-")}
 _WRITERS = {
     "stream": "#bbbbbb",
     "attention": "#0072b2",
@@ -312,6 +330,50 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
     text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
     yield FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
+
+
+def ablation_figures(run: Run) -> Iterator[FigureData]:
+    """What the loss needs, beside M/Q and anisotropy: at each layer of the last step, and at each step."""
+    changes = {f"loss_change_{name}": look for name, look in _TAKEN_AWAY.items() if f"loss_change_{name}" in run.values}
+    if changes:
+        yield _ablation(run, changes, "layer")
+        if len(run.steps) > 1:
+            yield _ablation(run, changes, "step")
+
+
+def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> FigureData:
+    beside = {metric: look for metric, look in _BESIDE_CHANGES.items() if metric in run.values}
+    looks = {**changes, **beside}
+    title = "What the loss needs" if by == "layer" else "What the loss needs, mean over blocks"
+    key = [Line2D([], [], color=colour, ls=dashes, lw=1.6, label=name) for name, colour, dashes in looks.values()]
+    figure, axes = draw.new_figure(run.titled(title, run.steps[-1]) if by == "layer" else title, panels=2, key=key)
+    values: dict[str, pd.Series] = {}
+    errors: dict[str, pd.Series] = {}
+    for metric, (_, colour, dashes) in looks.items():
+        bands = run.bands(metric, spreads=False)
+        if by == "layer":
+            values[metric] = run.table(metric).iloc[-1].reindex(run.axis)
+            errors[metric] = bands.values.iloc[-1].reindex(run.axis)
+        else:
+            values[metric] = run.means(run.table(metric)).iloc[:, 0]
+            errors[metric] = bands.means.iloc[:, 0]
+        x = np.arange(float(len(run.axis))) if by == "layer" else values[metric].index.to_numpy(dtype=float)
+        ax = axes[metric in beside]
+        ax.plot(x, values[metric].to_numpy(), color=colour, ls=dashes, marker="o", ms=2.5, lw=1.6)
+        draw.band(ax, x, values[metric].to_numpy(), errors[metric].to_numpy(), colour)
+    for ax, label in zip(axes, ("change of the loss, nats per token", "share"), strict=True):
+        if by == "layer":
+            draw.layer_axis(ax, run.axis, most=6)
+        else:
+            draw.step_axis(ax, run.steps)
+        ax.axhline(0, color=draw.GREY, lw=0.8)
+        ax.set_ylabel(label)
+    numbers, bars = with_errors(pd.DataFrame(values), pd.DataFrame(errors))
+    means = run.means(pd.DataFrame(values)[[*changes]].T).iloc[:, 0] if by == "layer" else pd.DataFrame(values).iloc[-1]
+    text = "; ".join(f"{looks[str(metric)][0]} {number(means[metric])}" for metric in changes)
+    alt = f"Change of the loss without parts of a layer's rows, beside M / Q and anisotropy, against {by}."
+    name = "ablation" if by == "layer" else "ablation-dynamics"
+    return FigureData(name, figure, numbers.drop("", errors="ignore"), alt, f"Mean over blocks, last: {text}.{bars}")
 
 
 def loss_figures(run: Run) -> Iterator[FigureData]:

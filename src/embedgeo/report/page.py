@@ -169,6 +169,7 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         *metric_sections("Metrics", metrics[:MAIN], draw_metric),
         *section("Intrinsic dimension over scales", _scale_figures, figures.SCALES_TEXT),
         *section("Who writes it", figures.ledger_figures, figures.LEDGER_TEXT),
+        *section("What the loss needs", figures.ablation_figures, figures.ABLATION_TEXT),
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *section("After-processing", figures.processing_figures),
         *section("Spectrum", variance.spectra_figures, variance.SPECTRA_TEXT),
