@@ -15,7 +15,7 @@ _MOE = {"experts_implementation": "eager", "num_local_experts": 2, "num_experts_
 _SSM = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
 _NAMED = [
     "gpt_neox", "bloom", "gpt2", "gptj", "llama", "mistral", "qwen2", "gemma2", "olmo2", "opt", "falcon", "phi",
-    "bert", "roberta", "modernbert", "t5 encoder",
+    "bert", "roberta", "distilbert", "deberta_v2", "modernbert", "t5 encoder",
 ]  # fmt: skip
 
 
@@ -42,6 +42,9 @@ WRITTEN = {
     "roberta": _BERT,
     "modernbert": ("attn", "mlp", ("mlp_norm", "input")),
     "t5 encoder": ("layer.0.SelfAttention", "layer.1.DenseReluDense", ("layer.1.layer_norm", "input")),
+    "distilbert": ("attention.out_lin", "ffn", ("sa_layer_norm", "output")),
+    "deberta_v2": _BERT,
+    "nemotron": _HF,
     "mamba": (None, None, None),
     "nanoGPT": ("attn", "mlp", ("ln_2", "input")),
     "torch, norm first": (*_TORCH, ("norm2", "input")),
@@ -61,6 +64,9 @@ BUILD = {
     **{name: FAMILIES[name].build for name in _NAMED},
     "mixtral": lambda: hf.MixtralForCausalLM(
         hf.MixtralConfig(**_MOE, **_SSM, num_attention_heads=2, intermediate_size=32)
+    ),
+    "nemotron": lambda: hf.NemotronForCausalLM(
+        hf.NemotronConfig(**_SSM, num_attention_heads=2, num_key_value_heads=2, intermediate_size=32)
     ),
     "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**_SSM)),
     "nanoGPT": NanoGPT,
@@ -90,6 +96,7 @@ def measured(model, ids, layers, **options):
     return geometry.compute()
 
 
+POST_NORM = ["bert", "roberta", "distilbert", "deberta_v2", "torch, norm last"]
 BLOCKS = ["block.00", "block.01", "block.02"]
 
 
@@ -118,7 +125,7 @@ def test_parts_add_up_to_the_blocks_own_moments(name, dtype, rtol):
         assert_parts_add_up(values, expected[layer], rtol)
         writes = {"Q_from_other"} if name == "mamba" else {"Q_from_attention", "Q_from_mlp"}
         assert writes <= values.keys()
-        assert ("Q_from_norm_bias" in values) == (name in ("bert", "roberta", "torch, norm last"))
+        assert ("Q_from_norm_bias" in values) == (name in POST_NORM)
         eps = torch.finfo(torch.float32 if name == "mamba" else dtype).eps  # Mamba has its stream in float32
         assert abs(values["Q_from_rounding"]) < 100 * eps * values["Q"]
 
@@ -129,7 +136,7 @@ def test_layers_inside_are_what_modules_write_and_what_is_between(name):
     paths = dict(zip(("attention", "mlp", "middle"), WRITTEN[name], strict=True))
     if name == "mamba":
         paths["other"] = "mixer"
-    (block,) = (layer.calls[0].module for layer in resolve_layers(model, "block.01"))
+    block = _block(model, "block.01")
     seen = {}
     for kind, given in paths.items():
         if given is not None:
@@ -154,6 +161,21 @@ def _hook(module, takes_input, keep):
         keep(hidden.detach().clone().flatten(0, -2))
 
     module.register_forward_hook(hook, with_kwargs=True)
+
+
+def test_state_space_and_attention_blocks_in_turn_have_the_writes_that_they_have():
+    model = FAMILIES["jamba"].build().eval()
+    found = measured(model, token_batch()["input_ids"], ["blocks", "residual"])
+    for layer, values in ledgers(found).items():
+        assert_parts_add_up(values, found[layer], 1e-6)
+        assert ("Q_from_attention" in values) == any("attn" in name for name, _ in _block(model, layer).named_modules())
+        assert ("Q_from_other" in values) == any("mamba" in name for name, _ in _block(model, layer).named_modules())
+        assert "Q_from_mlp" in values
+
+
+def _block(model, layer):
+    (found,) = resolve_layers(model, layer)
+    return found.calls[0].module
 
 
 def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write():

@@ -236,7 +236,7 @@ def _named(found: _Sum, outputs: Sequence[tuple[str, _Output]]) -> tuple[tuple[s
     earlier = list[nn.Module]()  # modules around them return later, and tell nothing new
     for key, each in outputs:
         if not earlier or set(each.module.modules()).isdisjoint(earlier):
-            since += [] if type(each.module).__name__.endswith("Norm") else [each.path]
+            since += [] if "Norm" in type(each.module).__name__ else [each.path]
         if key in writes:
             path = " ".join([*since, each.path])
             kind = "other" if _OTHER.search(path) else "attention" if _ATTENTION.search(path) else "mlp"
