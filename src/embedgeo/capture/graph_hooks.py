@@ -20,7 +20,8 @@ from embedgeo.capture.calls import first_float, first_input, has_gradients
 from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
 
-Event = Literal["call", "return", "lookup", "input", "output"]  # lookup: an embedding table's; input: a hidden state's
+Event = Literal["call", "return", "lookup", "input", "output", "both"]
+"""Lookup: of an embedding table; input, output: a hidden state; both: a hidden state and what the module makes of it."""
 
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
 _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
@@ -103,6 +104,12 @@ def _on_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         _notify(module, "output", {"output": hidden})
 
 
+def _on_both(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    hidden, made = first_input(args, kwargs), first_float(output)
+    if made is not None:
+        _notify(module, "both", {"output": made} if hidden is None else {"hidden_states": hidden, "output": made})
+
+
 def _notify(module: Any, event: Event, found: dict[str, Tensor]) -> None:
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling and not _listeners:
@@ -122,6 +129,7 @@ _HOOKS: dict[Event, Callable[..., None]] = {
     "lookup": _on_lookup,
     "input": _on_input,
     "output": _on_output,
+    "both": _on_both,
 }
 
 

@@ -108,7 +108,7 @@ class Probe:
                     stack.enter_context(watched_calls(module, partial(self._call, hook)))
                 elif event == "input":
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                elif event in ("lookup", "output"):
+                elif event in ("lookup", "output", "both"):
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             self._attached = stack.pop_all()
 
@@ -166,7 +166,7 @@ class Probe:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
         for call, layers in self._streams.items():
             for module, is_before, read in self._residual_blocks[call].hooks():
-                yield "input" if is_before else "output", hook(module, f"in layer {layers[-1].name!r}", read)
+                yield "input" if is_before else "both", hook(module, f"in layer {layers[-1].name!r}", read)
         for layer in self._layers:
             if layer.stream and layer is not self._streams[layer.calls[0]][-1]:
                 continue  # it is read with the others of its block

@@ -75,7 +75,7 @@ class ResidualBlock:
                 path[name] = f"{path[parent]}.{own}:{type(module).__name__}"
                 yield module, False, partial(self._record, path[name])
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object = None) -> None:
         self.leave()
         if (hidden := first_input(args, kwargs)) is not None:
             self._shape = hidden.shape
