@@ -384,7 +384,7 @@ def history(way):
     torch.manual_seed(0)
     model = gpt_neox(use_parallel_residual=False, hidden_dropout=0.1).train()
     if way == "checkpointing":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     options = {"compiled": "stable"} if way == "stable" else {}
     monitor = StepMonitor(model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options)
     if way == "stable":

@@ -21,7 +21,7 @@ from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
 
 Event = Literal["call", "return", "lookup", "input", "output", "both"]
-"""Lookup: of an embedding table; input, output: a hidden state; both: a hidden state and what the module makes of it."""
+"""Lookup: of an embedding table; input, output: a hidden state; both: one, and what the module makes of it."""
 
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
 _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
