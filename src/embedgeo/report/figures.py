@@ -333,7 +333,7 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
 
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:
-    """What the loss needs, beside M/Q and anisotropy: at each layer of the last step, and at each step."""
+    """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last step, and at each step."""
     changes = {f"loss_change_{name}": look for name, look in _TAKEN_AWAY.items() if f"loss_change_{name}" in run.values}
     if changes:
         yield _ablation(run, changes, "layer")
