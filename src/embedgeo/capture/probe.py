@@ -117,7 +117,7 @@ class Probe:
         stack, self._attached = self._attached, None
         self._inputs.reset()
         for block in self._residual_blocks.values():
-            block.leave()
+            block.reset()
         if stack is not None:
             stack.close()
 

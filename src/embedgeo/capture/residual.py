@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations, takewhile
+from itertools import chain, combinations, takewhile
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ _OTHER = re.compile(r"cross|encdec|encoder_attn|mixer|mamba|ssm|rwkv", re.IGNORE
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _MOST_WRITES = 3  # attention, cross-attention and MLP
 _FEW_ROWS = 32  # tell which outputs are writes; all rows then have to agree
-_ROUNDINGS = 8  # of the coarsest dtype that a sum of a few streams, and a norm of it, may leave
+_ROUNDINGS = 4  # of the coarsest dtype that a sum of a few streams, and a norm of it, may leave
 _LEAST_EPS = 2.0**-44  # norms are computed again in float64, in another order
 
 
@@ -53,12 +53,17 @@ class _Sum(NamedTuple):
 class ResidualBlock:
     """A block of a model, whose output is what enters plus outputs of modules inside, in one call after the other.
 
-    Which these are is found at the first call, of training and of evaluation, and again where that no longer holds.
+    Which these are is found at the first call of a measurement, in training and in evaluation, and again where that no
+    longer holds: a write that is too small for its dtype is told alike in all calls, and found once it has grown.
     """
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
-        self._found: dict[bool, _Sum] = {}
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a measurement."""
+        self._found = dict[bool, _Sum]()
         self.leave()
 
     def hooks(self) -> Iterator[tuple[nn.Module, bool, Callable[..., None]]]:
@@ -189,15 +194,17 @@ class ResidualBlock:
         if dtype == torch.float64:
             bases.append((None, True, _wide(entered.float())))
         bases += [(key, False, rows) for key, rows in candidates.items() if outputs[key].entered is not None]
-        nearest, best = torch.inf, _Sum(None, ())
+        sums = list[_Sum]()
+        left = list[Tensor]()
         for base, is_cut, start in bases:
             others = [key for key in candidates if key != base]
-            for count in range(_MOST_WRITES + 1):
-                for chosen in combinations(others, count):
-                    left = few - sum((candidates[key] for key in chosen), start)
-                    distance = float(left.norm())
-                    if distance < nearest * (1 - 1e-3):
-                        nearest, best = distance, _Sum(base, tuple(("", key) for key in chosen), is_cut=is_cut)
+            for chosen in chain.from_iterable(combinations(others, count) for count in range(_MOST_WRITES + 1)):
+                sums.append(_Sum(base, tuple(("", key) for key in chosen), is_cut=is_cut))
+                left.append((few - sum((candidates[key] for key in chosen), start)).norm())
+        nearest, best = torch.inf, sums[0]
+        for distance, each in zip(torch.stack(left).tolist(), sums, strict=True):
+            if distance < nearest * (1 - 1e-3):
+                nearest, best = distance, each
         size = max(float(few.norm()), float(entered.norm()))
         if nearest > self._tolerance(best, dtype) * size:
             raise ValueError(_refusal(nearest / max(float(few.norm()), torch.finfo(few.dtype).tiny)))
