@@ -73,7 +73,7 @@ def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Te
     def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
         shift = mean - center
         if m2.ndim > mean.ndim:
-            if m2.shape == shift.shape * 2:
+            if m2.shape in ((1, 1), shift.shape * 2):  # (1, 1): that of no rows, which takes any width
                 return m2.addr(n * shift, shift)
             return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
         between = column(n, shift) * shift.square()
