@@ -1,0 +1,200 @@
+"""Claims of papers, as data: what they print and show, where, and the rule by which a verdict is found."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from embedgeo.formatting import did_you_mean, listed
+
+VISIBLE = 0.1
+"""Share of a value by which a shape has to rise or fall for a reader of the figure to see it."""
+LEAST_SLOPE = 0.05
+"""Slope below zero that counts as one."""
+
+RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "value": (
+        ("layer", "printed"),
+        "A value holds if it is no farther from the printed one than two standard errors and half a unit of the last "
+        "printed digit. It is not comparable with another text, or where two standard errors are more than a quarter "
+        "of the printed value.",
+    ),
+    "token": (
+        ("layer", "printed", "token"),
+        "A value of one token type, which has no standard error, holds if it is within the share of the printed one "
+        "that the row names.",
+    ),
+    "count": (
+        ("printed",),
+        "A count holds if it is no farther from the printed one than two standard errors of the difference of two such "
+        "samples: of occurrences, of texts drawn at random; of types, by Good & Toulmin's estimate of how many more "
+        "a second sample would have.",
+    ),
+    "below": (
+        ("layer",),
+        "A slope is below zero if it is by more than z standard errors, at every layer that the row is about; it is "
+        f"not if it may be no more than {LEAST_SLOPE} below at one of them: by its value and z standard errors.",
+    ),
+    "trend": (
+        ("direction",),
+        "A trend through the layers holds if Kendall's τ of value and depth has the sign and is more than two of its "
+        "standard errors from 0, which follow from the number of layers; four are needed.",
+    ),
+    "peak": (
+        ("over",),
+        f"A peak holds if the largest value between the ends exceeds both ends by more than z standard errors of the "
+        f"difference; it does not hold if, within z of them, it exceeds one by less than {VISIBLE:.0%} of that end.",
+    ),
+    "flatter": (
+        ("than",),
+        "A profile is flatter if its span over the layers (largest less smallest value) is less than the mean span of "
+        "the other group by more than two standard errors of the difference; it is not if, within two of them, it is "
+        f"less by under {VISIBLE:.0%} of that.",
+    ),
+    "phase": (
+        ("phase", "start"),
+        "Phases are told apart by the two steps between which the number grows most (where it starts by growing: "
+        "falls most): before them is the first, between them the second, after them the third. A phase holds if the "
+        "number changes as claimed by more than z standard errors of the difference; it does not hold if, within z of "
+        f"them, it changes by less than {VISIBLE:.0%} of the larger value.",
+    ),
+    "unprinted": (
+        ("layer",),
+        "Where nothing but a picture is known of the paper, what was measured stands alone.",
+    ),
+}
+"""The fields that a claim of each rule needs beside ``metric``, and the rule in words."""
+
+_CHOICES = {
+    "direction": ("", "up", "down"),
+    "over": ("", "layers", "steps"),
+    "start": ("", "down", "up"),
+    "phase": (0, 1, 2, 3),
+    "group": ("", "encoder", "decoder"),
+    "than": ("", "encoder", "decoder"),
+}
+_COUNTS = ("types", "occurrences")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper: the fields are explained in ``papers.yaml``.
+
+    Raises:
+        ValueError: a field that the rule needs is missing, or has a value that it cannot have.
+    """
+
+    at: str
+    claim: str
+    rule: str
+    metric: str
+    source: str = ""
+    note: str = ""
+    models: tuple[str, ...] = ()
+    group: str = ""
+    layer: str = ""
+    printed: str = ""
+    token: str = ""
+    without: tuple[str, ...] = ()
+    within: float = 0.05
+    least_types: int = 0
+    least_rows: int = 0
+    direction: str = ""
+    over: str = ""
+    than: str = ""
+    phase: int = 0
+    start: str = ""
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule must be one of {', '.join(RULES)}; got {self.rule!r}")
+        if missing := [name for name in RULES[self.rule][0] if not getattr(self, name)]:
+            raise ValueError(f"rule {self.rule} needs {', '.join(missing)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, choices[1:]))}; got {getattr(self, name)!r}")
+        if self.rule == "count" and self.metric not in _COUNTS:
+            raise ValueError(f"metric of a count must be one of {', '.join(_COUNTS)}; got {self.metric!r}")
+        if self.rule == "token" and self.metric not in ("Q", "M", "V"):
+            raise ValueError(f"metric of a token must be Q, M or V; got {self.metric!r}")
+        if self.printed:
+            self.number  # noqa: B018  # it is one
+
+    @property
+    def number(self) -> float:
+        """The printed value."""
+        try:
+            return float(self.printed.replace(",", ""))
+        except ValueError:
+            raise ValueError(f"printed must be a number, as text; got {self.printed!r}") from None
+
+    @property
+    def rounding(self) -> float:
+        """Half a unit of the last printed digit."""
+        decimals = len(self.printed.partition(".")[2])
+        return float(0.5 * 10**-decimals)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, its corpus in words, and its claims."""
+
+    name: str
+    title: str
+    authors: str
+    url: str
+    text: str
+    claims: tuple[Claim, ...]
+    code: str = ""
+
+
+def read_claims(name: str, path: Path | None = None) -> Paper:
+    """Read the claims of a paper.
+
+    Args:
+        name: of its preset.
+        path: a YAML file; default: the package's.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is not of the form of the package's, or has no such paper.
+    """
+    import yaml
+
+    file = path or Path(__file__).with_name("papers.yaml")
+    try:
+        papers = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"claims must be a YAML file; {file} is none ({error}).") from error
+    if not isinstance(papers, dict) or not isinstance(papers.get(name), dict):
+        known = listed(list(papers)) if isinstance(papers, dict) else "no mapping"
+        raise ValueError(f"claims must be a mapping that has {name}; {file} has {known}.")
+    entry = {**papers[name]}
+    claims = entry.pop("claims", None)
+    if not isinstance(claims, list) or not claims:
+        raise ValueError(f"claims of {name} in {file} must be a list with some; got {claims!r}.")
+    made = tuple(_made(Claim, each, f"claim {i} of {name} in {file}") for i, each in enumerate(claims, 1))
+    paper: Paper = _made(Paper, {**entry, "name": name, "claims": made}, f"{name} in {file}")
+    return paper
+
+
+def _made(kind: type[Any], entry: Any, where: str) -> Any:
+    """An entry as a data class; its errors say where it is."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"{where} must be a mapping; got {entry!r}.")
+    known = {field.name: field for field in fields(kind)}
+    for name, value in entry.items():
+        if name not in known:
+            raise ValueError(f"{where} has {name!r}, which is no field.{did_you_mean(str(name), known)}")
+        kinds = {str: (str,), int: (int,), float: (float, int)}.get(known[name].type)
+        if kinds and type(value) not in kinds:
+            raise ValueError(f"{where}: {name} must be {kinds[0].__name__}; got {value!r}.")
+    missing = [name for name, field in known.items() if field.default is MISSING and name not in entry]
+    if missing:
+        raise ValueError(f"{where} needs {', '.join(missing)}.")
+    several = {name for name, field in known.items() if isinstance(field.default, tuple)}
+    given = {name: (value,) if name in several and isinstance(value, str) else value for name, value in entry.items()}
+    try:
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}.") from error

@@ -1,0 +1,489 @@
+"""The command ``embedgeo reproduce``: verdicts on a paper's claims from the folder of a sweep, and their page."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite, isnan, nan, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+import jinja2
+import numpy as np
+import pandas as pd
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+from embedgeo.formatting import listed, number, shell_command, with_error
+from embedgeo.functional.jackknife import standard_error
+from embedgeo.functional.tokens import type_regressions
+from embedgeo.glossary import term
+from embedgeo.layer_names import is_input, side
+from embedgeo.metrics.tokens import REGRESSION_COUNT_RANGE
+from embedgeo.presets import preset
+from embedgeo.report.runs import Run, read_folder
+from embedgeo.reproduce.claims import LEAST_SLOPE, RULES, VISIBLE, Claim, Paper
+from embedgeo.results.files import replacing
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep import SweepSettings
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "not comparable"
+_OF_PRINTED = ("unit", "min_words", "max_words", "special_tokens", "rows", "count_range", "skip_first_positions")
+_GROUPS = 32  # of token types, for standard errors over them
+_LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
+_LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+class Verdict(NamedTuple):
+    """A verdict, the reason, and the numbers that it rests on; NaN where there are none."""
+
+    verdict: str
+    why: str
+    measured: float = nan
+    error: float = nan
+    difference: float = nan
+    error_of_difference: float = nan
+    where: str = ""  # the layers or steps that were measured
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run of the sweep as claims are about it."""
+
+    run: Run
+    model: str  # what follows the last slash of its name
+    group: str  # encoder, decoder, or unknown
+    settings: SweepSettings
+    unlike: str  # how its rows were not taken as the paper's; empty if they were
+
+    @property
+    def layers(self) -> list[str]:
+        """Its layers from the input up; none for a model of two sides, which has two such ways."""
+        return self.run.depth if len({side(layer) for layer in self.run.depth}) == 1 else []
+
+    def layer(self, name: str) -> str:
+        """A layer by name; ``middle`` is the paper's, of which L / 2 blocks are below, ``last`` the last one."""
+        stream = [layer for layer in self.layers if not layer.endswith("final_norm")] or self.layers
+        if name not in ("middle", "last") or not stream:
+            return name
+        return stream[len(stream) // 2] if name == "middle" else self.layers[-1]
+
+    def last_value(self, metric: str, layer: str) -> tuple[float, float]:
+        """Value and standard error of a metric at a layer of the last step; NaN where there is none."""
+        if metric not in self.run.values or layer not in self.run.layers:
+            return nan, nan
+        value = float(self.run.table(metric)[layer].iloc[-1])
+        error = float(self.run.table(metric, self.run.errors)[layer].iloc[-1])
+        if isnan(error):
+            error = type_errors(self.types(layer)).get(metric, nan)
+        return value, error
+
+    def types(self, layer: str) -> pd.DataFrame:
+        """The table of token types at a layer of the last checkpoint; empty where there is none."""
+        if not self.run.tokens:
+            return pd.DataFrame(columns=["token_id", "token", "n", "Q", "M", "V"])
+        _, table = self.run.token_types
+        return table[table["layer"] == layer]
+
+    def errors(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Standard errors of a metric, and of its means over blocks: the jackknife's, or from the spread of batches."""
+        bands = self.run.bands(metric)
+        batches = 1.0
+        if bands.is_spread:
+            of_dimension = term(metric).spread == "intrinsic_dimension_std"
+            batches = self.settings.id_batches if of_dimension else self.run.num_rows // self.settings.anisotropy_batch
+        return bands.values / sqrt(batches), bands.means / sqrt(batches)
+
+
+def type_errors(types: pd.DataFrame) -> dict[str, float]:
+    """Standard errors of numbers over token types, in the range of the regressions, without groups of types in turn."""
+    types = types[types["n"].between(*REGRESSION_COUNT_RANGE)].sort_values("token_id")
+    if len(types) < 2 * _GROUPS:
+        return {}
+    columns = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in "nQMV"}
+    groups = torch.arange(len(types)) % _GROUPS
+    parts = [type_regressions({key: each[groups != i] for key, each in columns.items()}) for i in range(_GROUPS)]
+    sizes = groups.bincount(minlength=_GROUPS)
+    whole = type_regressions(columns)
+    return {
+        key: float(standard_error(value, torch.stack([part[key] for part in parts]), sizes))
+        for key, value in whole.items()
+    }
+
+
+def exceeds(difference: float, error: float, visible: float, z: float) -> str:
+    """Verdict on a difference that should be above 0, and would be ``visible`` if it were what the paper shows."""
+    if not (isfinite(difference) and isfinite(error)):
+        return OPEN
+    if difference > z * error:
+        return HOLDS
+    return FAILS if difference + z * error < visible else OPEN
+
+
+def widened(choices: int) -> float:
+    """Number of standard errors that the largest of so many differences exceeds by chance in one case of forty."""
+    return NormalDist().inv_cdf(1 - 0.025 / max(1, choices))
+
+
+def peak(values: Sequence[float], errors: Sequence[float]) -> Verdict:
+    """Verdict on values that rise to a peak between their ends, and fall again."""
+    if len(values) < 3:
+        return Verdict(OPEN, f"a peak between two ends needs three values; there are {len(values)}")
+    top = 1 + int(np.argmax(values[1:-1]))
+    z = widened(len(values) - 2)
+    differences = {end: values[top] - values[end] for end in (0, len(values) - 1)}
+    end = min(differences, key=lambda i: differences[i])
+    verdicts = [
+        exceeds(differences[i], sqrt(errors[top] ** 2 + errors[i] ** 2), VISIBLE * abs(values[i]), z)
+        for i in differences
+    ]
+    verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
+    error = sqrt(errors[top] ** 2 + errors[end] ** 2)
+    why = f"the largest value between the ends less the larger end, z = {z:.2f}"
+    return Verdict(verdict, why + _why_open(verdict, error), values[top], errors[top], differences[end], error)
+
+
+def phase(values: Sequence[float], errors: Sequence[float], which: int) -> Verdict:
+    """Verdict on one of three phases of values over steps: they fall, grow and fall again."""
+    if len(values) < 4:
+        return Verdict(OPEN, f"three phases need four steps; there are {len(values)}")
+    pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
+    low, high = max(pairs, key=lambda pair: values[pair[1]] - values[pair[0]])
+    start, end, sign = {1: (0, low, -1), 2: (low, high, 1), 3: (high, len(values) - 1, -1)}[which]
+    z = widened(len(values))
+    change = values[end] - values[start]
+    error = sqrt(errors[start] ** 2 + errors[end] ** 2) if start != end else 0.0
+    verdict = exceeds(sign * change, error, VISIBLE * max(abs(values[start]), abs(values[end])), z)
+    why = f"from value {start + 1} to value {end + 1} of {len(values)}, z = {z:.2f}" + _why_open(verdict, error)
+    return Verdict(verdict, why, values[end], errors[end], change, error)
+
+
+def trend(values: Sequence[float], direction: str) -> Verdict:
+    """Verdict on values that grow (``up``) or fall (``down``) through the layers, by Kendall's τ."""
+    count = len(values)
+    if count < _LEAST_LAYERS:
+        return Verdict(OPEN, f"a trend needs {_LEAST_LAYERS} layers; there are {count}")
+    signs = [np.sign(values[j] - values[i]) for i in range(count) for j in range(i + 1, count)]
+    tau = float(np.mean(signs))
+    error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
+    is_so = (tau if direction == "up" else -tau) > 2 * error
+    return Verdict(HOLDS if is_so else FAILS, f"Kendall's τ over {count} layers; none would be 0", tau, error, tau, error)
+
+
+def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
+    """Verdict on a value that the paper prints."""
+    difference = measured - claim.number
+    numbers = (measured, error, difference, error)
+    if not (isfinite(measured) and isfinite(error)):
+        return Verdict(OPEN, "no standard error: sweep with --jackknife 16 or --token-tables true", *numbers)
+    if 2 * error > _LARGEST_SHARE * abs(claim.number):
+        return Verdict(OPEN, f"not enough tokens: two standard errors are over {_LARGEST_SHARE:.0%} of the value", *numbers)
+    is_so = abs(difference) <= 2 * error + claim.rounding
+    return Verdict(HOLDS if is_so else FAILS, "by two standard errors and rounding", *numbers)
+
+
+def _why_open(verdict: str, error: float) -> str:
+    if verdict != OPEN:
+        return ""
+    return "; no standard error: sweep with --jackknife 16" if isnan(error) else "; not enough tokens to tell"
+
+
+def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
+    """Verdict on a claim about one model; ``others`` are all that were measured with it."""
+    if claim.rule in ("value", "token", "count") and measured.unlike:
+        return Verdict(OPEN, measured.unlike)
+    if claim.rule == "count":
+        return _count(claim, measured)
+    if not measured.layers:
+        return Verdict(OPEN, "an encoder and its decoder: the paper has models of one side")
+    if claim.rule == "token":
+        return _token(claim, measured)
+    if claim.metric not in measured.run.values:
+        return Verdict(OPEN, f"{claim.metric} was not measured")
+    if claim.rule in ("value", "below", "unprinted"):
+        return _at_layers(claim, measured)
+    if claim.rule == "flatter":
+        return _flatter(claim, measured, others)
+    if claim.rule == "phase" or claim.over == "steps":
+        return _over_steps(claim, measured)
+    values = measured.run.table(claim.metric)[measured.layers].iloc[-1]
+    errors = measured.errors(claim.metric)[0][measured.layers].iloc[-1]
+    known = values.notna()
+    where = f"{known.sum()} layers"
+    if claim.rule == "trend":
+        return trend(values[known].tolist(), claim.direction)._replace(where=where)
+    return peak(values[known].tolist(), errors[known].tolist())._replace(where=where)
+
+
+def _count(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on the number of token types, or of their occurrences."""
+    if not measured.run.tokens:
+        return Verdict(OPEN, "token types were not kept: sweep with --token-tables true")
+    types = measured.types(measured.run.token_types[1]["layer"].iloc[0])
+    names = types["token"].astype(str).str.strip()
+    types = types.assign(name=names.str.removeprefix("##"))[~names.isin(claim.without)]
+    counts = types.groupby("name")["n"].sum()
+    if claim.metric == "types":
+        value = float(len(counts))
+        sizes = counts.value_counts()
+        unseen = float(sum(number * (-1) ** (int(size) + 1) for size, number in sizes.items()))
+        error = sqrt(2 * max(unseen, float(sizes.get(1, 0)) / 2, 0.0))
+    else:
+        value = float(counts.sum())
+        lengths = measured.run.text_lengths or {measured.settings.length: round(value / measured.settings.length)}
+        error = sqrt(2 * sum(count * length**2 for length, count in lengths.items()))
+    where = f"{len(types):,} types"
+    if 2 * error > _LARGEST_SHARE * claim.number or value < claim.number / 2:
+        why = f"not enough tokens: {number(counts.sum())}, and the paper has another number of texts"
+        return Verdict(OPEN, why, value, error, value - claim.number, error, where)
+    return printed_value(claim, value, error)._replace(where=where)
+
+
+def _token(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on a value of one token type."""
+    layer = measured.layer(claim.layer)
+    types = measured.types(layer)
+    found = types[types["token"].astype(str).str.strip() == claim.token]
+    if found.empty:
+        return Verdict(OPEN, f"the token {claim.token!r} does not occur, or token types were not kept", where=layer)
+    row = found.sort_values("n").iloc[-1]
+    value = float(row[claim.metric])
+    where = f"{layer}, n = {row['n']:,.0f}"
+    difference = value - claim.number
+    if row["n"] < claim.least_types:
+        why = f"not enough tokens: it occurs {row['n']:,.0f} times, and {claim.least_types} are needed"
+        return Verdict(OPEN, why, value, nan, difference, nan, where)
+    is_so = abs(difference) <= claim.within * abs(claim.number) + claim.rounding
+    return Verdict(HOLDS if is_so else FAILS, f"within {claim.within:.1%}", value, nan, difference, nan, where)
+
+
+def _at_layers(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on a value at one layer, or on its sign at some."""
+    layer = measured.layer(claim.layer)
+    if claim.rule == "below":
+        layers = [each for each in measured.layers if not is_input(each)] if claim.layer == "all" else [layer]
+        return _below(claim, measured, layers)
+    value, error = measured.last_value(claim.metric, layer)
+    if claim.rule == "unprinted":
+        return Verdict(OPEN, "the paper shows a picture; no number of it is known here", value, error, where=layer)
+    types = measured.last_value("token_types_regressed", layer)[0]
+    rows = float(measured.types(layer)["n"].sum()) or measured.run.num_rows
+    too_few = []
+    if claim.least_types and not types >= claim.least_types:
+        too_few.append(f"{number(types)} token types in the regression, and {claim.least_types:,} are needed")
+    if claim.least_rows and not rows >= claim.least_rows:
+        too_few.append(f"{number(rows)} rows, and {claim.least_rows:,} are needed")
+    if too_few:
+        difference = value - claim.number
+        return Verdict(OPEN, f"not enough tokens: {'; '.join(too_few)}", value, error, difference, error, layer)
+    return printed_value(claim, value, error)._replace(where=layer)
+
+
+def _below(claim: Claim, measured: Measured, layers: Sequence[str]) -> Verdict:
+    values = {layer: measured.last_value(claim.metric, layer) for layer in layers}
+    values = {layer: pair for layer, pair in values.items() if isfinite(pair[0])}
+    if not values:
+        return Verdict(OPEN, "no value: the token types that occur often enough are too few", where=listed(layers, 1))
+    z = widened(len(values))
+    verdicts = {layer: exceeds(-value, error, LEAST_SLOPE, z) for layer, (value, error) in values.items()}
+    found = set(verdicts.values())
+    verdict = FAILS if FAILS in found else OPEN if OPEN in found else HOLDS
+    weakest = max((layer for layer in verdicts if verdicts[layer] == verdict), key=lambda layer: values[layer][0])
+    value, error = values[weakest]
+    why = f"less 0, z = {z:.2f}" + (f"; the weakest of {len(values)} layers" if len(values) > 1 else "")
+    if verdict == OPEN:
+        why += "; not enough tokens to tell"
+    return Verdict(verdict, why, value, error, value, error, weakest)
+
+
+def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
+    compared = [_span(claim.metric, each) for each in others if each.group == claim.than]
+    compared = [pair for pair in compared if isfinite(pair[0])]
+    span, error = _span(claim.metric, measured)
+    if not compared:
+        return Verdict(OPEN, f"no {claim.than} was measured beside it", span, error)
+    mean = float(np.mean([each for each, _ in compared]))
+    error_of_mean = sqrt(sum(each**2 for _, each in compared)) / len(compared)
+    both = sqrt(error**2 + error_of_mean**2)
+    verdict = exceeds(mean - span, both, VISIBLE * mean, 2)
+    why = f"its span less the mean span of {len(compared)} others, {number(mean)}" + _why_open(verdict, both)
+    return Verdict(verdict, why, span, error, span - mean, both, f"{len(measured.layers)} layers")
+
+
+def _span(metric: str, measured: Measured) -> tuple[float, float]:
+    """Largest less smallest value of a metric over the layers, and its standard error."""
+    if metric not in measured.run.values or not measured.layers:
+        return nan, nan
+    values = measured.run.table(metric)[measured.layers].iloc[-1].dropna()
+    if values.empty:
+        return nan, nan
+    errors = measured.errors(metric)[0].iloc[-1]
+    ends = values.idxmax(), values.idxmin()
+    return float(values.max() - values.min()), sqrt(sum(float(errors[layer]) ** 2 for layer in ends))
+
+
+def _over_steps(claim: Claim, measured: Measured) -> Verdict:
+    run = measured.run
+    if not run.has_steps:
+        return Verdict(OPEN, "a final model has no steps")
+    table = run.table(claim.metric)
+    errors, errors_of_means = measured.errors(claim.metric)
+    if claim.rule == "phase":
+        layer = measured.layers[-1]
+        values, widths = table[layer], errors[layer]
+        where = layer
+    else:
+        values = run.means(table).iloc[:, 0]
+        widths = errors_of_means.iloc[:, 0]
+        where = "mean over blocks"
+    widths = widths[values.notna()]
+    values = values.dropna()
+    sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
+    signed = (sign * values).tolist()
+    found = phase(signed, widths.tolist(), claim.phase) if claim.rule == "phase" else peak(signed, widths.tolist())
+    steps = f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
+    return found._replace(measured=sign * found.measured, difference=sign * found.difference, where=where + steps)
+
+
+class Row(NamedTuple):
+    """A row of the page: a claim about a model, with its verdict."""
+
+    claim: Claim
+    model: str
+    found: Verdict
+
+
+def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
+    """A row of each claim for each model that it is about; one that says why, where there is none."""
+    found = []
+    for claim in paper.claims:
+        about = [each for each in measured if not claim.models or each.model in claim.models]
+        about = [each for each in about if not claim.group or each.group == claim.group]
+        for each in about:
+            found.append(Row(claim, each.run.label or each.model, judge(claim, each, measured)))
+        if not about:
+            what = listed(claim.models) or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
+            found.append(Row(claim, "", Verdict(OPEN, f"another model: {what} was not measured")))
+    return found
+
+
+def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
+    """The runs in the folder of a sweep as claims of a paper are about them."""
+    folder = SweepFolder(settings.folder)
+    classes: dict[str, str] = {}
+    for checkpoint in folder.done():
+        classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get("model_class", "")
+    unlike = _unlike(settings, preset(name))
+    measured = []
+    for run in read_folder(folder.path):
+        if run.values.empty:
+            continue
+        model = str(run.checkpoints["model"].iloc[-1]).rstrip("/")
+        kind = classes.get(str(run.checkpoints["model"].iloc[-1]), "")
+        by_class = "decoder" if kind.endswith(_DECODERS) else "encoder" if kind.endswith("ForMaskedLM") else ""
+        measured.append(Measured(run, Path(model).name, run.group or by_class, settings, unlike))
+    return measured
+
+
+def _unlike(settings: SweepSettings, asked: Mapping[str, object]) -> str:
+    """Differences of the rows from those of the preset that printed values depend on, in words."""
+    default = SweepSettings("")
+    of_paper = replace(default, **{key: value for key, value in asked.items() if key != "model"})
+    if [*settings.texts] != [*of_paper.texts]:
+        return f"another text: {listed([Path(text).name for text in settings.texts], 2) or 'the built-in one'}"
+    for name in _OF_PRINTED:
+        here, there = getattr(settings, name), getattr(of_paper, name)
+        if here != there:
+            return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
+    return ""
+
+
+def as_table(found: Sequence[Row]) -> pd.DataFrame:
+    """The rows as a table of plain columns."""
+    return pd.DataFrame(
+        {
+            "at": [row.claim.at for row in found],
+            "claim": [row.claim.claim for row in found],
+            "model": [row.model for row in found],
+            "where": [row.found.where for row in found],
+            "metric": [row.claim.metric for row in found],
+            "printed": [row.claim.number if row.claim.printed else nan for row in found],
+            "measured": [row.found.measured for row in found],
+            "stderr": [row.found.error for row in found],
+            "difference": [row.found.difference for row in found],
+            "difference_stderr": [row.found.error_of_difference for row in found],
+            "verdict": [row.found.verdict for row in found],
+            "why": [row.found.why for row in found],
+            "rule": [row.claim.rule for row in found],
+            "source": [row.claim.source for row in found],
+        }
+    )
+
+
+@rank_zero_only
+def write_comparison(paper: Paper, settings: SweepSettings) -> None:
+    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the verdicts."""
+    folder = SweepFolder(settings.folder)
+    if not folder.done():
+        print(f"{folder.path}: nothing was measured that could be compared with {paper.name}")
+        return
+    found = rows(paper, read_measured(settings, paper.name))
+    page = folder.path / "reproduce" / f"{paper.name}.html"
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("embedgeo.reproduce", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    with replacing(page.with_suffix(".csv")) as temporary:
+        as_table(found).to_csv(temporary, index=False)
+    counts = {verdict: sum(row.found.verdict == verdict for row in found) for verdict in (HOLDS, FAILS, OPEN)}
+    with replacing(page) as temporary:
+        text = environment.get_template("page.html.jinja").render(
+            paper=paper,
+            counts=counts,
+            rows=[dict(zip(("claim", "model", "found", "cells"), (*row, _cells(row)), strict=True)) for row in found],
+            rules=[RULES[rule][1] for rule in dict.fromkeys(row.claim.rule for row in found)],
+            facts=dict(_facts(settings, folder)),
+            command=shell_command("embedgeo", "report", folder.path),
+        )
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+    print(*_lines(found), sep="\n")
+    print(f"{page}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """The numbers of a row as text."""
+    found = row.found
+
+    def cell(value: float, error: float) -> str:
+        return with_error(value, error if isfinite(error) else inf) if isfinite(value) else "–"
+
+    return {
+        "paper": row.claim.printed.replace("-", "−") or "–",
+        "measured": cell(found.measured, found.error),
+        "difference": cell(found.difference, found.error_of_difference),
+    }
+
+
+def _lines(found: Sequence[Row]) -> Iterator[str]:
+    """A line of each verdict, for the terminal."""
+    width = max(len(row.claim.at) for row in found)
+    for row in found:
+        cells = _cells(row)
+        numbers = f" (paper {cells['paper']}, here {cells['measured']})" if row.claim.printed else ""
+        about = f" [{row.model}]" if row.model else ""
+        yield f"  {row.found.verdict:<14}  {row.claim.at:<{width}}  {row.claim.claim}{about}{numbers}: {row.found.why}"
+
+
+def _facts(settings: SweepSettings, folder: SweepFolder) -> Iterator[tuple[str, str]]:
+    """What was measured, in words."""
+    manifest = folder.manifest()
+    text = manifest.get("text", {})
+    of_models = [text] if "sha256" in text else list(text.values())
+    tokens = sorted({int(each.get("num_tokens", 0)) for each in of_models})
+    yield "models", listed(settings.models)
+    yield "text", listed([*settings.texts]) or "the built-in one"
+    yield "unit", settings.unit
+    yield "tokens", " to ".join(f"{each:,}" for each in dict.fromkeys((tokens[0], tokens[-1]))) if tokens else "–"
+    yield "layers", listed([settings.layers] if isinstance(settings.layers, str) else settings.layers)
+    yield "jackknife", f"{settings.jackknife} groups" if settings.jackknife else "none"
+    yield "date", str(manifest.get("date", ""))
+    yield "embedgeo", str(manifest.get("versions", {}).get("embedgeo", ""))
