@@ -4,12 +4,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
+from embedgeo.reproduce import PaperSettings, reproduce
 from embedgeo.sweep import SweepSettings, ablate, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
 
@@ -17,7 +19,7 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that cannot be used, 3 some
 checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 _STOPPED = {  # the state that a stopped command leaves
-    **dict.fromkeys(("sweep", "ablate", "vocabulary", "drift"), "; started again, it goes on where it was"),
+    **dict.fromkeys(("sweep", "ablate", "reproduce", "vocabulary", "drift"), "; started again, it goes on where it was"),
     "report": "; no report was written, and an earlier one is as it was",
 }
 
@@ -57,17 +59,18 @@ def report(
     print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts, chosen, earlier))
 
 
-COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
+COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
     "ablate": (ablate, SweepSettings),
+    "reproduce": (reproduce, PaperSettings, SweepSettings),
     "check": (check, check),
     "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),
     "drift": (drift, drift),
     "report": (report, report),
 }
-"""Function of each command, and whose arguments are its options: its own, or those of the settings that it takes."""
+"""Function of each command, and whose arguments are its options: its own, or those of all settings that it takes."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,9 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = parsed.subcommand
     options = parsed[name].as_dict()
     options.pop("config")
-    run, settings = COMMANDS[name]
+    run, *settings = COMMANDS[name]
     try:
-        status = run(**options) if settings is run else run(settings(**options))
+        if settings == [run]:
+            status = run(**options)
+        else:
+            status = run(*(each(**{key: options[key] for key in signature(each).parameters}) for each in settings))
     except (ImportError, OSError, SafetensorError, ValueError) as error:
         return _refused(error)
     except (KeyboardInterrupt, SystemExit) as stopped:

@@ -9,12 +9,13 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from docstring_parser import parse
-from jsonargparse import ActionYesNo, ArgumentParser
+from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser
 
 from embedgeo import __version__
 from embedgeo.formatting import did_you_mean
+from embedgeo.presets import preset_file
 
-_POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG"}  # as the help calls them
+_POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG", "paper": "PAPER"}  # as the help calls them
 
 
 class _CommandLineValues(list[Any]):
@@ -59,6 +60,12 @@ class _Parser(ArgumentParser):
         """The options as they are written, such as ``--model``."""
         return [name for action in self._actions for name in action.option_strings]
 
+    def options_in(self, namespace: Any) -> list[str]:
+        """The options that have another value than their default."""
+        named = [action for action in self._actions if action.option_strings]
+        changed = [action for action in named if getattr(namespace, action.dest, action.default) != action.default]
+        return [action.option_strings[0] for action in changed]
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, and which command lists its options."""
         of_command = getattr(ex, "subcommand_parser", None) or self
@@ -68,19 +75,31 @@ class _Parser(ArgumentParser):
             hint = did_you_mean(unknown[1], of_command.option_names(), 0.75)
             message += f".{hint}" if hint else ""
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
-        message = re.sub(r"(required: )\w+\.", r"\1", message)  # of the names of a command and its argument
+        if "are required: " in message:  # names of a command and its argument
+            message = re.sub(r"(: |, )\w+\.(?=\w)", r"\1", message)
         print(f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
 
-def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]) -> ArgumentParser:
+class _Preset(Action):
+    """The name of a preset, which gives options as a configuration does: those after it take their place."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if given := parser.options_in(namespace):
+            raise ArgumentError(self, f"comes first, and options after it; got {given[0]} before {values}")
+        ActionConfigFile.apply_config(parser, namespace, "config", str(preset_file(values)))
+        setattr(namespace, self.dest, values)
+
+
+def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], ...]]) -> ArgumentParser:
     """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its options."""
     parser = _Parser(prog="embedgeo", description=summary, allow_abbrev=True, version=__version__)
     subcommands = parser.add_subcommands(required=True)
-    for name, (run, settings) in commands.items():
+    for name, (run, *settings) in commands.items():
         command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
-        _add_options(command, settings)
+        for each in settings:
+            _add_options(command, each)
         subcommands.add_subcommand(name, command, help=parse(run.__doc__ or "").short_description)
     return parser
 
@@ -100,6 +119,8 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
             kind = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in (annotation, *get_args(annotation)):
             kind = {"nargs": "+", "action": _several(_strings)}
+        if name == "paper":
+            kind["action"] = _Preset
         if name in _POSITIONAL:
             parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue

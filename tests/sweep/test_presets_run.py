@@ -1,7 +1,6 @@
 """The presets of papers as they are written, on small models and texts behind the names that they ask for."""
 
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,37 +8,7 @@ import yaml
 
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
-from embedgeo.text import builtin_corpus
-from embedgeo.text.reading import parse_address
-from tests.sweep.tiny import checkpoint_files
-
-ROOT = Path(__file__).parents[2]
-FEWER = {
-    "yamagiwa2025": {"sample": 1.0, "num_tokens": 3000, "seq_len": 32},
-    "razzhigaev2024": {"num_tokens": 8192, "seq_len": 32, "batch_size": 64, "anisotropy_batch": 1024, "id_batches": 2},
-    "li2025": {"num_tokens": 2048, "seq_len": 32},
-}
-"""Options for the size of the models and texts here."""
-
-
-def model_files(model, step):
-    """Of an encoder, of a GPT-2, whose tokenizer has a token for the start, or of a GPT-NeoX."""
-    kind = "bert" if "bert" in model else "gpt2" if "gpt2" in model else "gpt_neox"
-    files = dict(checkpoint_files(step, kind))
-    if kind == "gpt2":
-        config = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = json.dumps({**config, "bos_token": config["eos_token"]}).encode()
-    return files
-
-
-def dataset_files(given):
-    """Of a dataset that has the configuration and the split of an address."""
-    address = parse_address(given)
-    split = {"split": address.split, "path": f"{address.split}.jsonl"}
-    card = yaml.safe_dump({"configs": [{"config_name": address.config or "default", "data_files": [split]}]})
-    rows = [{address.column: document} for document in "\n".join(builtin_corpus()).split("\n\n")[:120]]
-    lines = "\n".join(map(json.dumps, rows)).encode()
-    return f"datasets/{address.name}", {"README.md": f"---\n{card}---\n".encode(), split["path"]: lines}
+from tests.sweep.papers import FEWER, ROOT, dataset_files, model_files
 
 
 @pytest.fixture

@@ -164,6 +164,8 @@ def read_claims(name: str, path: Path | None = None) -> Paper:
     file = path or Path(__file__).with_name("papers.yaml")
     try:
         papers = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileNotFoundError(f"claims must be a YAML file; {file} cannot be read ({error.strerror}).") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"claims must be a YAML file; {file} is none ({error}).") from error
     if not isinstance(papers, dict) or not isinstance(papers.get(name), dict):

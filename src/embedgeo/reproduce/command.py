@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from math import inf, isfinite, isnan, nan, sqrt
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import NormalDist
 from typing import NamedTuple
@@ -31,6 +33,8 @@ _OF_PRINTED = ("unit", "min_words", "max_words", "special_tokens", "rows", "coun
 _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
+_KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # as the page's style calls them
+_TOO_FEW = "; not enough tokens to tell"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
 
@@ -185,7 +189,7 @@ def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
 def _why_open(verdict: str, error: float) -> str:
     if verdict != OPEN:
         return ""
-    return "; no standard error: sweep with --jackknife 16" if isnan(error) else "; not enough tokens to tell"
+    return "; no standard error: sweep with --jackknife 16, or more tokens" if isnan(error) else _TOO_FEW
 
 
 def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
@@ -265,7 +269,8 @@ def _at_layers(claim: Claim, measured: Measured) -> Verdict:
         return _below(claim, measured, layers)
     value, error = measured.last_value(claim.metric, layer)
     if claim.rule == "unprinted":
-        return Verdict(OPEN, "the paper shows a picture; no number of it is known here", value, error, where=layer)
+        why = "the paper shows a picture; no number of it is known here"
+        return Verdict(OPEN, why if isfinite(value) else "it has no value here", value, error, where=layer)
     types = measured.last_value("token_types_regressed", layer)[0]
     rows = float(measured.types(layer)["n"].sum()) or measured.run.num_rows
     too_few = []
@@ -291,9 +296,7 @@ def _below(claim: Claim, measured: Measured, layers: Sequence[str]) -> Verdict:
     weakest = max((layer for layer in verdicts if verdicts[layer] == verdict), key=lambda layer: values[layer][0])
     value, error = values[weakest]
     why = f"less 0, z = {z:.2f}" + (f"; the weakest of {len(values)} layers" if len(values) > 1 else "")
-    if verdict == OPEN:
-        why += "; not enough tokens to tell"
-    return Verdict(verdict, why, value, error, value, error, weakest)
+    return Verdict(verdict, why + _why_open(verdict, error), value, error, value, error, weakest)
 
 
 def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
@@ -346,7 +349,7 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
 
 
 class Row(NamedTuple):
-    """A row of the page: a claim about a model, with its verdict."""
+    """A row of the page: a claim about a model, with its verdict; no model where none was measured."""
 
     claim: Claim
     model: str
@@ -356,11 +359,13 @@ class Row(NamedTuple):
 def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
     """A row of each claim for each model that it is about; one that says why, where there is none."""
     found = []
+    models = [each.model for each in measured]
     for claim in paper.claims:
         about = [each for each in measured if not claim.models or each.model in claim.models]
         about = [each for each in about if not claim.group or each.group == claim.group]
         for each in about:
-            found.append(Row(claim, each.run.label or each.model, judge(claim, each, measured)))
+            name = each.model if models.count(each.model) == 1 else each.run.label
+            found.append(Row(claim, name, judge(claim, each, measured)))
         if not about:
             what = listed(claim.models) or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
             found.append(Row(claim, "", Verdict(OPEN, f"another model: {what} was not measured")))
@@ -374,6 +379,7 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     for checkpoint in folder.done():
         classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get("model_class", "")
     unlike = _unlike(settings, preset(name))
+    order = [model.rstrip("/") for model in settings.models]
     measured = []
     for run in read_folder(folder.path):
         if run.values.empty:
@@ -381,8 +387,9 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
         model = str(run.checkpoints["model"].iloc[-1]).rstrip("/")
         kind = classes.get(str(run.checkpoints["model"].iloc[-1]), "")
         by_class = "decoder" if kind.endswith(_DECODERS) else "encoder" if kind.endswith("ForMaskedLM") else ""
-        measured.append(Measured(run, Path(model).name, run.group or by_class, settings, unlike))
-    return measured
+        place = order.index(model) if model in order else len(order)
+        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, unlike)))
+    return [each for _, each in sorted(measured, key=itemgetter(0))]
 
 
 def _unlike(settings: SweepSettings, asked: Mapping[str, object]) -> str:
@@ -439,7 +446,11 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
         text = environment.get_template("page.html.jinja").render(
             paper=paper,
             counts=counts,
-            rows=[dict(zip(("claim", "model", "found", "cells"), (*row, _cells(row)), strict=True)) for row in found],
+            claims=[
+                (claim, [(row, _cells(row)) for row in of_claim])
+                for claim, of_claim in groupby(found, key=attrgetter("claim"))
+            ],
+            kinds=_KINDS,
             rules=[RULES[rule][1] for rule in dict.fromkeys(row.claim.rule for row in found)],
             facts=dict(_facts(settings, folder)),
             command=shell_command("embedgeo", "report", folder.path),
@@ -454,7 +465,8 @@ def _cells(row: Row) -> dict[str, str]:
     found = row.found
 
     def cell(value: float, error: float) -> str:
-        return with_error(value, error if isfinite(error) else inf) if isfinite(value) else "–"
+        text = with_error(value, error if isfinite(error) else inf) if isfinite(value) else "–"
+        return text.replace("-", "−")
 
     return {
         "paper": row.claim.printed.replace("-", "−") or "–",
@@ -464,13 +476,14 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def _lines(found: Sequence[Row]) -> Iterator[str]:
-    """A line of each verdict, for the terminal."""
-    width = max(len(row.claim.at) for row in found)
-    for row in found:
+    """A line of each verdict that could be found, for the terminal."""
+    decided = [row for row in found if row.found.verdict != OPEN]
+    width = max((len(row.claim.at) for row in decided), default=0)
+    for row in decided:
         cells = _cells(row)
-        numbers = f" (paper {cells['paper']}, here {cells['measured']})" if row.claim.printed else ""
-        about = f" [{row.model}]" if row.model else ""
-        yield f"  {row.found.verdict:<14}  {row.claim.at:<{width}}  {row.claim.claim}{about}{numbers}: {row.found.why}"
+        numbers = f"paper {cells['paper']}, here {cells['measured']}" if row.claim.printed else cells["difference"]
+        about = f"{row.claim.claim} [{row.model}]"
+        yield f"  {row.found.verdict:<{len(FAILS)}}  {row.claim.at:<{width}}  {about}: {numbers}"
 
 
 def _facts(settings: SweepSettings, folder: SweepFolder) -> Iterator[tuple[str, str]]:

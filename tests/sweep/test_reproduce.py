@@ -1,0 +1,245 @@
+"""The papers beside what is measured of small models, through a local Hub: verdicts on what is planted in them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from embedgeo.cli import main
+from embedgeo.presets import preset
+from embedgeo.reproduce.claims import read_claims
+from embedgeo.reproduce.command import exceeds, peak, phase, printed_value, trend
+from tests.sweep.papers import FEWER, decoder_files, dataset_files, model_files, ranked_files
+
+PAPERS = ("yamagiwa2025", "razzhigaev2024", "li2025")
+VERDICTS = {"holds", "does not hold", "not comparable"}
+
+
+def reproduced(paper, folder, *given, **options):
+    """The rows of the page of a paper, after the command."""
+    asked = [f"--{name.replace('_', '-')}={value}" for name, value in {**FEWER[paper], **options}.items()]
+    assert main(["reproduce", paper, *given, "--out", str(folder), *asked]) == 0
+    page = (folder / "reproduce" / f"{paper}.html").read_text()
+    rows = pd.read_csv(folder / "reproduce" / f"{paper}.csv", keep_default_na=False, na_values=["", "nan"])
+    assert page.count('<td class="verdict"><strong>') == len(rows)
+    assert "http" not in page.replace("https://arxiv.org", "").replace("https://github.com", "")
+    return rows
+
+
+@pytest.fixture
+def texts(datasets_hub):
+    """A Hub with the text of each paper."""
+    for paper in PAPERS:
+        name, files = dataset_files(preset(paper)["text"], documents=400)
+        datasets_hub.add(name, "main", files)
+    return datasets_hub
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_row_of_every_page_has_a_verdict(texts, tmp_path, capsys, paper):
+    asked = preset(paper)
+    for i, model in enumerate(asked["model"]):
+        steps = ["main"] if asked["steps"] == "final" else ["main", *(f"step{s}-tokens{s}B" for s in (1, 2, 4))]
+        for revision in steps:
+            texts.add(model, revision, model_files(model, i + len(revision)))
+    rows = reproduced(paper, tmp_path / "out")
+    assert set(rows["verdict"]) <= VERDICTS
+    assert rows["why"].notna().all()
+    claims = read_claims(paper).claims
+    assert set(zip(rows["at"], rows["claim"], strict=True)) == {(each.at, each.claim) for each in claims}
+    undecided = (rows["verdict"] == "not comparable").sum()
+    assert f"{undecided} not comparable" in capsys.readouterr().out
+    if paper == "yamagiwa2025":  # a few thousand tokens of a small model are not 12 million of a large one
+        printed = rows[rows["rule"] == "value"]
+        assert len(printed) == 4
+        assert printed["why"].str.startswith("not enough tokens").all()
+
+
+BERT = "google-bert/bert-base-uncased"
+
+
+@pytest.fixture
+def claims(tmp_path):
+    """Writes a file with claims of a paper."""
+
+    def written(paper, *entries):
+        path = tmp_path / "claims.yaml"
+        about = {"title": "T", "authors": "A", "url": "https://arxiv.org/abs/0", "text": "some", "claims": [*entries]}
+        path.write_text(yaml.safe_dump({paper: about}))
+        return str(path)
+
+    return written
+
+
+@pytest.mark.slow
+def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wrong(texts, tmp_path, claims):
+    texts.add(BERT, "main", model_files(BERT, 1))
+    slope = {"at": "Figure 2", "claim": "slope", "rule": "value", "metric": "V_on_M_slope", "layer": "middle"}
+    token = {"at": "Table 2", "claim": "V", "rule": "token", "metric": "V", "token": "e", "layer": "middle"}
+    counts = [
+        {"at": "T", "claim": key, "rule": "count", "metric": key, "without": ["[CLS]", "[SEP]"], "models": []}
+        for key in ("types", "occurrences")
+    ]
+
+    def rows(*printed, **options):
+        entries = [{**each, "printed": value} for each, value in zip((slope, token, *counts), printed, strict=True)]
+        given = ["--model", BERT, "--claims", claims("yamagiwa2025", *entries)]
+        return reproduced("yamagiwa2025", tmp_path / "out", *given, **{"num_tokens": 30000, **options})
+
+    first = rows("-0.5", "1.0", "100", "1000")
+    assert not first["measured"].isna().any()
+    error = first["stderr"].iloc[0]
+    assert 0 < 8 * error < abs(first["measured"].iloc[0])
+    table = pd.read_parquet(tmp_path / "out" / "tokens" / "main.parquet")
+    middle = table[(table["layer"] == "hidden.01") & (table["token"] == "e")]
+    assert first["measured"].iloc[1] == pytest.approx(middle["V"].iloc[0])
+    at_first = table[(table["layer"] == "hidden.00") & ~table["token"].isin(["[CLS]", "[SEP]"])]
+    assert first["measured"].iloc[3] == at_first["n"].sum()
+    right = rows(*(f"{value:.12f}" for value in first["measured"]))
+    assert right["verdict"].tolist() == ["holds"] * 4
+    wrong = rows(*(f"{value * 1.6:.3f}" for value in first["measured"]))
+    assert wrong["verdict"].iloc[:2].tolist() == ["does not hold"] * 2
+    assert wrong["difference"].iloc[0] == pytest.approx(-0.6 * first["measured"].iloc[0], abs=1e-3)
+    wrong = rows(*(f"{value * 1.5:.0f}" for value in first["measured"]))
+    assert wrong["verdict"].iloc[3] == "does not hold"
+
+
+def test_another_text_and_another_model_are_not_compared_with_what_is_printed(texts, options, tmp_path, claims):
+    texts.add("lab/other", "main", model_files("bert", 1))
+    value = {"at": "F", "claim": "C", "rule": "value", "metric": "V_on_M_slope", "layer": "middle", "printed": "1"}
+    given = ["--model", "lab/other", "--claims"]
+    given.append(claims("yamagiwa2025", value, {**value, "models": ["gpt2"]}, {**value, "group": "decoder"}))
+    rows = reproduced("yamagiwa2025", tmp_path / "a", *given, text=options["text"])
+    assert set(rows["verdict"]) == {"not comparable"}
+    assert rows["why"].iloc[0] == "another text: text.txt"
+    assert rows["why"].iloc[1] == "another model: gpt2 was not measured"
+    assert rows["why"].iloc[2] == "another model: a model known to be a decoder was not measured"
+    rows = reproduced("yamagiwa2025", tmp_path / "b", *given, max_words=20)
+    assert rows["why"].iloc[0] == "other rows: max words is 20, the preset has 63"
+
+
+def test_a_bell_holds_and_a_flat_decoder_does_not(texts, tmp_path):
+    for name, size in (("bell", 4.0), ("flat", 0.0)):
+        texts.add(f"lab/{name}", "main", decoder_files(size))
+    rows = reproduced("razzhigaev2024", tmp_path / "out", "--model", "lab/bell", "lab/flat")
+    bells = rows[rows["claim"].str.contains("bell-shaped")].set_index("model")
+    assert bells["verdict"].to_dict() == {"bell": "holds", "flat": "does not hold"}
+    assert bells.loc["bell", "difference"] > 10 * bells.loc["bell", "difference_stderr"]
+    others = rows[~rows["claim"].str.contains("bell-shaped")]
+    assert set(others["verdict"]) == {"not comparable"}
+    assert "a final model has no steps" in set(others["why"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kept", "verdicts"),
+    [
+        ((16, 3, 14, 6), {1: "holds", 2: "holds", 3: "holds"}),
+        ((3, 8, 12, 16), {1: "does not hold", 2: "holds", 3: "does not hold"}),
+    ],
+)
+def test_phases_of_the_effective_rank_are_found_where_they_are(texts, tmp_path, kept, verdicts):
+    for step, coordinates in enumerate(kept):
+        texts.add("lab/run", f"step{step}", ranked_files(coordinates))
+    rows = reproduced("li2025", tmp_path / "out", "--model", "lab/run", "--steps", "all", num_tokens=4096)
+    of_rank = rows[rows["metric"] == "effective_rank_eigenvalues"]
+    assert dict(zip((1, 2, 3), of_rank["verdict"], strict=True)) == verdicts
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rule": "guess"}, "rule must be one of value, token"),
+        ({"printed": "many"}, "printed must be a number, as text; got 'many'"),
+        ({"printed": 4.5}, "printed must be str; got 4.5"),
+        ({"layr": "x"}, "has 'layr', which is no field. Did you mean layer?"),
+        ({"layer": ""}, "rule value needs layer"),
+    ],
+)
+def test_claims_that_cannot_be_are_refused_in_one_line(tmp_path, capsys, claims, change, said):
+    claim = {"at": "F", "claim": "C", "rule": "value", "metric": "Q", "layer": "middle", "printed": "1"}
+    given = claims("li2025", {**claim, **change})
+    assert main(["reproduce", "li2025", "--model", str(tmp_path), "--claims", given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+    assert "claim 1 of li2025" in line
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["nobody2020"], "invalid choice: 'nobody2020' (choose from 'yamagiwa2025', 'razzhigaev2024', 'li2025')"),
+        ([], "required: paper"),
+        (["--num-tokens", "9", "li2025"], "PAPER: comes first, and options after it; got --num-tokens before li2025"),
+        (["li2025", "--nosuch", "1"], "unrecognized arguments: --nosuch 1"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(capsys, given, said):
+    with pytest.raises(SystemExit) as stopped:
+        main(["reproduce", *given])
+    assert stopped.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--model", "./nowhere"], "model must be a local path that exists"),
+        (["--claims", "/no/where.yaml"], "claims must be a YAML file; /no/where.yaml cannot be read"),
+        (["--text", "/no/where"], "text must be files that exist"),
+    ],
+)
+def test_what_is_not_there_is_named_in_one_line(capsys, given, said):
+    assert main(["reproduce", "li2025", *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_dry_run_writes_no_page(texts, tmp_path, capsys):
+    texts.add(BERT, "main", model_files(BERT, 1))
+    assert main(["reproduce", "yamagiwa2025", "--model", BERT, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert "1 checkpoint" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+# ── the rules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_noise_is_rarely_a_peak_a_phase_or_a_trend_and_a_clear_one_nearly_always():
+    draws = np.random.default_rng(0)
+    flat = 5 + 0.1 * draws.standard_normal((1000, 13))
+    errors = [0.1] * 13
+    assert np.mean([peak(list(each), errors).verdict == "holds" for each in flat]) < 0.05
+    assert np.mean([trend(list(each), "up").verdict == "holds" for each in flat]) < 0.05
+    shown = flat + np.sin(np.linspace(0, np.pi, 13))
+    assert np.mean([peak(list(each), errors).verdict == "holds" for each in shown]) > 0.95
+    fallen = flat + np.cos(np.linspace(0, 3 * np.pi, 13))
+    for which in (1, 2, 3):
+        assert np.mean([phase(list(each), errors, which).verdict == "holds" for each in fallen]) > 0.95
+    assert np.mean([trend(list(each), "down").verdict == "holds" for each in flat - np.arange(13) / 5]) > 0.95
+
+
+def test_what_is_flat_is_called_so_only_where_a_peak_would_have_been_seen():
+    flat = [5.0] * 7
+    assert peak(flat, [0.01] * 7).verdict == "does not hold"
+    assert peak(flat, [1.0] * 7).verdict == "not comparable"
+    assert peak(flat, [float("nan")] * 7).why.endswith("no standard error: sweep with --jackknife 16, or more tokens")
+    assert peak([1.0, 2.0], [0.1, 0.1]).verdict == "not comparable"
+    assert exceeds(1.0, 0.1, 0.5, 2) == "holds"
+    assert exceeds(-1.0, 0.1, 0.5, 2) == "does not hold"
+    assert exceeds(0.4, 0.3, 0.5, 2) == "not comparable"
+
+
+def test_a_printed_value_holds_within_two_errors_and_its_rounding():
+    def verdict(measured, error, printed):
+        entry = {"at": "F", "claim": "C", "rule": "value", "metric": "Q", "layer": "last", "printed": printed}
+        return printed_value(type(read_claims("li2025").claims[0])(**entry), measured, error).verdict
+
+    assert verdict(-0.249, 0.0, "-0.2") == "holds"
+    assert verdict(-0.251, 0.0, "-0.2") == "does not hold"
+    assert verdict(-0.251, 0.01, "-0.2") == "holds"
+    assert verdict(-1.02, 0.005, "-1.008") == "does not hold"
+    assert verdict(-0.2, 0.1, "-0.2") == "not comparable"
+    assert verdict(-0.2, float("nan"), "-0.2") == "not comparable"
