@@ -19,7 +19,9 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that cannot be used, 3 some
 checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
 _STOPPED = {  # the state that a stopped command leaves
-    **dict.fromkeys(("sweep", "ablate", "reproduce", "vocabulary", "drift"), "; started again, it goes on where it was"),
+    **dict.fromkeys(
+        ("sweep", "ablate", "reproduce", "vocabulary", "drift"), "; started again, it goes on where it was"
+    ),
     "report": "; no report was written, and an earlier one is as it was",
 }
 

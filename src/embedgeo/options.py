@@ -9,13 +9,19 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from docstring_parser import parse
-from jsonargparse import ActionConfigFile, ActionYesNo, ArgumentParser
+from jsonargparse import ActionConfigFile as Configuration  # type: ignore[attr-defined]  # its __all__ is made later
+from jsonargparse import ActionYesNo, ArgumentParser
 
 from embedgeo import __version__
 from embedgeo.formatting import did_you_mean
 from embedgeo.presets import preset_file
 
-_POSITIONAL = {"dirs": "DIR", "folder": "DIR", "model_or_config": "MODEL_OR_CONFIG", "paper": "PAPER"}  # as the help calls them
+_POSITIONAL = {
+    "dirs": "DIR",
+    "folder": "DIR",
+    "model_or_config": "MODEL_OR_CONFIG",
+    "paper": "PAPER",
+}  # as the help calls them
 
 
 class _CommandLineValues(list[Any]):
@@ -87,7 +93,7 @@ class _Preset(Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if given := parser.options_in(namespace):
             raise ArgumentError(self, f"comes first, and options after it; got {given[0]} before {values}")
-        ActionConfigFile.apply_config(parser, namespace, "config", str(preset_file(values)))
+        Configuration.apply_config(parser, namespace, "config", str(preset_file(values)))
         setattr(namespace, self.dest, values)
 
 

@@ -12,7 +12,9 @@ def preset_file(name: str) -> Path:
     Raises:
         ValueError: there is no such preset.
     """
-    known = {path.stem: path for path in _folder().glob("*.yaml") if path.stem != "pretrain"}  # that is a LightningCLI's
+    known = {
+        path.stem: path for path in _folder().glob("*.yaml") if path.stem != "pretrain"
+    }  # that is a LightningCLI's
     if name not in known:
         names = ", ".join(sorted(known)) or "none here"
         raise ValueError(f"a preset must be one of {names}; got {name!r}.{did_you_mean(name, known)}")

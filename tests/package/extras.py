@@ -46,6 +46,12 @@ def main(folder):
     assert "data:image/" in page
     assert len(embedgeo.load_results(out))
     assert embedgeo.load_sample(out, embedgeo.load_results(out)["revision"].iloc[0]).layers
+    (folder / "text.txt").write_text("\n".join(builtin_corpus()[:20]), encoding="utf-8")
+    paper = ("reproduce", "razzhigaev2024", "--model", str(model), "--steps", "all", "--num-tokens", "2048")
+    fewer = ("--seq-len", "64", "--anisotropy-batch", "512", "--id-batches", "2", "--trainer.accelerator", "cpu")
+    given = ("--text", str(folder / "text.txt"), "--out", str(folder / "paper"))
+    assert embedgeo_command([*paper, *fewer, *given]) == 0
+    assert "does not hold" in (folder / "paper" / "reproduce" / "razzhigaev2024.html").read_text(encoding="utf-8")
     assert embedgeo_command(["check", "--model", str(model)]) == 0
     assert embedgeo_command(["doctor", str(model / "step0")]) == 0
     refused("accelerate", *asked, "--device-map", "auto")

@@ -17,9 +17,10 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-IN_WHEEL = ("embedgeo/__init__.py", "embedgeo/py.typed", "embedgeo/report/page.html.jinja")
+IN_SOURCES = ("embedgeo/__init__.py", "embedgeo/py.typed", "embedgeo/report/page.html.jinja")
+IN_WHEEL = (*IN_SOURCES, "embedgeo/configs/pythia.yaml", "embedgeo/reproduce/papers.yaml")
 IN_SDIST = (
-    *(f"src/{name}" for name in IN_WHEEL),
+    *(f"src/{name}" for name in IN_SOURCES),
     *("pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Makefile"),
     *("constraints.txt", "docs/definitions.md", "examples", "configs", "tests/test_package.py"),
 )
@@ -51,8 +52,12 @@ def built(folder):
         require(wanted in names, f"the wheel must have {wanted}")
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
     sources = {name for name in sources if "__pycache__" not in name}
+    sources |= {f"embedgeo/configs/{path.name}" for path in (ROOT / "configs").iterdir()}
     packed = {name for name in names if not name.startswith("embedgeo-")}
-    require(packed == sources, f"the wheel must have what src has, and no more; they differ in {packed ^ sources}")
+    require(
+        packed == sources,
+        f"the wheel must have what src and configs have, and no more; they differ in {packed ^ sources}",
+    )
     require(any(name.endswith("licenses/LICENSE") for name in names), "the wheel must have the licence")
     return wheel
 

@@ -12,6 +12,7 @@ import yaml
 
 from embedgeo.cli import ABOUT, COMMANDS, main
 from embedgeo.options import make_parser
+from embedgeo.presets import preset
 from embedgeo.results.groups import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
@@ -55,6 +56,13 @@ PAPERS = {"yamagiwa2025": 6, "razzhigaev2024": 6, "li2025": 32}
 def test_every_preset_is_tested():
     of_sweeps = {p.stem for p in (ROOT / "configs").glob("*.yaml") if "num_tokens" in yaml.safe_load(p.read_text())}
     assert of_sweeps == {*PRESETS, *PAPERS}
+
+
+def test_presets_are_found_by_name_and_another_name_is_answered_with_those_there_are():
+    for name in (*PRESETS, *PAPERS):
+        assert preset(name) == yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
+    with pytest.raises(ValueError, match=r"must be one of bloom, .*; got 'pytia'\. Did you mean pythia\?"):
+        preset("pytia")
 
 
 @pytest.mark.parametrize("name", PRESETS)

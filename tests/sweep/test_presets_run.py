@@ -9,6 +9,7 @@ import yaml
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from tests.sweep.papers import FEWER, ROOT, dataset_files, model_files
+from tests.sweep.tiny import checkpoint_files
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from embedgeo.cli import main
 from embedgeo.presets import preset
 from embedgeo.reproduce.claims import read_claims
 from embedgeo.reproduce.command import exceeds, peak, phase, printed_value, trend
-from tests.sweep.papers import FEWER, decoder_files, dataset_files, model_files, ranked_files
+from tests.sweep.papers import FEWER, dataset_files, decoder_files, model_files, ranked_files
 
 PAPERS = ("yamagiwa2025", "razzhigaev2024", "li2025")
 VERDICTS = {"holds", "does not hold", "not comparable"}

@@ -112,7 +112,9 @@ class Claim:
             raise ValueError(f"rule {self.rule} needs {', '.join(missing)}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, choices[1:]))}; got {getattr(self, name)!r}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(str, choices[1:]))}; got {getattr(self, name)!r}"
+                )
         if self.rule == "count" and self.metric not in _COUNTS:
             raise ValueError(f"metric of a count must be one of {', '.join(_COUNTS)}; got {self.metric!r}")
         if self.rule == "token" and self.metric not in ("Q", "M", "V"):
@@ -130,7 +132,7 @@ class Claim:
 
     @property
     def rounding(self) -> float:
-        """Half a unit of the last printed digit."""
+        """The most that rounding has changed: half a unit of the last printed digit."""
         decimals = len(self.printed.partition(".")[2])
         return float(0.5 * 10**-decimals)
 
@@ -170,7 +172,7 @@ def read_claims(name: str, path: Path | None = None) -> Paper:
         raise ValueError(f"claims must be a YAML file; {file} is none ({error}).") from error
     if not isinstance(papers, dict) or not isinstance(papers.get(name), dict):
         known = listed(list(papers)) if isinstance(papers, dict) else "no mapping"
-        raise ValueError(f"claims must be a mapping that has {name}; {file} has {known}.")
+        raise ValueError(f"claims must be a mapping that has {name}; {file} has {known}.")  # noqa: TRY004  # of a file
     entry = {**papers[name]}
     claims = entry.pop("claims", None)
     if not isinstance(claims, list) or not claims:
@@ -183,12 +185,13 @@ def read_claims(name: str, path: Path | None = None) -> Paper:
 def _made(kind: type[Any], entry: Any, where: str) -> Any:
     """An entry as a data class; its errors say where it is."""
     if not isinstance(entry, dict):
-        raise ValueError(f"{where} must be a mapping; got {entry!r}.")
+        raise ValueError(f"{where} must be a mapping; got {entry!r}.")  # noqa: TRY004  # of a file
     known = {field.name: field for field in fields(kind)}
     for name, value in entry.items():
         if name not in known:
             raise ValueError(f"{where} has {name!r}, which is no field.{did_you_mean(str(name), known)}")
-        kinds = {str: (str,), int: (int,), float: (float, int)}.get(known[name].type)
+        kind_of: Any = known[name].type
+        kinds = {str: (str,), int: (int,), float: (float, int)}.get(kind_of)
         if kinds and type(value) not in kinds:
             raise ValueError(f"{where}: {name} must be {kinds[0].__name__}; got {value!r}.")
     missing = [name for name, field in known.items() if field.default is MISSING and name not in entry]

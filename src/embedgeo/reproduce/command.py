@@ -1,13 +1,13 @@
 """The command ``embedgeo reproduce``: verdicts on a paper's claims from the folder of a sweep, and their page."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -16,11 +16,10 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from embedgeo.formatting import listed, number, shell_command, with_error
+from embedgeo.functional import REGRESSION_COUNT_RANGE, type_regressions
 from embedgeo.functional.jackknife import standard_error
-from embedgeo.functional.tokens import type_regressions
 from embedgeo.glossary import term
 from embedgeo.layer_names import is_input, side
-from embedgeo.metrics.tokens import REGRESSION_COUNT_RANGE
 from embedgeo.presets import preset
 from embedgeo.report.runs import Run, read_folder
 from embedgeo.reproduce.claims import LEAST_SLOPE, RULES, VISIBLE, Claim, Paper
@@ -28,8 +27,11 @@ from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not comparable"
+HOLDS = "holds"
+FAILS = "does not hold"
+OPEN = "not comparable"
 _OF_PRINTED = ("unit", "min_words", "max_words", "special_tokens", "rows", "count_range", "skip_first_positions")
+_PRINTED = ("value", "token", "count")  # rules about printed values, which other rows give otherwise
 _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
@@ -141,7 +143,7 @@ def peak(values: Sequence[float], errors: Sequence[float]) -> Verdict:
         exceeds(differences[i], sqrt(errors[top] ** 2 + errors[i] ** 2), VISIBLE * abs(values[i]), z)
         for i in differences
     ]
-    verdict = FAILS if FAILS in verdicts else OPEN if OPEN in verdicts else HOLDS
+    verdict = _weakest(verdicts)
     error = sqrt(errors[top] ** 2 + errors[end] ** 2)
     why = f"the largest value between the ends less the larger end, z = {z:.2f}"
     return Verdict(verdict, why + _why_open(verdict, error), values[top], errors[top], differences[end], error)
@@ -171,7 +173,9 @@ def trend(values: Sequence[float], direction: str) -> Verdict:
     tau = float(np.mean(signs))
     error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
     is_so = (tau if direction == "up" else -tau) > 2 * error
-    return Verdict(HOLDS if is_so else FAILS, f"Kendall's τ over {count} layers; none would be 0", tau, error, tau, error)
+    return Verdict(
+        HOLDS if is_so else FAILS, f"Kendall's τ over {count} layers; none would be 0", tau, error, tau, error
+    )
 
 
 def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
@@ -181,9 +185,16 @@ def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
     if not (isfinite(measured) and isfinite(error)):
         return Verdict(OPEN, "no standard error: sweep with --jackknife 16 or --token-tables true", *numbers)
     if 2 * error > _LARGEST_SHARE * abs(claim.number):
-        return Verdict(OPEN, f"not enough tokens: two standard errors are over {_LARGEST_SHARE:.0%} of the value", *numbers)
+        return Verdict(
+            OPEN, f"not enough tokens: two standard errors are over {_LARGEST_SHARE:.0%} of the value", *numbers
+        )
     is_so = abs(difference) <= 2 * error + claim.rounding
     return Verdict(HOLDS if is_so else FAILS, "by two standard errors and rounding", *numbers)
+
+
+def _weakest(verdicts: Collection[str]) -> str:
+    """The verdict on all of several."""
+    return next(verdict for verdict in (FAILS, OPEN, HOLDS) if verdict in verdicts)
 
 
 def _why_open(verdict: str, error: float) -> str:
@@ -194,29 +205,37 @@ def _why_open(verdict: str, error: float) -> str:
 
 def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
     """Verdict on a claim about one model; ``others`` are all that were measured with it."""
-    if claim.rule in ("value", "token", "count") and measured.unlike:
-        return Verdict(OPEN, measured.unlike)
-    if claim.rule == "count":
-        return _count(claim, measured)
-    if not measured.layers:
-        return Verdict(OPEN, "an encoder and its decoder: the paper has models of one side")
-    if claim.rule == "token":
-        return _token(claim, measured)
-    if claim.metric not in measured.run.values:
-        return Verdict(OPEN, f"{claim.metric} was not measured")
-    if claim.rule in ("value", "below", "unprinted"):
-        return _at_layers(claim, measured)
-    if claim.rule == "flatter":
-        return _flatter(claim, measured, others)
-    if claim.rule == "phase" or claim.over == "steps":
-        return _over_steps(claim, measured)
+    reason = ""
+    if claim.rule in _PRINTED:
+        reason = measured.unlike
+    if claim.rule != "count" and not measured.layers:
+        reason = "an encoder and its decoder: the paper has models of one side"
+    if not reason and claim.rule not in ("count", "token") and claim.metric not in measured.run.values:
+        reason = f"{claim.metric} was not measured"
+    if reason:
+        return Verdict(OPEN, reason)
+    find: dict[str, Callable[[], Verdict]] = {
+        "count": lambda: _count(claim, measured),
+        "token": lambda: _token(claim, measured),
+        "value": lambda: _value(claim, measured),
+        "unprinted": lambda: _unprinted(claim, measured),
+        "below": lambda: _below(claim, measured),
+        "flatter": lambda: _flatter(claim, measured, others),
+        "trend": lambda: _through_layers(claim, measured),
+        "peak": lambda: (_over_steps if claim.over == "steps" else _through_layers)(claim, measured),
+        "phase": lambda: _over_steps(claim, measured),
+    }
+    return find[claim.rule]()
+
+
+def _through_layers(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on the profile of a metric at the last step."""
     values = measured.run.table(claim.metric)[measured.layers].iloc[-1]
     errors = measured.errors(claim.metric)[0][measured.layers].iloc[-1]
     known = values.notna()
-    where = f"{known.sum()} layers"
-    if claim.rule == "trend":
-        return trend(values[known].tolist(), claim.direction)._replace(where=where)
-    return peak(values[known].tolist(), errors[known].tolist())._replace(where=where)
+    numbers = values[known].tolist()
+    found = trend(numbers, claim.direction) if claim.rule == "trend" else peak(numbers, errors[known].tolist())
+    return found._replace(where=f"{len(numbers)} layers")
 
 
 def _count(claim: Claim, measured: Measured) -> Verdict:
@@ -230,7 +249,7 @@ def _count(claim: Claim, measured: Measured) -> Verdict:
     if claim.metric == "types":
         value = float(len(counts))
         sizes = counts.value_counts()
-        unseen = float(sum(number * (-1) ** (int(size) + 1) for size, number in sizes.items()))
+        unseen = float(sum(many * (-1) ** (size + 1) for size, many in zip(sizes.index.tolist(), sizes, strict=True)))
         error = sqrt(2 * max(unseen, float(sizes.get(1, 0)) / 2, 0.0))
     else:
         value = float(counts.sum())
@@ -261,16 +280,17 @@ def _token(claim: Claim, measured: Measured) -> Verdict:
     return Verdict(HOLDS if is_so else FAILS, f"within {claim.within:.1%}", value, nan, difference, nan, where)
 
 
-def _at_layers(claim: Claim, measured: Measured) -> Verdict:
-    """Verdict on a value at one layer, or on its sign at some."""
+def _unprinted(claim: Claim, measured: Measured) -> Verdict:
     layer = measured.layer(claim.layer)
-    if claim.rule == "below":
-        layers = [each for each in measured.layers if not is_input(each)] if claim.layer == "all" else [layer]
-        return _below(claim, measured, layers)
     value, error = measured.last_value(claim.metric, layer)
-    if claim.rule == "unprinted":
-        why = "the paper shows a picture; no number of it is known here"
-        return Verdict(OPEN, why if isfinite(value) else "it has no value here", value, error, where=layer)
+    why = "the paper shows a picture; no number of it is known here" if isfinite(value) else "it has no value here"
+    return Verdict(OPEN, why, value, error, where=layer)
+
+
+def _value(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on a value at one layer."""
+    layer = measured.layer(claim.layer)
+    value, error = measured.last_value(claim.metric, layer)
     types = measured.last_value("token_types_regressed", layer)[0]
     rows = float(measured.types(layer)["n"].sum()) or measured.run.num_rows
     too_few = []
@@ -284,15 +304,18 @@ def _at_layers(claim: Claim, measured: Measured) -> Verdict:
     return printed_value(claim, value, error)._replace(where=layer)
 
 
-def _below(claim: Claim, measured: Measured, layers: Sequence[str]) -> Verdict:
+def _below(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on the sign of a value at one layer, or at all above the input."""
+    layers = [measured.layer(claim.layer)]
+    if claim.layer == "all":
+        layers = [layer for layer in measured.layers if not is_input(layer)]
     values = {layer: measured.last_value(claim.metric, layer) for layer in layers}
     values = {layer: pair for layer, pair in values.items() if isfinite(pair[0])}
     if not values:
         return Verdict(OPEN, "no value: the token types that occur often enough are too few", where=listed(layers, 1))
     z = widened(len(values))
     verdicts = {layer: exceeds(-value, error, LEAST_SLOPE, z) for layer, (value, error) in values.items()}
-    found = set(verdicts.values())
-    verdict = FAILS if FAILS in found else OPEN if OPEN in found else HOLDS
+    verdict = _weakest(verdicts.values())
     weakest = max((layer for layer in verdicts if verdicts[layer] == verdict), key=lambda layer: values[layer][0])
     value, error = values[weakest]
     why = f"less 0, z = {z:.2f}" + (f"; the weakest of {len(values)} layers" if len(values) > 1 else "")
@@ -320,9 +343,9 @@ def _span(metric: str, measured: Measured) -> tuple[float, float]:
     values = measured.run.table(metric)[measured.layers].iloc[-1].dropna()
     if values.empty:
         return nan, nan
-    errors = measured.errors(metric)[0].iloc[-1]
-    ends = values.idxmax(), values.idxmin()
-    return float(values.max() - values.min()), sqrt(sum(float(errors[layer]) ** 2 for layer in ends))
+    errors = measured.errors(metric)[0][values.index].iloc[-1].to_numpy()
+    ends = values.to_numpy().argmax(), values.to_numpy().argmin()
+    return float(values.max() - values.min()), sqrt(sum(float(errors[end]) ** 2 for end in ends))
 
 
 def _over_steps(claim: Claim, measured: Measured) -> Verdict:
@@ -367,7 +390,9 @@ def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
             name = each.model if models.count(each.model) == 1 else each.run.label
             found.append(Row(claim, name, judge(claim, each, measured)))
         if not about:
-            what = listed(claim.models) or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
+            what = (
+                listed(claim.models) or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
+            )
             found.append(Row(claim, "", Verdict(OPEN, f"another model: {what} was not measured")))
     return found
 
@@ -392,10 +417,9 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     return [each for _, each in sorted(measured, key=itemgetter(0))]
 
 
-def _unlike(settings: SweepSettings, asked: Mapping[str, object]) -> str:
+def _unlike(settings: SweepSettings, asked: Mapping[str, Any]) -> str:
     """Differences of the rows from those of the preset that printed values depend on, in words."""
-    default = SweepSettings("")
-    of_paper = replace(default, **{key: value for key, value in asked.items() if key != "model"})
+    of_paper = SweepSettings(**asked)
     if [*settings.texts] != [*of_paper.texts]:
         return f"another text: {listed([Path(text).name for text in settings.texts], 2) or 'the built-in one'}"
     for name in _OF_PRINTED:
@@ -487,7 +511,7 @@ def _lines(found: Sequence[Row]) -> Iterator[str]:
 
 
 def _facts(settings: SweepSettings, folder: SweepFolder) -> Iterator[tuple[str, str]]:
-    """What was measured, in words."""
+    """Facts about what was measured, in words."""
     manifest = folder.manifest()
     text = manifest.get("text", {})
     of_models = [text] if "sha256" in text else list(text.values())
