@@ -33,6 +33,7 @@ def report(
     examples: bool | str = False,
     metrics: list[str] | tuple[()] = (),
     reference: list[str] | tuple[()] = (),
+    layers: int = 4,
 ) -> None:
     """Draw what runs have measured: figures with their numbers, and one page.
 
@@ -49,6 +50,8 @@ def report(
         reference: folders of earlier runs, such as several seeds or a published family: the range of their means over
             blocks stands behind the curves over steps, at equal tokens where all know them, else at equal steps. They
             must be measured on the same text, with the same rows and settings.
+        layers: at how many layers, at most, token types, spectra and the largest coordinates are drawn, evenly spaced
+            over the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa & Shimodaira 2025.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
@@ -58,7 +61,8 @@ def report(
     texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
     earlier = [Path(folder) for folder in reference]
-    print(write_report([Path(folder) for folder in dirs], out, parse_groups(model_group), texts, chosen, earlier))
+    folders = [Path(folder) for folder in dirs]
+    print(write_report(folders, out, parse_groups(model_group), texts, chosen, earlier, layers))
 
 
 COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {

@@ -99,6 +99,7 @@ def tokens(
     results: Results,
     layer: str | None = None,
     *,
+    layers: int = 4,
     ax: Axes | None = None,
     run: str | None = None,
     model: str | None = None,
@@ -107,23 +108,26 @@ def tokens(
 
     ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
     true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
-    ``pd.DataFrame(metric.table())``. Without ``layer`` there are at most four; with ``ax``, the last block.
+    ``pd.DataFrame(metric.table())``. Without ``layer`` there are at most as many as ``layers`` says, evenly
+    spaced over the depth (5 of 13 are 0, 3, 6, 9 and 12); with ``ax``, the last block.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
-            layer.
+            layer; ``layers`` is less than 1.
     """
-    chosen = _chosen_run(results, run, model, ax, tables="tokens")
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
+    chosen = replace(_chosen_run(results, run, model, ax, tables="tokens"), num_drawn=layers)
     if not chosen.tokens:
         raise ValueError(
             "tokens needs a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), or a "
             "folder with tokens/ (--token-tables true, token_tables=True); there is none."
         )
-    layers = chosen.layers_in(chosen.token_types[1])
+    present = chosen.layers_in(chosen.token_types[1])
     if layer is not None:
-        _require_known("layer", layer, layers)
+        _require_known("layer", layer, present)
     elif ax is not None:
-        layer = ([name for name in layers if name in chosen.all_blocks] or layers)[-1]
+        layer = ([name for name in present if name in chosen.all_blocks] or present)[-1]
     return mean_against_variance(chosen, [layer] if layer else (), ax).figure
 
 

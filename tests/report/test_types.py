@@ -7,10 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from embedgeo import plot
 from embedgeo.cli import main
 from embedgeo.drawing import style
 from embedgeo.report import tokens
-from embedgeo.report.runs import Run, read_runs
+from embedgeo.report.runs import Run, make_run, read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import make_sweep
 
@@ -75,11 +76,79 @@ def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regre
     table = run.tokens[1]
     at = table[table["layer"] == "block.01"]
     regressed = at[at["n"].between(10, 100_000)]
-    for ax, key in zip(picture.figure.axes, "QMV", strict=True):
+    *panels, bar = picture.figure.axes
+    assert bar.get_ylabel().startswith("occurrences n")
+    for ax, key in zip(panels, "QMV", strict=True):
         np.testing.assert_allclose(ax.collections[0].get_offsets(), np.column_stack((np.log10(at["n"]), at[key])))
         slope, start = np.polyfit(np.log10(regressed["n"]), regressed[key], 1)
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
+
+
+def is_pale(colour: np.ndarray) -> bool:
+    return bool(np.ptp(colour[:3]) < 0.05 and colour[:3].min() > 0.7)
+
+
+def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(run: Run) -> None:
+    table = run.tokens[1]
+    at = table[table["layer"] == "block.01"]
+    inside = at["n"].between(10, 100_000).to_numpy()
+    assert 0 < inside.sum() < len(at)
+    with style():
+        raw = tokens.raw_against_frequency(run).figure.axes[0].collections[0].get_facecolors()
+        assert [not is_pale(colour) for colour in raw] == inside.tolist()
+        ordered = raw[inside][np.argsort(at["n"].to_numpy()[inside])]
+        assert ordered[0][:3].sum() < ordered[-1][:3].sum()  # from dark to bright
+        picture = tokens.mean_against_variance(run, ["block.01"])
+        coloured, others = picture.figure.axes[0].collections
+        np.testing.assert_allclose(others.get_offsets(), at[~inside][["M", "V"]])
+        assert is_pale(others.get_facecolors()[0])
+        np.testing.assert_allclose(coloured.get_array(), at[inside]["n"])
+        assert len(picture.numbers) == len(at)
+
+
+def test_models_have_one_scale_of_colours(run: Run) -> None:
+    table = run.tokens[1]
+    fewer = replace(run, tokens={1: table[table["n"] < 50]})
+    with style():
+        pictures = [tokens.mean_against_variance(each) for each in tokens.on_one_scale([run, fewer])]
+        limits = [picture.figure.axes[0].collections[0].norm.vmax for picture in pictures]
+        alone = tokens.mean_against_variance(fewer).figure.axes[0].collections[0].norm.vmax
+    assert limits[0] == limits[1] == table["n"].max() > alone
+
+
+def test_histograms_mark_the_means(run: Run) -> None:
+    with style():
+        picture = tokens.histograms(run)
+    table = run.tokens[1]
+    layers = run.layers_in(table)
+    for ax, key in zip(picture.figure.axes, "QMV", strict=False):
+        marks = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "v"]
+        means = np.log10(table.groupby("layer")[key].mean()[layers])
+        np.testing.assert_allclose(marks, means)
+    assert "; means: Q " in picture.text
+
+
+@pytest.mark.parametrize(("many", "drawn"), [(1, 1), (3, 3), (9, 4)])
+def test_token_types_are_drawn_at_as_many_layers_as_asked_for(folder: Path, many: int, drawn: int) -> None:
+    with style():
+        figure = plot.tokens(folder, layers=many)
+    assert len(figure.axes) == drawn + 1  # and the bar; the final norm is none of them
+
+
+def test_the_papers_layers_are_those_of_five() -> None:
+    layers = [f"hidden.{i:02}" for i in range(13)]
+    table = pd.DataFrame({"layer": layers})
+    records = table.assign(step=0, layer_index=range(13), width=4, metric="n", value=1.0, stderr=np.nan)
+    asked = replace(make_run("", records), num_drawn=5)
+    assert tokens.some_layers(asked, table) == [layers[i] for i in (0, 3, 6, 9, 12)]
+
+
+def test_a_report_of_no_layers_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--layers", "0"]) == 2
+    assert "layers must be at least 1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="layers must be at least 1"):
+        plot.tokens(folder, layers=0)
 
 
 def test_lengths_and_frequencies_are_counted(run: Run) -> None:

@@ -5,6 +5,7 @@ from embedgeo.extras import require_extra
 require_extra("report", "embedgeo.report")
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -35,6 +36,7 @@ def write_report(
     names: Sequence[str] | None = None,
     metrics: Sequence[str] = (),
     reference: Sequence[Path] = (),
+    layers: int = 4,
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned, from records only.
 
@@ -48,7 +50,10 @@ def write_report(
         names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
         reference: folders of earlier runs, whose range stands behind the curves; see `with_references`.
+        layers: at how many of them, at most, token types and spectra are drawn.
     """
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     console = Console(stderr=True)
     if out is None and (len(dirs) > 1 or is_history(dirs[0])):
         what = "several folders" if len(dirs) > 1 else "a history itself"
@@ -60,6 +65,7 @@ def write_report(
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
         runs = with_references(read_runs(dirs, groups), read_references(reference))
+        runs = tokens.on_one_scale([replace(run, num_drawn=layers) for run in runs])
         if names is not None:
             tokens.require_examples(runs, names)
         varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))

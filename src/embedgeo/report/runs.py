@@ -79,6 +79,8 @@ class Run:
     date: str = ""  # when it was measured, if known
     differences: dict[str, tuple[str, str]] = field(default_factory=dict)  # in its settings from the first of the runs
     references: tuple["Run", ...] = ()  # earlier runs, behind its curves
+    num_drawn: int = 4  # layers, at most, at which token types and spectra are drawn, evenly spaced over the depth
+    most_occurrences: float = np.nan  # of a token type, at the end of the scale of colours; default: those that it has
 
     @property
     def metrics(self) -> list[str]:

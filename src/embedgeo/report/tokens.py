@@ -1,12 +1,15 @@
 """Figures and tables of token types, from the tables of the checkpoints."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -29,6 +32,7 @@ _STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M
 # numbers of tokens of a word, and their colours
 _WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
 _AGAINST_FREQUENCY = "Q, M and V of the token types against log frequency, scattered, with regression lines."
+_PALE = "#c9ccd1"  # of token types outside of the range of the regressions
 _LONGEST_NAME = 20  # letters of a token that is named in a figure
 _LISTED = 10  # token types in a list
 _LEAST_LETTERS = 3
@@ -68,19 +72,28 @@ def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData 
 
 
 def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
-    """V against M of the token types of the last checkpoint, with the regression line, at layers or at most four."""
+    """V against M of the token types of the last checkpoint, with the regression line; default: at `some_layers`.
+
+    Types outside of the range of the regression are pale, and those beyond 99.8 % of all have no room of their own.
+    """
     step, table = run.token_types
     layers = layers or some_layers(run, table)
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
-    subtitle = f"types with {_RANGE} occurrences; squared embedding units"
+    subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True, ax=ax)
-    regressed = table[_is_regressed(table) & table["layer"].isin(layers)]
-    norm = draw.count_bar(axes[-1], REGRESSION_COUNT_RANGE[0], regressed["n"].max(), "cividis")
+    table = table[table["layer"].isin(layers)]
+    regressed = table[_is_regressed(table)]
+    norm = _count_bar(run, axes[-1], regressed)
     texts = []
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
+        others = table[(table["layer"] == layer) & ~_is_regressed(table)]
         panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
+        if len(others):
+            panel.scatter(others["M"], others["V"], s=5, color=_PALE, lw=0, zorder=0.8, rasterized=True)
         _, fit = draw_line(panel, types["M"], types["V"])
+        if len(others) and len(types) > 1:
+            _room_for(panel, types, pd.concat((types, others)))
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
@@ -92,7 +105,7 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
         draw.round_ticks(panel)
         texts.append(f"{layer}: {fit} over {'one token type' if len(types) == 1 else f'{len(types)} token types'}")
     axes[0].set_ylabel("V of the token type")
-    numbers = regressed.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
+    numbers = table.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
     alt = f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
     return FigureData("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
 
@@ -129,6 +142,28 @@ def statistics(run: Run) -> FigureData:
     return FigureData("tokens-statistics", figure, numbers, "C.V. of Q, slope and R² of V on M against layer.", text)
 
 
+def on_one_scale(runs: Sequence[Run]) -> list[Run]:
+    """The runs with one scale of colours for how often token types occur, to that of all which occurs most often."""
+    tables = [table for run in runs for table in run.tokens.values()]
+    most = max((float(table.loc[_is_regressed(table), "n"].max()) for table in tables), default=np.nan)
+    return [replace(run, most_occurrences=most) for run in runs]
+
+
+def _count_bar(run: Run, ax: Axes, types: pd.DataFrame) -> LogNorm:
+    """A bar for how often token types occur, on one scale for all models of a report."""
+    most = max(run.most_occurrences, types["n"].max()) if run.most_occurrences > 0 else types["n"].max()
+    return draw.count_bar(ax, REGRESSION_COUNT_RANGE[0], most, "cividis")
+
+
+def _room_for(ax: Axes, types: pd.DataFrame, every: pd.DataFrame) -> None:
+    """Scale axes to the types of the regression, and to 99.8 % of all."""
+    for key, set_limits in (("M", ax.set_xlim), ("V", ax.set_ylim)):
+        low, high = every[key].quantile([0.001, 0.999])
+        low, high = min(low, types[key].min()), max(high, types[key].max())
+        if low < high:
+            set_limits(low - 0.03 * (high - low), high + 0.03 * (high - low))
+
+
 def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
     return table["n"].between(*REGRESSION_COUNT_RANGE)
 
@@ -140,13 +175,16 @@ def against_frequency(run: Run) -> FigureData:
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
     logs = types[["Q", "M", "V"]].add(1).assign(n=types["n"]).apply(np.log10)
     subtitle = f"token types with {_RANGE} occurrences; squared embedding units, logarithms"
-    figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, logs, "log10(1 + {})", alpha=0.5)
+    figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, logs, "log10(1 + {})")
     text = ", ".join(f"{key} {slope:.3g}" for key, slope in slopes.items())
     return FigureData("tokens-against-frequency", figure, logs, _AGAINST_FREQUENCY, f"Slopes: {text}.")
 
 
 def raw_against_frequency(run: Run) -> FigureData:
-    """Q, M and V of the token types, as they are, against how often they occur, at the middle block (figure 7)."""
+    """Q, M and V of the token types, as they are, against how often they occur, at the middle block (figure 7).
+
+    Colours are those of `mean_against_variance`; types outside of the range of the regression are pale.
+    """
     _, table = run.token_types
     layer = two_layers(run, table)[0]
     types = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
@@ -154,7 +192,7 @@ def raw_against_frequency(run: Run) -> FigureData:
     values = types.assign(n=np.log10(types["n"]))
     regressed = values[_is_regressed(types)]
     label = "{} of the token type"
-    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, regressed, label, alpha=0.3)
+    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, regressed, label, counts=types["n"])
     for ax, key in zip(axes, "QMV", strict=True):
         least, most, mean = types[key].agg(["min", "max", "mean"])
         reach = 3 * types[key].std(ddof=0)
@@ -168,14 +206,25 @@ def raw_against_frequency(run: Run) -> FigureData:
 
 
 def _frequency_panels(
-    run: Run, layer: str, subtitle: str, values: pd.DataFrame, regressed: pd.DataFrame, label: str, *, alpha: float
+    run: Run,
+    layer: str,
+    subtitle: str,
+    values: pd.DataFrame,
+    regressed: pd.DataFrame,
+    label: str,
+    counts: "pd.Series[float] | None" = None,
 ) -> tuple[Figure, list[Axes], Mapping[str, float]]:
-    """Q, M and V against log10 n, with the lines of those regressed, and their slopes."""
+    """Q, M and V against log10 n, with the lines of those regressed, and their slopes; counts give colours."""
     title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
-    figure, axes = draw.new_figure(title, subtitle, panels=3)
+    figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=counts is not None)
+    look: dict[str, Any] = {"color": draw.RUNS[0], "alpha": 0.5}
+    if counts is not None:
+        norm = _count_bar(run, axes[-1], counts[regressed.index].to_frame("n"))
+        inside = values.index.isin(regressed.index)
+        look = {"c": np.where(inside[:, None], colormaps["cividis"](norm(counts)), to_rgba(_PALE)), "alpha": 0.6}
     slopes = {}
     for ax, key in zip(axes, "QMV", strict=True):
-        ax.scatter(values["n"], values[key], s=7, color=draw.RUNS[0], alpha=alpha, lw=0, rasterized=True)
+        ax.scatter(values["n"], values[key], s=7, lw=0, rasterized=True, **look)
         slopes[key], fit = draw_line(ax, regressed["n"], regressed[key])
         ax.set_title(fit, fontsize=8.8)
         ax.set_xlabel("log10 n, occurrences")
@@ -197,14 +246,15 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
 
 
 def histograms(run: Run) -> FigureData:
-    """Histograms of Q, M and V over token types at the last checkpoint: a line for each layer."""
+    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer, with their means."""
     step, table = run.token_types
     present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
-    subtitle = "share of the token types in each bin; at most nine of the layers are drawn"
+    subtitle = "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's values"
     figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=True)
     colours = draw.depth_bar(axes[-1], present)
     drawn = draw.thinned(len(present), 9)
+    means: dict[tuple[str, str], float] = {}
     shares = {}
     for ax, key in zip(axes, "QMV", strict=True):
         logs = np.log10(table[key].where(table[key] > 0))
@@ -214,14 +264,21 @@ def histograms(run: Run) -> FigureData:
             counts = np.histogram(values, edges)[0] / max(1, len(values))
             if i in drawn:
                 ax.stairs(counts, edges, color=colours[i], lw=1.2)
+                means[key, layer] = float(table.loc[table["layer"] == layer, key].mean())
             shares[key, layer] = pd.Series(counts, (edges[1:] + edges[:-1]) / 2)
         ax.set_xlabel(f"log10 {key}, squared embedding units", fontsize=8.8)
         ax.set_ylim(bottom=0)
+        for i in drawn:
+            if (mean := means[key, present[i]]) > 0:
+                above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+                ax.plot(np.log10(mean), 1.02, ls="", marker="v", ms=5, color=colours[i], **above)
     axes[0].set_ylabel("share of token types")
     numbers = pd.concat(shares, names=["value", "layer", "log10"]).rename("share").to_frame()
     last = run.all_blocks[-1]
     medians = table[table["layer"] == last][["Q", "M", "V"]].median()
-    text = f"Medians at {last}: {', '.join(f'{key} {value:.3g}' for key, value in medians.items())}."
+    average = table[table["layer"] == last][["Q", "M", "V"]].mean()
+    text = f"Medians at {last}: {', '.join(f'{key} {value:.3g}' for key, value in medians.items())}; means: "
+    text += f"{', '.join(f'{key} {value:.3g}' for key, value in average.items())}."
     alt = "Histograms of Q, M and V over token types, a line for each layer."
     return FigureData("tokens-histograms", figure, numbers, alt, text)
 
@@ -454,10 +511,10 @@ def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
 
 
 def some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
-    """At most four of the layers in a table, evenly spaced over the depth."""
+    """Layers of a table, evenly spaced over the depth, at most as many as the run has to be drawn at."""
     present = run.layers_in(table)
     layers = [layer for layer in present if not layer.endswith("final_norm")] or present
-    return [layers[i] for i in draw.thinned(len(layers), 4)]
+    return [layers[i] for i in draw.thinned(len(layers), run.num_drawn)]
 
 
 def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
