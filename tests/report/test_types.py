@@ -90,7 +90,8 @@ def is_pale(colour: np.ndarray) -> bool:
 
 
 def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(run: Run) -> None:
-    table = run.tokens[1]
+    table = run.tokens[1].assign(n=run.tokens[1]["n"] // 20)
+    run = replace(run, tokens={1: table})
     at = table[table["layer"] == "block.01"]
     inside = at["n"].between(10, 100_000).to_numpy()
     assert 0 < inside.sum() < len(at)
@@ -109,7 +110,7 @@ def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(ru
 
 def test_models_have_one_scale_of_colours(run: Run) -> None:
     table = run.tokens[1]
-    fewer = replace(run, tokens={1: table[table["n"] < 50]})
+    fewer = replace(run, tokens={1: table[table["n"] < 500]})
     with style():
         pictures = [tokens.mean_against_variance(each) for each in tokens.on_one_scale([run, fewer])]
         limits = [picture.figure.axes[0].collections[0].norm.vmax for picture in pictures]
@@ -124,8 +125,8 @@ def test_histograms_mark_the_means(run: Run) -> None:
     layers = run.layers_in(table)
     for ax, key in zip(picture.figure.axes, "QMV", strict=False):
         marks = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "v"]
-        means = np.log10(table.groupby("layer")[key].mean()[layers])
-        np.testing.assert_allclose(marks, means)
+        means = table.groupby("layer")[key].mean()[layers]
+        np.testing.assert_allclose(marks, np.log10(means[means > 0]))
     assert "; means: Q " in picture.text
 
 

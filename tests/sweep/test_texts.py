@@ -152,6 +152,21 @@ def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub,
     assert not lines
 
 
+def test_another_seed_takes_other_texts(small, tmp_path):
+    (tmp_path / "many.txt").write_text("\n".join(f"Sentence number {i}." for i in range(400)))
+    model = str(write_files(tmp_path / "model", checkpoint_files(1)))
+    asked = {**small, "text": str(tmp_path / "many.txt"), "unit": "line", "sample": 0.1, "num_tokens": 10**6}
+
+    def taken(seed):
+        settings = SweepSettings(model, **{**asked, "seed": seed})
+        texts, _ = prepare_texts(Documents(settings.texts), make_plan(settings.models, "*", "all"), settings)
+        return texts[model].sha256
+
+    assert taken(0) == taken(0) != taken(1)
+    with pytest.raises(ValueError, match=r"seed must be a whole number from 0 up; got -1\."):
+        taken(-1)
+
+
 def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "ab", *"abcdefghij"]
     words = {

@@ -39,6 +39,7 @@ class SweepSettings:
         min_words: leave out texts of fewer words, which are separated by white space.
         max_words: leave out texts of more words; 0: none.
         sample: share of the texts to take, drawn at random and always the same ones; with ``sequence``, of documents.
+        seed: of ``sample``: another one takes other texts.
         special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's ``[CLS]`` and
             ``[SEP]``), or ``default``: as the tokenizer adds them.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
@@ -107,6 +108,7 @@ class SweepSettings:
     min_words: int = 0
     max_words: int = 0
     sample: float = 1.0
+    seed: int = 0
     special_tokens: Literal["none", "bos", "bos+eos", "default"] = "default"
     tokenizer: str | None = None
     num_tokens: int = 65536
@@ -166,18 +168,24 @@ class SweepSettings:
         index, _, count = self.shard.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
             raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
+        self._require_texts()
+        self._require_metrics()
+        self._require_ray()
+        if self.device_map is not None:
+            self._require_device_map()
+
+    def _require_texts(self) -> None:
+        """Check which texts are chosen."""
         if not 0 < self.sample <= 1:
             raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
+        if type(self.seed) is not int or self.seed < 0:
+            raise ValueError(f"seed must be a whole number from 0 up; got {self.seed!r}.")
         fewest = self.min_words
         most = self.max_words
         if fewest < 0 or most < 0 or fewest > most > 0:
             raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
         if self.unit == "sequence" and (fewest or most):
             raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
-        self._require_metrics()
-        self._require_ray()
-        if self.device_map is not None:
-            self._require_device_map()
 
     def _require_metrics(self) -> None:
         """Check what the metrics do not check themselves, or know by other names."""

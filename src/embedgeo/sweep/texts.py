@@ -118,7 +118,12 @@ def prepare_texts(
             f"model_class must name the LightningModule of {file}; got none. Give --model-class package.module.Class."
         )
     cut = cut_texts(
-        documents, settings.unit, share=settings.sample, min_words=settings.min_words, max_words=settings.max_words
+        documents,
+        settings.unit,
+        min_words=settings.min_words,
+        max_words=settings.max_words,
+        share=settings.sample,
+        seed=settings.seed,
     )
     (cut,) = tee(cut, 1)  # read once, copied for each
     sha256 = "" if documents.is_streamed else documents.sha256
