@@ -171,6 +171,17 @@ def test_plane_has_the_origin_first_and_then_the_most_frequent_types():
     assert all(len(column) == 0 for column in TokenMoments(5).plane().values())
 
 
+@pytest.mark.parametrize("count_range", [None, (2, 300)])
+def test_means_are_those_of_the_rows_of_each_type(count_range):
+    x, ids = token_rows(300, 5)
+    metric = updated(TokenMoments(5, count_range=count_range), x, ids, [slice(0, 120), slice(120, 300)])
+    found, table = metric.means(), metric.table()
+    assert found["token_id"].tolist() == table["token_id"].tolist()
+    expected = torch.stack([x[ids == token].double().mean(0) for token in found["token_id"]])
+    torch.testing.assert_close(found["mean"], expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found["mean"].square().sum(1), table["M"], rtol=1e-9, atol=1e-12)
+
+
 def test_distances_are_those_of_the_types_means_from_the_mean_of_all_rows():
     x, ids = token_rows(300, 5, mean=100.0)
     found = updated(TokenMoments(5), x, ids, [slice(0, 120), slice(120, 300)]).distances()

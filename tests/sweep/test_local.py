@@ -287,6 +287,21 @@ def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
     assert not any(path.exists() for path in stray)
 
 
+def test_the_means_of_token_types_are_kept_where_asked_for_and_copied_to_duplicates(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", (1,))
+    write_files(run / "step2", checkpoint_files(1))
+    assert sweep(str(run), **options, token_tables=True, save_means=True) == 0
+    assert "duplicate: step2" in capsys.readouterr().out
+    out = Path(options["out"])
+    for name in ("step1", "step2"):
+        means = pd.read_parquet(out / "means" / f"{name}.parquet").set_index(["layer", "token_id"])
+        types = pd.read_parquet(out / "tokens" / f"{name}.parquet").set_index(["layer", "token_id"])
+        assert means.index.equals(types.index)
+        squares = [np.square(mean.astype(float)).sum() for mean in means["mean"]]
+        np.testing.assert_allclose(squares, types["M"], rtol=1e-5, atol=1e-9)
+        assert means["token"].astype(str).tolist() == types["token"].astype(str).tolist()
+
+
 def test_the_token_table_is_there_before_the_checkpoint_is_done(tmp_path, options, written):
     local_run(tmp_path / "run", steps=(1,))
     assert sweep(str(tmp_path / "run"), **options, token_tables=True, spectrum=True) == 0

@@ -225,8 +225,8 @@ class Geometry:
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this.
 
         Args:
-            kind: another kind of table of token types: ``"distances"`` or ``"projections"`` of `embedgeo.TokenMoments`,
-                ``"occurrences"`` of `embedgeo.TokenOccurrences`.
+            kind: another kind of table of token types: ``"distances"``, ``"means"`` or ``"projections"`` of
+                `embedgeo.TokenMoments`, ``"occurrences"`` of `embedgeo.TokenOccurrences`.
         """
         return export.tables_of_types("token_tables", self.measured_layers(), kind)
 

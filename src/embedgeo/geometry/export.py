@@ -34,6 +34,7 @@ _TYPE_COLUMNS = {
     "tokens": ("Q", "M", "V"),
     "projections": ("pc1", "pc2"),
     "distances": ("distance",),
+    "means": ("mean",),
     "occurrences": ("pc1", "pc2"),
 }  # of the tables of token types beside token_id and n, by kind
 _WRITER = "Geometry.save"
@@ -69,7 +70,8 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
 def _layer_table(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":
     import pandas as pd
 
-    columns = {name: column.cpu().numpy() for name, column in table.items()}
+    arrays = {name: column.cpu().numpy() for name, column in table.items()}
+    columns = {name: list(array) if array.ndim > 1 else array for name, array in arrays.items()}
     return pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **columns})
 
 

@@ -207,6 +207,20 @@ class TokenMoments(GeometryMetric):
         types = _in_range(computed(self._types()), self.count_range)
         return {"token_id": types.token_ids, "n": types.n, "distance": types.distance2}
 
+    def means(self) -> dict[str, Tensor]:
+        """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared norm is M.
+
+        It is the whole state that has the means: d numbers a type. The rows are those of `table`.
+        """
+        types = self._typed_in_range()
+        return {"token_id": types.token_ids, "n": types.n, "mean": types.mean}
+
+    def _typed_in_range(self) -> TokenTable:
+        types = self.load(TokenTable).typed()
+        if self.count_range is None:
+            return types
+        return types.select((types.n >= self.count_range[0]) & (types.n <= self.count_range[1]))
+
     def plane(self, most: int = 150) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by descending n.
 
@@ -214,9 +228,7 @@ class TokenMoments(GeometryMetric):
         types' means: see `embedgeo.functional.type_plane`. The first entry is the zero vector, with token_id -1 and
         n 0. Empty where no token types have been seen; the rows are those of `table`.
         """
-        types = self.load(TokenTable).typed()
-        if self.count_range is not None:
-            types = types.select((types.n >= self.count_range[0]) & (types.n <= self.count_range[1]))
+        types = self._typed_in_range()
         means, origin = type_plane(types)
         chosen = types.n.argsort(descending=True, stable=True)[:most]
         first = 1 if len(chosen) else 0
@@ -240,7 +252,7 @@ class TokenMoments(GeometryMetric):
         return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     def token_tables(self) -> Tables:
-        return {"tokens": self.table, "projections": self.plane, "distances": self.distances}
+        return {"tokens": self.table, "projections": self.plane, "distances": self.distances, "means": self.means}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

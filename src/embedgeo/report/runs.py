@@ -31,8 +31,8 @@ _LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
-    *("model", "steps", "revisions", "layers", "jackknife", "save_samples", "token_tables", "spectrum", "extra"),
-    *("after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by", "date"),
+    *("model", "steps", "revisions", "layers", "jackknife", "save_samples", "save_means", "token_tables", "spectrum"),
+    *("extra", "after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by", "date"),
 )
 SETTINGS = {"text_sha256": "text", "seq_len": "sequence length", "num_tokens": "tokens", "n": "number of rows"}
 _OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too

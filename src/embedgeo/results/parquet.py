@@ -51,6 +51,7 @@ _UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
     "distances": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "distance"), _TEXT]),
+    "means": pa.schema([*_TYPE, ("n", pa.float64()), ("mean", pa.list_(pa.float32())), _TEXT]),
     "projections": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
     "occurrences": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
     "spectra": pa.schema([*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
@@ -59,7 +60,8 @@ TABLES = {
 }
 """Columns of the tables beside the records, by their folder.
 
-Of token types, ``num_tokens``: of the words of a type, on average, or 1. Of spectra: the eigenvalues of the covariance
+Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers. Of spectra: the
+eigenvalues of the covariance
 of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
 `embedgeo.OutlierCoordinates.coordinates`.
 """

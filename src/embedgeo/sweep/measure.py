@@ -276,16 +276,20 @@ class Worker:
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = _token_tables(geometry, text) if self.settings.token_tables else {}
+        tables = {}
+        if self.settings.token_tables:
+            tables = _token_tables(geometry, text, with_means=self.settings.save_means)
         return Measured(records, tables | geometry.layer_tables(), facts, sample)
 
 
-def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
+def _token_tables(geometry: Geometry, text: ProbeText, *, with_means: bool) -> dict[str, pd.DataFrame]:
     """Tables of token types, by kind, with each type as text."""
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
     tables["distances"] = geometry.token_tables("distances")
+    if with_means:
+        tables["means"] = geometry.token_tables("means")
     if text.occurrence_types:
         tables["occurrences"] = geometry.token_tables("occurrences").merge(types[["layer", "token_id", "n"]])
     return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}

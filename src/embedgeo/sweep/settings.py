@@ -70,6 +70,8 @@ class SweepSettings:
         ignore_token_ids: tokens to leave out.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
+        save_means: with token_tables, also write ``means/<name>.parquet``: the mean embedding of each token type at
+            each layer, in float32; d numbers a type and layer.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
@@ -128,6 +130,7 @@ class SweepSettings:
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] = ()
     token_tables: bool = False
+    save_means: bool = False
     after_processing: bool = False
     extra: str | list[str] | tuple[()] = ()
     jackknife: int = 0
@@ -197,6 +200,8 @@ class SweepSettings:
             raise ValueError(
                 f"count_range and token_tables need token types; --rows {self.rows} has none. Take other rows."
             )
+        if self.save_means and not self.token_tables:
+            raise ValueError("save_means is of the token types of token_tables; it is false. Give --token-tables true.")
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
         if not 1 <= self.max_state_bytes < inf:
@@ -248,6 +253,7 @@ class SweepSettings:
     def tables(self) -> list[str]:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
         kinds = ["tokens", "projections"] if self.token_tables else []
+        kinds += ["means"] if self.save_means else []
         kinds += ["spectra"] if self.spectrum else []
         return [*kinds, "coordinates"] if "coordinates" in self.extra_names else kinds
 
