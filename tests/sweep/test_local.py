@@ -287,6 +287,29 @@ def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
     assert not any(path.exists() for path in stray)
 
 
+@pytest.mark.parametrize("ignored", [(), ("Ġat",)])
+def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, options, ignored):
+    write_files(tmp_path / "model", checkpoint_files(1))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    ignored = tokenizer.convert_tokens_to_ids(list(ignored))
+    asked = {"token_tables": True, "types": "string", "ignore_token_ids": ignored}
+    assert sweep(str(tmp_path / "model"), **options, **asked) == 0
+    ids = tokenize_sequences(["\n".join(TEXT)], tokenizer, seq_len=16, num_tokens=64)
+    strings = {i: tokenizer.convert_ids_to_tokens(i) for i in ids.unique().tolist() if i not in ignored}
+    strings = {i: piece.removeprefix("Ġ") or piece for i, piece in strings.items()}
+    assert len(set(strings.values())) < len(strings)
+    hidden = model(1)(ids, output_hidden_states=True).hidden_states[1].detach().double()
+    table = pd.read_parquet(Path(options["out"]) / "tokens" / "model.parquet")
+    found = table[table["layer"] == "block.00"].set_index("token_id")
+    types = {string: min(i for i, other in strings.items() if other == string) for string in strings.values()}
+    assert sorted(types.values()) == found.index.tolist()
+    for string, token_id in types.items():
+        rows = hidden[torch.isin(ids, torch.tensor([i for i, other in strings.items() if other == string]))]
+        assert found.loc[token_id, "n"] == len(rows)
+        assert found.loc[token_id, "M"] == pytest.approx(float(rows.mean(0).square().sum()), rel=1e-5)
+        assert found.loc[token_id, "token"].strip() == found.loc[token_id, "token"] or string in "ĠĊ"
+
+
 def test_the_means_of_token_types_are_kept_where_asked_for_and_copied_to_duplicates(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", (1,))
     write_files(run / "step2", checkpoint_files(1))

@@ -165,6 +165,12 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
         ({"rows": "mean", "token_tables": True}, "count_range and token_tables need token types; --rows mean has none"),
         ({"rows": "max", "token_tables": True}, "count_range and token_tables need token types; --rows max has none"),
         ({"metrics": "wrong.own", "token_tables": True}, "token_tables needs .* TokenMoments; wrong.own makes none"),
+        (
+            {"types": "string", "rows": "words"},
+            "types string needs rows that are tokens, .*; got rows words and extra no",
+        ),
+        ({"types": "string", "extra": ["next_token"]}, "got rows tokens and extra next_token"),
+        ({"types": "stem"}, "types must be one of id, string; got 'stem'"),
         ({"save_means": True}, "save_means is of the token types of token_tables; it is false. Give --token-tables"),
         ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
     ],

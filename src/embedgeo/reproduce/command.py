@@ -30,7 +30,16 @@ from embedgeo.sweep import SweepSettings
 HOLDS = "holds"
 FAILS = "does not hold"
 OPEN = "not comparable"
-_OF_PRINTED = ("unit", "min_words", "max_words", "special_tokens", "rows", "count_range", "skip_first_positions")
+_OF_PRINTED = (
+    "unit",
+    "min_words",
+    "max_words",
+    "special_tokens",
+    "rows",
+    "types",
+    "count_range",
+    "skip_first_positions",
+)
 _PRINTED = ("value", "token", "count")  # rules about printed values, which other rows give otherwise
 _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be

@@ -61,8 +61,7 @@ TABLES = {
 """Columns of the tables beside the records, by their folder.
 
 Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers. Of spectra: the
-eigenvalues of the covariance
-of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
+eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
 `embedgeo.OutlierCoordinates.coordinates`.
 """
 

@@ -221,6 +221,7 @@ class Worker:
             geometry.row_numbers = None if numbers is None else numbers[i]
             if batch.word_ids is not None:
                 geometry.probe.word_ids = batch.word_ids
+            if batch.word_types is not None:
                 geometry.probe.token_ids = batch.word_types
             with geometry.probe:
                 states = loss.run(batch.token_ids, batch.mask)

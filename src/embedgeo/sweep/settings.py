@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from embedgeo.extras import require_extra
+from embedgeo.formatting import listed
 from embedgeo.results.groups import parse_groups
 
 _DEFAULT_SEQ_LEN = 512
@@ -51,6 +52,9 @@ class SweepSettings:
         layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between them or as a list.
         rows: what a row is: one of the ``tokens``; the ``mean`` or the ``max`` of a sequence's, its ``first`` or its
             ``last``; or one of the ``words``: the mean of a word's tokens.
+        types: what a token type is: an ``id`` of the vocabulary; or a ``string``: tokens that differ in the tokenizer's
+            mark of a word's start or continuation alone (``##``, ``Ġ``, ``▁``) are of one, apart from special tokens
+            and those of ``ignore_token_ids``.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
             ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto`` (those of the default
             ones that ``max_state_bytes`` leaves room for), or ``package.function``, which may be in the working
@@ -118,6 +122,7 @@ class SweepSettings:
     batch_size: int = 8
     layers: str | list[str] = "blocks"
     rows: Literal["tokens", "mean", "max", "first", "last", "words"] = "tokens"
+    types: Literal["id", "string"] = "id"
     metrics: str = "embedgeo.default_metrics"
     max_state_bytes: float = 2**28
     count_range: Sequence[int] = ()
@@ -199,6 +204,11 @@ class SweepSettings:
         if self.rows in ("mean", "max") and (lo_hi or self.token_tables):
             raise ValueError(
                 f"count_range and token_tables need token types; --rows {self.rows} has none. Take other rows."
+            )
+        if self.types == "string" and (self.rows in ("mean", "max", "words") or "next_token" in self.extra_names):
+            raise ValueError(
+                f"types string needs rows that are tokens, and no next_token, which goes by ids; got rows {self.rows} "
+                f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
             )
         if self.save_means and not self.token_tables:
             raise ValueError("save_means is of the token types of token_tables; it is false. Give --token-tables true.")

@@ -30,6 +30,7 @@ from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import SpelledWords, TokenizedText, hash_ids, tokenize_joined, tokenize_texts
 
+_MARKS = ("##", "Ġ", "▁")  # of a word's continuation (WordPiece) or start (byte-level BPE, SentencePiece)
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
@@ -55,6 +56,7 @@ class ProbeText:
     mask_token_id: int | None = None  # which replaces these
     pad_token_id: int = 0  # which fills up the shorter texts of a batch
     words: SpelledWords | None = None  # of each token, if asked for
+    types: Tensor | None = None  # of each token, where these are not the ids
     token_texts: Mapping[int, str] = field(default_factory=dict)  # by token type, or type of words, for tables of them
     type_sizes: Mapping[int, float] = field(default_factory=dict)  # mean number of tokens of the words of each type
     occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
@@ -99,7 +101,7 @@ class ProbeText:
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
         if self.words is None:
-            return Batch(token_ids, mask, masked)
+            return Batch(token_ids, mask, masked, None, None if self.types is None else padded(self.types, 0))
         word_ids = padded(self.words.word_ids, -1)
         first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
         word_ids = torch.where(word_ids < 0, -1, word_ids - first)  # they were numbered over all texts
@@ -218,16 +220,25 @@ def _tokenize(
         with_words=settings.rows == "words",
     )
     token_ids = tokenized.token_ids
+    special = tokenizer.all_special_ids
+    types = None
+    if settings.types == "string":
+        types = string_types(token_ids, tokenizer, {*special, *settings.ignore_token_ids})
     token_texts: dict[int, str] = {}
     if tokenized.words is not None:
         token_texts = dict(enumerate(tokenized.words.spelled))
     elif settings.token_tables:
         token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
-    special = tokenizer.all_special_ids
+        if types is not None:
+            token_texts = {i: text.removeprefix("##").strip() or text for i, text in token_texts.items()}
     masked = None
     if for_encoder and tokenizer.mask_token_id is not None:
         drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
         masked = drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
+    occurrence_types: tuple[int, ...] = ()
+    if settings.token_tables:
+        typed = tokenized if types is None else tokenized._replace(token_ids=types)
+        occurrence_types = frequent_types(typed, token_texts, special, settings)
     padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     largest = int(token_ids.max())  # a token that was added for padding may have no embedding
     return ProbeText(
@@ -237,12 +248,28 @@ def _tokenize(
         mask_token_id=None if masked is None else tokenizer.mask_token_id,
         pad_token_id=next(token_id for token_id in padding if token_id is not None and token_id <= largest),
         words=tokenized.words,
+        types=types,
         token_texts=token_texts,
         type_sizes=_type_sizes(tokenized, settings),
-        occurrence_types=frequent_types(tokenized, token_texts, special, settings) if settings.token_tables else (),
+        occurrence_types=occurrence_types,
         num_cut=tokenized.num_cut,
         text_sha256=sha256 or digest.hexdigest(),
     )
+
+
+def string_types(token_ids: Tensor, tokenizer: PreTrainedTokenizerBase, apart: Collection[int]) -> Tensor:
+    """The type of each token, by its string without the tokenizer's mark: the least of the ids there that have it.
+
+    Ids that are to stay ``apart`` are types of their own.
+    """
+    ids = token_ids.unique().tolist()
+    types = torch.arange(int(token_ids.max()) + 1)
+    first: dict[str, int] = {}
+    for token_id, piece in zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True):
+        if token_id not in apart:
+            mark = next((mark for mark in _MARKS if piece.startswith(mark) and piece != mark), "")
+            types[token_id] = first.setdefault(piece.removeprefix(mark), token_id)
+    return types[token_ids]
 
 
 def frequent_types(
