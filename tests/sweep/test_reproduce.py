@@ -221,6 +221,18 @@ def test_noise_is_rarely_a_peak_a_phase_or_a_trend_and_a_clear_one_nearly_always
     assert np.mean([trend(list(each), "down").verdict == "holds" for each in flat - np.arange(13) / 5]) > 0.95
 
 
+def test_a_trend_fails_only_where_one_would_have_been_seen():
+    assert trend([1, 2, 3, 4], "up").verdict == "holds"
+    assert trend([1, 2, 3, 4], "down").verdict == "does not hold"
+    assert trend([1, 2, 3], "up").verdict == "not comparable"
+    assert trend([2, 1, 4, 3, 2.5], "up").why.endswith("too few layers to tell")
+    zigzag = [1.0, 2.0] * 7
+    assert trend(zigzag, "up").verdict == "does not hold"
+    assert trend(zigzag, "up", [0.1] * 14).verdict == "does not hold"
+    assert trend(zigzag, "up", [0.6] * 14).why.endswith("not enough tokens to tell")
+    assert trend(zigzag, "up", [float("nan")] * 14).verdict == "does not hold"
+
+
 def test_what_is_flat_is_called_so_only_where_a_peak_would_have_been_seen():
     flat = [5.0] * 7
     assert peak(flat, [0.01] * 7).verdict == "does not hold"

@@ -11,6 +11,8 @@ VISIBLE = 0.1
 """Share of a value by which a shape has to rise or fall for a reader of the figure to see it."""
 LEAST_SLOPE = 0.05
 """Slope below zero that counts as one."""
+LEAST_TAU = 0.5
+"""Kendall's τ of what a reader of the figure would call a trend: three pairs of layers in order for one that is not."""
 
 RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "value": (
@@ -38,7 +40,8 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "trend": (
         ("direction",),
         "A trend through the layers holds if Kendall's τ of value and depth has the sign and is more than two of its "
-        "standard errors from 0, which follow from the number of layers; four are needed.",
+        "standard errors from 0, which follow from the number of layers; it does not hold if, with two of them more, "
+        f"it is less than {LEAST_TAU}. Where values have errors, they have to differ by more than two of the largest.",
     ),
     "peak": (
         ("over",),

@@ -22,7 +22,7 @@ from embedgeo.glossary import term
 from embedgeo.layer_names import is_input, side
 from embedgeo.presets import preset
 from embedgeo.report.runs import Run, read_folder
-from embedgeo.reproduce.claims import LEAST_SLOPE, RULES, VISIBLE, Claim, Paper
+from embedgeo.reproduce.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import SweepSettings
@@ -173,7 +173,7 @@ def phase(values: Sequence[float], errors: Sequence[float], which: int) -> Verdi
     return Verdict(verdict, why, values[end], errors[end], change, error)
 
 
-def trend(values: Sequence[float], direction: str) -> Verdict:
+def trend(values: Sequence[float], direction: str, errors: Sequence[float] = ()) -> Verdict:
     """Verdict on values that grow (``up``) or fall (``down``) through the layers, by Kendall's τ."""
     count = len(values)
     if count < _LEAST_LAYERS:
@@ -181,10 +181,14 @@ def trend(values: Sequence[float], direction: str) -> Verdict:
     signs = [np.sign(values[j] - values[i]) for i in range(count) for j in range(i + 1, count)]
     tau = float(np.mean(signs))
     error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
-    is_so = (tau if direction == "up" else -tau) > 2 * error
-    return Verdict(
-        HOLDS if is_so else FAILS, f"Kendall's τ over {count} layers; none would be 0", tau, error, tau, error
-    )
+    why = f"Kendall's τ over {count} layers; none would be 0"
+    verdict = exceeds(tau if direction == "up" else -tau, error, LEAST_TAU, 2)
+    if verdict == OPEN:
+        why += "; too few layers to tell"
+    elif errors and max(values) - min(values) <= 2 * max(errors):
+        verdict = OPEN
+        why += _TOO_FEW
+    return Verdict(verdict, why, tau, error, tau, error)
 
 
 def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
@@ -243,7 +247,8 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
     errors = measured.errors(claim.metric)[0][measured.layers].iloc[-1]
     known = values.notna()
     numbers = values[known].tolist()
-    found = trend(numbers, claim.direction) if claim.rule == "trend" else peak(numbers, errors[known].tolist())
+    widths = errors[known].tolist()
+    found = trend(numbers, claim.direction, widths) if claim.rule == "trend" else peak(numbers, widths)
     return found._replace(where=f"{len(numbers)} layers")
 
 
