@@ -125,6 +125,7 @@ def test_a_bell_holds_and_a_flat_decoder_does_not(texts, tmp_path):
     rows = reproduced("razzhigaev2024", tmp_path / "out", "--model", "lab/bell", "lab/flat")
     bells = rows[rows["claim"].str.contains("bell-shaped")].set_index("model")
     assert bells["verdict"].to_dict() == {"bell": "holds", "flat": "does not hold"}
+    assert bells.loc["bell", "why"].startswith("the largest value between the ends, at hidden.0")
     assert bells.loc["bell", "difference"] > 10 * bells.loc["bell", "difference_stderr"]
     others = rows[~rows["claim"].str.contains("bell-shaped")]
     assert set(others["verdict"]) == {"not comparable"}
@@ -145,6 +146,12 @@ def test_phases_of_the_effective_rank_are_found_where_they_are(texts, tmp_path, 
     rows = reproduced("li2025", tmp_path / "out", "--model", "lab/run", "--steps", "all", num_tokens=4096)
     of_rank = rows[rows["metric"] == "effective_rank_eigenvalues"]
     assert dict(zip((1, 2, 3), of_rank["verdict"], strict=True)) == verdicts
+    if verdicts[1] == "holds":
+        assert [why.partition(",")[0] for why in of_rank["why"]] == [
+            "from step 0 to step 1",
+            "from step 1 to step 2",
+            "from step 2 to step 3",
+        ]
 
 
 @pytest.mark.parametrize(

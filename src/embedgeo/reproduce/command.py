@@ -140,8 +140,8 @@ def widened(choices: int) -> float:
     return NormalDist().inv_cdf(1 - 0.025 / max(1, choices))
 
 
-def peak(values: Sequence[float], errors: Sequence[float]) -> Verdict:
-    """Verdict on values that rise to a peak between their ends, and fall again."""
+def peak(values: Sequence[float], errors: Sequence[float], names: Sequence[object] = ()) -> Verdict:
+    """Verdict on values that rise to a peak between their ends, and fall again; they may have names."""
     if len(values) < 3:
         return Verdict(OPEN, f"a peak between two ends needs three values; there are {len(values)}")
     top = 1 + int(np.argmax(values[1:-1]))
@@ -154,11 +154,12 @@ def peak(values: Sequence[float], errors: Sequence[float]) -> Verdict:
     ]
     verdict = _weakest(verdicts)
     error = sqrt(errors[top] ** 2 + errors[end] ** 2)
-    why = f"the largest value between the ends less the larger end, z = {z:.2f}"
+    names = names or range(1, len(values) + 1)
+    why = f"the largest value between the ends, at {names[top]}, less the larger end, at {names[end]}, z = {z:.2f}"
     return Verdict(verdict, why + _why_open(verdict, error), values[top], errors[top], differences[end], error)
 
 
-def phase(values: Sequence[float], errors: Sequence[float], which: int) -> Verdict:
+def phase(values: Sequence[float], errors: Sequence[float], which: int, steps: Sequence[object] = ()) -> Verdict:
     """Verdict on one of three phases of values over steps: they fall, grow and fall again."""
     if len(values) < 4:
         return Verdict(OPEN, f"three phases need four steps; there are {len(values)}")
@@ -169,7 +170,8 @@ def phase(values: Sequence[float], errors: Sequence[float], which: int) -> Verdi
     change = values[end] - values[start]
     error = sqrt(errors[start] ** 2 + errors[end] ** 2) if start != end else 0.0
     verdict = exceeds(sign * change, error, VISIBLE * max(abs(values[start]), abs(values[end])), z)
-    why = f"from value {start + 1} to value {end + 1} of {len(values)}, z = {z:.2f}" + _why_open(verdict, error)
+    steps = steps or range(1, len(values) + 1)
+    why = f"from step {steps[start]} to step {steps[end]}, z = {z:.2f}" + _why_open(verdict, error)
     return Verdict(verdict, why, values[end], errors[end], change, error)
 
 
@@ -248,7 +250,10 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
     known = values.notna()
     numbers = values[known].tolist()
     widths = errors[known].tolist()
-    found = trend(numbers, claim.direction, widths) if claim.rule == "trend" else peak(numbers, widths)
+    if claim.rule == "trend":
+        found = trend(numbers, claim.direction, widths)
+    else:
+        found = peak(numbers, widths, values[known].index.tolist())
     return found._replace(where=f"{len(numbers)} layers")
 
 
@@ -380,7 +385,10 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
     values = values.dropna()
     sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
     signed = (sign * values).tolist()
-    found = phase(signed, widths.tolist(), claim.phase) if claim.rule == "phase" else peak(signed, widths.tolist())
+    at = [f"{step:,}" for step in values.index.tolist()]
+    found = peak(signed, widths.tolist(), [f"step {step}" for step in at])
+    if claim.rule == "phase":
+        found = phase(signed, widths.tolist(), claim.phase, at)
     steps = f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
     return found._replace(measured=sign * found.measured, difference=sign * found.difference, where=where + steps)
 
