@@ -78,8 +78,7 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
     slope = {"at": "Figure 2", "claim": "slope", "rule": "value", "metric": "V_on_M_slope", "layer": "middle"}
     token = {"at": "Table 2", "claim": "V", "rule": "token", "metric": "V", "token": "e", "layer": "middle"}
     counts = [
-        {"at": "T", "claim": key, "rule": "count", "metric": key, "without": ["[CLS]", "[SEP]"], "models": []}
-        for key in ("types", "occurrences")
+        {"at": "T", "claim": key, "rule": "count", "metric": key, "models": []} for key in ("types", "occurrences")
     ]
 
     def rows(*printed, **options):
@@ -94,8 +93,9 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
     table = pd.read_parquet(tmp_path / "out" / "tokens" / "main.parquet")
     middle = table[(table["layer"] == "hidden.01") & (table["token"] == "e")]
     assert first["measured"].iloc[1] == pytest.approx(middle["V"].iloc[0])
-    at_first = table[(table["layer"] == "hidden.00") & ~table["token"].isin(["[CLS]", "[SEP]"])]
-    assert first["measured"].iloc[3] == at_first["n"].sum()
+    text = yaml.safe_load((tmp_path / "out" / "manifest.json").read_text())["text"]
+    assert first["measured"].iloc[3] == text["num_tokens"] - 2 * text["num_sequences"]
+    assert first["measured"].iloc[2] >= table["token_id"].nunique() - 2  # the table has those of the range alone
     right = rows(*(f"{value:.12f}" for value in first["measured"]))
     assert right["verdict"].tolist() == ["holds"] * 4
     wrong = rows(*(f"{value * 1.6:.3f}" for value in first["measured"]))

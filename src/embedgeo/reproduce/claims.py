@@ -29,8 +29,8 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "count": (
         ("printed",),
         "A count holds if it is no farther from the printed one than two standard errors of the difference of two such "
-        "samples: of occurrences, of texts drawn at random; of types, by Good & Toulmin's estimate of how many more "
-        "a second sample would have.",
+        "samples: of occurrences, of texts drawn at random; of types, the root of twice the number of those that occur "
+        "once. Special tokens do not count.",
     ),
     "below": (
         ("layer",),
@@ -98,7 +98,6 @@ class Claim:
     layer: str = ""
     printed: str = ""
     token: str = ""
-    without: tuple[str, ...] = ()
     within: float = 0.05
     least_types: int = 0
     least_rows: int = 0

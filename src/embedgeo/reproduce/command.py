@@ -70,6 +70,7 @@ class Measured:
     group: str  # encoder, decoder, or unknown
     settings: SweepSettings
     unlike: str  # how its rows were not taken as the paper's; empty if they were
+    text: Mapping[str, Any]  # what the manifest has of its text
 
     @property
     def layers(self) -> list[str]:
@@ -259,24 +260,19 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
 
 def _count(claim: Claim, measured: Measured) -> Verdict:
     """Verdict on the number of token types, or of their occurrences."""
-    if not measured.run.tokens:
-        return Verdict(OPEN, "token types were not kept: sweep with --token-tables true")
-    types = measured.types(measured.run.token_types[1]["layer"].iloc[0])
-    names = types["token"].astype(str).str.strip()
-    types = types.assign(name=names.str.removeprefix("##"))[~names.isin(claim.without)]
-    counts = types.groupby("name")["n"].sum()
+    text = measured.text
+    if "num_types" not in text:
+        return Verdict(OPEN, "the sweep has not counted them: it is one of an earlier version")
     if claim.metric == "types":
-        value = float(len(counts))
-        sizes = counts.value_counts()
-        unseen = float(sum(many * (-1) ** (size + 1) for size, many in zip(sizes.index.tolist(), sizes, strict=True)))
-        error = sqrt(2 * max(unseen, float(sizes.get(1, 0)) / 2, 0.0))
+        value = float(text["num_types"])
+        error = sqrt(2 * text["num_types_once"])
     else:
-        value = float(counts.sum())
-        lengths = measured.run.text_lengths or {measured.settings.length: round(value / measured.settings.length)}
+        value = float(text["num_ordinary_tokens"])
+        lengths = measured.run.text_lengths or {measured.settings.length: text["num_sequences"]}
         error = sqrt(2 * sum(count * length**2 for length, count in lengths.items()))
-    where = f"{len(types):,} types"
-    if 2 * error > _LARGEST_SHARE * claim.number or value < claim.number / 2:
-        why = f"not enough tokens: {number(counts.sum())}, and the paper has another number of texts"
+    where = f"{text['num_sequences']:,} texts"
+    if text["num_ordinary_tokens"] < claim.least_rows:
+        why = f"not enough tokens: {number(text['num_ordinary_tokens'])}, and {claim.least_rows:,} are needed"
         return Verdict(OPEN, why, value, error, value - claim.number, error, where)
     return printed_value(claim, value, error)._replace(where=where)
 
@@ -311,7 +307,7 @@ def _value(claim: Claim, measured: Measured) -> Verdict:
     layer = measured.layer(claim.layer)
     value, error = measured.last_value(claim.metric, layer)
     types = measured.last_value("token_types_regressed", layer)[0]
-    rows = float(measured.types(layer)["n"].sum()) or measured.run.num_rows
+    rows = float(measured.text.get("num_ordinary_tokens", measured.run.num_rows))
     too_few = []
     if claim.least_types and not types >= claim.least_types:
         too_few.append(f"{number(types)} token types in the regression, and {claim.least_types:,} are needed")
@@ -426,6 +422,7 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     for checkpoint in folder.done():
         classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get("model_class", "")
     unlike = _unlike(settings, preset(name))
+    text = folder.manifest().get("text", {})
     order = [model.rstrip("/") for model in settings.models]
     measured = []
     for run in read_folder(folder.path):
@@ -435,7 +432,8 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
         kind = classes.get(str(run.checkpoints["model"].iloc[-1]), "")
         by_class = "decoder" if kind.endswith(_DECODERS) else "encoder" if kind.endswith("ForMaskedLM") else ""
         place = order.index(model) if model in order else len(order)
-        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, unlike)))
+        of_model = text if "sha256" in text else text.get(str(run.checkpoints["model"].iloc[-1]), {})
+        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, unlike, of_model)))
     return [each for _, each in sorted(measured, key=itemgetter(0))]
 
 
