@@ -160,10 +160,16 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (
             {"rows": "mean", "count_range": [1, 9]},
-            "count_range and token_tables need token types; --rows mean has none",
+            "count_range, token_tables and save_means need token types; --rows mean has none",
         ),
-        ({"rows": "mean", "token_tables": True}, "count_range and token_tables need token types; --rows mean has none"),
-        ({"rows": "max", "token_tables": True}, "count_range and token_tables need token types; --rows max has none"),
+        (
+            {"rows": "mean", "token_tables": True},
+            "count_range, token_tables and save_means need token types; --rows mean has none",
+        ),
+        (
+            {"rows": "max", "token_tables": True},
+            "count_range, token_tables and save_means need token types; --rows max has none",
+        ),
         ({"metrics": "wrong.own", "token_tables": True}, "token_tables needs .* TokenMoments; wrong.own makes none"),
         (
             {"types": "string", "rows": "words"},
@@ -171,7 +177,8 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
         ),
         ({"types": "string", "extra": ["next_token"]}, "got rows tokens and extra next_token"),
         ({"types": "stem"}, "types must be one of id, string; got 'stem'"),
-        ({"save_means": True}, "save_means is of the token types of token_tables; it is false. Give --token-tables"),
+        ({"rows": "mean", "save_means": True}, "token_tables and save_means need token types; --rows mean"),
+        ({"metrics": "wrong.own", "save_means": True}, "save_means needs .* TokenMoments; wrong.own makes none"),
         ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
     ],
 )

@@ -277,20 +277,19 @@ class Worker:
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = {}
-        if self.settings.token_tables:
-            tables = _token_tables(geometry, text, with_means=self.settings.save_means)
+        tables = _token_tables(geometry, text) if self.settings.token_tables else {}
+        if self.settings.save_means:
+            means = geometry.token_tables("means")
+            tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
         return Measured(records, tables | geometry.layer_tables(), facts, sample)
 
 
-def _token_tables(geometry: Geometry, text: ProbeText, *, with_means: bool) -> dict[str, pd.DataFrame]:
+def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
     """Tables of token types, by kind, with each type as text."""
     types = geometry.token_tables()
     tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
     tables["projections"] = geometry.token_planes()
     tables["distances"] = geometry.token_tables("distances")
-    if with_means:
-        tables["means"] = geometry.token_tables("means")
     if text.occurrence_types:
         tables["occurrences"] = geometry.token_tables("occurrences").merge(types[["layer", "token_id", "n"]])
     return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
@@ -474,8 +473,10 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             f"{name} fails for width 2 ({reason(error)})."
         ) from error
     tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
-    if settings.token_tables and not any("tokens" in of_metric for of_metric in tables):
-        raise ValueError(f"token_tables needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
+    has_types = any("tokens" in of_metric for of_metric in tables)
+    if (settings.token_tables or settings.save_means) and not has_types:
+        asked = "token_tables" if settings.token_tables else "save_means"
+        raise ValueError(f"{asked} needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
     if settings.save_samples:
         require_samples(make)
     return make

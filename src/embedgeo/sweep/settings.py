@@ -74,8 +74,8 @@ class SweepSettings:
         ignore_token_ids: tokens to leave out.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
             ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
-        save_means: with token_tables, also write ``means/<name>.parquet``: the mean embedding of each token type at
-            each layer, in float32; d numbers a type and layer.
+        save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at each layer, in
+            float32; d numbers a type and layer.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
@@ -201,17 +201,16 @@ class SweepSettings:
         are_counts = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
         if not are_counts or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
             raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
-        if self.rows in ("mean", "max") and (lo_hi or self.token_tables):
+        if self.rows in ("mean", "max") and (lo_hi or self.token_tables or self.save_means):
             raise ValueError(
-                f"count_range and token_tables need token types; --rows {self.rows} has none. Take other rows."
+                f"count_range, token_tables and save_means need token types; --rows {self.rows} has none. Take other "
+                "rows."
             )
         if self.types == "string" and (self.rows in ("mean", "max", "words") or "next_token" in self.extra_names):
             raise ValueError(
                 f"types string needs rows that are tokens, and no next_token, which goes by ids; got rows {self.rows} "
                 f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
             )
-        if self.save_means and not self.token_tables:
-            raise ValueError("save_means is of the token types of token_tables; it is false. Give --token-tables true.")
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
         if not 1 <= self.max_state_bytes < inf:

@@ -230,7 +230,7 @@ def _tokenize(
     token_texts: dict[int, str] = {}
     if tokenized.words is not None:
         token_texts = dict(enumerate(tokenized.words.spelled))
-    elif settings.token_tables:
+    elif settings.token_tables or settings.save_means:
         token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
         if types is not None:
             token_texts = {i: text.removeprefix("##").strip() or text for i, text in token_texts.items()}
