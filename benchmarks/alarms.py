@@ -3,10 +3,10 @@
     python -m benchmarks.alarms [--runs 2000] [--processes 2]
 
 Runs of 200 measurements of 4 metrics at 8 blocks, and their means over blocks, are autoregressions whose standard
-deviation is 1 or falls with a learning rate, about nothing or about smooth trends. The first table has the share of runs
-with any false alarm; the second one the share of jumps of 5 standard deviations, after 50 values, that are found at the
-first or second measurement, of one metric at all blocks and at a single one. Beside it stands the share that a test
-finds which knows the law of the run, its scale included, and the time of the jump, at the same rate of false alarms.
+deviation is 1 or falls with a learning rate, about nothing or about smooth trends. For each law of runs the table has
+the share of them with any false alarm, and the share of jumps of 5 standard deviations, after 50 values, that are found
+at the first or second measurement: of one metric at all blocks, and at a single one. Beside the latter stands the share
+that the best test finds which knows the law, the scale and the time of the jump, at the same rate of false alarms.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from embedgeo.functional.departures import PAST, WINDOW, Forecasts, departures, forecasts
+from embedgeo.results.departures import PAST, WINDOW, Forecasts, departures, forecasts
 from embedgeo.training.alarm import MEASUREMENTS, alarm_levels
 
 Array = NDArray[np.float64]
@@ -139,7 +139,8 @@ def main(runs: int, processes: int) -> None:
     repeats = max(1, -(-runs // AT_ONCE // len(LAWS)))
     each = repeats * AT_ONCE
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        print(f"{'runs of 200 measurements':<46} {'false alarms':>12} {'jump, all blocks':>17} {'one block':>10} {'best':>6}")
+        columns = f"{'false alarms':>12} {'jump, all blocks':>17} {'one block':>10} {'best':>6}"
+        print(f"{'runs of 200 measurements':<46} {columns}")
         total = 0
         for law in LAWS:
             false = sum(pool.map(partial(false_alarms, law), range(repeats)))

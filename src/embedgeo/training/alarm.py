@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedgeo.formatting import listed
-from embedgeo.functional.departures import PAST, WINDOW, departures, forecasts
 from embedgeo.glossary import headlines, term
+from embedgeo.results.departures import PAST, WINDOW, departures, forecasts
 from embedgeo.results.records import MEANS, Record
 
 MEASUREMENTS = 200
@@ -75,7 +75,7 @@ class GeometryAlarm:
     Each new value of the watched numbers is forecast from the run's own values before it: from their trend, from how
     they follow each other, and with a standard error that their fluctuation gives. An alarm is raised where two
     measurements in a row are off in the same direction, by more than chance has it: see
-    `embedgeo.functional.departures`. So the learning rate, the size of the probe and the unit of a number do not
+    `embedgeo.results.departures`. So the learning rate, the size of the probe and the unit of a number do not
     matter, and a single outlier is no alarm. What has alarmed begins a new past.
 
     ``false_alarms`` is the share of sound runs of 200 measurements in which any of the watched numbers raises an alarm,
@@ -84,7 +84,9 @@ class GeometryAlarm:
     jump of 5 standard deviations of all blocks is found at the second measurement: `benchmarks/alarms.py`.
 
     A number is watched from its 40th value on; values that are NaN, or constant so far, are passed over. Only the order
-    of the measurements counts, not the steps between them. The state is part of the monitor's checkpoint.
+    of the measurements counts, not the steps between them. The values are part of the monitor's checkpoint.
+
+    Each alarm is a line in the terminal and a text for the loggers, and an item of ``alarms``.
 
     Args:
         call: called with each `Alarm`, on every rank at the same step: to save a checkpoint, keep the batch or stop.
@@ -114,7 +116,9 @@ class GeometryAlarm:
         if isinstance(metrics, str) or isinstance(layers, str):
             raise TypeError(f"metrics and layers must be lists of names; got {metrics!r} and {layers!r}.")
         if not 0 < false_alarms < 1:
-            raise ValueError(f"false_alarms must be more than 0 and less than 1, a share of runs; got {false_alarms!r}.")
+            raise ValueError(
+                f"false_alarms must be more than 0 and less than 1, a share of runs; got {false_alarms!r}."
+            )
         if warm_up < 20:
             raise ValueError(f"warm_up must be at least 20 values, which a forecast rests on; got {warm_up!r}.")
         self.call = call
@@ -126,6 +130,7 @@ class GeometryAlarm:
 
     def reset(self) -> None:
         """Forget all values: another run begins."""
+        self.alarms: list[Alarm] = []
         self._steps: list[int] = []  # the last two measured
         self._values: dict[Series, list[float]] = defaultdict(list)
 
@@ -157,8 +162,9 @@ class GeometryAlarm:
         tested = [series for series in new if len(self._values[series]) > self.warm_up + 1]
         return self._departed(tested) if tested else []
 
-    def forget(self, alarm: Alarm) -> None:
-        """Let what has alarmed begin a new past."""
+    def accept(self, alarm: Alarm) -> None:
+        """Add to ``alarms``, and let what has alarmed begin a new past."""
+        self.alarms.append(alarm)
         for layer in alarm.layers:
             series = alarm.metric, layer
             self._values[series] = self._values[series][-2:]

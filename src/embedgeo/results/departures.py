@@ -1,8 +1,8 @@
 """Departures of a run's numbers from what their own past lets expect.
 
-A number of a run is autocorrelated, follows a trend, fluctuates more in some runs than in others, and may have outliers.
-So each of its values is forecast from those before it, by an autoregression with a constant or a linear trend, and the
-last two forecast errors are compared with those of the past: see `departures`.
+A number of a run is autocorrelated, follows a trend, fluctuates more in some runs than in others, and may have
+outliers. So each of its values is forecast from those before it, by an autoregression with a constant or a linear
+trend, and the last two forecast errors are compared with those of the past: see `departures`.
 """
 
 from typing import NamedTuple
@@ -45,7 +45,7 @@ class Forecasts(NamedTuple):
 
 
 class Departures(NamedTuple):
-    """How far the last two values of K numbers are from what their past lets expect; shape (..., K) each.
+    """Distances of the last two values of K numbers from what their past lets expect, shape (..., K) each.
 
     Attributes:
         p: probability that the two are as far off by chance; 1 where nothing is known.
@@ -76,8 +76,9 @@ def forecasts(values: Array) -> Forecasts:
         target = np.where(known, before[..., 1:, :], 0.0)
         center = target.sum(-2, keepdims=True) / n.clip(1)
         size = np.abs(target).max(-2, keepdims=True)
-        scale = np.sqrt((np.where(known, target - center, 0.0) ** 2).sum(-2, keepdims=True) / n.clip(1))
-        scale = np.where(scale > _SMALLEST * size, scale, np.nan)
+        with np.errstate(over="ignore"):
+            scale = np.sqrt((np.where(known, target - center, 0.0) ** 2).sum(-2, keepdims=True) / n.clip(1))
+        scale = np.where((scale > _SMALLEST * size) & np.isfinite(scale), scale, np.nan)
         found.sizes[..., t, :] = size[..., 0, :]
         times = np.arange(-known.shape[-2], 2) / WINDOW
         lag = np.where(known, (np.where(known, before[..., :-1, :], 0.0) - center) / scale, 0.0)
@@ -96,7 +97,9 @@ def forecasts(values: Array) -> Forecasts:
             found.errors[order, ..., t, :] = np.where(enough, off, np.nan)
             found.leverages[order, ..., t, :] = 1 + np.einsum("...kp,...kpq,...kq->...k", now, inverse, now)
             if t + 1 < values.shape[-2]:
-                later = np.stack([*(np.full_like(last, times[-1] ** power) for power in range(order + 1)), forecast], -1)
+                later = np.stack(
+                    [*(np.full_like(last, times[-1] ** power) for power in range(order + 1)), forecast], -1
+                )
                 off = (values[..., t + 1, :] - center[..., 0, :]) - (later * weights).sum(-1) * scale[..., 0, :]
                 found.late_errors[order, ..., t + 1, :] = np.where(enough, off, np.nan)
     return found
@@ -107,13 +110,13 @@ def departures(found: Forecasts) -> Departures:
 
     Under the null hypothesis a number's forecast errors are independent, with one scale and the law of Student's t,
     whose degrees of freedom all numbers of the run share: they have a posterior over 2, 3, 4, 6, 10, 20 and ∞, given
-    the past errors. The two one-sided tail probabilities of the last two
-    errors are combined by Fisher's rule, p = 2 c (1 − log c) with their product c, in the direction of the first. It
-    is 1 unless the last value is still off, by half as much as the one before: a spike that is over is none. Of the
+    the past errors. The one-sided tail probabilities of the last two errors are combined by Fisher's rule,
+    p = 2 c (1 − log c) with their product c, in the direction of the first. It is 1 unless the last value is still off,
+    by half as much as the one before, and the last error counts up to twice the one before: a single outlier is no
+    departure. What the second error shares with the first, by the autocorrelation of past errors, is taken off. Of the
     two forecasts, with and without a trend, the one counts that was better in the past.
 
-    What the second error shares with the first, by the autocorrelation of past errors, is taken off. Source: Fisher
-    1932 (combined probabilities).
+    Source: Fisher 1932 (combined probabilities).
 
     Args:
         found: forecasts of the numbers, which end with the values in question; leading axes are other runs.
@@ -138,7 +141,10 @@ def departures(found: Forecasts) -> Departures:
     with np.errstate(divide="ignore", invalid="ignore"):
         two = two - ((roots[..., 1:, :] * roots[..., :-1, :]).sum(-2) / (roots**2).sum(-2)).clip(0) * one
     sign = np.sign(one)
-    likelihoods, tails, deviations = [], [], []
+    two = sign * np.minimum(sign * two, 2 * np.abs(one))
+    likelihoods = []
+    tails = []
+    deviations = []
     for degrees in _DEGREES:
         variance = _variance(past, known, n, degrees)
         likelihoods.append(np.where(known, _log_density(past, variance[..., None, :], degrees), 0.0).sum((-2, -1)))
