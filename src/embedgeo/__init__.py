@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import streaming_metrics as streaming_metrics
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
+    from embedgeo.training.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
@@ -37,6 +38,7 @@ _MODULES = {  # by public name
     "Anisotropy": "metrics",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
+    "GeometryAlarm": "training.alarm",
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",

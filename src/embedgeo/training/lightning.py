@@ -97,6 +97,7 @@ class GeometryMonitor(Monitor, Callback):
         reference: folders of earlier runs, such as several seeds: the range of their means over blocks stands behind
             the curves of the pictures, at equal steps. Where they were measured with another number of rows, there are
             no pictures, and a warning says why.
+        alarm: tells when a number departs from its own past, and calls a function of yours: `embedgeo.GeometryAlarm`.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.

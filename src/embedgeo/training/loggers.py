@@ -79,7 +79,7 @@ class Adapter:
         """Draw or update charts, after each measurement and once more at the end, of all records of this run."""
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write the explanation of the metrics, once, at the first measurement."""
+        """Write the explanation of the metrics, once, at the first measurement, and the line of each alarm."""
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         """Write a picture when it is drawn."""
@@ -155,6 +155,11 @@ class Media:
         self._num_due = self._num_measurements if is_due else self._num_due
         self._took[is_due] = self._clock() - started
         self._spent += self._took[is_due]
+
+    def write_alarm(self, text: str, step: int) -> None:
+        """Write what an alarm says at a step, to the loggers that were written to before."""
+        if self._adapters:
+            self._write_to_all(methodcaller("write_text", f"{self._prefix}/alarm at step {step}", text, step))
 
     def _has_time(self, *, is_due: bool) -> bool:
         """Tell whether pictures, if they take as long as the last time, stay within their share of the run's time."""

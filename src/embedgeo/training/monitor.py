@@ -33,6 +33,7 @@ from embedgeo.functional.distributed import (
     Group,
     OtherRankError,
     OwnGroup,
+    all_gather_object,
     all_reduce_max,
     current_rank,
     has_other_ranks,
@@ -51,6 +52,7 @@ from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, block_means
+from embedgeo.training.alarm import GeometryAlarm
 from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -159,6 +161,7 @@ class MonitorOptions(TypedDict, total=False):
     drift: bool | int
     pictures: bool
     reference: Sequence[str | Path]
+    alarm: GeometryAlarm | None
 
 
 def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -227,6 +230,7 @@ class Monitor(ABC):
         drift: bool | int = False,
         pictures: bool = True,
         reference: Sequence[str | Path] = (),
+        alarm: GeometryAlarm | None = None,
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -255,6 +259,7 @@ class Monitor(ABC):
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
         self.pictures = pictures
         self.reference = _require_folders(reference)
+        self.alarm = alarm
         self.history: list[Record] = []
         self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
         self._geometry_of = partial(
@@ -347,13 +352,23 @@ class Monitor(ABC):
         self._failed = False
         self._cannot_write = False
         self._is_new = False  # not resumed, and without a record yet
+        if self.alarm is not None:
+            self.alarm.reset()
 
     def _state(self) -> dict[str, Any]:
         """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty before the start."""
         if self._last_step is None:
             return {}
-        place = {"last_step": self._last_step, "window_start": self._window_start, "is_new": self._is_new}
-        return place if self._drift is None else {**place, "drift": self._drift.state()}
+        state: dict[str, Any] = {
+            "last_step": self._last_step,
+            "window_start": self._window_start,
+            "is_new": self._is_new,
+        }
+        if self._drift is not None:
+            state["drift"] = self._drift.state()
+        if self.alarm is not None:
+            state["alarm"] = self.alarm.state_dict()
+        return state
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._last_step = state.get("last_step")
@@ -361,6 +376,8 @@ class Monitor(ABC):
         self._is_new = state.get("is_new", False)
         if self._drift is not None and "drift" in state:
             self._drift.load(state["drift"])
+        if self.alarm is not None and "alarm" in state:
+            self.alarm.load_state_dict(state["alarm"])
 
     def _start(self, run: TrainingRun, step: int) -> None:
         try:
@@ -688,9 +705,9 @@ class Monitor(ABC):
                 with together(self._ranks):
                     records = pending.geometry.agreed(pending.records)
             if not pending.is_recorded:
-                self._record(pending, records)
+                self._record(pending, records, alone=alone)
 
-    def _record(self, measurement: PendingMeasurement, records: list[Record]) -> None:
+    def _record(self, measurement: PendingMeasurement, records: list[Record], *, alone: bool = False) -> None:
         step = measurement.step
         measured: list[Any] = []
         layers = {record["layer"] for record in records}
@@ -707,6 +724,8 @@ class Monitor(ABC):
         self._log(step, records)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
+        if self.alarm is not None and not alone:
+            self._raise_alarms(self.alarm, step, [*records, *means])
         if not measurement.is_first:
             return
         is_empty = not any(record["value"] and not math.isnan(record["value"]) for record in records)  # on all ranks
@@ -718,6 +737,25 @@ class Monitor(ABC):
                 causes.append("the mask")
             why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
             self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
+
+    def _raise_alarms(self, alarm: GeometryAlarm, step: int, records: list[Record]) -> None:
+        """Say what departs from its past, and call the user's function, on all ranks by the verdict of rank 0."""
+        with together(self._ranks):
+            raised = alarm.test(step, records)
+            if self._ranks is not None:
+                raised = all_gather_object(raised, self._ranks)[0]
+        for each in raised:
+            alarm.accept(each)
+            rank_zero_info(f"{type(self).__name__}: {each}")
+            self._media.write_alarm(str(each), step)
+            if alarm.call is None:
+                continue
+            try:
+                alarm.call(each)
+            except Exception as error:
+                if self.on_error == "raise":
+                    raise
+                self._warn(f"what alarm= calls has failed at step {step}, training goes on: {reason(error)}")
 
     def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""

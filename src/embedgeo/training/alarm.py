@@ -1,0 +1,209 @@
+"""An alarm for training runs: it tells when a number departs from its own past."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from embedgeo.formatting import listed
+from embedgeo.glossary import headlines, term
+from embedgeo.results.departures import PAST, WINDOW, departures, forecasts
+from embedgeo.results.records import MEANS, Record
+
+MEASUREMENTS = 200
+"""Measurements that the rate of false alarms is meant for."""
+
+_INFLATION = 6  # probabilities are up to so many times too small: benchmarks/alarms.py
+_ALSO = 0.01  # probability below which a layer is named beside those that the alarm is for
+_KEPT = WINDOW + PAST + 2  # values that the test looks at
+
+Series = tuple[str, str]  # metric and layer
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A number that has departed from its own past at two measurements in a row.
+
+    Attributes:
+        step: of the second of these measurements.
+        since: the step of the first.
+        metric: key of the metric.
+        layers: where, those that are farthest off first; ``"mean"`` is the mean over blocks.
+        value: at ``step``, at the first of the layers.
+        expected: forecast of that value from the measurements before ``since``.
+        standard_errors: by how many standard errors of its forecast the value at ``since`` was off, with its sign.
+    """
+
+    step: int
+    since: int
+    metric: str
+    layers: tuple[str, ...]
+    value: float
+    expected: float
+    standard_errors: float
+
+    def __str__(self) -> str:
+        verb = "rose" if self.standard_errors > 0 else "fell"
+        where = "the mean over blocks" if self.layers[0] == MEANS[0] else self.layers[0]
+        others = f" (also {listed(self.layers[1:])})" if len(self.layers) > 1 else ""
+        return (
+            f"step {self.step}: {term(self.metric).name} {verb} at {where}{others}: {self.value:.4g}, where "
+            f"{self.expected:.4g} was expected; off by {abs(self.standard_errors):.1f} standard errors since step "
+            f"{self.since}."
+        )
+
+
+def alarm_levels(is_mean: NDArray[np.bool_], false_alarms: float) -> NDArray[np.float64]:
+    """Probability of each of some numbers below which it alarms, for a rate of false alarms of all of them together.
+
+    ``is_mean`` tells which of them are means over the others.
+    """
+    level = false_alarms / MEASUREMENTS / _INFLATION
+    if is_mean.any() and not is_mean.all():
+        level /= 2
+    return level / np.where(is_mean, is_mean.sum(), (~is_mean).sum())
+
+
+class GeometryAlarm:
+    """Tells when a number of a run departs from its own past: ``alarm=`` of a monitor.
+
+    Each new value of the watched numbers is forecast from the run's own values before it: from their trend, from how
+    they follow each other, and with a standard error that their fluctuation gives. An alarm is raised where two
+    measurements in a row are off in the same direction, by more than chance has it: see
+    `embedgeo.results.departures`. So the learning rate, the size of the probe and the unit of a number do not
+    matter, and a single outlier is no alarm. What has alarmed begins a new past.
+
+    ``false_alarms`` is the share of sound runs of 200 measurements in which any of the watched numbers raises an alarm,
+    at most; half of it is for layers and half for the means over blocks, however many there are. A simulation with
+    autocorrelated and heavy-tailed numbers, layers that move together, trends and falling fluctuation keeps it, and a
+    jump of 5 standard deviations of all blocks is found at the second measurement: `benchmarks/alarms.py`.
+
+    A number is watched from its 40th value on; values that are NaN, or constant so far, are passed over. Only the order
+    of the measurements counts, not the steps between them. The values are part of the monitor's checkpoint.
+
+    Each alarm is a line in the terminal and a text for the loggers, and an item of ``alarms``.
+
+    Args:
+        call: called with each `Alarm`, on every rank at the same step: to save a checkpoint, keep the batch or stop.
+            What it raises ends neither training nor the alarm, unless the monitor has ``on_error="raise"``.
+        metrics: keys to watch; default: the headlines.
+        layers: names or patterns of the layers to watch; default: blocks and their mean.
+        false_alarms: the rate, more than 0 and less than 1.
+        warm_up: values of a number before the first that is tested, 20 or more.
+
+    Raises:
+        ValueError: an argument is outside its range.
+
+    Example::
+
+        alarm = GeometryAlarm(lambda alarm: trainer.save_checkpoint(f"alarm-{alarm.step}.ckpt"))
+        monitor = GeometryMonitor(every_n_steps=100, probe=probe, alarm=alarm)
+    """
+
+    def __init__(
+        self,
+        call: Callable[[Alarm], object] | None = None,
+        metrics: Sequence[str] | None = None,
+        layers: Sequence[str] = ("block.*", "*block.*", *MEANS[:1]),
+        false_alarms: float = 0.05,
+        warm_up: int = 40,
+    ) -> None:
+        if isinstance(metrics, str) or isinstance(layers, str):
+            raise TypeError(f"metrics and layers must be lists of names; got {metrics!r} and {layers!r}.")
+        if not 0 < false_alarms < 1:
+            raise ValueError(
+                f"false_alarms must be more than 0 and less than 1, a share of runs; got {false_alarms!r}."
+            )
+        if warm_up < 20:
+            raise ValueError(f"warm_up must be at least 20 values, which a forecast rests on; got {warm_up!r}.")
+        self.call = call
+        self.metrics = None if metrics is None else frozenset(metrics)
+        self.layers = tuple(layers)
+        self.false_alarms = false_alarms
+        self.warm_up = warm_up
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all values: another run begins."""
+        self.alarms: list[Alarm] = []
+        self._steps: list[int] = []  # the last two measured
+        self._values: dict[Series, list[float]] = defaultdict(list)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The values that later ones are compared with."""
+        return {"steps": [*self._steps], "values": [[*series, values] for series, values in self._values.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from values of `state_dict`."""
+        self._steps = [*state["steps"]]
+        self._values = defaultdict(list, {(metric, layer): [*kept] for metric, layer, kept in state["values"]})
+
+    def test(self, step: int, records: Iterable[Record]) -> list[Alarm]:
+        """Add the values measured at a step, and tell what departs; nothing is forgotten and nobody called.
+
+        Args:
+            step: the step, larger than those before; another time the same step is passed over.
+            records: of the layers and of their means over blocks.
+        """
+        if self._steps and step <= self._steps[-1]:
+            return []
+        self._steps = [*self._steps[-1:], step]
+        new = list[Series]()
+        for record in records:
+            series = record["metric"], record["layer"]
+            if self._is_watched(*series) and math.isfinite(record["value"]):
+                self._values[series] = [*self._values[series][1 - _KEPT :], record["value"]]
+                new.append(series)
+        tested = [series for series in new if len(self._values[series]) > self.warm_up + 1]
+        return self._departed(tested) if tested else []
+
+    def accept(self, alarm: Alarm) -> None:
+        """Add to ``alarms``, and let what has alarmed begin a new past."""
+        self.alarms.append(alarm)
+        for layer in alarm.layers:
+            series = alarm.metric, layer
+            self._values[series] = self._values[series][-2:]
+
+    def _is_watched(self, metric: str, layer: str) -> bool:
+        watched = headlines() if self.metrics is None else self.metrics
+        return metric in watched and any(fnmatchcase(layer, pattern) for pattern in self.layers)
+
+    def _departed(self, tested: list[Series]) -> list[Alarm]:
+        values = np.full((_KEPT, len(tested)), np.nan)
+        for column, series in enumerate(tested):
+            kept = self._values[series]
+            values[len(values) - len(kept) :, column] = kept
+        values = values[np.isfinite(values).any(1)]
+        found = departures(forecasts(values))
+        is_mean = np.array([layer in MEANS for _, layer in tested])
+        has_departed = found.p < alarm_levels(is_mean, self.false_alarms)
+        alarms = list[Alarm]()
+        for metric, sign in dict.fromkeys(
+            (metric, np.sign(off))
+            for (metric, _), off, is_off in zip(tested, found.standard_errors, has_departed, strict=True)
+            if is_off
+        ):
+            places = [
+                place
+                for place, (key, _) in enumerate(tested)
+                if key == metric and np.sign(found.standard_errors[place]) == sign and found.p[place] < _ALSO
+            ]
+            places.sort(key=lambda place: (not has_departed[place], not is_mean[place], found.p[place]))
+            first = places[0]
+            alarms.append(
+                Alarm(
+                    step=self._steps[-1],
+                    since=self._steps[0],
+                    metric=metric,
+                    layers=tuple(tested[place][1] for place in places),
+                    value=float(values[-1, first]),
+                    expected=float(values[-1, first] - found.excess[first]),
+                    standard_errors=float(found.standard_errors[first]),
+                )
+            )
+        return alarms

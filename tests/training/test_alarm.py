@@ -1,0 +1,232 @@
+"""GeometryAlarm: by hand, in each monitor, in the background, over a resumed run and on ranks."""
+
+import math
+from dataclasses import asdict
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from embedgeo import GeometryAlarm, GeometryMonitor, StepMonitor
+from embedgeo.training.transformers import GeometryCallback
+from tests.models import token_batch
+from tests.ranks import on_two_ranks
+from tests.training.hf_runs import hf_trainer
+from tests.training.runs import TinyLM, assert_same_training, fit, loader, moments
+
+JUMP = 24
+"""The step at which the weights are changed."""
+
+
+def records(step, *, jump_at=50, blocks=4, metric="anisotropy", sign=1.0):
+    """Values of a step: noise, and a jump of 8 standard deviations at all blocks."""
+    random = np.random.default_rng(step)
+    noise = random.standard_normal(blocks)
+    values = sign * (10 + noise + (8 if step >= jump_at else 0))
+    found = [
+        {"layer": f"block.{i:02d}", "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": math.nan}
+        for i, value in enumerate(values.tolist())
+    ]
+    return [*found, found[0] | {"layer": "mean", "layer_index": -1, "value": float(values.mean())}]
+
+
+def watched(alarm, steps, **options):
+    """All alarms of a run."""
+    for step in steps:
+        for found in alarm.test(step, records(step, **options)):
+            alarm.accept(found)
+    return alarm.alarms
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_jump_is_said_once_with_where_and_since_when(sign):
+    (found,) = watched(GeometryAlarm(), range(80), sign=sign)
+    assert (found.step, found.since, found.metric) == (51, 50, "anisotropy")
+    assert found.layers[0] == "mean"
+    assert {*found.layers} >= {"block.00", "block.01", "block.02", "block.03"}
+    assert math.copysign(1, found.standard_errors) == sign
+    assert abs(found.standard_errors) > 5
+    assert abs(found.value - sign * 18) < 2
+    assert abs(found.expected - sign * 10) < 2
+    verb = "rose" if sign > 0 else "fell"
+    assert str(found).startswith(f"step 51: anisotropy {verb} at the mean over blocks (also block.")
+    assert "since step 50" in str(found)
+
+
+def test_nothing_is_said_of_a_sound_run():
+    assert watched(GeometryAlarm(), range(200), jump_at=1000) == []
+
+
+def test_other_metrics_and_layers_are_not_watched():
+    assert watched(GeometryAlarm(metrics=["M_over_Q"]), range(60)) == []
+    assert watched(GeometryAlarm(layers=["embed"]), range(60)) == []
+    (found,) = watched(GeometryAlarm(layers=["block.02"]), range(60))
+    assert found.layers == ("block.02",)
+
+
+def test_a_resumed_run_goes_on_and_a_step_counts_once():
+    whole = watched(GeometryAlarm(), range(80))
+    first, second = GeometryAlarm(), GeometryAlarm()
+    watched(first, range(51))
+    second.load_state_dict(first.state_dict())
+    assert watched(second, range(45, 80)) == whole  # resumed from a checkpoint before the last measurements
+
+
+def test_values_that_are_missing_are_passed_over():
+    alarm = GeometryAlarm()
+    for step in range(100):
+        found = records(step, jump_at=80)
+        if step % 7 == 3:
+            found = []
+        if step % 5 == 2:
+            found = [record | {"value": math.nan} for record in found]
+        for each in alarm.test(step, found):
+            alarm.accept(each)
+    (found,) = alarm.alarms
+    assert 80 <= found.since < found.step <= 84
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"false_alarms": 0}, "false_alarms must be more than 0 and less than 1"),
+        ({"false_alarms": 1}, "false_alarms must be more than 0 and less than 1"),
+        ({"warm_up": 10}, "warm_up must be at least 20"),
+    ],
+)
+def test_arguments_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        GeometryAlarm(**options)
+    with pytest.raises(TypeError, match="must be lists of names"):
+        GeometryAlarm(metrics="anisotropy")
+
+
+def alarm_of_norms(call=None):
+    return GeometryAlarm(call, metrics=["norm_mean"], warm_up=20)
+
+
+def disturbed(model):
+    """Change the weights as a step that is far too large would."""
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding):
+                module.weight *= 4
+
+
+class Disturbed(TinyLM):
+    """Trained, and changed once."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == JUMP:
+            disturbed(self.model)
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+
+def plain_loop(alarm, **options):
+    """A loop whose model is changed once; gives the monitor."""
+    torch.manual_seed(0)
+    model = TinyLM().model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    with StepMonitor(model, 1, metrics=moments, alarm=alarm, **{"on_error": "raise", **options}) as monitor:
+        for step in range(JUMP + 6):
+            if step == JUMP:
+                disturbed(model)
+            batch = token_batch(seed=step)
+            with monitor.step(step, batch):
+                model(**batch, labels=batch["input_ids"]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return monitor
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_loop_of_ones_own(background):
+    called = []
+    monitor = plain_loop(alarm_of_norms(called.append), background=background)
+    (found,) = called
+    assert (found.step, found.since) == (JUMP + 1, JUMP)
+    assert monitor.alarm.alarms == called
+
+
+def test_lightning_says_it_and_saves_a_checkpoint(tmp_path, caplog):
+    model, saved = Disturbed(), tmp_path / "alarm.ckpt"
+    alarm = alarm_of_norms(lambda _: model.trainer.save_checkpoint(saved))
+    monitor = GeometryMonitor(every_n_steps=1, metrics=moments, alarm=alarm, on_error="raise")
+    logger = TensorBoardLogger(tmp_path / "logs")
+    trainer = L.Trainer(
+        max_steps=JUMP + 4, accelerator="cpu", callbacks=[monitor], logger=logger, enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False, log_every_n_steps=1, default_root_dir=tmp_path,
+    )  # fmt: skip
+    with caplog.at_level("INFO"):
+        trainer.fit(model, loader(rows=4 * (JUMP + 8)))
+    (found,) = alarm.alarms
+    assert found.since == JUMP
+    assert f"GeometryMonitor: {found}" in caplog.text
+    assert saved.exists()
+    state = torch.load(saved, weights_only=False)["callbacks"]
+    assert state["GeometryMonitor{'prefix': 'geometry'}"]["alarm"]["steps"] == [JUMP, JUMP + 1]
+    events = EventAccumulator(logger.log_dir)
+    events.Reload()
+    tags = events.Tags()["tensors"]
+    assert f"geometry/alarm at step {JUMP + 1}/text_summary" in tags
+
+
+def test_training_is_bit_for_bit_the_same(tmp_path):
+    callback = GeometryMonitor(every_n_steps=1, metrics=moments, alarm=alarm_of_norms())
+    monitored, _ = fit(tmp_path, callback, max_steps=30)
+    plain, _ = fit(tmp_path, max_steps=30)
+    assert_same_training(plain, monitored)
+
+
+def test_the_hugging_face_trainer(tmp_path):
+    called = []
+    callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm_of_norms(called.append))
+    trainer = hf_trainer(tmp_path, callback, max_steps=JUMP + 4)
+    inner = trainer.training_step
+
+    def changed(*args, **kwargs):
+        if trainer.state.global_step == JUMP:
+            disturbed(trainer.model)
+        return inner(*args, **kwargs)
+
+    trainer.training_step = changed
+    trainer.train()
+    assert [found.since for found in called] == [JUMP]
+
+
+def test_a_function_that_fails_ends_neither_training_nor_the_monitor():
+    def fails(alarm):
+        raise OSError("no space left")
+
+    with pytest.warns(UserWarning, match="what alarm= calls has failed at step .* no space left"):
+        monitor = plain_loop(alarm_of_norms(fails), on_error="warn")
+    assert max(record["step"] for record in monitor.history) >= JUMP + 4
+
+
+def on_rank(rank):
+    """Alarms of a run on this rank, in the foreground and in the background, and where each was called."""
+    found = {}
+    for background in (False, True):
+        called = []
+
+        def call(alarm, called=called):
+            torch.distributed.barrier()  # as a sharded checkpoint has: it hangs unless every rank calls
+            called.append(alarm)
+
+        plain_loop(alarm_of_norms(call), background=background)
+        found[background] = [asdict(alarm) for alarm in called]
+    return found
+
+
+@pytest.mark.slow
+def test_all_ranks_call_at_the_same_step(tmp_path):
+    first, second = on_two_ranks(on_rank, tmp_path)
+    assert first == second
+    for called in first.values():
+        assert [found["since"] for found in called] == [JUMP]
