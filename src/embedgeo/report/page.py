@@ -266,7 +266,9 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
         sections=[section for section in sections if section[0] != FIRST],
         all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in metrics],
-        plots=plots.json(),
+        numbers=plots.json(),
+        choices=plots.choices,
+        extent=plots.extent,
         source=lambda name: resources.files("embedgeo.report").joinpath(name).read_text(encoding="utf-8"),
     )
     path.write_text(page, encoding="utf-8", errors="replace")

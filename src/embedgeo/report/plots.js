@@ -4,16 +4,11 @@
   "use strict";
   const { shared, figures } = JSON.parse(document.getElementById("plots").textContent);
   const view = { values: "", steps: "", off: { layer: new Set(), run: new Set() }, zoom: {} };
-  const known = { layer: new Map(), run: new Map() }; // colours by name, in order
-  const panels = Object.values(figures).flatMap(figure => figure.panels);
-  const extent = panels.filter(panel => panel.x.over === "step").flatMap(panel => panel.lines.flatMap(l => shared[l.at]));
   const MAIN = ["layer", "step", "run", "last"]; // kinds of lines that an axis spans
   const KEYS = "Arrow keys move along a line and between lines; plus and minus zoom, Escape shows all.";
 
   const element = (tag, properties, ...children) => {
-    const { dataset, ...others } = properties || {};
-    const made = Object.assign(document.createElement(tag), others);
-    Object.assign(made.dataset, dataset);
+    const made = Object.assign(document.createElement(tag), properties);
     made.append(...children);
     return made;
   };
@@ -26,7 +21,6 @@
     }
     return turned.get(at);
   };
-  const isNear = (a, b) => Math.abs(a - b) <= 1e-9 * Math.max(1, Math.abs(a), Math.abs(b));
 
   // --- numbers in words ---
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 6 });
@@ -36,27 +30,13 @@
   const full = value => isTiny(value) ? String(value) : plain.format(value);
   const rounded = value => +value.toPrecision(4);
 
-  // --- ticks ---
-  const even = (low, high, most) => {
-    const least = (high - low) / Math.max(1, most);
-    const power = 10 ** Math.floor(Math.log10(least));
-    const unit = [1, 2, 5, 10].map(digit => digit * power).find(each => each >= least * 0.999);
-    const ticks = [];
-    for (let i = Math.ceil(low / unit - 1e-9); i * unit <= high + 1e-9 * unit; i++) ticks.push(+(i * unit).toPrecision(12));
-    return ticks;
-  };
-  const decades = (low, high, most, digits) => {
-    const ticks = [];
-    for (let power = Math.floor(Math.log10(Math.max(low, 1e-300))); power <= Math.log10(high); power++)
-      for (const digit of digits) ticks.push(+`${digit}e${power}`);
-    return ticks.filter(tick => tick >= low && tick <= high);
-  };
-  const logarithmic = (low, high, most) => {
-    for (const digits of [[1, 2, 5], [1]]) {
-      const ticks = decades(low, high, most, digits);
-      if (ticks.length <= most) return ticks.length > 1 ? ticks : even(low, high, most);
-    }
-    const ticks = decades(low, high, most, [1]);
+  // Powers of ten, or those with 2 and 5, or what else is given, so that there are some ticks; 0 where that is inside.
+  const logTicks = (low, high, most, others) => {
+    const powers = Array.from({ length: 601 }, (_, k) => k - 300);
+    const round = [[1], [1, 2, 5]].map(digits => [0, ...powers.flatMap(power => digits.map(digit => +`${digit}e${power}`))]);
+    if (others.length && low < 1) round.forEach((each, i) => { round[i] = each.filter(x => x === 0 || x >= 1); });
+    const inside = [...round, others].map(each => each.filter(x => x >= low && x <= high));
+    const ticks = inside.find(each => each.length > 2) || inside[1];
     return ticks.filter((_, i) => i % Math.ceil(ticks.length / most) === 0);
   };
 
@@ -132,11 +112,9 @@
   };
   const legendOf = drawn => {
     const entries = new Map();
-    for (const { panel, lines, range } of drawn) {
+    for (const { lines, range } of drawn) {
       for (const kind of ["layer", "step"]) {
         const family = lines.filter(line => line.kind === kind);
-        const norm = family.find(line => line.dash.length);
-        if (norm) entries.set("norm", element("span", {}, swatch(norm), "norm"));
         if (family.length < 2) continue;
         const strip = element("span", { className: "strip" });
         strip.style.background = `linear-gradient(90deg, ${family.map(line => line.colour).join()})`;
@@ -155,18 +133,23 @@
     }
     return [...entries.values()];
   };
-  const beyond = (panel, xs, lines, range) => {
-    const values = new Map();
-    const keep = (name, value) => value != null && values.set(name, [...(values.get(name) || []), value]);
+  const beyond = ({ panel, over, xs, lines, range }) => {
+    const values = new Map(); // by layer
     for (const line of lines.filter(each => ["layer", "step", "last"].includes(each.kind)))
-      line.values.forEach((value, i) => keep(line.kind === "layer" ? line.name : shared[panel.lines[0].at][xs[i]], value));
-    return [["↑", value => value > range[1]], ["↓", value => value < range[0]]].map(([arrow, isOut]) => {
-      const out = [...values].map(([name, all]) => [name, all.filter(isOut)]).filter(([, all]) => all.length);
-      const words = out.slice(0, 2).map(([name, all]) =>
-        `${name} ${[...new Set([Math.min(...all), Math.max(...all)].map(rounded).map(short))].join(" to ")}`);
-      const more = out.length > 2 ? ` and ${out.length - 2} more` : "";
-      return out.length ? `${arrow} beyond: ${words.join(", ")}${more}` : "";
-    });
+      line.values.forEach((value, i) => {
+        const layer = over === "layer" ? shared[panel.lines[0].at][xs[i]] : line.name;
+        if (value != null) values.set(layer, [...(values.get(layer) || []), value]);
+      });
+    const note = (side, arrow, isOut) => {
+      const out = [...values].map(([layer, all]) => [layer, all.filter(isOut)]).filter(([, all]) => all.length);
+      const spans = out.slice(0, 2).map(([layer, all]) => {
+        const ends = [Math.min(...all), Math.max(...all)].map(value => short(+value.toPrecision(3)));
+        return `${layer} ${[...new Set(ends)].join(" to ")}`;
+      });
+      const text = `${arrow} beyond: ${spans.join(", ")}${out.length > 2 ? ` and ${out.length - 2} more` : ""}`;
+      return out.length ? [element("div", { className: `beyond ${side}` }, text)] : [];
+    };
+    return [...note("high", "↑", value => value > range[1]), ...note("low", "↓", value => value < range[0])];
   };
   const shade = (u, xs, line, low, high, alpha) => {
     const { ctx, bbox } = u;
@@ -188,105 +171,94 @@
     ctx.fill();
     ctx.restore();
   };
-  const drawPanel = (plot, panel, box) => {
+  const prepared = panel => {
     const { xs, lines } = linesOf(panel);
-    const over = panel.x.over;
+    const { over } = panel.x;
     const isLogX = over === "step" && xs[0] >= 0 && (view.steps ? view.steps === "log" : panel.x.isLog);
     const whole = wholeRange(panel, xs);
     const within = view.zoom[over] || whole;
-    const { isLog, range } = valueRange(panel, xs, lines, within);
-    const drawn = { panel, xs, lines, range, whole, within, isLogX };
+    return { panel, over, xs, lines, isLogX, whole, within, ...valueRange(panel, xs, lines, within) };
+  };
+  const drawBands = (u, { over, xs, lines }) => {
+    const isRun = lines.some(line => line.kind === "run");
+    for (const line of lines.filter(each => each.errors)) {
+      const end = sign => i => line.values[i] == null ? (isRun ? undefined : line.values[i])
+        : line.errors[i] == null ? null : line.values[i] + sign * line.errors[i];
+      shade(u, xs, line, end(-1), end(1), isRun ? Math.max(0.06, Math.min(0.2, 0.5 / lines.length)) : 0.2);
+    }
+    const ends = lines.filter(line => line.kind === "earlier"); // lowest, highest, lowest, …
+    for (let i = 0; i < ends.length; i += 2)
+      shade(u, xs, ends[i], at => ends[i].values[at], at => ends[i + 1].values[at], 0.3);
+  };
+  const drawPanel = (plot, drawn, box) => {
+    const { panel, over, xs, lines, isLogX, within, isLog, range } = drawn;
     const labels = over === "layer" ? shared[panel.lines[0].labels] : [];
-    const named = over === "layer" ? shared[panel.lines[0].at] : [];
-    drawn.place = i => over === "layer" ? named[xs[i]] : `${over} ${over === "step" ? xs[i].toLocaleString("en") : xs[i]}`;
-    const ticks = (low, high) => {
-      const most = Math.max(2, Math.floor(box.clientWidth / 75));
-      if (over !== "layer") return isLogX ? stepTicks(low, high, most) : even(low, high, most);
-      const shown = labels.map((_, i) => i).filter(i => labels[i] && i >= low && i <= high);
-      const longest = Math.max(...labels.map(label => label.length));
-      const every = Math.ceil(shown.length / Math.max(2, Math.floor(box.clientWidth / (24 + 6 * longest))));
-      return shown.filter((_, at) => at % every === 0);
+    const layerTicks = () => {
+      const shown = xs.filter(x => labels[x] && x >= within[0] && x <= within[1]);
+      const room = box.clientWidth / (24 + 6 * Math.max(...labels.map(label => label.length)));
+      return shown.filter((_, at) => at % Math.ceil(shown.length / Math.max(2, Math.floor(room))) === 0);
     };
-    const stepTicks = (low, high, most) => {
-      const first = low <= 0 ? [0] : [];
-      return [...first, ...logarithmic(Math.max(low, 1), high, most - first.length)];
-    };
-    const bands = u => {
-      const isSpanned = line => line.kind === "run";
-      const alpha = Math.max(0.06, Math.min(0.2, over === "depth" || lines.some(isSpanned) ? 0.5 / lines.length : 0.2));
-      for (const line of lines.filter(each => each.errors)) {
-        const end = sign => i => line.values[i] == null ? (isSpanned(line) ? undefined : line.values[i])
-          : line.errors[i] == null ? null : line.values[i] + sign * line.errors[i];
-        shade(u, xs, line, end(-1), end(1), alpha);
-      }
-      const ends = lines.filter(line => line.kind === "earlier");
-      for (let i = 0; i + 1 < ends.length; i += 2)
-        shade(u, xs, ends[i], at => ends[i].values[at], at => ends[i + 1].values[at], 0.3);
-    };
-    const axis = { stroke: "#000", font: "11px system-ui, sans-serif", labelFont: "11px system-ui, sans-serif" };
-    Object.assign(axis, { grid: { stroke: "#e6e6e6", width: 1 }, ticks: { stroke: "#000", width: 1, size: 4 }, gap: 3 });
+    const stepTicks = () => logTicks(...within, Math.max(3, box.clientWidth / 60), xs);
     const words = { step: `optimizer step${isLogX ? " (log scale)" : ""}`, layer: "layer", depth: "relative depth (1: last block)" };
+    const font = "11px system-ui, sans-serif";
+    const axis = {
+      stroke: "#000", font, labelFont: font, labelSize: 15, labelGap: 0, gap: 3, filter: (_, ticks) => ticks,
+      grid: { stroke: "#e6e6e6", width: 1 }, ticks: { stroke: "#000", width: 1, size: 4 },
+      values: (_, ticks) => ticks.map(short),
+    };
     box.textContent = "";
-    const u = new uPlot({
-      width: box.clientWidth, height: box.clientHeight, legend: { show: false }, padding: [8, 10, 0, 0],
-      focus: { alpha: 0.25 },
+    drawn.u = new uPlot({
+      width: box.clientWidth, height: box.clientHeight, legend: { show: false }, padding: [8, 10, 0, 0], focus: { alpha: 0.25 },
       scales: {
         x: { time: false, range: () => within, ...(isLogX && { distr: 100, fwd: Math.log1p, bwd: Math.expm1 }) },
         y: { range: () => range, distr: isLog ? 3 : 1 },
       },
       axes: [
-        { ...axis, size: 20, label: words[over], labelSize: 15, labelGap: 0, splits: (_, __, low, high) => ticks(low, high),
-          values: (_, at) => at.map(x => over === "layer" ? labels[x] : short(x)) },
-        { ...axis, size: 40, values: (_, at) => at.map(short), splits: (_, __, low, high) =>
-          (isLog ? logarithmic : even)(low, high, Math.max(2, Math.floor(box.clientHeight / 32))) },
+        { ...axis, size: 20, label: words[over], space: 60, ...(isLogX && { splits: stepTicks }),
+          ...(over === "layer" && { splits: layerTicks, values: (_, ticks) => ticks.map(x => labels[x]) }) },
+        { ...axis, size: 40, space: 30, ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
       ],
-      series: [{}, ...lines.map(line => ({
-        stroke: line.colour, width: line.width, dash: line.dash, spanGaps: line.kind === "run",
-        points: { show: line.mark != null, size: line.kind === "run" ? 5 : 4, width: 1, stroke: line.colour,
-          fill: line.mark ? "#fff" : line.colour },
+      series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
+        stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run",
+        points: { show: mark != null, size: kind === "run" ? 5 : 4, width: 1, stroke: colour, fill: mark ? "#fff" : colour },
       }))],
-      cursor: { y: false, points: { show: false }, drag: { x: true, y: false, setScale: false },
-        bind: { dblclick: () => () => zoom(over) } },
+      cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {
-        drawAxes: [bands],
-        setCursor: [self => self.cursor.left < 0 ? leave(plot) : nearest(plot, drawn)],
-        setSelect: [self => {
-          const { left, width } = self.select;
-          if (width < 4) return;
-          zoom(over, [self.posToVal(left, "x"), self.posToVal(left + width, "x")]);
+        drawAxes: [u => drawBands(u, drawn)],
+        setCursor: [u => u.cursor.left < 0 ? leave(plot) : nearest(plot, drawn)],
+        setSelect: [({ select: { left, width }, posToVal }) => {
+          if (width > 3) zoom(over, [posToVal(left, "x"), posToVal(left + width, "x")]);
         }],
       },
     }, [xs, ...lines.map(line => line.values)], box);
-    const dot = element("div", { className: "dot", hidden: true });
-    const notes = beyond(panel, xs, lines, range).map((text, i) => element("div", { className: `beyond ${i ? "low" : "high"}` }, text));
-    u.over.append(dot, ...notes.filter(note => note.textContent));
-    return Object.assign(drawn, { u, dot });
+    drawn.dot = element("div", { className: "dot", hidden: true });
+    drawn.u.over.append(drawn.dot, ...beyond(drawn));
   };
   const draw = plot => {
     const { at } = plot;
     plot.isDue = false;
     plot.drawn.forEach(({ u }) => u.destroy());
-    plot.drawn = plot.figure.panels.map((panel, i) => drawPanel(plot, panel, plot.boxes[i]));
+    plot.drawn = plot.figure.panels.map(prepared);
     plot.legend.replaceChildren(...legendOf(plot.drawn));
-    plot.at = null;
-    if (!at) return;
-    const drawn = plot.drawn[at.panel];
-    const line = drawn.lines.find(each => each.name === at.name && each.kind === at.kind);
-    const i = drawn.xs.indexOf(at.x);
-    if (line && line.values[i] != null && at.x >= drawn.within[0] && at.x <= drawn.within[1]) show(plot, drawn, line, i);
-    else leave(plot);
+    plot.drawn.forEach((drawn, i) => drawPanel(plot, drawn, plot.boxes[i]));
+    leave(plot);
+    const drawn = at && plot.drawn[at.panel];
+    const line = drawn && drawn.lines.find(each => each.name === at.name && each.kind === at.kind);
+    const i = drawn && drawn.xs.indexOf(at.x);
+    if (line && isShown(drawn, line, i)) show(plot, drawn, line, i);
   };
 
   // --- the value that is pointed at ---
   const show = (plot, drawn, line, i) => {
-    const { u, dot, panel, lines, xs } = drawn;
+    const { u, dot, panel, over, lines, xs } = drawn;
     plot.at = { panel: plot.drawn.indexOf(drawn), name: line.name, kind: line.kind, x: xs[i], line, i };
     const [left, top] = [u.valToPos(xs[i], "x"), u.valToPos(line.values[i], "y")];
     plot.drawn.forEach(each => { each.dot.hidden = each !== drawn; });
     Object.assign(dot.style, { left: `${left}px`, top: `${top}px`, borderColor: line.colour });
     const error = line.errors && line.errors[i] != null ? ` ± ${full(line.errors[i])}` : "";
     const what = plot.drawn.length > 1 ? `${panel.y.name} ` : "";
-    const text = `${[line.name, drawn.place(i)].filter(Boolean).join(", ")}: ${what}${full(line.values[i])}${error}`;
+    const place = over === "layer" ? shared[panel.lines[0].at][xs[i]] : `${over} ${xs[i].toLocaleString("en")}`;
+    const text = `${[line.name, place].filter(Boolean).join(", ")}: ${what}${full(line.values[i])}${error}`;
     if (plot.readout.textContent !== text) plot.readout.textContent = text;
     plot.root.classList.add("pointed");
     u.setSeries(lines.indexOf(line) + 1, { focus: true }, false);
@@ -386,133 +358,91 @@
     }
   }, { rootMargin: "300px" });
 
-  // --- one choice for all figures, in the address and in the controls ---
+  // --- one choice for all figures: a form, which the address keeps ---
+  const form = document.getElementById("view");
+  const fields = ["values", "steps"].filter(name => form.elements[name]);
+  const boxesOf = kind => [...form.querySelectorAll(`[name=${kind}]`)];
   const readAddress = () => {
     const given = new URLSearchParams(location.hash.split("&").slice(1).join("&"));
-    for (const key of ["values", "steps"]) view[key] = ["log", "linear"].includes(given.get(key)) ? given.get(key) : "";
-    for (const [kind, names] of Object.entries(known)) {
-      const only = given.getAll(`only-${kind}`);
-      const without = given.getAll(`without-${kind}`);
-      view.off[kind] = new Set([...names.keys()].filter(name => only.length ? !only.includes(name) : without.includes(name)));
-    }
+    form.reset();
+    for (const name of fields) form.elements[name].value = ["log", "linear"].find(each => each === given.get(name)) || "";
+    for (const kind of Object.keys(view.off))
+      for (const box of boxesOf(kind)) {
+        const [only, without] = [given.getAll(`only-${kind}`), given.getAll(`without-${kind}`)];
+        box.checked = only.length ? only.includes(box.value) : !without.includes(box.value);
+      }
     view.zoom = {};
     for (const over of ["step", "layer", "depth"]) {
       const ends = (given.get(over) || "").split("..").map(parseFloat);
       if (ends.length === 2 && ends[0] < ends[1]) view.zoom[over] = ends;
     }
+    refresh();
   };
   const writeAddress = () => {
     const kept = new URLSearchParams();
-    for (const key of ["values", "steps"]) if (view[key]) kept.set(key, view[key]);
+    for (const name of fields) if (view[name]) kept.set(name, view[name]);
     for (const [kind, off] of Object.entries(view.off)) {
-      const on = [...known[kind].keys()].filter(name => !off.has(name));
+      const on = boxesOf(kind).map(box => box.value).filter(name => !off.has(name));
       const isShorter = on.length && on.length < off.size;
       for (const name of isShorter ? on : off) kept.append(`${isShorter ? "only" : "without"}-${kind}`, name);
     }
     for (const [over, ends] of Object.entries(view.zoom)) kept.set(over, ends.join(".."));
-    const hash = location.hash.slice(1).split("&")[0] + (kept.size === 0 || !`${kept}` ? "" : `&${kept}`);
+    const hash = [location.hash.slice(1).split("&")[0], ...(`${kept}` ? [kept] : [])].join("&");
     history.replaceState(null, "", hash ? `#${hash}` : location.href.split("#")[0]);
   };
-  const controls = [];
   const refresh = () => {
-    controls.forEach(update => update());
+    for (const name of fields) view[name] = form.elements[name].value;
+    for (const kind of Object.keys(view.off)) {
+      const off = boxesOf(kind).filter(box => !box.checked);
+      view.off[kind] = new Set(off.map(box => box.value));
+      const count = form.querySelector(`[data-count=${kind}]`);
+      if (count) count.textContent = off.length ? `${boxesOf(kind).length - off.length} of ${boxesOf(kind).length}` : "all";
+    }
+    for (const [i, name] of ["from", "to"].entries())
+      if (form.elements[name]) form.elements[name].value = (view.zoom.step || wholeSteps())[i];
     for (const plot of plots.values()) {
       plot.isDue = true;
       if (plot.isSeen) draw(plot);
     }
-  };
-  const change = () => {
     writeAddress();
+  };
+  const wholeSteps = () => ["from", "to"].map(name => +form.elements[name].defaultValue);
+  const zoom = (over, ends, whole) => {
+    if (!ends || (whole && ends[0] <= whole[0] && ends[1] >= whole[1])) delete view.zoom[over];
+    else if (rounded(ends[0]) < rounded(ends[1])) view.zoom[over] = ends.map(rounded);
     refresh();
   };
-  const zoom = (over, ends, whole) => {
-    const isWhole = !ends || (whole && ends.every((end, i) => isNear(end, whole[i])));
-    if (isWhole) delete view.zoom[over];
-    else if (rounded(ends[0]) < rounded(ends[1])) view.zoom[over] = ends.map(rounded);
-    change();
-  };
-  const scale = (label, key) => {
-    const options = [["", "as drawn"], ["linear", "linear"], ["log", "logarithmic"]];
-    const select = element("select", {}, ...options.map(([value, text]) => element("option", { value }, text)));
-    select.addEventListener("change", () => { view[key] = select.value; change(); });
-    controls.push(() => { select.value = view[key]; });
-    return element("label", {}, `${label} `, select);
-  };
-  const choice = (label, kind) => {
-    const boxes = [...known[kind]].map(([name, colour]) => {
-      const box = element("input", { type: "checkbox" });
-      box.addEventListener("change", () => { view.off[kind][box.checked ? "delete" : "add"](name); change(); });
-      controls.push(() => { box.checked = !view.off[kind].has(name); });
-      return element("label", {}, box, swatch({ colour, width: 3, dash: [] }), name);
-    });
-    const all = (text, names) => {
-      const button = element("button", { type: "button" }, text);
-      button.addEventListener("click", () => { view.off[kind] = new Set(names); change(); });
-      return button;
-    };
-    const summary = element("summary");
-    controls.push(() => {
-      const [total, off] = [known[kind].size, view.off[kind].size];
-      summary.textContent = `${label}: ${off ? `${total - off} of ${total}` : "all"}`;
-    });
-    const buttons = element("p", {}, all("All", []), " ", all("None", known[kind].keys()));
-    const menu = element("details", { className: "choice" }, summary, element("div", { className: "menu" }, buttons, ...boxes));
-    menu.addEventListener("keydown", event => {
-      if (event.key !== "Escape") return;
-      menu.open = false;
-      summary.focus();
-    });
-    document.addEventListener("click", event => { if (!menu.contains(event.target)) menu.open = false; });
-    return menu;
-  };
-  const steps = () => {
-    const ends = [["Steps from ", 0], [" to ", 1]].map(([label, i]) => {
-      const input = element("input", { type: "number", step: "any" });
-      const whole = () => [extent.reduce((a, b) => Math.min(a, b)), extent.reduce((a, b) => Math.max(a, b))];
-      input.addEventListener("change", () => {
-        const asked = [...(view.zoom.step || whole())];
-        asked[i] = input.value === "" ? whole()[i] : +input.value;
-        zoom("step", asked, whole());
-      });
-      controls.push(() => { input.value = (view.zoom.step || whole())[i]; });
-      return element("label", {}, label, input);
-    });
-    return element("span", { className: "ends" }, ...ends);
-  };
-  const makeControls = () => {
-    const reset = element("button", { type: "button" }, "Reset");
-    reset.addEventListener("click", () => {
-      Object.assign(view, { values: "", steps: "", off: { layer: new Set(), run: new Set() }, zoom: {} });
-      change();
-    });
-    const parts = [scale("Values", "values")];
-    if (extent.length) parts.push(scale("Steps", "steps"), steps());
-    if (known.layer.size > 1) parts.push(choice("Layers", "layer"));
-    if (known.run.size > 1) parts.push(choice("Runs", "run"));
-    const bar = element("details", { className: "controls", open: innerWidth > 640 },
-      element("summary", {}, "View of all figures"), element("div", {}, ...parts, reset));
-    const main = document.querySelector("main");
-    main.prepend(bar);
-  };
-
-  for (const panel of panels)
-    for (const lines of panel.lines) {
-      const [names, colours] = [shared[lines.names], shared[lines.colours]];
-      const of = known[lines.kind];
-      if (of) names.forEach((name, i) => name && of.set(name, of.get(name) || colours[i % colours.length]));
-      if (panel.x.over === "layer") shared[lines.at].forEach(name => name && known.layer.set(name, known.layer.get(name) || "#777777"));
-    }
-  readAddress();
-  makeControls();
-  refresh();
-  document.querySelectorAll("[data-plot]").forEach(host => seen.observe(host));
-  addEventListener("hashchange", () => {
-    if (location.hash.includes("&")) { // an address that was given
-      readAddress();
-      refresh();
-    }
-    writeAddress();
+  form.addEventListener("change", ({ target: { name } }) => {
+    const asked = ["from", "to"].map((each, i) => form.elements[each] && (form.elements[each].value || wholeSteps()[i]));
+    if (name === "from" || name === "to") zoom("step", asked.map(Number), wholeSteps());
+    else refresh();
   });
+  form.addEventListener("click", ({ target: { name, value, type } }) => {
+    if (type !== "button") return;
+    if (name === "all") boxesOf(value).forEach(box => { box.checked = true; });
+    else if (name === "none") boxesOf(value).forEach(box => { box.checked = false; });
+    else {
+      form.reset();
+      view.zoom = {};
+    }
+    refresh();
+  });
+  form.addEventListener("submit", event => event.preventDefault());
+  form.addEventListener("keydown", ({ key, target }) => {
+    const menu = key === "Escape" && target.closest(".choice");
+    if (!menu) return;
+    menu.open = false;
+    menu.querySelector("summary").focus();
+  });
+  document.addEventListener("click", ({ target }) => {
+    for (const menu of form.querySelectorAll(".choice")) if (!menu.contains(target)) menu.open = false;
+  });
+  addEventListener("hashchange", () => location.hash.includes("&") ? readAddress() : writeAddress());
+
+  form.hidden = false;
+  form.querySelector("details").open = innerWidth > 640;
+  readAddress();
+  document.querySelectorAll("[data-plot]").forEach(host => seen.observe(host));
   const target = document.getElementById(location.hash.slice(1).split("&")[0]);
   if (target && location.hash.includes("&")) target.scrollIntoView();
 })();

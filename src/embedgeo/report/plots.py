@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from embedgeo.layer_names import layer_labels
 _DIGITS = 4  # of values; their errors have two
 _PIXELS = 96 / 72  # CSS pixels in a point
 _DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
+_GREY = "#777777"
 _FEW = 800  # values of a kind of lines that have marks, as in the pictures
 
 
@@ -25,6 +27,10 @@ class Plots:
         self._figures: dict[str, str] = {}  # JSON text by name
         self.size = 0
         """Letters of the JSON so far."""
+        self.choices: dict[str, dict[str, str]] = {"layer": {}, "run": {}}
+        """Lines that a reader may choose among, by kind: their colours by name."""
+        self.extent: tuple[float, float] | None = None
+        """The first and the last step of any figure."""
 
     def add(self, name: str, data: FigureData) -> bool:
         """Add the lines of a figure under a name, if it has any."""
@@ -60,11 +66,21 @@ class Plots:
         colours = [lines.colours] if is_color_like(lines.colours) else lines.colours
         is_one = isinstance(lines.dashes, str) or isinstance(lines.dashes[0], int)
         dashes = [lines.dashes] if is_one else lines.dashes
+        hexes = [to_hex(colour) for colour in colours]
+        for name, colour in zip(names, cycle(hexes), strict=False):
+            if lines.kind in self.choices and name:
+                self.choices[lines.kind].setdefault(name, colour)
+        for place in at:
+            if over == "layer" and place:
+                self.choices["layer"].setdefault(str(place), _GREY)
+            elif over == "step":
+                first, last = self.extent or (place, place)
+                self.extent = min(first, place), max(last, place)
         written: dict[str, Any] = {
             "kind": lines.kind,
             "at": self._share(list(map(str, at)) if over == "layer" else [round(float(x), _DIGITS) for x in at]),
             "names": self._share(names),
-            "colours": self._share([to_hex(colour) for colour in colours]),
+            "colours": self._share(hexes),
             "dashes": self._share([_in_pixels(each, lines.width) for each in dashes]),
             "width": round(lines.width * _PIXELS, 2),
             "values": self._share_table(values, _DIGITS),
