@@ -414,7 +414,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     if len(outlying):
         ax.legend(loc="best")
     numbers = values.to_frame()
-    lines = [Lines("run", numbers.rename(columns={"loss": run.label}), "black", width=_BOLD["lw"])]
+    lines = [Lines("last", numbers, "black", width=1.2)]
     yield FigureData("loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", lines)
 
 

@@ -216,10 +216,10 @@
       axes: [
         { ...axis, size: 20, label: words[over], space: 60, ...(isLogX && { splits: stepTicks }),
           ...(over === "layer" && { splits: layerTicks, values: (_, ticks) => ticks.map(x => labels[x]) }) },
-        { ...axis, size: 40, space: 30, ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
+        { ...axis, size: (_, ticks) => 12 + 6.5 * Math.max(3, ...(ticks || []).map(text => text.length)), space: 30, ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
-        stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run",
+        stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
         points: { show: mark != null, size: kind === "run" ? 5 : 4, width: 1, stroke: colour, fill: mark ? "#fff" : colour },
       }))],
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
