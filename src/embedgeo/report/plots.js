@@ -216,7 +216,8 @@
       axes: [
         { ...axis, size: 20, label: words[over], space: 60, ...(isLogX && { splits: stepTicks }),
           ...(over === "layer" && { splits: layerTicks, values: (_, ticks) => ticks.map(x => labels[x]) }) },
-        { ...axis, size: (_, ticks) => 12 + 6.5 * Math.max(3, ...(ticks || []).map(text => text.length)), space: 30, ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
+        { ...axis, size: (_, ticks) => 12 + 6.5 * Math.max(3, ...(ticks || []).map(text => text.length)), space: 30,
+          ...(plot.figure.panels.length > 1 && { label: panel.y.name }), ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
         stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
@@ -225,7 +226,7 @@
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {
         drawAxes: [u => drawBands(u, drawn)],
-        setCursor: [u => u.cursor.left < 0 ? leave(plot) : nearest(plot, drawn)],
+        setCursor: [u => u.cursor.left >= 0 && nearest(plot, drawn)],
         setSelect: [({ select: { left, width }, posToVal }) => {
           if (width > 3) zoom(over, [posToVal(left, "x"), posToVal(left + width, "x")]);
         }],
@@ -344,7 +345,7 @@
     const plot = { figure, root, boxes, readout, legend, drawn: [], at: null };
     root.addEventListener("keydown", event => press(plot, event));
     root.addEventListener("focus", () => { if (root.matches(":focus-visible") && !plot.at) move(plot, -1, 0); });
-    root.addEventListener("blur", () => leave(plot));
+    for (const end of ["blur", "mouseleave"]) root.addEventListener(end, () => leave(plot));
     new ResizeObserver(() => { if (root.clientWidth) draw(plot); }).observe(root); // also draws it first
     return plot;
   };
