@@ -18,15 +18,15 @@ host.scrollIntoView({ block: "center" });
 const over = [...host.querySelectorAll(".u-over")];
 return over.length && over.map(each => { const b = each.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; });
 """
-READOUT = "return document.querySelector(`[data-plot=\"${arguments[0]}\"] .readout`).textContent"
-TEXT = "return document.querySelector(`[data-plot=\"${arguments[0]}\"] .plot`).innerText"
+READOUT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .readout`).textContent'
+TEXT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .plot`).innerText'
 CHOOSE = """
 const form = document.getElementById("view");
 const field = [...form.querySelectorAll(`[name=${arguments[0]}]`)].find(e => e.type !== "checkbox" || e.value === arguments[1]);
 if (field.type === "checkbox") field.checked = !field.checked; else field.value = arguments[1];
 field.dispatchEvent(new Event("change", { bubbles: true }));
 """
-LEGEND = "return document.querySelector(`[data-plot=\"${arguments[0]}\"] .legend`).innerText"
+LEGEND = 'return document.querySelector(`[data-plot="${arguments[0]}"] .legend`).innerText'
 PIXELS = """
 const canvas = document.querySelector(`[data-plot="${arguments[0]}"] canvas`);
 const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -40,7 +40,10 @@ return count;
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return [make_sweep(folder / "one", STEPS, 3, metrics=METRICS, stderr=0.05), make_sweep(folder / "two", STEPS[:5], 4)]
+    return [
+        make_sweep(folder / "one", STEPS, 3, metrics=METRICS, stderr=0.05),
+        make_sweep(folder / "two", STEPS[:5], 4),
+    ]
 
 
 @pytest.fixture(scope="module")

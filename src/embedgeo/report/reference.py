@@ -125,5 +125,7 @@ def band_lines(bands: Mapping[str, Band]) -> list[Lines]:
     """The ends of ranges, by the name of the mean, for a page that draws them again."""
     names = {name: f"{band.label}, {name}" if len(bands) > 1 else band.label for name, band in bands.items()}
     ends = ("lowest", "highest")
-    tables = {name: band.numbers.set_axis([f"{names[name]}, {end}" for end in ends], axis=1) for name, band in bands.items()}
+    tables = {
+        name: band.numbers.set_axis([f"{names[name]}, {end}" for end in ends], axis=1) for name, band in bands.items()
+    }
     return [Lines("earlier", table, COLOUR, width=0.8) for table in tables.values()]
