@@ -85,14 +85,43 @@ _STYLE: dict[str, Any] = {
 }
 
 
+class Lines(NamedTuple):
+    """Lines of one kind in a figure, for a page that draws them again and names what the reader points at.
+
+    Attributes:
+        kind: of what their names are: "layer", "step" or "run"; "mean", "random", "expected" or "last" for single
+            lines; "earlier" for the two ends of a range.
+        values: a column a line, under its name; the index are the steps, layers or depths.
+        colours: one a line, or one for all.
+        errors: half the heights of their bands, in the order of the values.
+        dashes: one a line, or one for all.
+        width: in points.
+        hollow: names of those with hollow marks; of kind "run", all others have full ones.
+        panel: the axes of the figure that they are in.
+    """
+
+    kind: str
+    values: pd.DataFrame
+    colours: Any
+    errors: pd.DataFrame | None = None
+    dashes: Any = "-"
+    width: float = 1.1
+    hollow: Sequence[str] = ()
+    panel: int = 0
+
+
 class FigureData(NamedTuple):
-    """A figure, the name of its files, the values drawn, and texts: one for readers who do not see it, one for all."""
+    """A figure, the name of its files, the values drawn, and texts: one for readers who do not see it, one for all.
+
+    And, of a figure over steps or depth, its lines.
+    """
 
     name: str
     figure: Figure
     numbers: pd.DataFrame
     alt: str
     text: str
+    lines: Sequence[Lines] = ()
 
 
 class Picture(Figure):
@@ -508,7 +537,12 @@ def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
     axis = StepAxis(steps)
     bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
     bar.set_ticks(axis.position(axis.ticks()), labels=[tick_label(step) for step in axis.ticks()])
-    return TIME(axis.position(steps))
+    return time_colours(steps)
+
+
+def time_colours(steps: Sequence[int]) -> Array:
+    """The colours of steps, from violet for the first to orange for the last."""
+    return TIME(StepAxis(steps).position(steps))
 
 
 def count_bar(ax: Axes, least: float, most: float, cmap: str) -> LogNorm:

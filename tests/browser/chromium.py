@@ -96,6 +96,30 @@ class Browser:
         features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self._call("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": features})
 
+    def point(self, x, y, *, to=None):
+        """Move the mouse to a point of the window, and, with the button down, from there to another."""
+        self._mouse("mouseMoved", x, y)
+        if to is not None:
+            self._mouse("mousePressed", x, y, button="left", clickCount=1)
+            self._mouse("mouseMoved", *to, button="left", buttons=1)
+            self._mouse("mouseReleased", *to, button="left", clickCount=1)
+
+    def _mouse(self, kind, x, y, **others):
+        params = {"type": kind, "x": x, "y": y, **others}
+        self._call("/goog/cdp/execute", {"cmd": "Input.dispatchMouseEvent", "params": params})
+
+    def press(self, *keys):
+        """Press keys one after the other, by their names in JavaScript."""
+        for key in keys:
+            for kind in ("keyDown", "keyUp"):
+                params = {"type": kind, "key": key, "text": key if len(key) == 1 and kind == "keyDown" else ""}
+                params |= {"windowsVirtualKeyCode": 9} if key == "Tab" else {}
+                self._call("/goog/cdp/execute", {"cmd": "Input.dispatchKeyEvent", "params": params})
+
+    def media(self, name):
+        """Show pages on a medium: "print", or "" for the screen."""
+        self._call("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {"media": name}})
+
     def screenshot(self, path):
         path.write_bytes(base64.b64decode(self._call("/screenshot", method="GET")))
 

@@ -27,7 +27,7 @@ SOME = ("n", "Q", "M", "V", "token_types", *OF_TYPES)
 
 def words(html: str) -> str:
     """What a page says, also in the texts of its pictures, on one line."""
-    without = re.sub(r'src="data:[^"]*"|<style>.*?</style>', "", html, flags=re.DOTALL)
+    without = re.sub(r'src="data:[^"]*"|<(style|script)\b.*?</\1>', "", html, flags=re.DOTALL)
     alts = " ".join(re.findall(r'alt="([^"]*)"', without))
     return " ".join((alts + " " + re.sub(r"<[^>]+>", " ", without)).split())
 

@@ -78,10 +78,11 @@ def write_report(
         require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
         try:
             with replacing_contents(out) as new, style():
-                plan = page_plan(runs, FigureWriter(new / "figures"), names, metrics)
+                writer = FigureWriter(new / "figures")
+                plan = page_plan(runs, writer, names, metrics)
                 panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
                 _write_records(new / "metrics.csv", runs)
-                write_page(new / page.name, runs, panels)
+                write_page(new / page.name, runs, panels, writer.plots)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(

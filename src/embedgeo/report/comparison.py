@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from embedgeo.drawing import DASHES, RUNS, FigureData, band, new_figure, step_axis, value_axis
+from embedgeo.drawing import DASHES, RUNS, FigureData, Lines, band, new_figure, step_axis, value_axis
 from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import term
 from embedgeo.layer_names import relative_depths
 from embedgeo.report.figures import trend, with_errors
-from embedgeo.report.reference import COLOUR, Band, draw_band, reference_band
+from embedgeo.report.reference import COLOUR, Band, band_lines, draw_band, reference_band
 from embedgeo.report.runs import Bands, Run, drawable
 
 _HALF_A_NAME = 6.6  # letters of half a name in a legend, by inch
@@ -61,7 +61,8 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
         )
     alt = f"{named.name} against optimizer step, a line for each of {len(runs)} runs."
     text = f"{_trends(curves)}{bands_text}{groups}"
-    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text)
+    lines = [*band_lines({} if behind is None else {"": behind}), _lines(curves)]
+    return FigureData(f"{metric}-compared-dynamics", figure, numbers, alt, text, lines)
 
 
 def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
@@ -73,7 +74,8 @@ def compare_profiles(runs: Sequence[Run], metric: str) -> FigureData:
     ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
     numbers, bands_text = with_errors(*_columns(curves, metric), is_spread=is_spread)
     alt = f"{named.name} against relative depth, a line for each of {len(curves)}: {', '.join(curves)}."
-    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, f"{_trends(curves)}{bands_text}{groups}")
+    text = f"{_trends(curves)}{bands_text}{groups}"
+    return FigureData(f"{metric}-compared-profiles", figure, numbers, alt, text, [_lines(curves)])
 
 
 def compare_types(runs: Sequence[Run]) -> FigureData:
@@ -84,18 +86,20 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     figure, axes, groups = _comparison("Token types of all models over relative depth", subtitle, labels, panels=3)
     parts = []
     ranges = []
+    lines = []
     for ax, (metric, (curves, is_spread)) in zip(axes, profiles.items(), strict=True):
         _draw(ax, metric, curves)
         ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))
         values, errors = _columns(curves, metric)
         parts.append(with_errors(values, errors, is_spread=is_spread))
+        lines.append(_lines(curves)._replace(panel=len(lines)))
         known = values[metric].dropna()
         known_range = f"from {number(known.min())} to {number(known.max())}" if len(known) else "undefined"
         ranges.append(f"{term(metric).name} {known_range}")
     numbers, bands_texts = zip(*parts, strict=True)
     alt = f"C.V. of Q, slope and R² of V on M against relative depth, a line for each of {len(labels)} models."
     text = f"{', '.join(ranges)}.{max(bands_texts)}{groups}"
-    return FigureData("token-types-compared", figure, pd.concat(numbers, axis=1), alt, text)
+    return FigureData("token-types-compared", figure, pd.concat(numbers, axis=1), alt, text, lines)
 
 
 def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
@@ -117,7 +121,7 @@ def training_losses(runs: Sequence[Run]) -> Iterator[FigureData]:
     _draw(ax, "training_loss", curves)
     step_axis(ax, *(run.steps for run in logged), *(list(losses[run.label].index) for run in logged))
     alt = "Training loss against optimizer step, a line a run."
-    yield FigureData("training-loss", figure, pd.DataFrame(losses), alt, f"{_trends(curves)}{groups}")
+    yield FigureData("training-loss", figure, pd.DataFrame(losses), alt, f"{_trends(curves)}{groups}", [_lines(curves)])
 
 
 def _bands(runs: Sequence[Run], metric: str) -> list[Bands]:
@@ -211,6 +215,16 @@ def _draw(ax: Axes, metric: str, curves: Curves, behind: Band | None = None) -> 
         ax.plot(curve.values.dropna(), markevery=every, **looks[label])
         x = curve.values.index.to_numpy()
         band(ax, x, curve.values.to_numpy(), curve.errors.to_numpy(), looks[label]["color"], alpha=alpha)
+
+
+def _lines(curves: Curves) -> Lines:
+    """The curves as lines, for a page that draws them again."""
+    values = pd.DataFrame({label: curve.values for label, curve in curves.items()})
+    errors = pd.DataFrame({label: curve.errors for label, curve in curves.items()})
+    looks = _looks(curves)[0]
+    colours, dashes = ([look[name] for look in looks.values()] for name in ("color", "ls"))
+    hollow = [label for label, look in looks.items() if "mfc" in look]
+    return Lines("run", values, colours, errors, dashes, 1.3, hollow)
 
 
 def _trends(curves: Curves) -> str:

@@ -16,12 +16,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from embedgeo import drawing as draw
-from embedgeo.drawing import Array, FigureData
+from embedgeo.drawing import Array, FigureData, Lines
 from embedgeo.formatting import number, printable, short
 from embedgeo.glossary import Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.metrics.processing import is_processed
-from embedgeo.report.reference import Band, draw_band, reference_band
+from embedgeo.report.reference import Band, band_lines, draw_band, reference_band
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
 
@@ -129,7 +129,23 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(f"{name.capitalize()}: {trend(means[name])}{_random_text(random[name])}" for name in run.blocks)
     text += bands + ("" if has_bar else " Colours: from violet, the first layer, to green, the last.")
-    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text)
+    lines = [
+        *band_lines(bands_behind),
+        Lines("layer", table, colours, errors, dashes),
+        Lines("mean", means, "black", mean_errors, draw.MEAN_DASHES, 2.0),
+        *_baseline_lines("random", _named_random(random)),
+        *_baseline_lines("expected", expected, colours),
+    ]
+    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text, lines)
+
+
+def _baseline_lines(kind: str, values: pd.DataFrame, colours: Array | None = None) -> list[Lines]:
+    """Dashed lines of values that measured ones are compared with, as far as they are known."""
+    is_known = values.notna().any().to_numpy()
+    known = values.loc[:, is_known].add_prefix(f"{_EXPECTED}, " if kind == "expected" else "")
+    look = draw.BASELINE
+    own = look["color"] if colours is None else colours[is_known]
+    return [Lines(kind, known, own, dashes=look["ls"], width=look["lw"])] if is_known.any() else []
 
 
 def _as_rows(bands: Iterable[Band], count: int) -> Array:
@@ -171,7 +187,15 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     numbers = numbers.assign(random=random.iloc[-1].drop("", errors="ignore"))
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
-    return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands)
+    of_last = last.to_frame(run.step_label(run.steps[-1]))
+    lines = [
+        Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
+        *_baseline_lines("random", random.iloc[-1].to_frame("random")),
+        *_baseline_lines("expected", known.to_frame(run.step_label(run.steps[-1]))),
+    ]
+    if has_several_steps:
+        lines.insert(0, Lines("step", table.T, draw.time_colours(run.steps), errors.T))
+    return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands, lines)
 
 
 def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
@@ -389,7 +413,9 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")
     if len(outlying):
         ax.legend(loc="best")
-    yield FigureData("loss", figure, values.to_frame(), "Loss against optimizer step.", f"Loss: {trend(values)}")
+    numbers = values.to_frame()
+    lines = [Lines("last", numbers, "black", width=1.2)]
+    yield FigureData("loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", lines)
 
 
 def has_composition(run: Run) -> bool:

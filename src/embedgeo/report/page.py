@@ -1,9 +1,13 @@
-"""The page: one HTML file with the figures inside, readable without a network and without JavaScript."""
+"""The page: one HTML file with the figures inside, readable without a network and without JavaScript.
+
+Where there is JavaScript, ``plots.js`` draws figures over steps and depth again, from their numbers, and answers.
+"""
 
 import base64
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from importlib import resources
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -20,11 +24,12 @@ from embedgeo.formatting import listed
 from embedgeo.glossary import DRIFT, headlines, in_order, term
 from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, figures, tokens, variance
+from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
 from embedgeo.report.tokens import TableData
 
-BUDGET = 4_500_000  # bytes of pictures inside the page; later ones are only linked to
+BUDGET = 4_500_000  # bytes of pictures and their numbers inside the page; later ones are only linked to
 FIRST = "At a glance"  # the section at the top of the page, beside how to read its figures
 ALL_RUNS = "All runs"  # the label of the figures of all runs together
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
@@ -50,6 +55,7 @@ class PageFigure(NamedTuple):
     alt: str
     text: str
     table: pd.DataFrame | None = None
+    has_plot: bool = False  # its lines are among the page's numbers
 
 
 Group = tuple[str, list[PageFigure]]  # the figures of one run, or of all runs together, under a label
@@ -76,6 +82,7 @@ class FigureWriter:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
+        self.plots = Plots()
         self._left = BUDGET
         self._names: set[str] = set()
 
@@ -93,10 +100,13 @@ class FigureWriter:
             data.numbers.to_csv(tables / f"{name}.csv", lineterminator="\n")
             return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
+        before = self.plots.size
         picture = picture if len(picture) <= self._left else ""
-        self._left -= len(picture)
+        has_plot = bool(picture) and self.plots.add(name, data)
+        self._left -= len(picture) + self.plots.size - before
         width, height = (round(96 * inches) for inches in data.figure.get_size_inches())
-        return PageFigure(name, picture, width, height, f"{data.alt} {data.text}".strip(), data.text)
+        alt = f"{data.alt} {data.text}".strip()
+        return PageFigure(name, picture, width, height, alt, data.text, has_plot=has_plot)
 
 
 Draw = Callable[[Run], Iterable[FigureData | TableData]]
@@ -224,8 +234,8 @@ def _scale_figures(run: Run) -> Iterator[FigureData]:
             yield figures.scales_by_step(run)
 
 
-def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]]) -> None:
-    """Write ``index.html`` with panels, each under the title of its section."""
+def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]], plots: Plots) -> None:
+    """Write ``index.html`` with panels, each under the title of its section, and the numbers of their figures."""
     drawn = [(title, panel) for title, panel in panels if panel.groups]
     sections = [(title, [panel for _, panel in group]) for title, group in groupby(drawn, key=itemgetter(0))]
     environment = jinja2.Environment(
@@ -256,5 +266,9 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
         sections=[section for section in sections if section[0] != FIRST],
         all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in metrics],
+        numbers=plots.json(),
+        choices=plots.choices,
+        extent=plots.extent,
+        source=lambda name: resources.files("embedgeo.report").joinpath(name).read_text(encoding="utf-8"),
     )
     path.write_text(page, encoding="utf-8", errors="replace")

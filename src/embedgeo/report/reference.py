@@ -1,6 +1,6 @@
 """Earlier runs behind the curves of others: the range of their means over blocks, at equal tokens or steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 
+from embedgeo.drawing import Lines
 from embedgeo.formatting import listed
 from embedgeo.report.runs import Run, read_runs
 
@@ -118,3 +119,13 @@ def draw_band(ax: Axes, band: Band, *, is_named: bool) -> None:
         "zorder": 1.2,
     }
     ax.fill_between(steps, band.low.to_numpy(), band.high.to_numpy(), label=band.label if is_named else "", **edge)
+
+
+def band_lines(bands: Mapping[str, Band]) -> list[Lines]:
+    """The ends of ranges, by the name of the mean, for a page that draws them again."""
+    names = {name: f"{band.label}, {name}" if len(bands) > 1 else band.label for name, band in bands.items()}
+    ends = ("lowest", "highest")
+    tables = {
+        name: band.numbers.set_axis([f"{names[name]}, {end}" for end in ends], axis=1) for name, band in bands.items()
+    }
+    return [Lines("earlier", table, COLOUR, width=0.8) for table in tables.values()]

@@ -1,0 +1,121 @@
+"""The lines of a page's figures as JSON, from which a script draws them again, for a reader who points at them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import is_color_like, to_hex
+
+from embedgeo.drawing import Array, FigureData, Lines
+from embedgeo.layer_names import layer_labels
+
+_DIGITS = 4  # of values; their errors have two
+_PIXELS = 96 / 72  # CSS pixels in a point
+_DASHES = {"-": (), "--": (3.7, 1.6), ":": (1.0, 1.65), "-.": (6.4, 1.6, 1.0, 1.6)}
+_GREY = "#777777"
+_FEW = 800  # values of a kind of lines that have marks, as in the pictures
+
+
+class Plots:
+    """The figures of a page as JSON, in which what several of them share, up to the order of axes, is there once."""
+
+    def __init__(self) -> None:
+        self._shared: dict[str, int] = {}  # place by JSON text
+        self._figures: dict[str, str] = {}  # JSON text by name
+        self.size = 0
+        """Letters of the JSON so far."""
+        self.choices: dict[str, dict[str, str]] = {"layer": {}, "run": {}}
+        """Lines that a reader may choose among, by kind: their colours by name."""
+        self.extent: tuple[float, float] | None = None
+        """The first and the last step of any figure."""
+
+    def add(self, name: str, data: FigureData) -> bool:
+        """Add the lines of a figure under a name, if it has any."""
+        if not data.lines:
+            return False
+        axes = data.figure.axes
+        by_panel = {line.panel: [each for each in data.lines if each.panel == line.panel] for line in data.lines}
+        panels = [self._panel(axes[panel], lines) for panel, lines in sorted(by_panel.items())]
+        title, unit = (text.get_text() for text in data.figure.texts[:2])
+        text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
+        self._figures[name] = text
+        self.size += len(text) + len(name)
+        return True
+
+    def json(self) -> str:
+        """All of it, as a ``<script>`` can hold it; empty where no figure has lines."""
+        figures = ",".join(f"{json.dumps(name)}:{text}" for name, text in self._figures.items())
+        whole = f'{{"shared":[{",".join(self._shared)}],"figures":{{{figures}}}}}'
+        return whole.replace("<", "\\u003c") if figures else ""
+
+    def _panel(self, ax: Axes, lines: Sequence[Lines]) -> dict[str, Any]:
+        label = ax.get_xlabel()
+        over = "step" if label.startswith("optimizer step") else "depth" if label.startswith("relative") else "layer"
+        of_y = {"name": ax.get_ylabel().removesuffix(" (log scale)"), "isLog": ax.get_yscale() == "log"}
+        of_y["range"] = [float(f"{end:.{_DIGITS}g}") for end in ax.get_ylim()]
+        of_x = {"over": over, "isLog": ax.get_xscale() == "function"}
+        return {"x": of_x, "y": of_y, "lines": [self._lines(each, over) for each in lines]}
+
+    def _lines(self, lines: Lines, over: str) -> dict[str, Any]:
+        values = lines.values.to_numpy(dtype=float)
+        at = list(lines.values.index)
+        names = [f"step {name:,}" if lines.kind == "step" else str(name) for name in lines.values]
+        colours = [lines.colours] if is_color_like(lines.colours) else lines.colours
+        is_one = isinstance(lines.dashes, str) or isinstance(lines.dashes[0], int)
+        dashes = [lines.dashes] if is_one else lines.dashes
+        hexes = [to_hex(colour) for colour in colours]
+        for name, colour in zip(names, cycle(hexes), strict=False):
+            if lines.kind in self.choices and name:
+                self.choices[lines.kind].setdefault(name, colour)
+        for place in at:
+            if over == "layer" and place:
+                self.choices["layer"].setdefault(str(place), _GREY)
+            elif over == "step":
+                first, last = self.extent or (place, place)
+                self.extent = min(first, place), max(last, place)
+        written: dict[str, Any] = {
+            "kind": lines.kind,
+            "at": self._share(list(map(str, at)) if over == "layer" else [round(float(x), _DIGITS) for x in at]),
+            "names": self._share(names),
+            "colours": self._share(hexes),
+            "dashes": self._share([_in_pixels(each, lines.width) for each in dashes]),
+            "width": round(lines.width * _PIXELS, 2),
+            "values": self._share_table(values, _DIGITS),
+        }
+        if over == "layer":
+            written["labels"] = self._share(layer_labels(list(map(str, at)))[0])
+        if lines.errors is not None and lines.errors.notna().to_numpy().any():
+            written["errors"] = self._share_table(lines.errors.to_numpy(dtype=float), 2)
+        if lines.kind in ("run", "last") or (lines.kind in ("layer", "step") and values.size <= _FEW):
+            written["marks"] = [int(name in lines.hollow) for name in names] if lines.hollow else [0]
+        return written
+
+    def _share(self, content: Sequence[Any]) -> int:
+        return self._place(json.dumps(content, separators=(",", ":")))
+
+    def _share_table(self, values: Array, digits: int) -> int | str:
+        """The place of a table, a list for each column; marked by a T where it is there the other way round."""
+        cells = [[f"{x:.{digits}g}" if np.isfinite(x) else "null" for x in row] for row in values.tolist()]
+        columns = _nested(zip(*cells, strict=True))
+        turned = _nested(cells)
+        if columns not in self._shared and turned in self._shared:
+            return f"{self._shared[turned]}T"
+        return self._place(columns)
+
+    def _place(self, text: str) -> int:
+        if text not in self._shared:
+            self.size += len(text) + 1
+        return self._shared.setdefault(text, len(self._shared))
+
+
+def _nested(rows: Iterable[Iterable[str]]) -> str:
+    lists = (f"[{','.join(row)}]" for row in rows)
+    return f"[{','.join(lists)}]"
+
+
+def _in_pixels(dashes: Any, width: float) -> list[float]:
+    pattern = _DASHES[dashes] if isinstance(dashes, str) else dashes[1]
+    return [round(length * width * _PIXELS, 1) for length in pattern]
