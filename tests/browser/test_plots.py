@@ -16,13 +16,15 @@ SHOW = """
 const host = document.querySelector(`[data-plot="${arguments[0]}"]`);
 host.scrollIntoView({ block: "center" });
 const over = [...host.querySelectorAll(".u-over")];
-return over.length && over.map(each => { const b = each.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; });
+const boxes = over.map(each => each.getBoundingClientRect());
+return boxes.length && boxes.map(box => [box.left, box.top, box.width, box.height]);
 """
 READOUT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .readout`).textContent'
 TEXT = 'return document.querySelector(`[data-plot="${arguments[0]}"] .plot`).innerText'
 CHOOSE = """
 const form = document.getElementById("view");
-const field = [...form.querySelectorAll(`[name=${arguments[0]}]`)].find(e => e.type !== "checkbox" || e.value === arguments[1]);
+const fields = [...form.querySelectorAll(`[name=${arguments[0]}]`)];
+const field = fields.find(each => each.type !== "checkbox" || each.value === arguments[1]);
 if (field.type === "checkbox") field.checked = !field.checked; else field.value = arguments[1];
 field.dispatchEvent(new Event("change", { bubbles: true }));
 """
@@ -32,7 +34,8 @@ const canvas = document.querySelector(`[data-plot="${arguments[0]}"] canvas`);
 const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
 const [r, g, b] = arguments[1];
 let count = 0;
-for (let i = 0; i < data.length; i += 4) count += data[i] === r && data[i + 1] === g && data[i + 2] === b && data[i + 3] > 200;
+for (let i = 0; i < data.length; i += 4)
+  count += data[i] === r && data[i + 1] === g && data[i + 2] === b && data[i + 3] > 200;
 return count;
 """
 

@@ -86,7 +86,7 @@ def compare_types(runs: Sequence[Run]) -> FigureData:
     figure, axes, groups = _comparison("Token types of all models over relative depth", subtitle, labels, panels=3)
     parts = []
     ranges = []
-    lines = []
+    lines = list[Lines]()
     for ax, (metric, (curves, is_spread)) in zip(axes, profiles.items(), strict=True):
         _draw(ax, metric, curves)
         ax.set(xlabel="relative depth (1: last block)", xlim=(-0.02, 1.02))

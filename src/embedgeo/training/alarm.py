@@ -102,7 +102,7 @@ class GeometryAlarm:
     Example::
 
         alarm = GeometryAlarm(lambda alarm: trainer.save_checkpoint(f"alarm-{alarm.step}.ckpt"))
-        monitor = GeometryMonitor(every_n_steps=100, probe=probe, alarm=alarm)
+        monitor = GeometryMonitor(every_n_steps=100, probe=loader, alarm=alarm)
     """
 
     def __init__(
