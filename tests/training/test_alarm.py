@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryAlarm, GeometryMonitor, StepMonitor
 from embedgeo.training.transformers import GeometryCallback
@@ -113,7 +114,7 @@ def disturbed(model):
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
-                module.weight *= 4
+                module.weight += 1
 
 
 class Disturbed(TinyLM):
@@ -230,3 +231,16 @@ def test_all_ranks_call_at_the_same_step(tmp_path):
     assert first == second
     for called in first.values():
         assert [found["since"] for found in called] == [JUMP]
+
+
+def test_loggers_are_told_what_happened(tmp_path):
+    with SummaryWriter(tmp_path) as writer:
+        monitor = plain_loop(None, log=writer)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (tag,) = [each for each in events.Tags()["tensors"] if "what happened" in each]
+    last = events.Tensors(tag)[-1]
+    told = last.tensor_proto.string_val[0].decode()
+    assert last.step == max(record["step"] for record in monitor.history)
+    assert "mean cosine rose from" in told
+    assert f"by step {JUMP} (all 3 blocks), and has not moved since." in told

@@ -22,6 +22,7 @@ from embedgeo.report import tokens
 from embedgeo.report.page import FigureWriter, page_plan, write_page
 from embedgeo.report.reference import read_references, with_references
 from embedgeo.report.runs import Run, read_runs
+from embedgeo.report.story import stories
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
@@ -40,7 +41,8 @@ def write_report(
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned, from records only.
 
-    It is written beside an earlier report and takes its place at the end. On a terminal a bar shows how far it is.
+    It is written beside an earlier report and takes its place at the end. On a terminal a bar shows how far it is. What
+    happened is also said on stderr.
 
     Args:
         dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
@@ -88,6 +90,9 @@ def write_report(
             raise OSError(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
             ) from error
+    for label, sentences in stories(runs):
+        for sentence in sentences:
+            console.print(f"{label}: {sentence}" if len(runs) > 1 else sentence, markup=False, highlight=False)
     return page
 
 

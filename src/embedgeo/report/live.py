@@ -13,6 +13,7 @@ from embedgeo.glossary import headlines
 from embedgeo.report import figures
 from embedgeo.report.reference import read_references, with_references
 from embedgeo.report.runs import Run, make_run
+from embedgeo.report.story import story
 from embedgeo.results.records import Record
 
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
@@ -42,15 +43,18 @@ class LivePictures:
         if kinds:
             yield from draw_pictures(history, self.prefix, kinds, self._references)
 
+    def story(self, history: Sequence[Record]) -> list[str]:
+        """Sentences on what happened so far: see `embedgeo.report.story.story`."""
+        run = _run_of(history, headlines())
+        return [] if run is None else story(run)
+
 
 def draw_pictures(
     history: Sequence[Record], prefix: str, kinds: Collection[str], references: Sequence[Run] = ()
 ) -> Iterator[tuple[str, Png]]:
     """The tags and pictures of some kinds, of what there are values for, before earlier runs."""
-    steps = _thinned({record["step"] for record in history})
-    drawn = {*headlines(), *_OF_SHARES, "n"}
-    records = pd.DataFrame([r for r in history if r["metric"] in drawn and r["step"] in steps])
-    if records.empty or not (run := make_run("", records.replace([np.inf, -np.inf], np.nan))).depth:
+    run = _run_of(history, {*headlines(), *_OF_SHARES, "n"})
+    if run is None:
         return
     (run,) = with_references([run], references)
     metrics = [metric for metric in headlines() if metric in run.values and run.values[metric].notna().any()]
@@ -60,6 +64,16 @@ def draw_pictures(
                 yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)
         if "shares" in kinds and figures.has_composition(run):
             yield f"{prefix}.shares/M, V_W, V_B", _picture(figures.composition(run, "layer").figure)
+
+
+def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
+    """The run so far, of some metrics at thinned out steps; None without any layer."""
+    steps = _thinned({record["step"] for record in history})
+    records = pd.DataFrame([r for r in history if r["metric"] in metrics and r["step"] in steps])
+    if records.empty:
+        return None
+    run = make_run("", records.replace([np.inf, -np.inf], np.nan))
+    return run if run.depth else None
 
 
 def _picture(figure: Figure) -> Png:

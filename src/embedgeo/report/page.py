@@ -26,6 +26,7 @@ from embedgeo.metrics.processing import is_processed
 from embedgeo.report import comparison, figures, tokens, variance
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
+from embedgeo.report.story import stories
 from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
 from embedgeo.report.tokens import TableData
 
@@ -266,6 +267,7 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
         sections=[section for section in sections if section[0] != FIRST],
         all_runs=ALL_RUNS,
         glossary=[term(metric) for metric in metrics],
+        stories=stories(runs),
         numbers=plots.json(),
         choices=plots.choices,
         extent=plots.extent,

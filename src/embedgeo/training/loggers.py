@@ -79,7 +79,7 @@ class Adapter:
         """Draw or update charts, after each measurement and once more at the end, of all records of this run."""
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write the explanation of the metrics, once, at the first measurement, and the line of each alarm."""
+        """Write a text: what the metrics mean, at the first measurement; an alarm; what happened so far."""
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         """Write a picture when it is drawn."""
@@ -167,7 +167,7 @@ class Media:
         return self._spent + expected <= _SHARE * (self._clock() - self._started)
 
     def _write_pictures(self, history: Sequence[Record], step: int, *, is_due: bool, deadline: float) -> None:
-        """Write pictures up to one that would, if it takes as long as any before, end after the deadline."""
+        """Write pictures up to one that would, if it takes as long as any before, end too late, and what happened."""
         longest = 0.0
         before = self._clock()
         for tag, picture in self._drawn(history, is_due):
@@ -177,6 +177,9 @@ class Media:
             before = now
             if now + longest > deadline:
                 break
+        if is_due and self._pictures is not None and (told := self._pictures.story(history)):
+            text = "\n".join(f"- {sentence}" for sentence in told)
+            self._write_to_all(methodcaller("write_text", f"{self._prefix}/what happened", text, step))
 
     def _working_adapters(self, loggers: Iterable[object]) -> Iterator[Adapter]:
         for logger in loggers:

@@ -1,0 +1,191 @@
+"""The story of a run in words: where each headline number turned, by how much, and at which blocks."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from embedgeo.drawing import Array
+from embedgeo.formatting import number, with_error
+from embedgeo.glossary import headlines, term
+from embedgeo.report.runs import Run
+
+FALSE = 0.05
+"""Share of runs, at most, of which anything is said where nothing has changed."""
+
+FEWEST = 20
+"""Measurements from whose own fluctuation errors are taken, where no standard errors are known."""
+
+_MOST_CORRELATED = 0.95  # a value with the next, of what is still fluctuation
+_WITHIN = 2.0  # standard errors of a difference, in which a value is still, or already, that of a turning point
+_MAD = 1.4826  # standard deviation over the median absolute one, of normal numbers
+_CLIPPED = 3.0  # standard deviations
+_FEWEST_BLOCKS = 4  # that have an order
+_ORDERED = 0.9  # Kendall's τ of the depth and the time of what moves through the blocks
+
+
+class Move(NamedTuple):
+    """A rise or fall between two measurements, by their places."""
+
+    start: int
+    end: int
+
+
+def story(run: Run) -> list[str]:
+    """Sentences on what the headline numbers of a run did, means over blocks; none where nothing is significant.
+
+    A number moves from one turning point to the next where any two of its values differ by more than z standard errors
+    of the difference: see `moves`. z is such that of at most 5 % of runs in which nothing changes anything is said,
+    over all pairs of measurements and all headlines. Standard errors are those of the records (jackknife), taken as
+    those of unrelated samples, which is too large on the fixed text of a sweep or a probe; else, of 20 measurements or
+    more, the standard deviation of the number's own fluctuation, by an autoregression.
+    """
+    metrics = [metric for metric in headlines() if metric in run.values]
+    if not run.has_steps or len(run.steps) < 3 or not metrics:
+        return []
+    return [sentence for metric in metrics for sentence in _sentences(run, metric, len(metrics))]
+
+
+def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """The `story` of each run, by its label; of those in which anything happened."""
+    told = [(run.label, story(run)) for run in runs]
+    return [(label, sentences) for label, sentences in told if sentences]
+
+
+def moves(values: Array, errors: Array, z: float) -> list[Move]:
+    """Rises and falls of a curve, each from the turning point before to the next.
+
+    A turning point is the highest value before the first that is lower by more than ``z`` standard errors of their
+    difference, or the lowest one before a higher. A move begins at the last value within two standard errors of the
+    turning point before it, and ends at the first one within two of the next.
+
+    Args:
+        values: shape (T,), finite.
+        errors: their standard errors, shape (T,).
+        z: how many standard errors count.
+    """
+
+    def is_more(i: int, j: int, z: float = z) -> bool:
+        return bool(values[i] - values[j] > z * np.hypot(errors[i], errors[j]))
+
+    def is_apart(i: int, j: int) -> bool:
+        return is_more(i, j, _WITHIN) or is_more(j, i, _WITHIN)
+
+    lowest = 0
+    highest = 0
+    direction = 0
+    turns = list[int]()
+    for i in range(1, len(values)):
+        if direction >= 0 and is_more(highest, i):
+            turns.append(highest)
+            direction, lowest = -1, i
+        elif direction <= 0 and is_more(i, lowest):
+            turns.append(lowest)
+            direction, highest = 1, i
+        if direction >= 0 and values[i] > values[highest]:
+            highest = i
+        if direction <= 0 and values[i] < values[lowest]:
+            lowest = i
+    if direction:
+        turns.append(highest if direction > 0 else lowest)
+    found = list[Move]()
+    for start, turn in pairwise(turns):
+        end = next(i for i in range(start + 1, turn + 1) if not is_apart(i, turn))
+        found.append(Move(next(i for i in range(end - 1, start - 1, -1) if not is_apart(i, start)), end))
+    return found
+
+
+def fluctuation(values: Array) -> float:
+    """Standard deviation of a number that follows a first-order autoregression; infinite for fewer than 20 values."""
+    if len(values) < FEWEST:
+        return np.inf
+    before, after = values[:-1] - values.mean(), values[1:] - values.mean()
+    square = before @ before
+    if not square > 0:
+        return 0.0
+    correlation = float(np.clip((before @ after) / square * (1 + 4 / len(values)), 0, _MOST_CORRELATED))
+    residuals = after - correlation * before
+    most = _CLIPPED * _MAD * np.median(np.abs(residuals))  # of a jump, which is no fluctuation, so much counts
+    square = np.square(residuals.clip(-most, most)).sum()
+    return float(np.sqrt(square / (len(residuals) - 2) / (1 - correlation**2)))
+
+
+def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
+    from scipy import stats
+
+    table = run.table(metric)
+    table_errors = run.table(metric, run.errors)
+    means = run.means(table)
+    sentences = []
+    for side, blocks in run.blocks.items():
+        mean = means[side].dropna()
+        if len(mean) < 3:
+            continue
+        errors = run.mean_errors(table, table_errors)[side].reindex(mean.index)
+        has_errors = bool(errors.notna().all())
+        values = mean.to_numpy(dtype=float)
+        scale = errors.to_numpy(dtype=float) if has_errors else np.full(len(mean), fluctuation(values))
+        num_pairs = len(mean) * (len(mean) - 1) / 2 * num_metrics * len(run.blocks)
+        law = stats.norm if has_errors else stats.t(len(mean) - 3)
+        z = float(law.isf(FALSE / num_pairs / 2))
+        found = moves(values, scale, z)
+        if not found:
+            continue
+        steps = list(mean.index)
+        of_blocks = table.loc[steps, blocks].to_numpy(dtype=float)
+        block_errors = table_errors.loc[steps, blocks].to_numpy(dtype=float)
+        parts = list[str]()
+        for move in found:
+            verb = "rose" if values[move.end] > values[move.start] else "fell"
+            start = "" if parts else f"from {_value(mean, errors, move.start)} at step {steps[move.start]:,} "
+            end = f"to {_value(mean, errors, move.end)} by step {steps[move.end]:,}"
+            where = _where(of_blocks, block_errors, move, z)
+            parts.append(f"{verb} {start}{end}{where}")
+        name = term(metric).name if len(run.blocks) == 1 else f"{term(metric).name} ({side})"
+        since = len(values) - 1 - found[-1].end
+        rest = ", and has not moved since" if since > 0 else ""
+        sentences.append(f"{name} {', '.join(parts)}{rest}.")
+    return sentences
+
+
+def _value(mean: pd.Series, errors: pd.Series, place: int) -> str:
+    return with_error(mean.iloc[place], errors.iloc[place]) if errors.notna().all() else number(mean.iloc[place])
+
+
+def _where(values: Array, errors: Array, move: Move, z: float) -> str:
+    """The blocks that moved as their mean did, and the end of the model at which they began."""
+    up = np.sign(np.nanmean(values[move.end] - values[move.start]))
+    change = up * (values[move.end] - values[move.start])
+    scale = np.hypot(errors[move.start], errors[move.end])
+    if np.isnan(scale).any():
+        scale = np.array([fluctuation(column) * np.sqrt(2) for column in values.T])
+    has_moved = change > z * scale
+    count, of_all = int(has_moved.sum()), len(has_moved)
+    if of_all < 2 or not count:
+        return ""
+    which = f"all {of_all} blocks" if count == of_all else f"{count} of {of_all} blocks"
+    return f" ({which}{_order(up * values[move.start : move.end + 1, has_moved])})"
+
+
+def _order(values: Array) -> str:
+    """Words on which blocks got half of their way first, given rising values by step and block."""
+    num_blocks = values.shape[1]
+    if num_blocks < _FEWEST_BLOCKS or len(values) < 3:
+        return ""
+    half = (values[0] + values[-1]) / 2
+    above = values >= half
+    after = above.argmax(0)  # the first place at or beyond half of the way, which is not 0
+    columns = np.arange(num_blocks)
+    low, high = values[after - 1, columns], values[after, columns]
+    times: NDArray[np.float64] = after - 1 + (half - low) / (high - low)
+    order = _tau(times)
+    return ", the last first" if order <= -_ORDERED else ", the first first" if order >= _ORDERED else ""
+
+
+def _tau(times: Sequence[float] | Array) -> float:
+    from scipy import stats
+
+    return float(stats.kendalltau(np.arange(len(times)), times).statistic)
