@@ -92,7 +92,8 @@ def write_report(
             ) from error
     for label, sentences in stories(runs):
         for sentence in sentences:
-            console.print(f"{label}: {sentence}" if len(runs) > 1 else sentence, markup=False, highlight=False, soft_wrap=True)
+            line = f"{label}: {sentence}" if len(runs) > 1 else sentence
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page
 
 
