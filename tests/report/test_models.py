@@ -91,7 +91,7 @@ def test_a_table_names_layers_width_parameters_token_types_rows_and_group(six: P
 
 def test_what_is_not_known_of_a_run_is_a_dash(tmp_path: Path) -> None:
     page = write_report([make_sweep(tmp_path / "a", (0, 1), 1, metrics=("M", "V"))])
-    row = tables(page)[1].loc["a"]
+    row = tables(page)[0].loc["a"]
     assert row[["parameters", "token types", "rows each"]].tolist() == ["–"] * 3
     assert "group" not in row  # there are none
     assert row["steps"] == "0 to 1"
