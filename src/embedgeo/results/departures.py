@@ -5,6 +5,7 @@ outliers. So each of its values is forecast from those before it, by an autoregr
 trend, and the last two forecast errors are compared with those of the past: see `departures`.
 """
 
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ PAST = 100
 _FEWEST = 8  # values that one is forecast from
 _DEGREES = np.array([2.0, 3, 4, 6, 10, 20, np.inf])  # of freedom, of Student's t: the laws that errors may follow
 _SMALLEST = 1e-9  # of the size of the values: a standard error that is not rounding
+_MEMORY = 16  # errors, of which the last ones tell how large the next will be, where that changes
 _ITERATIONS = 8
 
 
@@ -108,9 +110,10 @@ def forecasts(values: Array) -> Forecasts:
 def departures(found: Forecasts) -> Departures:
     """Departures of the last two values of K numbers of a run, together.
 
-    Under the null hypothesis a number's forecast errors are independent, with one scale and the law of Student's t,
-    whose degrees of freedom all numbers of the run share: they have a posterior over 2, 3, 4, 6, 10, 20 and ∞, given
-    the past errors. The one-sided tail probabilities of the last two errors are combined by Fisher's rule,
+    Under the null hypothesis a number's forecast errors are independent and have the law of Student's t, with one
+    scale, or with one that follows the mean magnitude of the errors before, as a run settles. All numbers of the run
+    share which of the two it is, and the degrees of freedom, 2, 3, 4, 6, 10, 20 or ∞: these laws have a posterior,
+    given the past errors. The one-sided tail probabilities of the last two errors are combined by Fisher's rule,
     p = 2 c (1 − log c) with their product c, in the direction of the first. It is 1 unless the last value is still off,
     by half as much as the one before, and the last error counts up to twice the one before: a single outlier is no
     departure. What the second error shares with the first, by the autocorrelation of past errors, is taken off. Of the
@@ -145,10 +148,16 @@ def departures(found: Forecasts) -> Departures:
     likelihoods = []
     tails = []
     deviations = []
-    for degrees in _DEGREES:
-        variance = _variance(past, known, n, degrees)
-        likelihoods.append(np.where(known, _log_density(past, variance[..., None, :], degrees), 0.0).sum((-2, -1)))
-        deviation = np.sqrt(variance).clip(rounding)
+    scales = _local_scales(past, known)
+    for scale, degrees in product((np.ones_like(scales), scales), _DEGREES):
+        before, now = scale[..., :-1, :], scale[..., -1, :]
+        counts = known & np.isfinite(scales[..., :-1, :]) & (scales[..., :-1, :] > 0)
+        standardized = np.divide(past, before, out=np.zeros_like(past), where=counts)
+        variance = _variance(standardized, counts, counts.sum(-2), degrees)
+        density = _log_density(standardized, variance[..., None, :], degrees)
+        logs = np.log(np.where(counts, before, 1.0))
+        likelihoods.append(np.where(counts, density - logs, 0.0).sum((-2, -1)))
+        deviation = (np.sqrt(variance) * now).clip(rounding)
         tail = [_tail(sign * each / deviation, np.minimum(degrees, n)) for each in (one, two)]
         tails.append(tail[0] * tail[1])
         deviations.append(deviation)
@@ -161,6 +170,21 @@ def departures(found: Forecasts) -> Departures:
         standard_errors = raw / (weights * np.stack(deviations)).sum(0) / np.sqrt(chosen(found.leverages[..., -2, :]))
     is_off = np.isfinite(p) & (n >= _FEWEST) & (sign * late > np.abs(raw) / 2)
     return Departures(np.where(is_off, p, 1.0).clip(max=1.0), standard_errors, late)
+
+
+def _local_scales(errors: Array, known: NDArray[np.bool_]) -> Array:
+    """Mean magnitude of the errors before each, and before the one to come, which forgets; NaN where there are few."""
+    total = np.zeros_like(errors[..., 0, :])
+    weight = np.zeros_like(total)
+    count = np.zeros_like(total)
+    scales = np.full((*errors.shape[:-2], errors.shape[-2] + 1, errors.shape[-1]), np.nan)
+    for t in range(scales.shape[-2]):
+        np.divide(total, weight, out=scales[..., t, :], where=count >= _FEWEST)
+        if t < errors.shape[-2]:
+            total = (1 - 1 / _MEMORY) * total + np.abs(errors[..., t, :])
+            weight = (1 - 1 / _MEMORY) * weight + known[..., t, :]
+            count += known[..., t, :]
+    return scales
 
 
 def _variance(errors: Array, known: NDArray[np.bool_], n: NDArray[np.int64], degrees: float) -> Array:
