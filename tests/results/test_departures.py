@@ -43,12 +43,21 @@ def test_forecasts_are_those_of_least_squares(order):
                 np.testing.assert_allclose(found.late_errors[order, t, k], values[t, k] - late, rtol=1e-6, atol=1e-6)
 
 
+def naive_scales(errors):
+    """Mean magnitude of the errors before each and before the next one, which forgets one in sixteen."""
+    scales = []
+    for t in range(4, len(errors) + 1):
+        weights = (15 / 16) ** np.arange(t)[::-1]
+        scales.append(weights @ np.abs(errors[:t]) / weights.sum())
+    return np.array(scales)
+
+
 def naive_p(values):
-    """The probability, number by number, degrees of freedom by degrees of freedom."""
+    """The probability, number by number, law by law."""
     found = forecasts(values)
     errors = found.errors / np.sqrt(found.leverages)
-    grid = (2.0, 3, 4, 6, 10, 20, np.inf)
-    chosen, likelihoods, tails = [], np.zeros(len(grid)), []
+    grid = [(local, degrees) for local in (False, True) for degrees in (2.0, 3, 4, 6, 10, 20, np.inf)]
+    likelihoods, tails = np.zeros(len(grid)), []
     for k in range(values.shape[1]):
         past = slice(max(0, len(values) - PAST - 2), len(values) - 2)
         best = int(np.nansum(np.abs(found.errors[:, past, k]), 1).argmin())
@@ -59,24 +68,26 @@ def naive_p(values):
         two -= max(0.0, (roots[1:] @ roots[:-1]) / (roots @ roots)) * one
         two = np.sign(one) * min(np.sign(one) * two, 2 * abs(one))
         of_number = []
-        for i, degrees in enumerate(grid):
+        for i, (local, degrees) in enumerate(grid):
+            scales = naive_scales(own) if local else np.ones(len(own) - 3)
+            standardized = own[4:] / scales[:-1]
             law = stats.norm if np.isinf(degrees) else stats.t(degrees)
-            variance = np.mean(own**2)
+            variance = np.mean(standardized**2)
             for _ in range(0 if np.isinf(degrees) else 8):
-                variance = np.mean((degrees + 1) / (degrees + own**2 / variance) * own**2)
+                variance = np.mean((degrees + 1) / (degrees + standardized**2 / variance) * standardized**2)
             scale = np.sqrt(variance)
-            likelihoods[i] += (law.logpdf(own / scale) - np.log(scale)).sum()
-            product = np.prod(stats.t.sf(np.sign(one) * np.array([one, two]) / scale, min(degrees, len(own))))
+            likelihoods[i] += (law.logpdf(standardized / scale) - np.log(scale * scales[:-1])).sum()
+            off = np.sign(one) * np.array([one, two]) / scale / scales[-1]
+            product = np.prod(stats.t.sf(off, min(degrees, len(own))))
             of_number.append(2 * product * (1 - np.log(product)))
         stays = np.sign(one) * found.late_errors[best, -1, k] > abs(found.errors[best, -2, k]) / 2
         tails.append((of_number, stays))
-        chosen.append(best)
     weights = np.exp(likelihoods - likelihoods.max())
     weights /= weights.sum()
     return np.array([min(1, weights @ of_number) if stays else 1.0 for of_number, stays in tails])
 
 
-@pytest.mark.parametrize("law", [LAWS[1], LAWS[7]])
+@pytest.mark.parametrize("law", [LAWS[1], LAWS[7], LAWS[14]], ids=str)
 def test_probability_is_that_of_a_loop(law):
     values = simulated(law, 1, 80, seed=3)[0]
     values[-2:, ::2] += 2
@@ -118,6 +129,14 @@ def test_a_jump_is_found_with_its_size():
     assert found.p[4] < 1e-6
     assert -14 < found.standard_errors[4] < -6
     assert -11 < found.excess[4] < -5
+
+
+def test_a_jump_is_found_in_a_run_that_has_settled():
+    values = run(120, correlation=0.5) * np.geomspace(100, 1, 120)[:, None]
+    values[118:, 4] += 20
+    found = departures(forecasts(values))
+    assert found.p.argmin() == 4
+    assert found.p[4] < 1e-6
 
 
 @pytest.mark.parametrize("at", [80, 81])

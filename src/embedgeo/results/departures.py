@@ -22,6 +22,7 @@ PAST = 100
 _FEWEST = 8  # values that one is forecast from
 _DEGREES = np.array([2.0, 3, 4, 6, 10, 20, np.inf])  # of freedom, of Student's t: the laws that errors may follow
 _SMALLEST = 1e-9  # of the size of the values: a standard error that is not rounding
+_FEWEST_ERRORS = 4  # whose mean magnitude is a scale
 _MEMORY = 16  # errors, of which the last ones tell how large the next will be, where that changes
 _ITERATIONS = 8
 
@@ -168,7 +169,7 @@ def departures(found: Forecasts) -> Departures:
     with np.errstate(divide="ignore", invalid="ignore"):
         p = (weights * np.where(products > 0, 2 * products * (1 - np.log(products)), 0.0)).sum(0)
         standard_errors = raw / (weights * np.stack(deviations)).sum(0) / np.sqrt(chosen(found.leverages[..., -2, :]))
-    is_off = np.isfinite(p) & (n >= _FEWEST) & (sign * late > np.abs(raw) / 2)
+    is_off = np.isfinite(p) & (n >= _FEWEST + _FEWEST_ERRORS) & (sign * late > np.abs(raw) / 2)
     return Departures(np.where(is_off, p, 1.0).clip(max=1.0), standard_errors, late)
 
 
@@ -179,7 +180,7 @@ def _local_scales(errors: Array, known: NDArray[np.bool_]) -> Array:
     count = np.zeros_like(total)
     scales = np.full((*errors.shape[:-2], errors.shape[-2] + 1, errors.shape[-1]), np.nan)
     for t in range(scales.shape[-2]):
-        np.divide(total, weight, out=scales[..., t, :], where=count >= _FEWEST)
+        np.divide(total, weight, out=scales[..., t, :], where=count >= _FEWEST_ERRORS)
         if t < errors.shape[-2]:
             total = (1 - 1 / _MEMORY) * total + np.abs(errors[..., t, :])
             weight = (1 - 1 / _MEMORY) * weight + known[..., t, :]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import embedgeo.metrics  # noqa: F401 - whose keys the headlines are
 from embedgeo.formatting import listed
 from embedgeo.glossary import headlines, term
 from embedgeo.results.departures import PAST, WINDOW, departures, forecasts
