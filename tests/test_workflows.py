@@ -108,3 +108,15 @@ def test_no_address_is_invented():
     for page in pages:
         text = page.read_text(encoding="utf-8")
         assert not re.search(r"github\.com/[\w-]+/embedgeo|\w@\w+\.\w+\b|github\.io", text), page
+
+
+def test_what_the_security_policy_says_is_held_by_the_tests_that_it_names():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    file, names = "", []
+    for path, name in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", text):
+        file = path or file
+        names.append((file, name))
+    names = [(file, name) for file, name in names if file]
+    assert len(names) > 15
+    for file, name in names:
+        assert f"def {name}" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
