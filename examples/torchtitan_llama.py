@@ -1,6 +1,6 @@
 """torchtitan's own Llama 3, a tiny one, in a plain loop, whose geometry is measured while it trains.
 
-pip install torchtitan triton    # triton comes with torch for GPUs; torchtitan does not start without it
+pip install torchtitan
 python examples/torchtitan_llama.py            # half a minute on a CPU
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs  # needs triton, which torch for GPUs brings
 
 from embedgeo import StepMonitor
 from embedgeo.text import builtin_corpus, train_tokenizer
