@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow integrations soak lint docs package bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow integrations soak findings lint docs package bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -57,6 +57,9 @@ integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests wi
 
 soak: $(INSTALLED) ## kill a sweep at 30 random moments
 	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweep/test_processes.py -k killed
+
+findings: $(INSTALLED) ## train the models of docs/findings.md and make its tables again, within 90 minutes; FINDINGS=small tries it
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.findings --size $(or $(FINDINGS),full)
 
 lint: $(INSTALLED) ## check style, format, types and layering
 	$(BIN)/ruff check .
