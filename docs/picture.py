@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pandas as pd
+from dark import save
 from PIL import Image
 
 from embedgeo.drawing import png, style
@@ -61,11 +62,6 @@ def put_beside(images: list[Image.Image], out: Path) -> None:
     for i, image in enumerate(images):
         whole.paste(image.convert("RGB"), (i * image.width, 0))
     save(whole, out)
-
-
-def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG of few colours, which is small."""
-    image.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":
