@@ -57,7 +57,9 @@ def _facts(heading: str) -> str:
         if unknown := [key for key in keys if OWN.find(key) is None]:
             raise LookupError(f"a heading of definitions.md must be of keys that metrics have; got {unknown}.")
         term = OWN.find(keys[0])
-        values = dict.fromkeys(number(float(f"{_gaussian()[key]:.3g}")) for key in keys if key in _gaussian())
+        values = dict.fromkeys(
+            number(float(f"{_gaussian()[key]:.3g}")).replace("-", "−") for key in keys if key in _gaussian()
+        )
         gaussian = f" Gaussian rows give {', '.join(values)}." if values else ""
         word = re.search(r"{\w+}", name)
         of = f" for {', '.join(str(value) for value in FAMILIES[word[0][1:-1]])}" if word else ""
