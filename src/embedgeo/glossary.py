@@ -180,7 +180,7 @@ _CHANGES = {
 _OF_MODELS = {
     **DRIFT,
     "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
-        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
+        "Q at the output of this LayerNorm (of an RMSNorm ‖γ‖²), if rows are spread evenly over the coordinates.",
         ranges=True, is_drawn=False, order=760),
     **in_group("more", 765, **_CHANGES),
     **in_group("more", 770,
@@ -189,7 +189,7 @@ _OF_MODELS = {
         rows_without_token=Term("rows without a token", "rows of an embedding matrix",
             "Rows of ids that the tokenizer does not have: padding of the vocabulary.", ranges=True),
         untrained_rows=Term("rows that look untrained", "rows of an embedding matrix",
-            "Rows as near to the mean of those that no token uses as these are: no training has moved them apart.",
+            "Rows as near to the mean of the unused rows as those are themselves: training has not moved them apart.",
             ranges=True),
         tied_embeddings=Term("tied embeddings", "1: tied, 0: not",
             "Whether input and output embedding are one matrix.", is_drawn=False),
