@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from embedgeo.formatting import printable
 
 GROUPS = ("at a glance", "size and variance", "norms", "shape", "token types", "rows counted", "more")
+GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 """Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the headlines."""
 
 

@@ -35,7 +35,7 @@ _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 def dynamics(
     results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
 ) -> Figure:
-    """A metric against the step: a line for each layer, their mean over blocks, and that of random embeddings.
+    """A metric against the step: a line for each layer, their mean over blocks, and that of Gaussian rows.
 
     The dashed line is what isotropic Gaussian embeddings of the same number, width and size show. As in the other
     figures it is there where it can be told from the numbers: a table without ``width``, such as that of
@@ -140,7 +140,7 @@ def spectrum(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """The eigenvalues of the covariance in descending order, beside those of random embeddings and their edge.
+    """The eigenvalues of the covariance in descending order, beside those of Gaussian rows and their edge.
 
     ``results`` are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
     There is a line for each step at ``layer``; without it, for each layer at the last step. Other arguments are as of

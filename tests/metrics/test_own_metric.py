@@ -76,7 +76,7 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
         assert figures == {f"{key}-{kind}" for kind in ("dynamics", "profile", "heatmap")}
     table = pd.read_csv(page / "metrics.csv")
     n = table[table["metric"] == "n"].set_index(["step", "layer"])["value"]
-    found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["random"].unstack("metric")
+    found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["gaussian"].unstack("metric")
     np.testing.assert_allclose(found["positive_share"], 0.5)
     np.testing.assert_allclose(found["positive_share_spread"], np.sqrt(0.25 / n.reindex(found.index)))
 

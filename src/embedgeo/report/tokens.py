@@ -17,6 +17,7 @@ from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
+from embedgeo.glossary import GAUSSIAN
 from embedgeo.report.runs import Run
 
 WORDS_TEXT = (
@@ -128,8 +129,8 @@ def statistics(run: Run) -> FigureData:
             values = numbers[key].unstack("layer").loc[step].reindex(run.axis)
             ax.plot(values.to_numpy(), color=colour, marker=marker, ms=3.5, label=run.step_label(step))
         if key in run.baseline:
-            random = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
-            ax.plot(random.to_numpy(), label="random", **draw.BASELINE)
+            gaussian = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
+            ax.plot(gaussian.to_numpy(), label=GAUSSIAN, **draw.BASELINE)
         draw.layer_axis(ax, run.axis, most=6)
         ax.set_ylabel(name)
         ranges.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
