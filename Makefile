@@ -21,17 +21,18 @@ setup: $(INSTALLED) ## create .venv with the pinned versions
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "setting up .venv (the first time takes a few minutes)"
 	@clear=--clear; if [ -e $@ ]; then clear=; fi; rm -f $@; $(PYTHON) -m venv $$clear .venv
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python $(PIP_INSTALL) 'pip>=25.1' # which knows groups
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
 $(INTEGRATIONS): $(INSTALLED)
 	@echo "adding what the integrations and the documentation need"
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev --group docs --group integrations
 	@touch $@
 
 $(BENCH): $(INSTALLED)
 	@echo "adding what the benchmarks compare with"
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,bench]'
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev --group bench
 	@touch $@
 
 # An environment of its own: it asks for older versions of numpy and others.
@@ -90,7 +91,9 @@ bench-compare: $(BENCH) ## time this tree beside another revision: BASE=main, sa
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
 constraints: ## pin again what a fresh install under constraints.txt gives
 	@$(PYTHON) -m venv --clear .venv-constraints
-	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[bench,dev,docs,integrations]'
+	@.venv-constraints/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' \
+		--group bench --group dev --group docs --group integrations
 	@{ sed -n '/^#/p' constraints.txt; .venv-constraints/bin/python -m pip list --disable-pip-version-check \
 		--format=freeze --exclude pip --exclude embedgeo | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt

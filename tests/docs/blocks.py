@@ -27,10 +27,11 @@ _BLOCK = re.compile(r"^(?P<indent>[ \t]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*
 
 
 class Block(NamedTuple):
-    """A block's code, without its indentation, and the number of its first line on the page."""
+    """A block's code, without its indentation, the number of its first line on the page, and its language."""
 
     code: str
     line: int
+    language: str
 
 
 def text(page: str) -> str:
@@ -42,7 +43,7 @@ def blocks(page: str, *languages: str) -> list[Block]:
     """The blocks of a page in these languages, in order."""
     whole = text(page)
     return [
-        Block(textwrap.dedent(found["code"]), whole.count("\n", 0, found.start("code")) + 1)
+        Block(textwrap.dedent(found["code"]), whole.count("\n", 0, found.start("code")) + 1, found["language"])
         for found in _BLOCK.finditer(whole)
         if found["language"] in languages
     ]
@@ -114,5 +115,9 @@ def run(page: str, namespace: dict[str, object]) -> None:
     """Run the Python blocks of a page in order; a traceback has the page's lines."""
     with mock.patch.dict(FOREIGN.terms):
         for block in blocks(page, "python"):
-            code = compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec")
-            exec(code, namespace)
+            run_block(page, block, namespace)
+
+
+def run_block(page: str, block: Block, namespace: dict[str, object]) -> None:
+    """Run one Python block of a page."""
+    exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec"), namespace)
