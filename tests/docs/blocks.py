@@ -16,7 +16,6 @@ from embedgeo.glossary import FOREIGN
 from embedgeo.text import train_tokenizer
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import make_sweep
-from tests.training.pipeline_on_ranks import Transformer
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.joinpath("docs").rglob("*.md"))]
@@ -63,13 +62,6 @@ class Module(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-class Stage(Transformer):
-    """All blocks of a pipeline of one stage, which can also be run on a whole batch."""
-
-    def forward(self, input_ids, **_):
-        return super().forward(input_ids)
-
-
 def names(results: Path) -> dict[str, object]:
     """What a page finds there already; ``results`` is the folder of a sweep."""
     torch.manual_seed(0)
@@ -103,6 +95,14 @@ def sweep_folder(folder: Path) -> Path:
 
 def pipeline_names() -> dict[str, object]:
     """What a loop over a pipeline has at hand, here of one stage on one rank."""
+    from tests.training.pipeline_on_ranks import Transformer  # needs pytest, which the other names do without
+
+    class Stage(Transformer):
+        """All blocks of a pipeline of one stage, which can also be run on a whole batch."""
+
+        def forward(self, input_ids, **_):
+            return super().forward(input_ids)
+
     stage = Stage().float()
     schedule = ScheduleGPipe(
         PipelineStage(stage, 0, 1, torch.device("cpu")), 1, loss_fn=lambda output, _: output.square().mean()
