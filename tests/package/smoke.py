@@ -15,6 +15,8 @@ import tempfile
 import time
 import venv
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -23,7 +25,13 @@ IN_SOURCES = ("embedgeo/__init__.py", "embedgeo/py.typed", "embedgeo/report/page
 IN_WHEEL = (*IN_SOURCES, "embedgeo/configs/pythia.yaml", "embedgeo/reproduce/papers.yaml")
 SHIPPED = ("configs", "examples")
 ADDRESS = "https://git.example/owner/embedgeo"
-PAGES = ("README.md", *sorted(f"docs/{path.relative_to(ROOT / 'docs')}" for path in ROOT.glob("docs/tutorial/*.md")))
+PAGES = {
+    "tutorial": ["README.md", *sorted(f"docs/tutorial/{path.name}" for path in ROOT.glob("docs/tutorial/*.md"))],
+    "how-to": sorted(f"docs/how-to/{path.name}" for path in ROOT.glob("docs/how-to/*.md")),
+}
+OTHER_PACKAGES = {"docs/how-to/loggers.md", "docs/how-to/recipes.md"}
+"""Pages that need loggers and trainers beyond the extras: `make integrations` runs them."""
+
 IN_SDIST = (
     *(f"src/{name}" for name in IN_SOURCES),
     *("pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Makefile"),
@@ -85,6 +93,21 @@ def look_at_page(folder, sdist, metadata):
     require(not astray, f"links into the repository must be their text where no address is known; got {astray}")
 
 
+def with_sources(folder):
+    """A folder with the pages and what they are given, without the package."""
+    for name in ("docs", "tests"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "README.md", folder)
+    return folder
+
+
+def run_pages(python, folder, sources, kind):
+    """Run pages from top to bottom, in folders that hold nothing."""
+    pages = [page for page in PAGES[kind] if page not in OTHER_PACKAGES]
+    alone = {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"}
+    run(python, "-m", "tests.package.pages", folder / kind, *pages, cwd=folder, **alone)
+
+
 def main(folder):
     started = time.monotonic()
     wheel = built(folder / "dist")
@@ -101,12 +124,8 @@ def main(folder):
         shutil.copy(HERE / script, folder / script)
         run(python, folder / script, folder / "results", cwd=folder)
     run(*install, f"{wheel}[all]")
-    sources = folder / "sources"  # the pages and what they are given, without the package
-    for name in ("docs", "tests"):
-        shutil.copytree(ROOT / name, sources / name)
-    shutil.copy(ROOT / "README.md", sources)
-    alone = {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"}
-    run(python, "-m", "tests.package.pages", folder / "pages", *PAGES, cwd=folder, **alone)
+    with ThreadPoolExecutor(len(PAGES)) as side_by_side:
+        list(side_by_side.map(partial(run_pages, python, folder, with_sources(folder / "sources")), PAGES))
     seconds = round(time.monotonic() - started)
     print(f"make package: the wheel from the sdist works, alone, with [report,sweep] and with [all] ({seconds} s)")
 
