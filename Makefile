@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow integrations soak findings lint docs package bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow integrations soak findings lint docs package dist bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -14,6 +14,7 @@ DADAPY := .venv-dadapy/.installed
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@echo "  PYTHON=python3.12 sets up with another Python, WORKERS=4 tests side by side, JSON=FILE keeps what bench prints."
 
 setup: $(INSTALLED) ## create .venv with the pinned versions
 
@@ -21,17 +22,18 @@ setup: $(INSTALLED) ## create .venv with the pinned versions
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "setting up .venv (the first time takes a few minutes)"
 	@clear=--clear; if [ -e $@ ]; then clear=; fi; rm -f $@; $(PYTHON) -m venv $$clear .venv
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python $(PIP_INSTALL) 'pip>=25.1' # which knows groups
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
 $(INTEGRATIONS): $(INSTALLED)
 	@echo "adding what the integrations and the documentation need"
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev --group docs --group integrations
 	@touch $@
 
 $(BENCH): $(INSTALLED)
 	@echo "adding what the benchmarks compare with"
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,bench]'
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev --group bench
 	@touch $@
 
 # An environment of its own: it asks for older versions of numpy and others.
@@ -46,7 +48,7 @@ demo: $(INSTALLED) ## train a small model on real text and watch its geometry
 # One torch thread a worker: two workers fill two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: $(INSTALLED) ## run the tests and the doctests, but for slow ones
+test: $(INSTALLED) ## run the tests and the doctests, but for slow ones; the end says what was left out
 	$(PYTEST) -m "not slow" --ignore tests/integrations
 
 test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, Ray clusters, browsers, the demo, simulations
@@ -71,8 +73,12 @@ lint: $(INSTALLED) ## check style, format, types and layering
 docs: $(INTEGRATIONS) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-package: $(INSTALLED) ## build the wheel and the sdist, and try both in environments of their own
+package: $(INSTALLED) ## build the wheel and try it in an empty environment: the core, extras, README and tutorials
 	$(BIN)/python tests/package/smoke.py
+
+dist: $(INSTALLED) ## build the sdist and the wheel into dist/, for a release
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
 
 # JSON=FILE has the results written, too.
 WRITTEN = $(if $(JSON),--json $(JSON))
@@ -91,9 +97,11 @@ bench-compare: $(BENCH) ## time this tree beside another revision: BASE=main, sa
 	$(BIN)/python -m benchmarks.compare $(WRITTEN) $(or $(BASE),$(error BASE must be a git revision: BASE=main, say))
 
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
-constraints: ## pin again what a fresh install under constraints.txt gives
+constraints: ## pin again, in constraints.txt, what a fresh install under it gives
 	@$(PYTHON) -m venv --clear .venv-constraints
-	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[bench,dev,docs,integrations]'
+	@.venv-constraints/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' \
+		--group bench --group dev --group docs --group integrations
 	@{ sed -n '/^#/p' constraints.txt; .venv-constraints/bin/python -m pip list --disable-pip-version-check \
 		--format=freeze --exclude pip --exclude embedgeo | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt

@@ -976,7 +976,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser, and chromium was not found: apt-get install chromium")
 def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, page: Page, tmp_path: Path) -> None:
     check = (
         "<script>document.title = JSON.stringify([[...document.images].filter(i => i.naturalWidth > 0).length,"
