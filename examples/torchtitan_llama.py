@@ -1,25 +1,19 @@
 """torchtitan's own Llama 3, a tiny one, in a plain loop, whose geometry is measured while it trains.
 
-pip install torchtitan
+pip install torchtitan triton    # triton comes with torch for GPUs; torchtitan does not start without it
 python torchtitan_llama.py            # half a minute on a CPU
 """
 
 import argparse
-import sys
-from importlib.util import find_spec
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import torch
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
 from embedgeo import StepMonitor
 from embedgeo.text import builtin_corpus, train_tokenizer
-
-if find_spec("triton") is None:  # as with torch for CPUs: torchtitan has kernels in it, for mixtures of experts
-    sys.modules["torchtitan.models.moe.kernels"] = MagicMock()
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--out", type=Path, default=Path("runs/torchtitan_llama"))

@@ -8,6 +8,7 @@ embedgeo report runs/trl-sft
 import sys
 from collections.abc import Sequence
 
+import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, set_seed
 from trl import SFTConfig, SFTTrainer
@@ -41,8 +42,8 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SFTTraine
         logging_steps=5,
         report_to="tensorboard",
         save_strategy="no",
-        bf16=False,
-        use_cpu=True,
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.accelerator.is_available(),
     )
     return SFTTrainer(
         LlamaForCausalLM(config),

@@ -6,9 +6,11 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from threading import get_ident
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -23,6 +25,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from PIL import Image
@@ -39,6 +42,8 @@ DPI = 170
 WIDTH, HEIGHT = 4.6, 3.5
 SMALL: Any = {"figure.figsize": [3.1, 2.7]}
 """Size of small figures, for `matplotlib.rc_context`."""
+COLUMN = (3.25, 2.5)
+"""Size of a figure in a column of a paper."""
 ACCENT = "#c1440e"
 GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
@@ -61,14 +66,15 @@ _LONGEST_LABEL = 30  # letters of ordinary size beside an axis
 _LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
 _SUBTITLE_LETTERS = 15.5  # by inch
 _SUBTITLE = "embedgeo.subtitle"
-_TITLE: dict[str, Any] = {"loc": "left", "fontsize": 10, "weight": "bold", "parse_math": False}
+_TITLE_LINE = 0.2  # inches of the title above the subtitle
+_COLUMN_TEXT = 7.0  # points of the text of a figure in a column
 
 _STYLE: dict[str, Any] = {
     "figure.figsize": [WIDTH, HEIGHT],
     "font.size": 9.5,
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
-    "axes.titlesize": 9.5,
+    "axes.titlesize": "medium",
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -77,12 +83,31 @@ _STYLE: dict[str, Any] = {
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": "medium",
     "axes.unicode_minus": False,
     "text.parse_math": False,  # names are the users'
     "svg.hashsalt": "embedgeo",
     "svg.fonttype": "none",
+    "pdf.fonttype": 42,  # TrueType, as publishers ask for
+    "ps.fonttype": 42,
 }
+_SIZES = ("axes.titlesize", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
+_TEXTS = (
+    *(name for name in mpl.rcParamsDefault if name.startswith(("font.", "mathtext."))),
+    *(*_SIZES, "axes.titleweight", "axes.labelweight"),
+)
+"""Settings of texts, which are those of the session in figures that are asked for one by one."""
+
+
+class _Asked(NamedTuple):
+    """Title and size, in inches, that the next figure is asked to have."""
+
+    title: str | None = None
+    size: tuple[float, float] | None = None
+
+
+_NOTHING = _Asked()
+_asked: ContextVar[_Asked] = ContextVar("asked", default=_NOTHING)
 
 
 class Lines(NamedTuple):
@@ -125,12 +150,29 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure, unknown to pyplot, of fixed margins and with its own look in any session: a cell shows it once."""
+    """A figure, unknown to pyplot, of fixed margins and with its own look in any session: a cell shows it once.
+
+    Attributes:
+        texts_look: the settings of its texts.
+        scale: size of its texts, and with them of its margins, beside those of a report.
+        lifted: inches of the title that it does not have.
+        is_sized: true if its size was asked for.
+    """
+
+    texts_look: Mapping[str, Any] = MappingProxyType({})
+    scale = 1.0
+    lifted = 0.0
+    is_sized = False
 
     def draw(self, renderer: RendererBase) -> None:
         """Paint it."""
-        with style():
+        with style(self.texts_look):
             super().draw(renderer)
+
+    def savefig(self, *arguments: Any, **options: Any) -> None:
+        """Write a file; PDF and PostScript have TrueType fonts."""
+        with mpl.rc_context({name: _STYLE[name] for name in ("pdf.fonttype", "ps.fonttype")}):
+            super().savefig(*arguments, **options)
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -139,28 +181,73 @@ class Picture(Figure):
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """The look of all figures."""
+def style(changes: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
+    """The look of all figures, with changes of it."""
     parameters: Any = mpl.rcParams
-    if all(parameters[name] == value for name, value in _STYLE.items()):  # setting it takes time
+    wanted = {**_STYLE, **changes}
+    if all(parameters[name] == value for name, value in wanted.items()):  # setting it takes time
         yield
         return
     with mpl.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in names, which are the users'
         mpl.rcdefaults()
-        parameters.update(_STYLE)
+        parameters.update(wanted)
         yield
 
 
+@contextmanager
+def session_style() -> Iterator[None]:
+    """The look of all figures, but for texts, which are as `matplotlib.rcParams` say."""
+    with style(_texts()):
+        yield
+
+
+@contextmanager
+def figure_style(
+    ax: Axes | None, title: str | None, figsize: tuple[float, float] | None, *, compact: bool
+) -> Iterator[None]:
+    """The look of one figure that is asked for; see `embedgeo.plot.dynamics`."""
+    if ax is not None and (compact or figsize is not None):
+        option = "compact" if compact else "figsize"
+        raise ValueError(f"{option} is of a new figure; the one of ax= has its size and its texts already.")
+    texts = _texts()
+    if ax is None:
+        texts = {name: value for name, value in texts.items() if value != mpl.rcParamsDefault[name]}
+        size = figsize or (COLUMN if compact else (WIDTH, HEIGHT))
+        texts = {"figure.figsize": list(size), **({"font.size": _COLUMN_TEXT} if compact else {}), **texts}
+    token = _asked.set(_Asked(title, figsize))
+    try:
+        with style(texts):
+            yield
+    finally:
+        _asked.reset(token)
+
+
+def _texts() -> dict[str, Any]:
+    parameters: Any = mpl.rcParams
+    return {name: parameters[name] for name in _TEXTS}
+
+
+def points(ordinary: float, name: str = "font.size") -> float:
+    """Size of a text that has so many points in a report, as the setting of this name has it."""
+    parameters: Any = mpl.rcParams
+    return ordinary * float(FontProperties(size=parameters[name]).get_size_in_points() / _STYLE["font.size"])
+
+
 def new_picture(width: float, height: float, title: str, subtitle: str) -> Picture:
-    """A picture without axes yet, of a size in inches."""
-    figure = Picture(figsize=(width, height))
+    """A picture without axes yet, of a size in inches where texts have the size of a report's."""
+    figure = Picture(figsize=(width * points(1), height * points(1)))
     FigureCanvasAgg(figure)
-    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=10.5, weight="bold")
+    figure.texts_look = _texts()
+    figure.scale = points(1)
+    figure.lifted = 0.0 if title else _TITLE_LINE
+    size = points(10.5, "axes.titlesize")
+    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=size, weight="bold")
     letters = (width - 0.2) * _SUBTITLE_LETTERS
     size = max(7.0, 8.5 * min(1, letters / max(1, len(subtitle))))
     shown = textwrap.shorten(subtitle, int(letters * 8.5 / size), placeholder=" …")
-    figure.text(0.12 / width, 1 - 0.27 / height, shown, va="top", fontsize=size, color=GREY)
+    top = 1 - (0.27 - figure.lifted) / height
+    figure.text(0.12 / width, top, shown, va="top", fontsize=points(size), color=GREY)
     return figure
 
 
@@ -178,24 +265,28 @@ def new_figure(
     Margins are fixed, which is much faster than fitting them, with room for a colour bar in the sidebar. The lines of
     the key, with their labels, are below the axes.
     """
+    asked = _asked.get()
+    title = title if asked.title is None else asked.title
     if ax is not None:
         return _dress(ax, title, subtitle), [ax]
-    width, height = mpl.rcParams["figure.figsize"]
-    width *= 1 if panels == 1 else 0.8 * panels
+    width, height = (side / points(1) for side in mpl.rcParams["figure.figsize"])
+    width *= 1 if panels == 1 or asked.size else 0.8 * panels
     longest = max((len(str(line.get_label())) for line in key), default=0)
     ncols = max(1, int(width / WIDTH * (1 if longest > 25 else 2 if longest > 13 else 3)))
     below = _LEGEND_LINE * math.ceil(len(key) / ncols)
     height += below - (0.22 if key else 0)
     figure = new_picture(width, height, title, subtitle)
+    figure.is_sized = asked.size is not None
     axes = figure.subplots(1, panels, squeeze=False)[0]
     right = 0.96 if sidebar else 0.32
     bottom = 0.54 + below
-    top = 0.5 if key else 0.88 if panels > 1 else 0.72
+    top = (0.5 if key else 0.88 if panels > 1 else 0.72) - figure.lifted
     figure.subplots_adjust(0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
     for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
         panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
     if key:
-        look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6, "fontsize": 8}
+        look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6}
+        look["fontsize"] = points(8, "legend.fontsize")
         figure.legend(handles=key, loc="lower left", bbox_to_anchor=(0.06 / width, 0), ncols=ncols, **look)
     return figure, list(axes)
 
@@ -208,16 +299,27 @@ def _dress(ax: Axes, title: str, subtitle: str) -> Any:
     ax.spines[["top", "right"]].set_visible(False)
     for label in (ax.xaxis.label, ax.yaxis.label):
         label.set(parse_math=False)
-    rows = textwrap.wrap(subtitle, _letters_above(ax))
-    ax.set_title(title, pad=4 + 10.5 * len(rows), **_TITLE)
+    size = points(8)
+    rows = textwrap.wrap(subtitle, _letters(ax, size))
+    _set_title(ax, title, 1.3 * size * len(rows))
     if rows:
-        text = ax.annotate("\n".join(rows), (0, 1), (0, 3), "axes fraction", "offset points", va="bottom", fontsize=8)
+        text = ax.annotate(
+            "\n".join(rows), (0, 1), (0, 3), "axes fraction", "offset points", va="bottom", fontsize=size
+        )
         text.set(color=ax.title.get_color(), gid=_SUBTITLE, in_layout=False)
     return ax.figure
 
 
-def _letters_above(ax: Axes) -> int:
-    return max(10, round(_inches(ax)[0] * 16))
+def _set_title(ax: Axes, title: str, room: float) -> None:
+    """Set the title of somebody else's axes above so many points, which have to be kept free without one, too."""
+    size = points(_STYLE["font.size"], "axes.titlesize")
+    shown = "\n".join(textwrap.wrap(title, _letters(ax, size))) or " "
+    ax.set_title(shown, loc="left", va="bottom", pad=4 + room - (0 if title else 1.2 * size), parse_math=False)
+
+
+def _letters(ax: Axes, size: float, *, vertical: bool = False) -> int:
+    """How many letters of a size in points an axes has room for in a line."""
+    return max(10, round(_inches(ax)[vertical] * 128 / size))
 
 
 def _inches(ax: Axes) -> tuple[float, float]:
@@ -231,34 +333,38 @@ def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
     if handles and not isinstance(figure, Picture):
         _legend_above(ax, handles, labels)
     elif handles:
-        width, height = figure.get_size_inches()
+        width, height = (side / figure.scale for side in figure.get_size_inches())
         ncols = ncols or (4 if width <= WIDTH else 6)
         look: dict[str, Any] = {"ncols": ncols, "columnspacing": 1.1, "handlelength": 1.7}
         letters = len("".join(labels))
+        size = 8.5
         if width <= WIDTH and letters > _LEGEND_LETTERS * width / WIDTH:
-            look |= {"fontsize": 7.5, "columnspacing": 0.8, "handlelength": 1.5}
+            size = 7.5
+            look |= {"columnspacing": 0.8, "handlelength": 1.5}
         if len(labels) > ncols and letters + 4 * len(labels) <= _ROW_LETTERS * width / WIDTH:
             look["ncols"] = len(labels)
-        place = (0.04 / width, 1 - 0.43 / height)
+        look["fontsize"] = points(size, "legend.fontsize")
+        place = (0.04 / width, 1 - (0.43 - figure.lifted) / height)
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
 
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """A legend between the subtitle and axes of somebody else's figure."""
-    most = _letters_above(ax)
+    size = points(_STYLE["font.size"], "legend.fontsize")
+    most = _letters(ax, size)
     is_row = sum(len(name) + 4 for name in names) <= most
     ncols = len(names) if is_row else max(1, most // (max(map(len, names)) + 6))
-    height = 11.5 * math.ceil(len(names) / ncols) + 2
-    look: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1, "fontsize": 8}
+    height = 1.44 * size * math.ceil(len(names) / ncols) + 2
+    look: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
     look |= {"columnspacing": 1.0, "handlelength": 1.5, "labelspacing": 0.2, "borderpad": 0.1, "borderaxespad": 0.2}
     box = ax.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, **look)
     box.set_in_layout(False)  # the title, which makes room for it, is
-    rows = 0
+    room = height
     for text in ax.texts:
         if text.get_gid() == _SUBTITLE:
             text.set_y(3 + height)
-            rows = text.get_text().count("\n") + 1
-    ax.set_title(ax.get_title("left"), pad=4 + 10.5 * rows + height, **_TITLE)
+            room += 1.3 * text.get_fontsize() * (text.get_text().count("\n") + 1)
+    _set_title(ax, ax.get_title("left").replace("\n", " ").strip(), room)
 
 
 @lru_cache(maxsize=8)
@@ -364,8 +470,9 @@ def round_ticks(ax: Axes) -> None:
 def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most: int = 9) -> None:
     """Put layers on an axis, and name so few of them that the names do not overlap."""
     labels, pattern = layer_labels(layers)
-    if not isinstance(ax.figure, Picture):  # fewer where somebody else's axes are smaller
-        most = max(3, round(most * min(1, _inches(ax)[vertical] / _USUAL_AXES[vertical])))
+    figure = ax.figure
+    if not isinstance(figure, Picture) or figure.is_sized:  # fewer where axes are smaller
+        most = max(3, round(most * min(1, _inches(ax)[vertical] / points(_USUAL_AXES[vertical]))))
     longest = max(map(len, labels))
     named = layer_ticks(layers, most if vertical else max(3, min(most, 5 * most // max(1, longest))))
     axis = ax.yaxis if vertical else ax.xaxis
@@ -398,7 +505,11 @@ def value_axis(
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(np.array([low, high]))
     name = term.name + (" (log scale)" if is_log else "")
-    ax.set_ylabel(name, fontsize=float(ax.yaxis.label.get_fontsize()) * _LONGEST_LABEL / max(_LONGEST_LABEL, len(name)))
+    size = float(ax.yaxis.label.get_fontsize())
+    if isinstance(ax.figure, Picture):
+        ax.set_ylabel(name, fontsize=size * _LONGEST_LABEL / max(_LONGEST_LABEL, len(name)))
+    else:
+        ax.set_ylabel("\n".join(textwrap.wrap(name, _letters(ax, size, vertical=True))))
     span = (high - low) or abs(high) or 1.0
     room = (low / 3, high * 3) if is_log else (low - 0.6 * span, high + 0.6 * span)
 
@@ -476,7 +587,7 @@ def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, hig
         names = [f"{label} {_range_text(column)}" for label, column in outside.items() if column.size]
         if names:
             text = ax.text(0.5, y, f"{arrow} beyond: {listed(names, 2)}", transform=ax.transAxes, ha="center", va=va)
-            text.set(fontsize=7.5, color=GREY, zorder=5)
+            text.set(fontsize=points(7.5), color=GREY, zorder=5)
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
         are_named.append(bool(names))
     return are_named
@@ -559,19 +670,22 @@ def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "nei
     place: dict[str, Any] = {"ax": ax, "fraction": 0.05, "pad": 0.03, "aspect": 22}
     if isinstance(figure, Picture):
         box = ax.get_position()
-        width = figure.get_size_inches()[0]
+        width = figure.get_size_inches()[0] / figure.scale
         place = {"cax": figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))}
     bar = figure.colorbar(mappable, **place, extend=extend, extendfrac=0.04)
-    bar.set_label(label, fontsize=8.5, labelpad=4, color=ax.yaxis.label.get_color())
+    sizes = (8.5, 8) if isinstance(figure, Picture) else (_STYLE["font.size"], _STYLE["font.size"])
+    look: dict[str, Any] = {"fontsize": points(sizes[0], "axes.labelsize"), "labelpad": 4}
+    bar.set_label(label, **look, color=ax.yaxis.label.get_color())
     bar.outline.set_visible(False)
     bar.ax.yaxis.set_major_formatter(tick_label)
     bar.ax.yaxis.set_minor_formatter(ticker.NullFormatter())
-    bar.ax.tick_params(labelsize=8, length=2, pad=1.5, labelcolor=ax.yaxis.label.get_color())
+    size = points(sizes[1], "ytick.labelsize")
+    bar.ax.tick_params(labelsize=size, length=2, pad=1.5, labelcolor=ax.yaxis.label.get_color())
     bar.ax.grid(visible=False)
     return bar
 
 
-@style()
+@session_style()
 def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]:
     """Draw a row for each key, with the value as a point and as a number; the figure, pyplot's if new, and its axes."""
     if ax is None:
@@ -602,7 +716,7 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
     return ax.figure, ax
 
 
-@style()
+@session_style()
 def draw_over_steps(values: Mapping[str, Sequence[float]], ax: Axes | None) -> tuple[Any, Any]:
     """Draw a line for each key; several without axes in a panel each. The figure, pyplot's if new, and its axes."""
     import matplotlib.pyplot as plt

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from embedgeo.drawing import FigureData, style
+from embedgeo.drawing import FigureData, figure_style
 from embedgeo.formatting import did_you_mean, listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
@@ -31,9 +31,16 @@ _Draw = Callable[[Run, str, Axes | None], FigureData]
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 
 
-@style()
 def dynamics(
-    results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
+    results: Results,
+    metric: str,
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
+    run: str | None = None,
+    model: str | None = None,
 ) -> Figure:
     """A metric against the step: a line for each layer, their mean over blocks, and that of Gaussian rows.
 
@@ -44,7 +51,12 @@ def dynamics(
     Args:
         results: what was measured: see `embedgeo.plot`.
         metric: the key of a metric.
-        ax: axes to draw into; default: a new figure.
+        ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of ``matplotlib.rcParams``.
+        title: in place of the figure's own; ``""`` leaves it out, as where a caption says it.
+        figsize: width and height of a new figure, in inches. Texts have 9.5 points and their family, unless
+            ``rcParams`` have other than matplotlib's defaults.
+        compact: make a new figure for one column of a paper: 3.25 × 2.5 inches unless ``figsize`` says otherwise, with
+            texts of 7 points. Several panels, as of `tokens`, are as many times 2.6 inches wide.
         run: which run, where there are several: its name.
         model: which model, where there are several.
 
@@ -53,31 +65,55 @@ def dynamics(
 
     Raises:
         TypeError: ``results`` or ``ax`` is something else.
-        ValueError: nothing was measured, not this metric, or of several runs.
+        ValueError: nothing was measured, not this metric, or of several runs; ``figsize`` or ``compact`` with ``ax``.
         FileNotFoundError: there is no such folder.
     """
-    return _metric_figure(figures.dynamics, results, metric, ax, run, model)
+    with figure_style(ax, title, figsize, compact=compact):
+        return _metric_figure(figures.dynamics, results, metric, ax, run, model)
 
 
-@style()
 def profile(
-    results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
+    results: Results,
+    metric: str,
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
+    run: str | None = None,
+    model: str | None = None,
 ) -> Figure:
     """A metric against the layer: a line for each step, the last one in black; arguments as of `dynamics`."""
-    return _metric_figure(figures.profile, results, metric, ax, run, model)
+    with figure_style(ax, title, figsize, compact=compact):
+        return _metric_figure(figures.profile, results, metric, ax, run, model)
 
 
-@style()
 def heatmap(
-    results: Results, metric: str, *, ax: Axes | None = None, run: str | None = None, model: str | None = None
+    results: Results,
+    metric: str,
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
+    run: str | None = None,
+    model: str | None = None,
 ) -> Figure:
     """A metric as colour over steps and layers; arguments as of `dynamics`."""
-    return _metric_figure(figures.heatmap, results, metric, ax, run, model)
+    with figure_style(ax, title, figsize, compact=compact):
+        return _metric_figure(figures.heatmap, results, metric, ax, run, model)
 
 
-@style()
 def composition(
-    results: Results, by: By = "layer", *, ax: Axes | None = None, run: str | None = None, model: str | None = None
+    results: Results,
+    by: By = "layer",
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
+    run: str | None = None,
+    model: str | None = None,
 ) -> Figure:
     """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of `dynamics`.
 
@@ -91,16 +127,19 @@ def composition(
     chosen = _chosen_run(results, run, model, ax)
     if not figures.has_composition(chosen):
         raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {_metrics(chosen)}.")
-    return figures.composition(chosen, by, ax).figure
+    with figure_style(ax, title, figsize, compact=compact):
+        return figures.composition(chosen, by, ax).figure
 
 
-@style()
 def tokens(
     results: Results,
     layer: str | None = None,
     *,
     layers: int = 4,
     ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
@@ -128,15 +167,18 @@ def tokens(
         _require_known("layer", layer, present)
     elif ax is not None:
         layer = ([name for name in present if name in chosen.all_blocks] or present)[-1]
-    return mean_against_variance(chosen, [layer] if layer else (), ax).figure
+    with figure_style(ax, title, figsize, compact=compact):
+        return mean_against_variance(chosen, [layer] if layer else (), ax).figure
 
 
-@style()
 def spectrum(
     results: Results,
     layer: str | None = None,
     *,
     ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
@@ -157,13 +199,20 @@ def spectrum(
         )
     if layer is not None:
         _require_known("layer", layer, chosen.layers_in(chosen.spectra[max(chosen.spectra)]))
-        return spectra_by_step(chosen, [layer], ax).figure
-    return spectra_by_layer(chosen, ax).figure
+    with figure_style(ax, title, figsize, compact=compact):
+        return (spectra_by_layer(chosen, ax) if layer is None else spectra_by_step(chosen, [layer], ax)).figure
 
 
-@style()
 def scales(
-    results: Results, by: By = "layer", *, ax: Axes | None = None, run: str | None = None, model: str | None = None
+    results: Results,
+    by: By = "layer",
+    *,
+    ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
+    run: str | None = None,
+    model: str | None = None,
 ) -> Figure:
     """The intrinsic dimension against the scale at which it is measured; other arguments as of `dynamics`.
 
@@ -181,16 +230,19 @@ def scales(
             f"(--extra scales); there are {_metrics(chosen)}."
         )
     draw = figures.scales_by_layer if by == "layer" else figures.scales_by_step
-    return draw(with_baseline(chosen), ax).figure
+    with figure_style(ax, title, figsize, compact=compact):
+        return draw(with_baseline(chosen), ax).figure
 
 
-@style()
 def similarity(
     results: Results,
     layer: str | None = None,
     *,
     step: int | None = None,
     ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
@@ -211,13 +263,15 @@ def similarity(
             "similarity needs rows that were compared: a folder of a sweep with --save-samples true, and embedgeo "
             "drift on it; there are none."
         )
+    steps = figures.steps_over_layers(chosen)
     if layer is not None:
         _require_known("layer", layer, figures.layers_over_steps(chosen))
-        return figures.cka_of_steps(chosen, layer, ax).figure
-    steps = figures.steps_over_layers(chosen)
-    if step is not None or not steps:
+    elif step is not None or not steps:
         _require_known("step", step, steps)
-    return figures.cka_of_layers(chosen, max(steps) if step is None else step, ax).figure
+    with figure_style(ax, title, figsize, compact=compact):
+        if layer is not None:
+            return figures.cka_of_steps(chosen, layer, ax).figure
+        return figures.cka_of_layers(chosen, max(steps) if step is None else step, ax).figure
 
 
 def _metric_figure(

@@ -5,6 +5,7 @@ import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -27,6 +28,12 @@ FORWARD = {
     "accelerate_loop.py": lambda model, batch: model(**batch),
     "torchtitan_llama.py": lambda model, batch: model(batch[0]),
 }
+
+
+def require_no_triton():
+    """Stand in for torchtitan's kernels of mixtures of experts, which Llama does not call, with torch for CPUs."""
+    if find_spec("triton") is None:
+        sys.modules.setdefault("torchtitan.models.moe.kernels", mock.MagicMock())
 
 
 class Recording(StepMonitor):
@@ -60,6 +67,7 @@ class Nothing:
 @pytest.fixture
 def run(monkeypatch, tmp_path, unpainted):
     """Runs a script as ``python examples/NAME --out FOLDER …`` does; returns its variables and its folder."""
+    require_no_triton()
     monkeypatch.setattr("embedgeo.text.builtin_corpus", lambda: TOPICS)
 
     def run(name, *arguments, out="run", monitor=Recording):
@@ -119,7 +127,7 @@ def test_a_plain_loop_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(run):
 
 def titan():
     """torchtitan's Llama, and token ids for it."""
-    sys.modules.setdefault("torchtitan.models.moe.kernels", mock.MagicMock())  # needs triton, as in the example
+    require_no_triton()
     from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """`embedgeo.plot`: the report's drawings, whatever holds the results, in figures or axes."""
 
+import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
@@ -121,7 +123,7 @@ def test_every_kind_of_results_gives_the_figures_of_the_report(sweep: Path, kind
 
 def test_figures_look_the_same_where_a_setting_of_the_session_is_the_report_s(sweep: Path) -> None:
     expected = plot.profile(sweep, METRIC)._repr_png_()
-    with mpl.rc_context({"svg.hashsalt": "embedgeo", "axes.facecolor": "black", "font.size": 20}):
+    with mpl.rc_context({"svg.hashsalt": "embedgeo", "axes.facecolor": "black", "figure.figsize": [20, 20]}):
         assert plot.profile(sweep, METRIC)._repr_png_() == expected
     with style(), mock.patch.object(mpl, "rcdefaults", side_effect=AssertionError), style():
         pass  # it is set already, which takes no time
@@ -167,6 +169,84 @@ def test_nothing_overlaps_in_given_axes(sweep: Path) -> None:
         for above, below in zip(boxes, [*boxes[1:], ax.get_window_extent()], strict=True):
             assert above.y0 >= below.y1 - 1, ax.get_title("left")
         assert boxes[0].y1 <= figure.bbox.y1 + 1
+
+
+PAPER = {
+    "font.family": "serif",
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8.5,
+    "legend.fontsize": 6,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 7,
+}
+
+
+def drawn_texts(figure: Figure) -> list[Text]:
+    figure.canvas.draw()
+    return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+
+
+@pytest.mark.parametrize("kind", DRAWN)
+def test_in_given_axes_every_text_has_the_font_and_the_size_of_the_session(sweep: Path, kind: str) -> None:
+    with mpl.rc_context(PAPER):
+        figure, ax = plt.subplots(figsize=(3.25, 2.6), layout="constrained")
+        DRAWN[kind][1](sweep, ax=ax)
+        texts = drawn_texts(figure)
+    plt.close(figure)
+    assert {tuple(text.get_fontfamily()) for text in texts} == {("serif",)}
+    assert ax._left_title.get_fontsize() == 9
+    for each in figure.axes:
+        assert {label.get_fontsize() for label in (each.xaxis.label, each.yaxis.label)} == {8.5}
+        assert {label.get_fontsize() for label in each.get_xticklabels()} <= {6.5}
+        assert {label.get_fontsize() for label in each.get_yticklabels()} == {7}
+    assert ax.get_legend() is None or {text.get_fontsize() for text in ax.get_legend().get_texts()} == {6}
+    assert all(text.get_fontsize() < 8 for text in ax.texts)  # the subtitle and notes: a little less than font.size
+
+
+def test_a_title_is_replaced_or_left_out(sweep: Path, ax: Axes) -> None:
+    plain, other, without = (plot.dynamics(sweep, METRIC, title=title) for title in (None, "Offset", ""))
+    assert words(other)[-2:] == ["Offset", words(plain)[-1]]
+    assert words(without)[-2:] == ["", words(plain)[-1]]
+    height = without.get_size_inches()[1]
+    taller = [figure.axes[0].get_position().height * height for figure in (without, plain)]
+    assert taller[0] - taller[1] == pytest.approx(0.2)
+    plot.dynamics(sweep, METRIC, ax=ax, title="Offset")
+    assert ax.get_title("left") == "Offset"
+    assert plot.dynamics(sweep, METRIC).texts[0].get_text() == words(plain)[-2]
+
+
+def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: Path) -> None:
+    figure = plot.dynamics(sweep, METRIC, compact=True)
+    assert figure.get_size_inches().tolist() == [3.25, 2.5]
+    sizes = {text.get_fontsize() for text in drawn_texts(figure)}
+    assert max(sizes) < 8
+    assert figure.axes[0].xaxis.label.get_fontsize() == 7
+    bounds = figure.get_tightbbox().extents
+    assert bounds.min() >= 0
+    assert (bounds[2:] <= figure.get_size_inches()).all()
+    for name, wanted in (("pdf", b"/FontFile2"), ("ps", b"%%EndFont")):
+        file = io.BytesIO()
+        figure.savefig(file, format=name)
+        assert wanted in file.getvalue()
+        assert b"/Type3" not in file.getvalue()
+        assert b"/FontType 3" not in file.getvalue()
+    assert mpl.rcParams["pdf.fonttype"] == 3
+
+
+def test_a_new_figure_has_the_size_that_is_asked_for_and_the_fonts_of_the_session(rich: Path, sweep: Path) -> None:
+    figure = plot.tokens(sweep, figsize=(6.75, 2.2))
+    assert figure.get_size_inches().tolist() == [6.75, 2.2]
+    assert plot.tokens(sweep, compact=True).get_size_inches().tolist() == pytest.approx([3.25 * 0.8 * 4, 2.5])
+    with mpl.rc_context(PAPER):
+        figure = plot.spectrum(rich, "block.01")
+        texts = drawn_texts(figure)
+    assert {tuple(text.get_fontfamily()) for text in texts} == {("serif",)}
+    assert figure.axes[0].xaxis.label.get_fontsize() == 8.5
+    assert {label.get_fontsize() for label in figure.axes[0].get_xticklabels()} == {6.5}
+    assert figure.get_size_inches().tolist() == [4.6, 3.5]
+    assert figure.texts[0].get_fontsize() == pytest.approx(10.5 * 9 / 9.5)
+    assert plot.spectrum(rich, "block.01").axes[0].xaxis.label.get_fontsize() == 9.5
 
 
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(sweep: Path) -> None:
@@ -265,6 +345,16 @@ def test_two_models_at_the_same_steps_are_two_runs() -> None:
         (lambda sweep: plot.tokens(history(sweep)), ValueError, "tokens needs a table of token types"),
         (lambda sweep: plot.profile(sweep, METRIC, ax=[]), TypeError, "ax must be one of matplotlib's Axes; got list"),
         (lambda sweep: plot.tokens(sweep, layer="x"), ValueError, "layer must be one of embed.*; got 'x'"),
+        (
+            lambda sweep: plot.profile(sweep, METRIC, ax=Figure().subplots(), figsize=(3, 2)),
+            ValueError,
+            "figsize is of a new figure; the one of ax= has its size and its texts already",
+        ),
+        (
+            lambda sweep: plot.composition(sweep, ax=Figure().subplots(), compact=True),
+            ValueError,
+            "compact is of a new figure",
+        ),
         (lambda sweep: plot.tokens(pd.DataFrame({"token_id": [1]})), ValueError, "n, Q, M, V missing"),
     ],
 )

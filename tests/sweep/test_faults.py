@@ -458,6 +458,15 @@ def test_a_pickle_payload_is_not_executed(hub, options, tmp_path, archive):
     assert done(options) == ["step0"]
 
 
+def test_a_pickle_beside_safetensors_is_not_fetched(hub, options, tmp_path):
+    target = str(tmp_path / "executed")
+    hub.add(REPOSITORY, "step0", {**checkpoint_files(0), "pytorch_model.bin": bin_file(Payload(target))})
+    assert sweep(REPOSITORY, **options) == 0
+    assert not Path(target).exists()
+    assert hub.downloads(WEIGHTS)
+    assert not hub.downloads("pytorch_model.bin")
+
+
 def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
     target = tmp_path / "executed"
     code = f"import os\nos.mkdir({str(target)!r})\n".encode()

@@ -13,6 +13,7 @@ from embedgeo.checkpoints.ranges import WeightRanges
 from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.report import write_report
 from embedgeo.sweep import check
+from tests.files import Payload
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, bin_file, write_files
 from tests.sweep.trained import STEPS, files_of, trained
@@ -256,6 +257,16 @@ def test_what_torch_saved_in_the_old_format_is_refused_with_the_remedy(tmp_path,
         torch.save(trained()[step], folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert check(str(tmp_path), lineage=True) == 3
     assert "Load it and save it as safetensors" in found(capsys)[0]
+
+
+def test_a_pickle_payload_among_weights_is_passed_over(tmp_path, capsys):
+    target = tmp_path / "executed"
+    for step in (0, 8):
+        stored = trained()[step] | {"a": Payload(str(target)), "b": [Payload(str(target))]}
+        write_files(tmp_path / f"run/step{step}", {"config.json": b"{}", "pytorch_model.bin": bin_file(stored)})
+    assert check(str(tmp_path / "run"), lineage=True) == 0
+    assert not target.exists()
+    assert found(capsys) == []
 
 
 def test_other_shapes_are_not_compared(tmp_path, capsys):

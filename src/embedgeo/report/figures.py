@@ -412,7 +412,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     outlying = values[values.index.isin(outlier_steps(run))]
     ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")
     if len(outlying):
-        ax.legend(loc="best")
+        ax.legend(loc="best", fontsize=8.5)
     numbers = values.to_frame()
     lines = [Lines("last", numbers, "black", width=1.2)]
     yield FigureData("loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", lines)

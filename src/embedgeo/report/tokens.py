@@ -98,7 +98,7 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
-            panel.set_title(f"{layer}: {fit}", fontsize=8.8)
+            panel.set_title(f"{layer}: {fit}", fontsize=draw.points(8.8))
         else:
             ax.plot([], label=fit, **_LINE)
             draw.legend(figure, ax)
@@ -237,7 +237,9 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
     """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope, and slope and R² in words."""
     slope, r2 = (float(value) for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy())))
     if len(x) == 1:
-        ax.text(0.5, 0.92, "one token type alone: no line", ha="center", transform=ax.transAxes, fontsize=8)
+        ax.text(
+            0.5, 0.92, "one token type alone: no line", ha="center", transform=ax.transAxes, fontsize=draw.points(8)
+        )
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)

@@ -81,7 +81,7 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
         by_layer[layer] = _shares_by(of_layer, "step").reindex(columns=steps)
         _draw_spectra(panel, by_layer[layer], colours, of_layer[of_layer["step"] == steps[-1]])
         if len(layers) > 1:
-            panel.set_title(layer, fontsize=8.8)
+            panel.set_title(layer, fontsize=draw.points(8.8))
     numbers = pd.concat(by_layer, names=["layer"]).sort_index()
     for panel in axes:
         _spectrum_axes(panel, numbers)
