@@ -8,8 +8,11 @@ from typing import Any
 from latex2mathml.converter import convert
 
 _FORMULA = re.compile(r'(?<=class="arithmatex">)(?:\\\((?P<inline>.*?)\\\)|\\\[(?P<block>.*?)\\\])(?=</)', re.DOTALL)
-_NORM = re.compile(r"<mo>(?=&#x02016;</mo>)")  # \lVert and \rVert, each as high as what is beside it unless told
-_SIGN = re.compile(r"(?<=(?:28|3D);</mo>)<mo>(?=&#x02212;</mo>)")  # a minus after a bracket or an equals sign
+_AS_IN_TEX = {  # bars of a norm, as high as what they enclose after \left alone; a slash; a minus after a bracket or =
+    r"<mo>(?=&#x02016;</mo>)": '<mo stretchy="false">',
+    r"<mo>(?=&#x0002F;</mo>)": '<mo lspace="0" rspace="0">',
+    r"(?<=(?:28|3D);</mo>)<mo>(?=&#x02212;</mo>)": '<mo form="prefix">',
+}
 _PICTURE = re.compile(r'<img (?P<others>[^>]*?)src="(?P<path>[^"]*)\.png"(?P<more>[^>]*)>')
 
 
@@ -22,7 +25,9 @@ def on_page_content(content: str, *, page: Any, config: Any, **_: object) -> str
         element = convert(formula.replace("{aligned}", "{align*}"), display="block" if found["block"] else "inline")
         if re.search(r"\\|>&(?:amp;|#x00026;)?<", element):
             raise ValueError(f"{page.file.src_uri}: no MathML is known for a part of {formula}")
-        return _SIGN.sub('<mo form="prefix">', _NORM.sub('<mo stretchy="false">', element))
+        for operator, instead in _AS_IN_TEX.items():
+            element = re.sub(operator, instead, element)
+        return element
 
     def both(found: re.Match[str]) -> str:
         if not images.joinpath(f"{Path(found['path']).name}-dark.png").exists():

@@ -142,6 +142,7 @@ def test_formulas_are_set_and_one_that_cannot_be_is_an_error(site):
     assert "<mfrac>" in content
     assert "\\" not in content
     assert "<mo>&#x0003C;</mo>" in content
+    assert content.count('<mo stretchy="false">&#x02016;</mo>') == 2
     for unknown in (r"\unheardof x", "a &amp; b"):
         with pytest.raises(ValueError, match=re.escape(r"x.md: no MathML is known for a part of")):
             shown.on_page_content(text(unknown), **where)
