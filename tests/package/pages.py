@@ -119,7 +119,7 @@ def run_command(page, line):
             failed = True
     if failed:
         sys.exit(f"{page}: {line}: status {failed}")
-    print(f"  {time.monotonic() - started:4.1f} s  {line} {added}", flush=True)
+    print(f"  {time.monotonic() - started:4.1f} s  {shlex.join(words)}", flush=True)
 
 
 def run_page(page, results):
