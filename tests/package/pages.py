@@ -38,6 +38,7 @@ SHORTER = MappingProxyType(
     {
         "embedgeo demo": "--max-steps 4 --num-layers 2 --hidden-size 32 --vocab-size 512",
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
+        "embedgeo report": "--metrics M_over_Q anisotropy",
         "embedgeo ablate": "--num-tokens 1024 --seq-len 64",
         "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 --model.num_layers 2 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
@@ -46,7 +47,7 @@ SHORTER = MappingProxyType(
 """Options that are added to commands which otherwise take minutes."""
 
 NOT_HERE = re.compile(
-    r"(pip|make|sbatch|accelerate|ray|\w+=\S+ sbatch|python torchtitan_llama.py)\b"
+    r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
     r"|embedgeo (reproduce|sweep .*(--on ray|--trainer.devices 4|hf://))"
 )
 """Commands that take a cluster, a launcher, an installer or a published data set."""
@@ -119,7 +120,7 @@ def run_command(page, line):
             failed = True
     if failed:
         sys.exit(f"{page}: {line}: status {failed}")
-    print(f"  {time.monotonic() - started:4.1f} s  {line} {added}", flush=True)
+    print(f"  {time.monotonic() - started:4.1f} s  {shlex.join(words)}", flush=True)
 
 
 def run_page(page, results):

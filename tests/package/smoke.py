@@ -29,8 +29,8 @@ PAGES = {
     "tutorial": ["README.md", *sorted(f"docs/tutorial/{path.name}" for path in ROOT.glob("docs/tutorial/*.md"))],
     "how-to": sorted(f"docs/how-to/{path.name}" for path in ROOT.glob("docs/how-to/*.md")),
 }
-OTHER_PACKAGES = {"docs/how-to/loggers.md", "docs/how-to/recipes.md"}
-"""Pages that need loggers and trainers beyond the extras: `make integrations` runs them."""
+ELSEWHERE = {"docs/how-to/loggers.md", "docs/how-to/recipes.md", "docs/how-to/distributed.md"}
+"""Pages that need more than the extras: loggers and trainers (`make integrations`), or the tests' own pipeline."""
 
 IN_SDIST = (
     *(f"src/{name}" for name in IN_SOURCES),
@@ -103,7 +103,7 @@ def with_sources(folder):
 
 def run_pages(python, folder, sources, kind):
     """Run pages from top to bottom, in folders that hold nothing."""
-    pages = [page for page in PAGES[kind] if page not in OTHER_PACKAGES]
+    pages = [page for page in PAGES[kind] if page not in ELSEWHERE]
     alone = {"PYTHONPATH": str(sources), "OMP_NUM_THREADS": "1"}
     run(python, "-m", "tests.package.pages", folder / kind, *pages, cwd=folder, **alone)
 
