@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional as F
 from torch.utils.tensorboard import SummaryWriter
-from torchtitan.models.llama3 import Transformer, TransformerModelArgs
+from torchtitan.models.llama3 import Transformer, TransformerModelArgs  # needs triton, which torch for GPUs brings
 
 from embedgeo import StepMonitor
 from embedgeo.text import builtin_corpus, train_tokenizer
