@@ -60,6 +60,7 @@ class Training:
     learning_rate: float
     num_layers: int = 6
     width: int = 128
+    masked: float = MASKED  # share of the tokens that an encoder has to fill in; losses held out are with the usual one
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ SIZES = {
         {
             "decoder": Training(600, 128, 8, 3e-3),
             "pre-LN": Training(1000, 32, 32, 2e-3),
-            "post-LN": Training(1600, 32, 32, 1e-3),
+            "post-LN": Training(1000, 32, 32, 5e-4, masked=0.4),
         },
         Training(400, 64, 8, 3e-3, num_layers=4, width=64),
     ),
@@ -200,12 +201,12 @@ class Setting:
         ends = [torch.full((len(token_ids), 1), each) for each in self.special]
         return torch.cat((ends[0], token_ids, ends[1]), 1) if ends else token_ids
 
-    def inputs(self, token_ids: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+    def inputs(self, token_ids: Tensor, generator: torch.Generator, masked: float = MASKED) -> dict[str, Tensor]:
         """What the model is called with for the loss on sequences, shape (sequences, body)."""
         token_ids = self.surrounded(token_ids)
         if not self.is_encoder:
             return {"input_ids": token_ids, "labels": token_ids}
-        chosen = (torch.rand(token_ids.shape, generator=generator) < MASKED) & (token_ids < self.num_tokens)
+        chosen = (torch.rand(token_ids.shape, generator=generator) < masked) & (token_ids < self.num_tokens)
         shown = torch.rand(token_ids.shape, generator=generator) < 0.1
         return {
             "input_ids": token_ids.masked_fill(chosen & ~shown, self.mask_id),
@@ -337,7 +338,7 @@ def batch(task: Task, setting: Setting, step: int, generator: torch.Generator, *
     token_ids = setting.windows[places]
     if task.fault == "noise for text" and is_faulty and step < onset(training) + training.steps // 10:
         token_ids = torch.randint(setting.num_tokens, token_ids.shape, generator=generator)
-    inputs = setting.inputs(token_ids, generator)
+    inputs = setting.inputs(token_ids, generator, training.masked)
     if task.fault == "labels shifted" and is_faulty:
         inputs["labels"] = nn.functional.pad(token_ids[:, 1:], (0, 1), value=-100)
     return inputs
