@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import embedgeo
-from embedgeo.functional.ablation import REPLACEMENTS, RowStatistics, Substitutes, paired_change
+from embedgeo.functional.ablation import RowStatistics, Substitutes, paired_change, replacements
+from embedgeo.glossary import term
 from tests import models
 
 DIM = 6
@@ -73,7 +74,7 @@ def by_hand(rows, ids, other, other_ids, name):
 
 
 @pytest.mark.parametrize("after_first", [False, True])
-@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if name != "as_noise"])
+@pytest.mark.parametrize("name", [name for name in replacements() if name != "as_noise"])
 def test_changes_are_those_of_a_computation_by_hand(tiny, name, after_first):
     ids = tokens()
     with torch.no_grad():
@@ -91,6 +92,23 @@ def test_changes_are_those_of_a_computation_by_hand(tiny, name, after_first):
     value, error = values(tiny, [ids])["layers.01", key]
     assert value == pytest.approx(float(sum(changes) / 2), abs=1e-9)
     assert error > 0
+
+
+def test_other_numbers_of_directions_and_coordinates_are_taken_away_on_request(tiny):
+    ids = tokens()
+    usual = values(tiny, [ids])
+    found = values(tiny, [ids], num_removed=(3, 2))
+    kinds = "directions", "coordinates"
+    taken = {key.removeprefix("loss_change_without_") for _, key in found if key.endswith(kinds)}
+    assert taken == {f"{k}_{what}" for k in (2, 3) for what in kinds}
+    for key in [("layers.01", f"loss_change_without_3_{what}") for what in kinds]:
+        assert found[key] == usual[key]
+    first, second = (usual["layers.01", f"loss_change_without_{k}_directions"][0] for k in (1, 3))
+    assert found["layers.01", "loss_change_without_2_directions"][0] not in (first, second)
+    assert term("loss_change_without_2_coordinates").name == "loss without top 2 coordinates"
+    for wrong in ((0,), (2, 2), ()):
+        with pytest.raises(ValueError, match="removed_directions must be distinct numbers, 1 or more"):
+            values(tiny, [ids], num_removed=wrong)
 
 
 def test_the_identity_changes_nothing_to_the_bit():
@@ -211,7 +229,7 @@ def test_every_family_has_all_changes_and_an_identity_of_zero(name):
     options = {"mask_token_id": 3} if name in MASKED else {}
     found = values(model, [tokens(6, 12, models.VOCABULARY)], "block.1", **options)
     changes = {metric: value for (layer, metric), (value, _) in found.items() if layer != "model"}
-    assert len(changes) == 2 * len(REPLACEMENTS) + 1
+    assert len(changes) == 2 * len(replacements()) + 1
     assert changes["loss_change_identity"] == 0
     assert all(math.isfinite(value) for value in changes.values())
     assert any(value for value in changes.values())

@@ -16,12 +16,11 @@ from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.structure import is_hugging_face, measured_model, submodels, weights_device
 from embedgeo.formatting import listed
-from embedgeo.functional.ablation import REPLACEMENTS, RowStatistics, Substitutes, paired_change
+from embedgeo.functional.ablation import NUM_REMOVED, RowStatistics, Substitutes, paired_change, replacements
 from embedgeo.functional.distributed import all_reduce_sum, exchanged
 from embedgeo.functional.rows import NO_TYPE, sequence_positions
 from embedgeo.results.records import Record, model_record
 
-PASSES_PER_LAYER = 2 + 2 * len(REPLACEMENTS)  # the statistics, the identity, and all else with and without the first
 _MASKED = 0.15  # share of the tokens that a masked model's loss is computed at
 
 Agree = Callable[[], AbstractContextManager[None]]
@@ -45,6 +44,7 @@ def ablation(
     mask_token_id: int | None = None,
     skip_first_positions: int = 1,
     ignore_token_ids: Sequence[int] = (),
+    num_removed: Sequence[int] = NUM_REMOVED,
     seed: int = 0,
     verbose: bool = True,
 ) -> list[Record]:
@@ -55,7 +55,8 @@ def ablation(
     variance, which get their means; by the mean of their token type, ``without_context``, or without it,
     ``without_token``, h − μ_t, where the type is known; and by noise, N(μ, Σ). μ, U, Σ and μ_t are those of half of the
     sequences, every other one, and the loss is that of the other half; then the other way round, averaged. The model is
-    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches, which is said before.
+    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches for three k, which is said
+    before.
 
     Args:
         model: a Hugging Face model with a language model head, or one that gives logits of shape (batch, positions,
@@ -69,6 +70,7 @@ def ablation(
         skip_first_positions: number of first positions of a sequence that are left as they are for the keys that end
             in ``_after_first``.
         ignore_token_ids: tokens whose rows are left as they are.
+        num_removed: each k, of directions and of coordinates.
         seed: of the masks and of the noise, which depend on it and on a sequence's number alone.
         verbose: print the number of forward passes.
 
@@ -79,8 +81,8 @@ def ablation(
         ``unseen_type_share``.
 
     Raises:
-        ValueError: fewer than two sequences, an encoder-decoder model, a mean of layers, no logits of all positions, or
-            a masked model without labels and mask token.
+        ValueError: fewer than two sequences, a k that is below 1 or given twice, an encoder-decoder model, a mean of
+            layers, no logits of all positions, or a masked model without labels and mask token.
     """
     network = measured_model(model)
     is_masked = mask_token_id is not None or type(network).__name__.endswith("ForMaskedLM")
@@ -93,9 +95,11 @@ def ablation(
         made.append(_given_batch(given, first, is_masked, mask_token_id, ignore_token_ids, seed))
         first += len(made[-1].numbers)
     found = resolve_layers(model, layers)
-    run = Ablation(model, found, made, first, skip_first_positions, ignore_token_ids, seed=seed)
+    run = Ablation(
+        model, found, made, first, skip_first_positions, ignore_token_ids, num_removed=num_removed, seed=seed
+    )
     if verbose:
-        print(passes_line(len(found), len(made)))
+        print(passes_line(len(found), len(made), num_removed))
     restore = mode_restorer(model)
     model.eval()
     try:
@@ -104,16 +108,16 @@ def ablation(
         restore()
 
 
-def passes_line(num_layers: int, num_batches: int) -> str:
+def passes_line(num_layers: int, num_batches: int, num_removed: Sequence[int] = NUM_REMOVED) -> str:
     """A sentence on the number of forward passes that an ablation takes.
 
     >>> passes_line(4, 2)
     'ablation: 178 forward passes (2 batches, 1 + 22 × 4 layers)'
     """
-    passes = num_batches * (1 + PASSES_PER_LAYER * num_layers)
-    return (
-        f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {PASSES_PER_LAYER} × {num_layers} layers)"
-    )
+    # the statistics, the identity, and all else with and without the first positions
+    of_layer = 2 + 2 * len(replacements(num_removed))
+    passes = num_batches * (1 + of_layer * num_layers)
+    return f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {of_layer} × {num_layers} layers)"
 
 
 def text_batch(
@@ -189,6 +193,7 @@ class Ablation:
         skip_first_positions: int = 1,
         ignore_token_ids: Sequence[int] = (),
         *,
+        num_removed: Sequence[int] = NUM_REMOVED,
         seed: int = 0,
         agree: Agree = nullcontext,
         has_ranks: bool = False,
@@ -214,6 +219,7 @@ class Ablation:
         self._num_sequences = num_sequences
         self._skipped = max(1, skip_first_positions)
         self._ignored = [*ignore_token_ids]
+        self._replacements = replacements(num_removed)
         self._seed = seed
         self._agree = agree
         self._has_ranks = has_ranks
@@ -237,7 +243,8 @@ class Ablation:
                 substitutes = {key: Substitutes.of(each) for key, each in statistics.items()}
                 unseen = _unseen_share(statistics, substitutes)
                 width = len(substitutes[0, False].mean)
-                for name, after_first in [("identity", False), *((n, a) for a in (False, True) for n in REPLACEMENTS)]:
+                others = [(name, after_first) for after_first in (False, True) for name in self._replacements]
+                for name, after_first in [("identity", False), *others]:
                     with self._agree():
                         sums = self._losses(layer, partial(self._replaced, name, substitutes, after_first))
                     change, error = paired_change(plain, self._total(sums)[0], counts, half)

@@ -1,6 +1,7 @@
 """Names, units, meanings and order of what is measured, as metrics declare them."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -206,4 +207,16 @@ _OF_MODELS = {
 }
 # fmt: on
 
-register(_OF_MODELS, is_own=True)
+_REMOVED = re.compile(r"loss_change_(without_(\d+)_(directions|coordinates))(_after_first)?")
+
+
+def _other_changes(key: str) -> Term | None:
+    """The term of a change of the loss without another number of directions or coordinates."""
+    found = _REMOVED.fullmatch(key)
+    if found is None:
+        return None
+    part, what = (each.replace("3", found[2]) for each in _PARTS[f"without_3_{found[3]}"])
+    return _change(found[1], part, what, found[4] or "")._replace(group="more", order=765)
+
+
+register(_OF_MODELS, _other_changes, is_own=True)

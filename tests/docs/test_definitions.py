@@ -9,7 +9,7 @@ import torch
 from scipy import special, stats
 
 from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
-from embedgeo.functional.ablation import REPLACEMENTS
+from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
@@ -86,7 +86,7 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     assert set(KEYS) == computed | OF_OTHERS | of_matrices | {
         *(
             "loss_change_identity",
-            *(f"loss_change_{name}{key}" for name in REPLACEMENTS for key in ("", "_after_first")),
+            *(f"loss_change_{name}{key}" for name in replacements() for key in ("", "_after_first")),
         ),
         *("norm_Q_expected", "loss", "unseen_type_share", "training_loss", "tokens_seen"),
     }

@@ -1,7 +1,9 @@
 """Ablation over checkpoints: a sweep like any other."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,7 +11,9 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import main
-from embedgeo.functional.ablation import REPLACEMENTS
+from embedgeo.functional.ablation import replacements
+from embedgeo.report.figures import ablation_figures
+from embedgeo.report.runs import read_folder
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, local_run, model, tokenize_sequences, tokenizer_files, tokenizer_of, write_files
 
@@ -26,7 +30,7 @@ def test_a_sweep_with_ablation_has_the_values_of_the_function(tmp_path, options)
     found = changes(options["out"])
     assert set(found["metric"]) == {
         "loss_change_identity",
-        *(f"loss_change_{name}{suffix}" for name in REPLACEMENTS for suffix in ("", "_after_first")),
+        *(f"loss_change_{name}{suffix}" for name in replacements() for suffix in ("", "_after_first")),
     }
     assert (found[found["metric"] == "loss_change_identity"]["value"] == 0).all()
     ids = tokenize_sequences(["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64)
@@ -45,6 +49,34 @@ def test_the_number_of_passes_is_said_and_the_share_of_unseen_types(tmp_path, op
     printed = capsys.readouterr().out
     assert "178 forward passes (2 batches, 1 + 22 × 4 layers)" in printed
     assert "unseen_type_share" in printed
+
+
+def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, options, capsys):
+    run = local_run(tmp_path / "run", (0,))
+    chosen = {"removed_directions": (5, 2), "layers": "block.00"}
+    assert sweep(str(run), **options, ablate=True, after_processing=True, **chosen) == 0
+    assert "38 forward passes (2 batches, 1 + 18 × 1 layers)" in capsys.readouterr().out
+    metrics = set(pd.read_csv(f"{options['out']}/metrics.csv")["metric"])
+    numbers = {int(found[1]) for found in map(re.compile(r".*_(?:top|without_)(\d+)_.*").fullmatch, metrics) if found}
+    assert numbers == {2, 5}
+    (data,) = ablation_figures(read_folder(Path(options["out"]))[0])
+    names = [line.get_label() for line in data.figure.legends[0].get_lines()]
+    assert "no top 2 directions" in names
+    assert "no top 5 coordinates" in names
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"removed_directions": (1,)}, "neither is asked for"),
+        ({"removed_directions": (0,), "ablate": True}, r"numbers, 1 or more, as 1,3,10; got \(0,\)"),
+        ({"removed_directions": (3, 3), "after_processing": True}, "top must be distinct numbers"),
+    ],
+)
+def test_wrong_numbers_of_directions_are_refused_before_anything_is_measured(tmp_path, options, asked, message):
+    run = local_run(tmp_path / "run", (0,))
+    with pytest.raises(ValueError, match=message):
+        sweep(str(run), **options, **asked)
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from embedgeo.ablations import Ablation, text_batch
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
+from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, auto_metrics, default_metrics
@@ -251,6 +252,7 @@ class Worker:
             len(text.batches(settings.batch_size)) * settings.batch_size,
             settings.skip_first_positions,
             settings.ignore_token_ids,
+            num_removed=settings.removed_directions or NUM_REMOVED,
             agree=partial(all_agree, self.fabric),
             has_ranks=num_ranks > 1,
         )
@@ -451,6 +453,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             raise TypeError(f"it is a {type(function).__name__}")
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
+    values["removed_directions"] = tuple(settings.removed_directions) if settings.after_processing else ()
     # those that are not given are left to the function, which has defaults of its own
     options = {option: value for option, value in values.items() if value != getattr(SweepSettings, option)}
     if function is auto_metrics and settings.jackknife:
