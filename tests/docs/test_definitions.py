@@ -166,7 +166,7 @@ def exact_values(n, d, T):
         **dict.fromkeys(("massive_fraction", "massive_fraction_100x", "massive_fraction_1000x"), 0),
         "unembedding_alignment": 0,
         "cdnv_pairs": 0,
-        **{key: 0 for key in keys_under("Similarity") if not key.startswith("intra")},
+        **{key: 0 for key in keys_under("Similarity") if not key.startswith(("intra", "cosine"))},
     }
 
 
@@ -186,6 +186,7 @@ def rough_values(n, d, T, dimension, at_scales):
         "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
         "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
         "max_abs": (math.sqrt(Q / d) * stats.norm.ppf((1 + 2 ** (-1 / (n * d))) / 2), 0.01),
+        "cosine_std": (1 / math.sqrt(d), 0.01),
         "Q_t_cv": (math.sqrt(2 * (1 / counts).mean() / d), 0.05),
         "V_on_M_slope": (-a / (a + 2 * b / d), 0.05),
         "V_on_M_r2": (a**2 / ((a + 2 * b / d) * (a + 2 * c / d)), 0.1),
