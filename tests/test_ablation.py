@@ -284,3 +284,47 @@ def test_the_standard_error_is_that_of_the_paired_changes():
     means, errors = torch.stack(changes).T
     assert float(means.mean()) == pytest.approx(0.2, abs=0.005)
     assert float(errors.square().mean().sqrt()) == pytest.approx(float(means.std()), rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "opt", "bloom", "gemma2"])
+def test_the_lens_is_the_loss_of_final_norm_and_head_on_each_layer_and_of_the_model_on_the_last(family):
+    model = models.FAMILIES[family].build().double().eval()
+    norm = model.get_submodule(models.FAMILIES[family].final_norm[""])
+    ids = tokens(5, 9, models.VOCABULARY)
+    found = embedgeo.logit_lens(model, [ids[:2], ids[2:]])
+    assert [each["layer"] for each in found] == ["embed", "block.00", "block.01", "block.02"]
+    assert {each["metric"] for each in found} == {"logit_lens_loss"}
+    with torch.no_grad():
+        output = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        for each, state in zip(found[:-1], output.hidden_states, strict=False):
+            logits = model.get_output_embeddings()(norm(state))
+            if family == "gemma2":
+                logits = 30 * torch.tanh(logits / 30)
+            losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
+            assert each["value"] == pytest.approx(float(losses.mean()), abs=1e-6)
+            assert each["stderr"] == pytest.approx(float(losses.std() / len(ids) ** 0.5), rel=1e-5)
+    assert found[-1]["value"] == pytest.approx(float(output.loss), abs=1e-6)
+    assert len({round(each["value"], 6) for each in found}) == 4
+    (alone,) = embedgeo.logit_lens(model, [ids], ["final_norm", "block.0[1]"])
+    assert alone["value"] == pytest.approx(found[2]["value"], abs=1e-9)
+    assert (alone["layer"], alone["layer_index"]) == ("block.01", 1)
+
+
+def test_the_lens_of_a_masked_model_is_that_at_its_masked_tokens_and_blocks_may_share_their_weights():
+    model = models.albert().double()
+    ids = tokens(8, 20, models.VOCABULARY)
+    found = embedgeo.logit_lens(model, [ids], mask_token_id=3)
+    loss = values(model, [ids], "block.0", mask_token_id=3)["model", "loss"][0]
+    assert found[-1]["value"] == pytest.approx(loss, abs=1e-9)
+    assert len({each["value"] for each in found}) == len(found) >= 3
+
+
+def test_where_there_is_no_lens_one_sentence_says_why():
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration is both"):
+        embedgeo.logit_lens(models.t5(), [tokens()])
+    with pytest.raises(ValueError, match=r"the logit lens reads what enters the first block .*; got final_norm. Add"):
+        embedgeo.logit_lens(models.gpt2(), [tokens()], "final_norm")
+    headless = models.gpt2().transformer
+    with pytest.raises(ValueError, match=r"GPT2Model gives .* Take one with a language model head"):
+        embedgeo.logit_lens(headless, [tokens()])
+    assert math.isnan(embedgeo.logit_lens(models.gpt2(), [tokens(1)])[0]["stderr"])

@@ -184,6 +184,9 @@ _OF_MODELS = {
         "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
         ranges=True, is_drawn=False, order=760),
     **in_group("more", 765, **_CHANGES),
+    "logit_lens_loss": Term("loss by the logit lens", "mean loss on the text, nats per token, read at this layer",
+        "How well the final norm and the head predict from what is there at a layer: what the blocks above it still do "
+        "for the prediction.", order=766),
     **in_group("more", 770,
         duplicate_rows=Term("rows with a copy", "rows of an embedding matrix",
             "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),

@@ -120,3 +120,24 @@ def test_two_ranks_give_what_one_gives(tmp_path, options):
     a, b = (changes(out["out"]) for out in (one, two))
     np.testing.assert_allclose(a["value"], b["value"], rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(a["stderr"], b["stderr"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_sweep_has_the_logit_lens_of_the_function_and_draws_it_over_depth(tmp_path, options):
+    run = local_run(tmp_path / "run", (8,))
+    asked = {**options, "layers": ["block.01", "final_norm", "block.00"]}
+    assert sweep(str(run), **asked, logit_lens=True) == 0
+    records = pd.read_csv(f"{options['out']}/metrics.csv")
+    found = records[records["metric"] == "logit_lens_loss"].set_index("layer")
+    ids = tokenize_sequences(["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64)
+    expected = {each["layer"]: each for each in embedgeo.logit_lens(model(8), [ids])}
+    assert set(found.index) == {"block.00", "block.01"}
+    for layer, own in found.iterrows():
+        assert own["value"] == pytest.approx(expected[layer]["value"], abs=1e-6)
+        assert own["stderr"] == pytest.approx(expected[layer]["stderr"], abs=1e-6)
+        others = records[(records["layer"] == layer) & (records["metric"] == "Q")]
+        assert own["layer_index"] == others["layer_index"].item()
+    loss = records[(records["layer"] == "model") & (records["metric"] == "loss")]["value"].item()
+    assert found.loc["block.01", "value"] == pytest.approx(loss, abs=1e-6)
+    assert main(["report", options["out"]]) == 0
+    drawn = pd.read_csv(f"{options['out']}/report/figures/logit_lens_loss-profile.csv").select_dtypes("number")
+    assert all(np.isclose(drawn, value, rtol=1e-5).any() for value in found["value"])

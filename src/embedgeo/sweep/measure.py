@@ -23,7 +23,8 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedgeo.ablations import Ablation, text_batch
+from embedgeo.ablations import Ablation, lens_layers, text_batch
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
@@ -190,7 +191,9 @@ class Worker:
                     loss = self._run(geometry, loaded, text)
                 with all_agree(self.fabric):
                     ablation = self._ablation(geometry, text, loss) if settings.ablate else None
-                changes = [] if ablation is None else [each for each in ablation.records() if each["metric"] != "loss"]
+                    lens = self._logit_lens(geometry, text, loss) if settings.logit_lens else None
+                others = [] if ablation is None else [each for each in ablation.records() if each["metric"] != "loss"]
+                others += [] if lens is None else lens.lens_records()
             network = measured_model(model)
             num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
             facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
@@ -203,7 +206,7 @@ class Worker:
             self._load_ahead(upcoming)
             with torch.inference_mode():
                 measured = self._results(geometry, loss, text, facts)
-            measured.records += changes
+            measured.records += others
             return measured
         finally:
             geometry.close()
@@ -237,6 +240,18 @@ class Worker:
                 "ablate needs a model with a language model head, and at least 2 sequences; this one has "
                 f"{'a' if loss.is_wanted else 'no'} head, and the text {len(text.lengths)}."
             )
+        return self._with_batches(geometry, dict(enumerate(geometry.layers)), text)
+
+    def _logit_lens(self, geometry: Geometry, text: ProbeText, loss: "TokenLoss") -> Ablation:
+        """The logit lens at those of the layers that it reads, on the same batches."""
+        if not loss.is_wanted:
+            raise ValueError(
+                "logit_lens needs a model with a language model head, and a mask token of a masked one; "
+                f"{type(measured_model(geometry.model)).__name__} has none. Leave it out."
+            )
+        return self._with_batches(geometry, lens_layers(geometry.model, geometry.layers), text)
+
+    def _with_batches(self, geometry: Geometry, layers: Mapping[int, Layer], text: ProbeText) -> Ablation:
         settings = self.settings
         rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
         device = weights_device(geometry.model)
@@ -247,7 +262,7 @@ class Worker:
             batches.append(text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers))
         return Ablation(
             geometry.model,
-            geometry.layers,
+            layers,
             batches,
             len(text.batches(settings.batch_size)) * settings.batch_size,
             settings.skip_first_positions,

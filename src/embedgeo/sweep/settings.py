@@ -87,6 +87,8 @@ class SweepSettings:
             directions, its largest coordinates, its context or its tokens (`embedgeo.ablation`): 22 more passes a layer
             and one, as long as ``removed_directions`` are three; with ``skip_first_positions`` (or 1) of them replaced,
             and as they are.
+        logit_lens: also measure the loss of what the final norm and the head make of each layer's hidden state
+            (`embedgeo.logit_lens`): one more pass a layer.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
@@ -144,6 +146,7 @@ class SweepSettings:
     extra: str | list[str] | tuple[()] = ()
     jackknife: int = 0
     ablate: bool = False
+    logit_lens: bool = False
     save_samples: bool = False
     out: str | None = None
     shard: str = "0/1"
