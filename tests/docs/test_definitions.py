@@ -88,7 +88,7 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
             "loss_change_identity",
             *(f"loss_change_{name}{key}" for name in replacements() for key in ("", "_after_first")),
         ),
-        *("norm_Q_expected", "loss", "unseen_type_share", "training_loss", "tokens_seen"),
+        *("norm_Q_expected", "loss", "logit_lens_loss", "unseen_type_share", "training_loss", "tokens_seen"),
     }
     assert OWN.terms.keys() <= set(KEYS)
     assert all(map(OWN.find, KEYS))

@@ -95,7 +95,7 @@ class Measured:
         return value, error
 
     def baseline(self, metric: str, layer: str) -> float:
-        """What Gaussian rows with the same counts show at a layer of the last step; NaN where that is not known."""
+        """The value of Gaussian rows with the same counts at a layer of the last step; NaN where that is not known."""
         if metric not in self.run.baseline or layer not in self.run.layers:
             return nan
         return float(self.run.table(metric, self.run.baseline)[layer].iloc[-1])
