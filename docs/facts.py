@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from embedgeo.formatting import number
 from embedgeo.functional import anisotropy_null
-from embedgeo.functional.ablation import REPLACEMENTS
+from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import GROUPS, OWN
 from embedgeo.metrics import Anisotropy, IntrinsicDimension, full_metrics
@@ -23,7 +23,7 @@ from embedgeo.metrics.base import metric_classes
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 
 PAGE = Path(__file__).parent / "definitions.md"
-FAMILIES = {"scale": SCALES, "other": ("previous", "first", "below"), "part": REPLACEMENTS}
+FAMILIES = {"scale": SCALES, "other": ("previous", "first", "below"), "part": replacements()}
 """Values of the words in braces, which stand for all keys of a family."""
 
 _HEADING = re.compile(r"^### (`\w[\w{}]*`(?:, `\w[\w{}]*`)*)\n\n(?:(?:>.*\n)+\n)?", re.MULTILINE)

@@ -46,7 +46,8 @@ def report(
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by line style; in YAML
             also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
         examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of
-            some of every frequency (``true``), or of these texts, as ``once,winked``.
+            some of every frequency (``true``), or of these texts, as ``once,winked``, which are then named where V is
+            drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range of their means over
             blocks stands behind the curves over steps, at equal tokens where all know them, else at equal steps. They

@@ -1,6 +1,7 @@
 """Names, units, meanings and order of what is measured, as metrics declare them."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -184,6 +185,9 @@ _OF_MODELS = {
         "Q at the output of this LayerNorm (of an RMSNorm ‖γ‖²), if rows are spread evenly over the coordinates.",
         ranges=True, is_drawn=False, order=760),
     **in_group("more", 765, **_CHANGES),
+    "logit_lens_loss": Term("loss by the logit lens", "mean loss on the text, nats per token, read at this layer",
+        "How well the final norm and the head predict from what is there at a layer: what the blocks above it still do "
+        "for the prediction.", order=766),
     **in_group("more", 770,
         duplicate_rows=Term("rows with a copy", "rows of an embedding matrix",
             "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),
@@ -207,4 +211,16 @@ _OF_MODELS = {
 }
 # fmt: on
 
-register(_OF_MODELS, is_own=True)
+_REMOVED = re.compile(r"loss_change_(without_(\d+)_(directions|coordinates))(_after_first)?")
+
+
+def _other_changes(key: str) -> Term | None:
+    """The term of a change of the loss without another number of directions or coordinates."""
+    found = _REMOVED.fullmatch(key)
+    if found is None:
+        return None
+    part, what = (each.replace("3", found[2]) for each in _PARTS[f"without_3_{found[3]}"])
+    return _change(found[1], part, what, found[4] or "")._replace(group="more", order=765)
+
+
+register(_OF_MODELS, _other_changes, is_own=True)

@@ -10,7 +10,7 @@ from scipy import special, stats
 
 from docs.facts import with_facts
 from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
-from embedgeo.functional.ablation import REPLACEMENTS
+from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
@@ -87,9 +87,9 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     assert set(KEYS) == computed | OF_OTHERS | of_matrices | {
         *(
             "loss_change_identity",
-            *(f"loss_change_{name}{key}" for name in REPLACEMENTS for key in ("", "_after_first")),
+            *(f"loss_change_{name}{key}" for name in replacements() for key in ("", "_after_first")),
         ),
-        *("norm_Q_expected", "loss", "unseen_type_share", "training_loss", "tokens_seen"),
+        *("norm_Q_expected", "loss", "logit_lens_loss", "unseen_type_share", "training_loss", "tokens_seen"),
     }
     assert OWN.terms.keys() <= set(KEYS)
     assert all(map(OWN.find, KEYS))
@@ -170,7 +170,7 @@ def exact_values(n, d, T):
         **{key: 0 for key in keys_under("Outlier") if key.startswith("massive")},
         "unembedding_alignment": 0,
         "cdnv_pairs": 0,
-        **{key: 0 for key in keys_under("Similarity") if not key.startswith("intra")},
+        **{key: 0 for key in keys_under("Similarity") if not key.startswith(("intra", "cosine"))},
     }
 
 
@@ -190,6 +190,7 @@ def rough_values(n, d, T, dimension, at_scales):
         "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
         "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
         "max_abs": (math.sqrt(Q / d) * stats.norm.ppf((1 + 2 ** (-1 / (n * d))) / 2), 0.01),
+        "cosine_std": (1 / math.sqrt(d), 0.01),
         "Q_t_cv": (math.sqrt(2 * (1 / counts).mean() / d), 0.05),
         "V_on_M_slope": (-a / (a + 2 * b / d), 0.05),
         "V_on_M_r2": (a**2 / ((a + 2 * b / d) * (a + 2 * c / d)), 0.1),

@@ -60,14 +60,11 @@ _PARTS = {
 _COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
 _TAKEN_AWAY = {
     "without_offset": ("no offset", "#0072b2", "-"),
-    "without_1_directions": ("no top direction", "#d55e00", "-"),
-    "without_10_directions": ("no top 10 directions", "#d55e00", ":"),
-    "without_1_coordinates": ("no top coordinate", "#009e73", "-"),
-    "without_10_coordinates": ("no top 10 coordinates", "#009e73", ":"),
     "without_context": ("no context", "#cc79a7", "-"),
     "without_token": ("no token mean", "#e69f00", "-"),
     "as_noise": ("Gaussian rows", "#7a5195", "-"),
 }
+_REMOVED = {"direction": "#d55e00", "coordinate": "#009e73"}
 _BESIDE_CHANGES = {"M_over_Q": ("M / Q", "black", "-"), "anisotropy": ("anisotropy", "#777777", "-")}
 _WRITERS = {
     "stream": "#bbbbbb",
@@ -358,11 +355,24 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:
     """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last step, and at each step."""
-    changes = {f"loss_change_{name}": look for name, look in _TAKEN_AWAY.items() if f"loss_change_{name}" in run.values}
+    looks = {"without_offset": _TAKEN_AWAY["without_offset"], **_looks_of_removed(run), **_TAKEN_AWAY}
+    changes = {f"loss_change_{name}": look for name, look in looks.items() if f"loss_change_{name}" in run.values}
     if changes:
         yield _ablation(run, changes, "layer")
         if len(run.steps) > 1:
             yield _ablation(run, changes, "step")
+
+
+def _looks_of_removed(run: Run) -> dict[str, tuple[str, str, str]]:
+    """Looks of the changes of the loss without the fewest and without the most directions and coordinates."""
+    looks = {}
+    for what, colour in _REMOVED.items():
+        pattern = re.compile(rf"loss_change_without_(\d+)_{what}s")
+        numbers = sorted(int(found[1]) for found in map(pattern.fullmatch, run.metrics) if found)
+        for k, dashes in zip(dict.fromkeys(numbers[:1] + numbers[-1:]), "-:", strict=False):
+            name = f"no top {what}" if k == 1 else f"no top {k} {what}s"
+            looks[f"without_{k}_{what}s"] = (name, colour, dashes)
+    return looks
 
 
 def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> FigureData:
