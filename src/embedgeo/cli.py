@@ -11,6 +11,7 @@ from typing import Any
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
+from embedgeo.presets import example_files, first_line, listing, write_example
 from embedgeo.reproduce import PaperSettings, reproduce
 from embedgeo.sweep import SweepSettings, ablate, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
@@ -65,6 +66,23 @@ def report(
     print(write_report(folders, out, parse_groups(model_group), texts, chosen, earlier, layers))
 
 
+def examples(name: str | None = None) -> None:
+    """List the examples, or write one into the current folder.
+
+    Args:
+        name: of the example to write; its first lines say how it is run. Default: all are listed.
+
+    Raises:
+        ValueError: there is no such example.
+        FileExistsError: a file of its name is there already.
+    """
+    if name is None:
+        print(listing({each: first_line(files[0]) for each, files in example_files().items()}))
+        print("\nembedgeo examples NAME writes one into the current folder.")
+    else:
+        print("\n".join(f"written: {path}" for path in write_example(name, Path())))
+
+
 COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
@@ -75,6 +93,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], 
     "doctor": (doctor, DoctorSettings),
     "drift": (drift, drift),
     "report": (report, report),
+    "examples": (examples, examples),
 }
 """Function of each command, and whose arguments are its options: its own, or those of all settings that it takes."""
 

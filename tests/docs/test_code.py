@@ -13,6 +13,7 @@ from PIL import Image
 
 from embedgeo import cli
 from embedgeo.options import make_parser
+from embedgeo.presets import example_files
 from embedgeo.sweep import SweepSettings
 from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT
@@ -25,7 +26,8 @@ LINES = [
     for line in re.sub(r"\\\n", " ", block.code).splitlines()
 ]
 WRITTEN = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
-FILES = [(page, found) for page, line in LINES for found in re.findall(r"\b(?:examples|benchmarks)/[\w./-]+\w", line)]
+FILES = [(page, found) for page, line in LINES for found in re.findall(r"\bbenchmarks/[\w./-]+\w", line)]
+SCRIPTS = re.compile(r"(?<![\w/])[\w-]+\.(?:py|ipynb|slurm)\b|(?<=--config )\w+\.yaml|ray-cluster\.yaml")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGETS = {
     (page, found)
@@ -76,6 +78,19 @@ def test_every_command_is_one(page, command, monkeypatch):
 
 def test_every_file_that_a_command_names_is_there():
     assert not [(page, name) for page, name in FILES if not (ROOT / name).exists()]
+
+
+def test_every_example_that_a_command_names_was_written_on_its_page():
+    """``embedgeo examples NAME`` has come before; what a page gives for granted is nobody's example."""
+    written = {
+        (page, path.name)
+        for page, line in LINES
+        if line.startswith("embedgeo examples ")
+        for path in example_files()[line.split()[2]]
+    }
+    named = {(page, found) for page, line in LINES for found in SCRIPTS.findall(line.partition(" #")[0])}
+    assert len(named) > 5
+    assert named <= written
 
 
 def test_every_yaml_block_loads():
