@@ -134,10 +134,14 @@ def test_options_are_written_with_their_values():
 
 def test_the_readme_is_short():
     readme = blocks.text("README.md")
-    assert len(readme.splitlines()) <= 62
-    (picture,) = re.findall(r"!\[[^]]*\]\((.*?)\)", readme)
-    with Image.open(ROOT / picture) as image:
-        assert image.height < image.width / 3
+    assert len(readme.splitlines()) <= 72
+    pictures = re.findall(r'(?:srcset|src)="(.*?)"', readme)
+    assert [
+        dark for dark, light in zip(pictures[::2], pictures[1::2], strict=True) if dark != light[:-4] + "-dark.png"
+    ] == []
+    for picture in pictures:
+        with Image.open(ROOT / picture) as image:
+            assert image.height < image.width / 2
     assert len(blocks.blocks("README.md", "python")) == 1
 
 
