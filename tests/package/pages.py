@@ -40,7 +40,7 @@ SHORTER = MappingProxyType(
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
         "embedgeo report": "--metrics M_over_Q anisotropy",
         "embedgeo ablate": "--num-tokens 1024 --seq-len 64",
-        "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 --model.num_layers 2 --model.num_heads 2",
+        "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 --model.num_layers 4 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
     }
 )
