@@ -212,7 +212,8 @@ def figure_style(
         raise ValueError(f"{option} is of a new figure; the one of ax= has its size and its texts already.")
     texts = _texts()
     if ax is None:
-        texts = {name: value for name, value in texts.items() if value != mpl.rcParamsDefault[name]}
+        usual: Any = mpl.rcParamsDefault
+        texts = {name: value for name, value in texts.items() if value != usual[name]}
         size = figsize or (COLUMN if compact else (WIDTH, HEIGHT))
         texts = {"figure.figsize": list(size), **({"font.size": _COLUMN_TEXT} if compact else {}), **texts}
     token = _asked.set(_Asked(title, figsize))
@@ -330,9 +331,9 @@ def _inches(ax: Axes) -> tuple[float, float]:
 def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
     """The legend of an axes, in a row below the subtitle; of as many columns as the width allows unless told."""
     handles, labels = ax.get_legend_handles_labels()
-    if handles and not isinstance(figure, Picture):
-        _legend_above(ax, handles, labels)
-    elif handles:
+    if not handles:
+        return
+    if isinstance(figure, Picture):
         width, height = (side / figure.scale for side in figure.get_size_inches())
         ncols = ncols or (4 if width <= WIDTH else 6)
         look: dict[str, Any] = {"ncols": ncols, "columnspacing": 1.1, "handlelength": 1.7}
@@ -346,6 +347,8 @@ def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
         look["fontsize"] = points(size, "legend.fontsize")
         place = (0.04 / width, 1 - (0.43 - figure.lifted) / height)
         figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
+    else:
+        _legend_above(ax, handles, labels)
 
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
@@ -363,7 +366,7 @@ def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> 
     for text in ax.texts:
         if text.get_gid() == _SUBTITLE:
             text.set_y(3 + height)
-            room += 1.3 * text.get_fontsize() * (text.get_text().count("\n") + 1)
+            room += 1.3 * float(text.get_fontsize()) * (text.get_text().count("\n") + 1)
     _set_title(ax, ax.get_title("left").replace("\n", " ").strip(), room)
 
 

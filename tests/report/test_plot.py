@@ -218,7 +218,7 @@ def test_a_title_is_replaced_or_left_out(sweep: Path, ax: Axes) -> None:
 
 def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: Path) -> None:
     figure = plot.dynamics(sweep, METRIC, compact=True)
-    assert figure.get_size_inches().tolist() == [3.25, 2.5]
+    assert figure.get_size_inches().tolist() == pytest.approx([3.25, 2.5])
     sizes = {text.get_fontsize() for text in drawn_texts(figure)}
     assert max(sizes) < 8
     assert figure.axes[0].xaxis.label.get_fontsize() == 7
@@ -236,7 +236,7 @@ def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: 
 
 def test_a_new_figure_has_the_size_that_is_asked_for_and_the_fonts_of_the_session(rich: Path, sweep: Path) -> None:
     figure = plot.tokens(sweep, figsize=(6.75, 2.2))
-    assert figure.get_size_inches().tolist() == [6.75, 2.2]
+    assert figure.get_size_inches().tolist() == pytest.approx([6.75, 2.2])
     assert plot.tokens(sweep, compact=True).get_size_inches().tolist() == pytest.approx([3.25 * 0.8 * 4, 2.5])
     with mpl.rc_context(PAPER):
         figure = plot.spectrum(rich, "block.01")
@@ -244,7 +244,7 @@ def test_a_new_figure_has_the_size_that_is_asked_for_and_the_fonts_of_the_sessio
     assert {tuple(text.get_fontfamily()) for text in texts} == {("serif",)}
     assert figure.axes[0].xaxis.label.get_fontsize() == 8.5
     assert {label.get_fontsize() for label in figure.axes[0].get_xticklabels()} == {6.5}
-    assert figure.get_size_inches().tolist() == [4.6, 3.5]
+    assert figure.get_size_inches().tolist() == pytest.approx([4.6, 3.5])
     assert figure.texts[0].get_fontsize() == pytest.approx(10.5 * 9 / 9.5)
     assert plot.spectrum(rich, "block.01").axes[0].xaxis.label.get_fontsize() == 9.5
 
