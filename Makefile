@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow integrations soak findings lint docs package dist bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -54,6 +54,31 @@ test: $(INSTALLED) ## run the tests and the doctests, but for slow ones; the end
 
 test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, Ray clusters, browsers, the demo, simulations
 	$(PYTEST) -m slow --ignore tests/integrations tests
+
+# uv resolves, pip installs torch, for it finds the builds for CPUs that a machine or an index of its settings has.
+TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+ALLOWED_TORCH = $(shell sed -n 's/^  "\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
+
+define test_with
+	@echo "setting up .venv-$(1)"
+	@$(PYTHON) -m venv --clear .venv-$(1)
+	@.venv-$(1)/bin/python $(PIP_INSTALL) 'pip>=25.1' uv
+	@.venv-$(1)/bin/python $(PIP_INSTALL) '$(TORCH)'
+	@.venv-$(1)/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])' \
+		> .venv-$(1)/torch.txt
+	@.venv-$(1)/bin/uv pip compile -q --python .venv-$(1)/bin/python --no-build $(2) --override .venv-$(1)/torch.txt \
+		--extra all --group dev -o .venv-$(1)/versions.txt pyproject.toml
+	@.venv-$(1)/bin/uv pip install -q --python .venv-$(1)/bin/python -c .venv-$(1)/versions.txt -e '.[all]' --group dev
+	@echo "the $(1) versions, tested with $$(cat .venv-$(1)/torch.txt), of $(ALLOWED_TORCH): TORCH='torch==…' takes another"
+	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" \
+		--ignore tests/integrations
+endef
+
+test-lowest: ## run the tests with the lowest versions that pyproject.toml allows
+	$(call test_with,lowest,--resolution lowest-direct)
+
+test-newest: ## run the tests with the newest versions that pyproject.toml allows
+	$(call test_with,newest,)
 
 integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: loggers, trainers
 	$(PYTEST) tests/integrations
@@ -121,6 +146,6 @@ constraints: ## pin again, in constraints.txt, what a fresh install under it giv
 
 # What runs have written (runs, lightning_logs) stays: it is yours.
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-constraints .venv-dadapy .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf build dist site
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

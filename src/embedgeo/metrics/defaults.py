@@ -17,7 +17,7 @@ from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.layer import MetricFactory, named, require_num_groups, update_metric
+from embedgeo.metrics.layer import MetricFactory, compute_alone, named, require_num_groups, update_metric
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
@@ -341,8 +341,7 @@ def require_distinct_keys(make: MetricFactory) -> None:
         name = type(metric).__name__
         with named(metric, ", given no rows, as a rank may be"):
             update_metric(metric, no_rows, ids, Rows.of(no_rows, ids))
-            metric._to_sync = False
-            found = require_values(metric.compute())
+            found = require_values(compute_alone(metric))
         for key in found:
             if key in owners:
                 raise ValueError(
@@ -365,8 +364,7 @@ def measured_keys(make: MetricFactory, *, token_ids: bool) -> list[str]:
     for metric in make(2):
         with suppress(Exception):  # of a user's, on rows that are none of the model's
             update_metric(metric, rows, ids, Rows.of(rows, ids))
-            metric._to_sync = False
-            values.update(require_values(metric.compute()))
+            values.update(require_values(compute_alone(metric)))
     return [*values]
 
 
