@@ -9,7 +9,9 @@ writes a copy of the page beside its runs.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from math import hypot, inf, isfinite, nan, sqrt
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -510,15 +512,23 @@ def replayed(values: Frame, losses: Frame) -> Replay:
     )
 
 
-def alarms(values: Frame, losses: Frame) -> str:
+Replays = dict[tuple[str, int], Replay]
+"""By fault and seed."""
+
+
+def all_replays(values: Frame, losses: Frame, processes: int) -> Replays:
+    """The alarms of the sound runs, and of those with a fault that begins in the middle."""
+    kept = values[values["is_alarm"] & values["metric"].isin(headlines()) & ~values["fault"].isin(STARTS)]
+    of_runs = {(str(fault), int(seed)): of_run for (fault, seed), of_run in kept.groupby(["fault", "seed"])}
+    own = [
+        losses[losses["is_alarm"] & (losses["fault"] == fault) & (losses["seed"] == seed)] for fault, seed in of_runs
+    ]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return dict(zip(of_runs, pool.map(replayed, of_runs.values(), own), strict=True))
+
+
+def alarms(replays: Replays, onset: int) -> str:
     """What is found of faults that begin in the middle, when, and by what first; and alarms without a fault."""
-    replays: dict[tuple[str, int], Replay] = {}
-    onset = int(values.loc[values["is_alarm"], "onset"].iloc[0])
-    of_alarms, of_losses = values[values["is_alarm"]], losses[losses["is_alarm"]]
-    for (fault, seed), of_run in of_alarms.groupby(["fault", "seed"]):
-        if fault not in STARTS:
-            own = of_losses[(of_losses["fault"] == fault) & (of_losses["seed"] == seed)]
-            replays[str(fault), int(str(seed))] = replayed(of_run, own)
     rows = []
     for fault in (*EVENTS, ""):
         runs = [replay for (name, _), replay in replays.items() if name == fault]
@@ -660,7 +670,7 @@ def draw_neighbours(values: Frame) -> Figure:
     return figure
 
 
-def draw_alarms(values: Frame, losses: Frame) -> Figure:
+def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
     """One run of each fault that begins in the middle: a number, the training loss, and the alarms."""
     figure, axes = panels(len(EVENTS), 2.7)
     for ax, fault in zip(axes, EVENTS, strict=True):
@@ -675,7 +685,7 @@ def draw_alarms(values: Frame, losses: Frame) -> Figure:
         beside.plot(*own[["step", "loss"]].dropna().to_numpy().T, color=RUNS[1], lw=0.6)
         beside.grid(visible=False)
         ax.axvline(int(frame["onset"].iloc[0]), color="black", lw=1, ls=":")
-        for alarm in replayed(frame, own).geometry:
+        for alarm in replays[fault, int(seed)].geometry:
             ax.plot(alarm.step, curve[alarm.step], "v", color="black", ms=5)
         if ax is axes[0]:
             ax.set_ylabel(term("V_W_over_V_unbiased").name, color=RUNS[0])
@@ -687,7 +697,7 @@ def draw_alarms(values: Frame, losses: Frame) -> Figure:
 # ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tables(values: Frame, losses: Frame, size: Size) -> dict[str, str]:
+def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[str, str]:
     """All tables by the names that the page has for them."""
     found = {
         "models": models(losses, size),
@@ -696,7 +706,7 @@ def tables(values: Frame, losses: Frame, size: Size) -> dict[str, str]:
         "beyond": beyond_the_loss(values, losses, size),
         "equal loss": equal_loss(values, losses),
         "final loss": of_final_loss(values, losses),
-        "alarms": alarms(values, losses),
+        "alarms": alarms(replays, int(values.loc[values["is_alarm"], "onset"].iloc[0])),
         "from the start": from_the_start(values, losses),
     }
     for kind in KINDS:
@@ -706,13 +716,13 @@ def tables(values: Frame, losses: Frame, size: Size) -> dict[str, str]:
     return found
 
 
-def figures(values: Frame, losses: Frame) -> dict[str, Figure]:
+def figures(values: Frame, losses: Frame, replays: Replays) -> dict[str, Figure]:
     """All figures by their file names."""
     return {
         "findings-depth": draw_depth(values),
         "findings-steps": draw_steps(values, losses),
         "findings-neighbours": draw_neighbours(values),
-        "findings-alarms": draw_alarms(values, losses),
+        "findings-alarms": draw_alarms(values, losses, replays),
     }
 
 
@@ -744,10 +754,11 @@ def main(
     do_runs(size, folder, processes)
     values, losses = read_runs(folder, size)
     before = page.read_text(encoding="utf-8")
-    after = with_tables(before, tables(values, losses, SIZES[size]))
+    replays = all_replays(values, losses, processes)
+    after = with_tables(before, tables(values, losses, replays, SIZES[size]))
     out = page if size == "full" else folder / page.name
     with style():
-        for name, figure in figures(values, losses).items():
+        for name, figure in figures(values, losses, replays).items():
             file = out.parent / IMAGES / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(file, dpi=150, metadata={"Software": None})

@@ -319,7 +319,7 @@ def _set_title(ax: Axes, title: str, room: float) -> None:
 
 
 def _letters(ax: Axes, size: float, *, vertical: bool = False) -> int:
-    """How many letters of a size in points an axes has room for in a line."""
+    """Letters of a size in points that an axes has room for in a line."""
     return max(10, round(_inches(ax)[vertical] * 128 / size))
 
 

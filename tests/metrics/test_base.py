@@ -15,6 +15,7 @@ import lightning
 import pytest
 import skdim.id
 import torch
+import torch.distributed as dist
 import torchmetrics
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -206,12 +207,28 @@ def test_torchmetrics_reaches_other_ranks_by_its_public_context():
 
 
 @pytest.mark.parametrize("call", ["unsync", "sync twice", "forward"])
-def test_states_of_all_ranks_are_taken_once(call):
+def test_states_of_all_ranks_are_taken_once(call, tmp_path):
     metric = updated(Anisotropy(DIM), rows()[0])
-    if call != "unsync":
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        if call != "unsync":
+            metric.sync(distributed_available=lambda: True)
+        with pytest.raises(TorchMetricsUserError):
+            {"unsync": metric.unsync, "sync twice": metric.sync, "forward": lambda: metric(rows()[0])}[call]()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
+    metric = updated(Anisotropy(DIM), rows()[0])
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="inside"), metric.sync_context(distributed_available=lambda: True):
+            raise RuntimeError("inside")
         metric.sync(distributed_available=lambda: True)
-    with pytest.raises(TorchMetricsUserError):
-        {"unsync": metric.unsync, "sync twice": metric.sync, "forward": lambda: metric(rows()[0])}[call]()
+        metric.unsync()
+    finally:
+        dist.destroy_process_group()
 
 
 OTHERS = {

@@ -225,7 +225,7 @@ def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: 
     bounds = figure.get_tightbbox().extents
     assert bounds.min() >= 0
     assert (bounds[2:] <= figure.get_size_inches()).all()
-    for name, wanted in (("pdf", b"/FontFile2"), ("ps", b"%%EndFont")):
+    for name, wanted in (("pdf", b"/FontFile2"), ("ps", b"/FontType 42")):
         file = io.BytesIO()
         figure.savefig(file, format=name)
         assert wanted in file.getvalue()

@@ -474,8 +474,10 @@ class GeometryMetric(Metric):
     ) -> Generator[None]:
         """Context in which the states are those of the rows of all ranks; every rank must enter it."""
         self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
-        yield
-        self.unsync(should_unsync and self._own_states is not None)
+        try:
+            yield
+        finally:
+            self.unsync(should_unsync and self._own_states is not None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Update the states with the rows of a batch, and return the values of that batch alone."""
