@@ -10,6 +10,7 @@ writes a copy of the page beside its runs.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from io import BytesIO
 from math import hypot, inf, isfinite, nan, sqrt
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,11 +21,13 @@ import pandas as pd
 from jsonargparse import CLI
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 from scipy import stats
 
 from benchmarks.findings_runs import EVENTS, KINDS, SIZES, STARTS, Size, do_runs, read_runs
+from docs.dark import save
 from embedgeo import GeometryAlarm
-from embedgeo.drawing import RUNS, style
+from embedgeo.drawing import RUNS, step_axis, style
 from embedgeo.formatting import with_error
 from embedgeo.glossary import headlines, term
 from embedgeo.results.files import replacing
@@ -602,10 +605,14 @@ def from_the_start(values: Frame, losses: Frame) -> str:
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def panels(number_of_panels: int, width: float = 3.1) -> tuple[Figure, Any]:
-    """A row of axes."""
-    figure = Figure(figsize=(width * number_of_panels, 2.9), layout="constrained")
-    return figure, figure.subplots(1, number_of_panels, squeeze=False)[0]
+def panels(number_of_panels: int, columns: int = 3) -> tuple[Figure, list[Any]]:
+    """Axes side by side, in rows."""
+    rows = -(-number_of_panels // columns)
+    figure = Figure(figsize=(8.4, 2.7 * rows), layout="constrained")
+    axes = [*figure.subplots(rows, columns, squeeze=False).flat]
+    for ax in axes[number_of_panels:]:
+        ax.axis("off")
+    return figure, axes[:number_of_panels]
 
 
 def band(ax: Any, x: Sequence[Any], curves: Array, kind: str, **look: Any) -> None:
@@ -616,7 +623,7 @@ def band(ax: Any, x: Sequence[Any], curves: Array, kind: str, **look: Any) -> No
 
 def draw_depth(values: Frame) -> Figure:
     """Main numbers over depth."""
-    figure, axes = panels(len(DRAWN))
+    figure, axes = panels(len(DRAWN), 2)
     for ax, metric in zip(axes, DRAWN, strict=True):
         for kind in KINDS:
             frame = chosen(values, kind, "tokens")
@@ -631,7 +638,7 @@ def draw_depth(values: Frame) -> Figure:
 
 def draw_steps(values: Frame, losses: Frame) -> Figure:
     """Main numbers and the loss over training."""
-    figure, axes = panels(len(DRAWN) + 1, 2.7)
+    figure, axes = panels(len(DRAWN) + 1)
     for kind in KINDS:
         held_out = losses[(losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()]
         table = held_out.pivot(index="step", columns="seed", values="held_out")
@@ -642,9 +649,7 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
             ax.set_title(term(metric).name)
     axes[0].set_title("loss held out, nats")
     for ax in axes:
-        ax.set_xscale("symlog", linthresh=1, linscale=0.4)
-        ax.set_xlim(0)
-        ax.set_xlabel("step")
+        step_axis(ax, [int(step) for step in sorted(values.loc[~values["is_alarm"], "step"].unique())])
     axes[0].legend()
     return figure
 
@@ -666,13 +671,13 @@ def draw_neighbours(values: Frame) -> Figure:
             ax.fill_between(x, np.nanmin(table, 0), np.nanmax(table, 0), color=colour, alpha=0.2, lw=0)
         ax.set(title=NAMES[kind], xlabel="blocks passed", ylim=(0, None))
     axes[0].set_ylabel("intrinsic dimension")
-    axes[0].legend()
+    axes[1].legend(loc="center", bbox_to_anchor=(0.5, 0.58))
     return figure
 
 
 def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
     """One run of each fault that begins in the middle: a number, the training loss, and the alarms."""
-    figure, axes = panels(len(EVENTS), 2.7)
+    figure, axes = panels(len(EVENTS))
     for ax, fault in zip(axes, EVENTS, strict=True):
         frame = values[values["is_alarm"] & (values["fault"] == fault)]
         seed = frame["seed"].min()
@@ -689,7 +694,7 @@ def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
             ax.plot(alarm.step, curve[alarm.step], "v", color="black", ms=5)
         if ax is axes[0]:
             ax.set_ylabel(term("V_W_over_V_unbiased").name, color=RUNS[0])
-        if ax is axes[-1]:
+        if ax in (axes[2], axes[-1]):
             beside.set_ylabel("training loss, nats", color=RUNS[1])
     return figure
 
@@ -761,7 +766,9 @@ def main(
         for name, figure in figures(values, losses, replays).items():
             file = out.parent / IMAGES / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(file, dpi=150, metadata={"Software": None})
+            drawn = BytesIO()
+            figure.savefig(drawn, dpi=130)
+            save(Image.open(drawn), file)
     with replacing(out) as temporary:
         temporary.write_text(after, encoding="utf-8", newline="\n")
     changed = sum(one != two for one, two in zip(_tables(before), _tables(after), strict=True))

@@ -87,8 +87,9 @@ def made_sweeps(folder):
 def give(page, models, sweeps):
     """Put what the page's commands name, and no command of it makes, into the current folder."""
     text = blocks.text(page)
+    makes_demo = re.search("^embedgeo demo", text, re.MULTILINE)
     for name in SWEEPS:
-        if re.search(rf"\b{name}\b", text):
+        if re.search(rf"\b{name}\b", text) and not (makes_demo and name.startswith("runs/demo")):
             shutil.copytree(sweeps / "steps", name)
     if "runs/six" in text:
         shutil.copytree(sweeps / "final", "runs/six")
