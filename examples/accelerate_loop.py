@@ -1,7 +1,7 @@
 """A GPT-NeoX trained in a loop with accelerate, whose geometry is measured while it trains.
 
-python examples/accelerate_loop.py               # half a minute on a CPU
-accelerate launch examples/accelerate_loop.py    # on the processes that `accelerate config` has set up
+python accelerate_loop.py               # half a minute on a CPU
+accelerate launch accelerate_loop.py    # on the processes that `accelerate config` has set up
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """The geometry of a model's embeddings in plain PyTorch: run the cells in a notebook, or the whole as a script.
 
-python examples/observe.py                          # a small GPT-NeoX with random weights
-python examples/observe.py runs/demo/checkpoints/step300
+python observe.py                          # a small GPT-NeoX with random weights
+python observe.py runs/demo/checkpoints/step300
 """
 
 # %% A model and its tokenizer: a folder or a Hugging Face name, or else something small that needs no download

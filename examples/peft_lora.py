@@ -1,6 +1,6 @@
 """LoRA with PEFT and the Hugging Face Trainer: the layers keep the names that they have without adapters.
 
-python examples/peft_lora.py                 # results go to runs/lora
+python peft_lora.py                 # results go to runs/lora
 tensorboard --logdir runs/lora
 embedgeo report runs/lora
 """

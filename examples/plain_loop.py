@@ -1,8 +1,8 @@
 """A small GPT, written and trained in plain PyTorch, whose geometry is measured while it trains.
 
-python examples/plain_loop.py                            # a minute or less on a CPU
-python examples/plain_loop.py --max-steps 400 --resume   # goes on from the checkpoint
-python examples/plain_loop.py --bf16 --out runs/bf16
+python plain_loop.py                            # a minute or less on a CPU
+python plain_loop.py --max-steps 400 --resume   # goes on from the checkpoint
+python plain_loop.py --bf16 --out runs/bf16
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Pretrain a small language model with Lightning's command line; the monitor is added in the configuration.
 
-python examples/pretrain.py fit --config configs/pretrain.yaml
-python examples/pretrain.py fit --config configs/pretrain.yaml --data.files '[my.txt]' --trainer.max_steps 2000
+python pretrain.py fit --config pretrain.yaml
+python pretrain.py fit --config pretrain.yaml --data.files '[my.txt]' --trainer.max_steps 2000
 tensorboard --logdir runs/pretrain
 """
 

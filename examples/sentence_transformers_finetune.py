@@ -1,6 +1,6 @@
 """Contrastive fine-tuning with sentence-transformers: the geometry of tokens, and that of sentence embeddings.
 
-python examples/sentence_transformers_finetune.py        # results go to runs/sentences
+python sentence_transformers_finetune.py        # results go to runs/sentences
 tensorboard --logdir runs/sentences
 embedgeo report runs/sentences
 """

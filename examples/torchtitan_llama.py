@@ -1,7 +1,7 @@
 """torchtitan's own Llama 3, a tiny one, in a plain loop, whose geometry is measured while it trains.
 
-pip install torchtitan
-python examples/torchtitan_llama.py            # half a minute on a CPU
+pip install torchtitan triton    # triton comes with torch for GPUs; torchtitan does not start without it
+python torchtitan_llama.py            # half a minute on a CPU
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Supervised fine-tuning with TRL, several texts packed into a row; the monitor is one of the Trainer's callbacks.
 
-python examples/trl_sft.py                   # results go to runs/trl-sft
+python trl_sft.py                   # results go to runs/trl-sft
 tensorboard --logdir runs/trl-sft
 embedgeo report runs/trl-sft
 """

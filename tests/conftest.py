@@ -1,5 +1,6 @@
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
@@ -27,6 +28,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     )
     if is_needed and COMPILER is not None and not torch.cuda.is_available():
         load_guard()
+
+
+def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> list[str]:
+    """Lines on what a run left out: by its marker and folders, and by the reasons of tests that were skipped."""
+    lines = []
+    if marked == "not slow":
+        lines.append("the slow tests: make test-slow")
+    if marked == "slow":
+        lines.append("the tests that are not slow: make test")
+    if any(Path(path).name == "integrations" for path in ignored):
+        lines.append("examples, and tests with other packages: make integrations")
+    counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
+    return lines + [f"{count} {'test' if count == 1 else 'tests'}: {reason}" for reason, count in counts.items()]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say at the end what was left out, a line a cause."""
+    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
+    if lines := left_out(config.option.markexpr, config.option.ignore or (), reasons):
+        terminalreporter.section("left out")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture

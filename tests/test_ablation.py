@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import embedgeo
-from embedgeo.functional.ablation import REPLACEMENTS, RowStatistics, Substitutes, paired_change
+from embedgeo.functional.ablation import RowStatistics, Substitutes, paired_change, replacements
+from embedgeo.glossary import term
 from tests import models
 
 DIM = 6
@@ -73,7 +74,7 @@ def by_hand(rows, ids, other, other_ids, name):
 
 
 @pytest.mark.parametrize("after_first", [False, True])
-@pytest.mark.parametrize("name", [name for name in REPLACEMENTS if name != "as_noise"])
+@pytest.mark.parametrize("name", [name for name in replacements() if name != "as_noise"])
 def test_changes_are_those_of_a_computation_by_hand(tiny, name, after_first):
     ids = tokens()
     with torch.no_grad():
@@ -91,6 +92,23 @@ def test_changes_are_those_of_a_computation_by_hand(tiny, name, after_first):
     value, error = values(tiny, [ids])["layers.01", key]
     assert value == pytest.approx(float(sum(changes) / 2), abs=1e-9)
     assert error > 0
+
+
+def test_other_numbers_of_directions_and_coordinates_are_taken_away_on_request(tiny):
+    ids = tokens()
+    usual = values(tiny, [ids])
+    found = values(tiny, [ids], num_removed=(3, 2))
+    kinds = "directions", "coordinates"
+    taken = {key.removeprefix("loss_change_without_") for _, key in found if key.endswith(kinds)}
+    assert taken == {f"{k}_{what}" for k in (2, 3) for what in kinds}
+    for key in [("layers.01", f"loss_change_without_3_{what}") for what in kinds]:
+        assert found[key] == usual[key]
+    first, second = (usual["layers.01", f"loss_change_without_{k}_directions"][0] for k in (1, 3))
+    assert found["layers.01", "loss_change_without_2_directions"][0] not in (first, second)
+    assert term("loss_change_without_2_coordinates").name == "loss without top 2 coordinates"
+    for wrong in ((0,), (2, 2), ()):
+        with pytest.raises(ValueError, match="removed_directions must be distinct numbers, 1 or more"):
+            values(tiny, [ids], num_removed=wrong)
 
 
 def test_the_identity_changes_nothing_to_the_bit():
@@ -211,7 +229,7 @@ def test_every_family_has_all_changes_and_an_identity_of_zero(name):
     options = {"mask_token_id": 3} if name in MASKED else {}
     found = values(model, [tokens(6, 12, models.VOCABULARY)], "block.1", **options)
     changes = {metric: value for (layer, metric), (value, _) in found.items() if layer != "model"}
-    assert len(changes) == 2 * len(REPLACEMENTS) + 1
+    assert len(changes) == 2 * len(replacements()) + 1
     assert changes["loss_change_identity"] == 0
     assert all(math.isfinite(value) for value in changes.values())
     assert any(value for value in changes.values())
@@ -266,3 +284,47 @@ def test_the_standard_error_is_that_of_the_paired_changes():
     means, errors = torch.stack(changes).T
     assert float(means.mean()) == pytest.approx(0.2, abs=0.005)
     assert float(errors.square().mean().sqrt()) == pytest.approx(float(means.std()), rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "opt", "bloom", "gemma2"])
+def test_the_lens_is_the_loss_of_final_norm_and_head_on_each_layer_and_of_the_model_on_the_last(family):
+    model = models.FAMILIES[family].build().double().eval()
+    norm = model.get_submodule(models.FAMILIES[family].final_norm[""])
+    ids = tokens(5, 9, models.VOCABULARY)
+    found = embedgeo.logit_lens(model, [ids[:2], ids[2:]])
+    assert [each["layer"] for each in found] == ["embed", "block.00", "block.01", "block.02"]
+    assert {each["metric"] for each in found} == {"logit_lens_loss"}
+    with torch.no_grad():
+        output = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        for each, state in zip(found[:-1], output.hidden_states, strict=False):
+            logits = model.get_output_embeddings()(norm(state))
+            if family == "gemma2":
+                logits = 30 * torch.tanh(logits / 30)
+            losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
+            assert each["value"] == pytest.approx(float(losses.mean()), abs=1e-6)
+            assert each["stderr"] == pytest.approx(float(losses.std() / len(ids) ** 0.5), rel=1e-5)
+    assert found[-1]["value"] == pytest.approx(float(output.loss), abs=1e-6)
+    assert len({round(each["value"], 6) for each in found}) == 4
+    (alone,) = embedgeo.logit_lens(model, [ids], ["final_norm", "block.0[1]"])
+    assert alone["value"] == pytest.approx(found[2]["value"], abs=1e-9)
+    assert (alone["layer"], alone["layer_index"]) == ("block.01", 1)
+
+
+def test_the_lens_of_a_masked_model_is_that_at_its_masked_tokens_and_blocks_may_share_their_weights():
+    model = models.albert().double()
+    ids = tokens(8, 20, models.VOCABULARY)
+    found = embedgeo.logit_lens(model, [ids], mask_token_id=3)
+    loss = values(model, [ids], "block.0", mask_token_id=3)["model", "loss"][0]
+    assert found[-1]["value"] == pytest.approx(loss, abs=1e-9)
+    assert len({each["value"] for each in found}) == len(found) >= 3
+
+
+def test_where_there_is_no_lens_one_sentence_says_why():
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration is both"):
+        embedgeo.logit_lens(models.t5(), [tokens()])
+    with pytest.raises(ValueError, match=r"the logit lens reads what enters the first block .*; got final_norm. Add"):
+        embedgeo.logit_lens(models.gpt2(), [tokens()], "final_norm")
+    headless = models.gpt2().transformer
+    with pytest.raises(ValueError, match=r"GPT2Model gives .* Take one with a language model head"):
+        embedgeo.logit_lens(headless, [tokens()])
+    assert math.isnan(embedgeo.logit_lens(models.gpt2(), [tokens(1)])[0]["stderr"])

@@ -27,7 +27,7 @@ def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
     assert "demo" in done.stdout
 
 
-@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="torch has another kind of threads")
+@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="needs a torch with threads of OpenMP")
 @pytest.mark.parametrize(("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_of_a_command_sleep_while_they_wait_unless_told_otherwise(
     tmp_path: Path, chosen: dict[str, str], policy: str
@@ -271,7 +271,7 @@ def test_an_out_that_cannot_be_made_gives_one_line_and_status_2(
     assert str(out) in only_line(capsys.readouterr().err)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user who is not root")
 def test_a_read_only_out_gives_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(0o500)
     assert main(["demo", "--out", str(tmp_path)]) == 2

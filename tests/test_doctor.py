@@ -77,8 +77,8 @@ def test_a_repository_is_described_without_its_weights(
 def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = yaml.safe_load((ROOT / "configs" / "pretrain.yaml").read_text(encoding="utf-8"))
-    assert main(["doctor", "configs/pretrain.yaml", "--model-class", "examples.pretrain.LanguageModel"]) == 0
+    asked = yaml.safe_load((ROOT / "examples" / "pretrain.yaml").read_text(encoding="utf-8"))
+    assert main(["doctor", "examples/pretrain.yaml", "--model-class", "examples.pretrain.LanguageModel"]) == 0
     first = capsys.readouterr().out
     assert "rows       1,024 a measurement (1 × 4 sequences × 256 tokens)" in first
     assert "mean(last4)" in first
@@ -107,9 +107,12 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
         (["./nowhere"], "model_or_config must be a local path that exists or a repository on the Hub"),
         (["tests.models:nothing"], "as package.module:make_model; got 'tests.models:nothing'"),
         (["tests.models:token_batch"], "it makes a dict"),
-        (["configs/pretrain.yaml"], "Name the class by --model-class"),
+        (["examples/pretrain.yaml"], "Name the class by --model-class"),
         (["configs/pythia.yaml"], "got model: 'EleutherAI/pythia-70m'"),
-        (["configs/pretrain.yaml", "--model-class", "examples.pretrain.Nothing"], "must make a model and its monitors"),
+        (
+            ["examples/pretrain.yaml", "--model-class", "examples.pretrain.Nothing"],
+            "must make a model and its monitors",
+        ),
         (["tests.models:gpt_neox", "--layers", "nonsense"], "layers='nonsense' matches no layer"),
         (["tests.training.test_describe:WithoutBlocks"], "layers=['table', 'first', 'second']"),
         (["tests.models:gpt_neox", "--metrics", "no.such"], "metrics must be auto, or name a function"),

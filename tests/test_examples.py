@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from embedgeo.cli import main
 from embedgeo.text import builtin_corpus, train_tokenizer
 from tests.models import gpt_neox
 
@@ -24,6 +25,36 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
         timeout=200,
         check=True,
     )
+
+
+def test_examples_are_listed_each_with_a_line_on_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["examples"]) == 0
+    listed = re.findall(r"^([\w-]+)  +(\S.*)$", capsys.readouterr().out, re.M)
+    assert [name for name, _ in listed] == sorted({path.stem for path in (ROOT / "examples").glob("*.*")})
+    assert all(len(line) > 20 for _, line in listed)
+
+
+def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["pretrain.py", "pretrain.yaml"]
+    (tmp_path / names[1]).write_text("mine")
+    assert main(["examples", "pretrain"]) == 2
+    said = "an example never replaces a file; pretrain.yaml exists: rename or remove it first."
+    assert capsys.readouterr().err == f"embedgeo: error: {said}\n"
+    assert [path.name for path in tmp_path.iterdir()] == names[1:]
+    (tmp_path / names[1]).unlink()
+    assert main(["examples", "pretrain"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"written: {name}" for name in names]
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (ROOT / "examples" / name).read_bytes()
+
+
+def test_an_unknown_example_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["examples", "plain_lop"]) == 2
+    assert "must be one of accelerate_loop, " in (said := capsys.readouterr().err)
+    assert said.endswith("got 'plain_lop'. Did you mean plain_loop?\n")
 
 
 @pytest.mark.slow
@@ -43,7 +74,7 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
         "--trainer.logger.save_dir": tmp_path,
     }
     done = run_example(
-        "pretrain.py", "fit", "--config", ROOT / "configs" / "pretrain.yaml", *(x for kv in small.items() for x in kv)
+        "pretrain.py", "fit", "--config", ROOT / "examples" / "pretrain.yaml", *(x for kv in small.items() for x in kv)
     )
     said = [line for line in done.stderr.splitlines() if line.startswith("GeometryMonitor: ")]
     assert ["written to" in line for line in said] == [True, False]

@@ -14,7 +14,8 @@ import embedgeo
 from embedgeo import extras
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 
 def run(code):
@@ -138,6 +139,19 @@ def test_an_unknown_name_is_an_attribute_error():
 def test_the_version_is_the_same_everywhere():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"]
     assert cited == PROJECT["version"] == embedgeo.__version__
+
+
+def test_every_extra_is_on_the_page_of_installing_and_those_of_work_on_the_package_are_no_extras():
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    assert {*re.findall(r"^\| `(\w+)` \|", page, re.M)} == PROJECT["optional-dependencies"].keys()
+    assert not PROJECT["optional-dependencies"].keys() & PYPROJECT["dependency-groups"].keys()
+
+
+def test_make_help_lists_every_target_on_one_screen():
+    done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    assert sorted(re.findall(r"^  make (\S+) {2,}\S", done.stdout, re.M)) == sorted(targets)
+    assert len(done.stdout.splitlines()) <= 24
 
 
 def test_make_clean_leaves_what_runs_have_written():

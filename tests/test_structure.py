@@ -27,15 +27,12 @@ PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make", "_exit", "_repr
 """Documented in spite of their name: of named tuples and of what notebooks show, and `os._exit`."""
 
 FOREIGN = {
-    "capture": {"_C", "_getframe", "_is_fwd_grad_enabled", "_current_graph_task_id", "_version", "_compiled_call_impl"}
-    | {"_forward_hooks", "_forward_pre_hooks"},  # torch, sys
-    "checkpoints": {"_model_mapping"},  # transformers' auto classes
-    "cli.py": {"_exit"},  # os
-    "metrics": {"_cache", "_filter_kwargs", "_is_synced", "_should_unsync", "_to_sync"},  # torchmetrics
-    "text": {"_tokenizer"},  # transformers' fast tokenizers
-    "training": {"_filter_kwargs"},  # torchmetrics
+    "capture/torch_names.py": {"_C", "_getframe"}  # torch, sys
+    | {"_EffectType", "_dynamo", "_higher_order_ops", "_register_effectful_op", "_set_fwd_grad_enabled"},
+    "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too
+    "sweep/processes.py": {"_MultiProcessingLauncher"},  # lightning
 }
-"""Private names of other packages, by the room that uses them."""
+"""Private names of other packages, by the one module that uses them: see "Versions" in CONTRIBUTING.md."""
 
 
 def private_definitions(tree: ast.Module) -> set[str]:
@@ -89,9 +86,20 @@ def patched_names(nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("module", MODULES)
 def test_private_names_stay_in_their_module(module):
     nodes = [*ast.walk(MODULES[module])]
-    own = private_definitions(MODULES[module]) | PUBLIC_UNDERSCORES | FOREIGN.get(module.split("/")[0], set())
+    own = private_definitions(MODULES[module]) | PUBLIC_UNDERSCORES | FOREIGN.get(module, set())
     reached = [place for name, place in reached_private_names(nodes) if name not in own]
     assert imported_private_names(nodes, "embedgeo") + reached == []
+
+
+def test_private_names_of_other_packages_stand_in_one_module():
+    found = []
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module != "__future__":
+                names = {*node.module.split("."), *(each.name for each in node.names)}
+                private = {name for name in names if PRIVATE.fullmatch(name)} - FOREIGN.get(module, set())
+                found += [f"{module}:{node.lineno}: {name}" for name in sorted(private)]
+    assert found == []
 
 
 @pytest.mark.parametrize("folder", AROUND)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from embedgeo import plot as plot
     from embedgeo.ablations import ablation as ablation
+    from embedgeo.ablations import logit_lens as logit_lens
     from embedgeo.geometry import Geometry as Geometry
     from embedgeo.geometry import observe as observe
     from embedgeo.metrics import AfterProcessing as AfterProcessing
@@ -50,6 +51,7 @@ _MODULES = {  # by public name
     "TokenOccurrences": "metrics",
     "TokenSimilarity": "metrics",
     "ablation": "ablations",
+    "logit_lens": "ablations",
     "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",

@@ -1,4 +1,7 @@
-"""Ablation of hidden states: the change of the loss when a layer's output is replaced by what lacks a part of it."""
+"""Losses with other hidden states: with what lacks a part of a layer's, and with a layer's own in place of the last's.
+
+The first are ablations, the second the logit lens: final norm and head read what is there at a layer.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +19,11 @@ from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.structure import is_hugging_face, measured_model, submodels, weights_device
 from embedgeo.formatting import listed
-from embedgeo.functional.ablation import REPLACEMENTS, RowStatistics, Substitutes, paired_change
+from embedgeo.functional.ablation import NUM_REMOVED, RowStatistics, Substitutes, paired_change, replacements
 from embedgeo.functional.distributed import all_reduce_sum, exchanged
 from embedgeo.functional.rows import NO_TYPE, sequence_positions
 from embedgeo.results.records import Record, model_record
 
-PASSES_PER_LAYER = 2 + 2 * len(REPLACEMENTS)  # the statistics, the identity, and all else with and without the first
 _MASKED = 0.15  # share of the tokens that a masked model's loss is computed at
 
 Agree = Callable[[], AbstractContextManager[None]]
@@ -45,6 +47,7 @@ def ablation(
     mask_token_id: int | None = None,
     skip_first_positions: int = 1,
     ignore_token_ids: Sequence[int] = (),
+    num_removed: Sequence[int] = NUM_REMOVED,
     seed: int = 0,
     verbose: bool = True,
 ) -> list[Record]:
@@ -55,7 +58,8 @@ def ablation(
     variance, which get their means; by the mean of their token type, ``without_context``, or without it,
     ``without_token``, h − μ_t, where the type is known; and by noise, N(μ, Σ). μ, U, Σ and μ_t are those of half of the
     sequences, every other one, and the loss is that of the other half; then the other way round, averaged. The model is
-    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches, which is said before.
+    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches for three k, which is said
+    before.
 
     Args:
         model: a Hugging Face model with a language model head, or one that gives logits of shape (batch, positions,
@@ -69,6 +73,7 @@ def ablation(
         skip_first_positions: number of first positions of a sequence that are left as they are for the keys that end
             in ``_after_first``.
         ignore_token_ids: tokens whose rows are left as they are.
+        num_removed: each k, of directions and of coordinates.
         seed: of the masks and of the noise, which depend on it and on a sequence's number alone.
         verbose: print the number of forward passes.
 
@@ -79,41 +84,105 @@ def ablation(
         ``unseen_type_share``.
 
     Raises:
-        ValueError: fewer than two sequences, an encoder-decoder model, a mean of layers, no logits of all positions, or
+        ValueError: fewer than two sequences, a k that is below 1 or given twice, an encoder-decoder model, a mean of
+            layers, no logits of all positions, or a masked model without labels and mask token.
+    """
+    made, count = _given_batches(model, batches, mask_token_id, ignore_token_ids, seed)
+    found = resolve_layers(model, layers)
+    run = Ablation(
+        model,
+        dict(enumerate(found)),
+        made,
+        count,
+        skip_first_positions,
+        ignore_token_ids,
+        num_removed=num_removed,
+        seed=seed,
+    )
+    if verbose:
+        print(passes_line(len(found), len(made), num_removed))
+    with _evaluating(model):
+        return run.records()
+
+
+def logit_lens(
+    model: nn.Module,
+    batches: Iterable[Any],
+    layers: LayerSpec = "blocks",
+    *,
+    mask_token_id: int | None = None,
+    ignore_token_ids: Sequence[int] = (),
+    seed: int = 0,
+) -> list[Record]:
+    """Measure the loss of what the final norm and the head make of each layer's hidden state.
+
+    The output of the last block is replaced by that of the layer, so that all that the model does after its blocks, to
+    the logits, it does to this. At the last block it is the model's own loss. The model is run once over the batches
+    for each layer, in evaluation mode and without gradients.
+
+    Sources: nostalgebraist 2020, *interpreting GPT: the logit lens*; the notebook of Razzhigaev et al. 2024.
+
+    Args:
+        model: as for `ablation`.
+        batches: as for `ablation`.
+        layers: as for `embedgeo.observe`; those that are the input of the first block or the output of a block count.
+        mask_token_id: as for `ablation`.
+        ignore_token_ids: tokens that are not masked.
+        seed: of the masks.
+
+    Returns:
+        Records of each layer: ``logit_lens_loss``, in nats a token, with a standard error over sequences; NaN where
+        there are fewer than two.
+
+    Raises:
+        ValueError: an encoder-decoder model, no list of blocks or none of these layers, no logits of all positions, or
             a masked model without labels and mask token.
     """
-    network = measured_model(model)
-    is_masked = mask_token_id is not None or type(network).__name__.endswith("ForMaskedLM")
-    device = weights_device(model)
-    made: list[AblationBatch] = []
-    first = 0
-    for batch in batches:
-        given = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
-        given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
-        made.append(_given_batch(given, first, is_masked, mask_token_id, ignore_token_ids, seed))
-        first += len(made[-1].numbers)
-    found = resolve_layers(model, layers)
-    run = Ablation(model, found, made, first, skip_first_positions, ignore_token_ids, seed=seed)
-    if verbose:
-        print(passes_line(len(found), len(made)))
+    made, count = _given_batches(model, batches, mask_token_id, ignore_token_ids, seed)
+    found = lens_layers(model, resolve_layers(model, layers))
+    run = Ablation(model, found, made, count, seed=seed)
+    with _evaluating(model):
+        return run.lens_records()
+
+
+def lens_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Layer]:
+    """Those of some layers that the logit lens reads, by place: the input of the first block, and outputs of blocks.
+
+    Raises:
+        ValueError: there are none.
+    """
+    stream = [layer.calls for layer in resolve_layers(model, "blocks") if not layer.name.endswith("final_norm")]
+    found = {i: layer for i, layer in enumerate(layers) if layer.calls in stream and not layer.stream}
+    if not found:
+        names = listed([layer.name for layer in layers], 4)
+        raise ValueError(
+            f'the logit lens reads what enters the first block and what blocks give, as layers="blocks" has it; got '
+            f"{names}. Add some."
+        )
+    return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Context in which a model is in evaluation mode."""
     restore = mode_restorer(model)
     model.eval()
     try:
-        return run.records()
+        yield
     finally:
         restore()
 
 
-def passes_line(num_layers: int, num_batches: int) -> str:
+def passes_line(num_layers: int, num_batches: int, num_removed: Sequence[int] = NUM_REMOVED) -> str:
     """A sentence on the number of forward passes that an ablation takes.
 
     >>> passes_line(4, 2)
     'ablation: 178 forward passes (2 batches, 1 + 22 × 4 layers)'
     """
-    passes = num_batches * (1 + PASSES_PER_LAYER * num_layers)
-    return (
-        f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {PASSES_PER_LAYER} × {num_layers} layers)"
-    )
+    # the statistics, the identity, and all else with and without the first positions
+    of_layer = 2 + 2 * len(replacements(num_removed))
+    passes = num_batches * (1 + of_layer * num_layers)
+    return f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {of_layer} × {num_layers} layers)"
 
 
 def text_batch(
@@ -139,6 +208,22 @@ def _batch(
     targets = labels.roll(-1, 1).masked_fill(~(real & real.roll(-1, 1)), NO_TYPE)
     targets[:, -1] = NO_TYPE
     return AblationBatch(inputs, token_ids, real, targets, numbers)
+
+
+def _given_batches(
+    model: nn.Module, batches: Iterable[Any], mask_token_id: int | None, ignored: Sequence[int], seed: int
+) -> tuple[list[AblationBatch], int]:
+    """The batches that a user gives, and the number of their sequences."""
+    is_masked = mask_token_id is not None or type(measured_model(model)).__name__.endswith("ForMaskedLM")
+    device = weights_device(model)
+    made: list[AblationBatch] = []
+    first = 0
+    for batch in batches:
+        given = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
+        given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+        made.append(_given_batch(given, first, is_masked, mask_token_id, ignored, seed))
+        first += len(made[-1].numbers)
+    return made, first
 
 
 def _given_batch(
@@ -173,22 +258,27 @@ def _generator(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed << 32) + number)
 
 
-class Ablation:
-    """The ablation of layers of a model, in evaluation mode, on batches of ``num_sequences`` sequences in all.
+def _as_it_is(batch: AblationBatch) -> AbstractContextManager[None]:
+    return nullcontext()
 
-    The batches of several ranks are those of each; all of them must then come to `records`. What may fail on one runs
-    inside of ``agree``.
+
+class Ablation:
+    """The ablation of layers of a model, given by place, in evaluation mode, on ``num_sequences`` sequences in all.
+
+    The batches of several ranks are those of each; all of them must then come to `records` and `lens_records`. What may
+    fail on one runs inside of ``agree``.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        layers: Sequence[Layer],
+        layers: Mapping[int, Layer],
         batches: Sequence[AblationBatch],
         num_sequences: int,
         skip_first_positions: int = 1,
         ignore_token_ids: Sequence[int] = (),
         *,
+        num_removed: Sequence[int] = NUM_REMOVED,
         seed: int = 0,
         agree: Agree = nullcontext,
         has_ranks: bool = False,
@@ -196,24 +286,24 @@ class Ablation:
         require_exclusions(skip_first_positions, ignore_token_ids)
         if len(submodels(model)) > 1:
             raise ValueError(
-                f"ablation takes a decoder or an encoder; {type(measured_model(model)).__name__} is both. Its blocks "
+                f"a decoder or an encoder is needed; {type(measured_model(model)).__name__} is both. Its blocks "
                 "cannot be told apart by what they read."
             )
-        if means := [layer.name for layer in layers if len(layer.calls) > 1]:
+        if means := [layer.name for layer in layers.values() if len(layer.calls) > 1]:
             raise ValueError(f"layers must each be the output of a module to be replaced; {listed(means)} is a mean.")
-        if parts := [layer.name for layer in layers if layer.stream]:
+        if parts := [layer.name for layer in layers.values() if layer.stream]:
             raise ValueError(
                 f"layers must each be the output of a module to be replaced; {listed(parts, 4)} "
                 f'{"is a part" if len(parts) == 1 else "are parts"} of a block. Leave "residual" out.'
             )
-        if num_sequences < 2:
-            raise ValueError(f"ablation needs a sequence in each of two halves; got {num_sequences} in all.")
+        self._model = model
         self._network = measured_model(model)
         self._layers = layers
         self._batches = batches
         self._num_sequences = num_sequences
         self._skipped = max(1, skip_first_positions)
         self._ignored = [*ignore_token_ids]
+        self._replacements = replacements(num_removed)
         self._seed = seed
         self._agree = agree
         self._has_ranks = has_ranks
@@ -222,6 +312,8 @@ class Ablation:
     @torch.no_grad()
     def records(self) -> list[Record]:
         """The records of all layers, and of the model."""
+        if self._num_sequences < 2:
+            raise ValueError(f"ablation needs a sequence in each of two halves; got {self._num_sequences} in all.")
         with eager_mode:
             with self._agree():
                 plain = self._losses()
@@ -229,7 +321,7 @@ class Ablation:
             half = torch.arange(self._num_sequences) % 2 == 1
             found: list[Record] = []
             unseen = math.nan
-            for index, layer in enumerate(self._layers):
+            for index, layer in self._layers.items():
                 with self._agree():
                     statistics = self._statistics(layer)
                 if self._has_ranks:
@@ -237,9 +329,11 @@ class Ablation:
                 substitutes = {key: Substitutes.of(each) for key, each in statistics.items()}
                 unseen = _unseen_share(statistics, substitutes)
                 width = len(substitutes[0, False].mean)
-                for name, after_first in [("identity", False), *((n, a) for a in (False, True) for n in REPLACEMENTS)]:
+                others = [(name, after_first) for after_first in (False, True) for name in self._replacements]
+                for name, after_first in [("identity", False), *others]:
                     with self._agree():
-                        sums = self._losses(layer, partial(self._replaced, name, substitutes, after_first))
+                        replaced = partial(self._replaced, name, substitutes, after_first)
+                        sums = self._losses(partial(_changed, layer, replaced))
                     change, error = paired_change(plain, self._total(sums)[0], counts, half)
                     found.append(
                         Record(
@@ -254,15 +348,40 @@ class Ablation:
         loss = float(plain.sum() / counts.sum())
         return [*found, model_record("loss", loss), model_record("unseen_type_share", unseen)]
 
+    @torch.no_grad()
+    def lens_records(self) -> list[Record]:
+        """The records of the logit lens at all layers."""
+        last = [each for each in resolve_layers(self._model, "blocks") if not each.name.endswith("final_norm")][-1]
+        found: list[Record] = []
+        with eager_mode:
+            for index, layer in self._layers.items():
+                widths: list[int] = []
+                with self._agree():
+                    sums = self._losses(partial(_lens, layer, last, widths))
+                sums, counts = self._total(sums)
+                loss = sums.sum() / counts.sum()
+                several = (counts > 0).sum()
+                spread = (sums - loss * counts).square().sum() * several / (several - 1)
+                found.append(
+                    Record(
+                        layer=layer.name,
+                        layer_index=index,
+                        width=max(widths, default=0),  # a rank may have no batch
+                        metric="logit_lens_loss",
+                        value=float(loss),
+                        stderr=float(spread.sqrt() / counts.sum()) if several > 1 else math.nan,
+                    )
+                )
+        return found
+
     def _total(self, sums: Tensor) -> Tensor:
         return all_reduce_sum(sums) if self._has_ranks else sums
 
-    def _losses(self, layer: Layer | None = None, change: Callable[..., Tensor] | None = None) -> Tensor:
-        """Loss summed over the tokens of each sequence, and their number, shape (2, S), float64."""
+    def _losses(self, hooked: Callable[[AblationBatch], AbstractContextManager[None]] = _as_it_is) -> Tensor:
+        """Loss summed over the tokens of each sequence, and their number, shape (2, S), float64, with hooks."""
         sums = torch.zeros(2, self._num_sequences, dtype=torch.float64)
         for batch in self._batches:
-            hooked = nullcontext() if layer is None or change is None else _at(layer, partial(change, batch))
-            with hooked:
+            with hooked(batch):
                 logits = self._logits(batch)
             for own, targets, number in zip(logits, batch.targets, batch.numbers.tolist(), strict=True):
                 wide = own.to(torch.promote_types(own.dtype, torch.float32))
@@ -283,7 +402,7 @@ class Ablation:
         if logits is None or logits.ndim != 3 or logits.shape[:2] != batch.token_ids.shape:
             got = "none" if logits is None else f"shape {tuple(logits.shape)}"
             raise ValueError(
-                "ablation needs a model that gives logits of shape (batch, positions, vocabulary) for token ids; "
+                "a model is needed that gives logits of shape (batch, positions, vocabulary) for token ids; "
                 f"{type(self._network).__name__} gives {got}. Take one with a language model head."
             )
         return logits
@@ -346,6 +465,29 @@ def _unseen_share(
         unseen += float(types.n[~is_seen].sum())
         total += float(types.n.sum())
     return unseen / total if total else math.nan
+
+
+def _changed(
+    layer: Layer, change: Callable[[AblationBatch, Tensor], Tensor], batch: AblationBatch
+) -> AbstractContextManager[None]:
+    return _at(layer, partial(change, batch))
+
+
+@contextmanager
+def _lens(layer: Layer, last: Layer, widths: list[int], batch: AblationBatch) -> Iterator[None]:
+    """Context in which the last block gives the hidden state of a layer."""
+    held: list[Tensor] = []
+
+    def keep(hidden: Tensor) -> Tensor:
+        held[:] = [hidden.clone()]  # of which a model may add to what it goes on with
+        widths.append(hidden.shape[-1])
+        return hidden
+
+    def give(hidden: Tensor) -> Tensor:
+        return held[0].to(hidden)
+
+    with _at(layer, keep), _at(last, give):
+        yield
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
+from embedgeo.presets import example_files, first_line, listing, write_example
 from embedgeo.reproduce import PaperSettings, reproduce
 from embedgeo.sweep import SweepSettings, ablate, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
@@ -45,7 +46,8 @@ def report(
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by line style; in YAML
             also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
         examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of
-            some of every frequency (``true``), or of these texts, as ``once,winked``.
+            some of every frequency (``true``), or of these texts, as ``once,winked``, which are then named where V is
+            drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range of their means over
             blocks stands behind the curves over steps, at equal tokens where all know them, else at equal steps. They
@@ -65,6 +67,23 @@ def report(
     print(write_report(folders, out, parse_groups(model_group), texts, chosen, earlier, layers))
 
 
+def examples(name: str | None = None) -> None:
+    """List the examples, or write one into the current folder.
+
+    Args:
+        name: of the example to write; its first lines say how it is run. Default: all are listed.
+
+    Raises:
+        ValueError: there is no such example.
+        FileExistsError: a file of its name is there already.
+    """
+    if name is None:
+        print(listing({each: first_line(files[0]) for each, files in example_files().items()}))
+        print("\nembedgeo examples NAME writes one into the current folder.")
+    else:
+        print("\n".join(f"written: {path}" for path in write_example(name, Path())))
+
+
 COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
@@ -75,6 +94,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], 
     "doctor": (doctor, DoctorSettings),
     "drift": (drift, drift),
     "report": (report, report),
+    "examples": (examples, examples),
 }
 """Function of each command, and whose arguments are its options: its own, or those of all settings that it takes."""
 

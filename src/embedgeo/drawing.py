@@ -32,7 +32,7 @@ from PIL import Image
 
 from embedgeo import formatting, glossary
 from embedgeo.formatting import listed
-from embedgeo.glossary import Term
+from embedgeo.glossary import GAUSSIAN, Term
 from embedgeo.layer_names import blocks_by_side, layer_labels, layer_ticks
 
 Array = NDArray[np.float64]
@@ -114,7 +114,7 @@ class Lines(NamedTuple):
     """Lines of one kind in a figure, for a page that draws them again and names what the reader points at.
 
     Attributes:
-        kind: of what their names are: "layer", "step" or "run"; "mean", "random", "expected" or "last" for single
+        kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian", "expected" or "last" for single
             lines; "earlier" for the two ends of a range.
         values: a column a line, under its name; the index are the steps, layers or depths.
         colours: one a line, or one for all.
@@ -319,7 +319,7 @@ def _set_title(ax: Axes, title: str, room: float) -> None:
 
 
 def _letters(ax: Axes, size: float, *, vertical: bool = False) -> int:
-    """Number of letters of a size in points for which an axes has room in a line."""
+    """Letters of a size in points that an axes has room for in a line."""
     return max(10, round(_inches(ax)[vertical] * 128 / size))
 
 
@@ -533,9 +533,9 @@ def value_axis(
         if room[0] <= middle <= room[1]:
             low, high = extended(known, *_widened(inner, (low, high), known, is_log=is_log))
             for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
-                ax.plot(baseline.index, column, label="" if i else "random", **BASELINE)
+                ax.plot(baseline.index, column, label="" if i else GAUSSIAN, **BASELINE)
         else:
-            ax.plot([], label=f"random: {_range_text(known)} {'↑' if middle > high else '↓'}", **BASELINE)
+            ax.plot([], label=f"{GAUSSIAN}: {_range_text(known)} {'↑' if middle > high else '↓'}", **BASELINE)
     below, above = (0.12 if is_named else 0.05 for is_named in _name_beyond(ax, layers, values, low, high))
     if is_log:
         decades = np.log10(high) - np.log10(low)

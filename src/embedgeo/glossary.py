@@ -1,6 +1,7 @@
 """Names, units, meanings and order of what is measured, as metrics declare them."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from embedgeo.formatting import printable
 
 GROUPS = ("at a glance", "size and variance", "norms", "shape", "token types", "rows counted", "more")
+GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 """Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the headlines."""
 
 
@@ -180,16 +182,19 @@ _CHANGES = {
 _OF_MODELS = {
     **DRIFT,
     "norm_Q_expected": Term("Q expected of the norm", "‖γ‖² + ‖β‖², squared embedding units",
-        "Q at the output of a LayerNorm (of an RMSNorm ‖γ‖²) whose rows are spread alike over the coordinates.",
+        "Q at the output of this LayerNorm (of an RMSNorm ‖γ‖²), if rows are spread evenly over the coordinates.",
         ranges=True, is_drawn=False, order=760),
     **in_group("more", 765, **_CHANGES),
+    "logit_lens_loss": Term("loss by the logit lens", "mean loss on the text, nats per token, read at this layer",
+        "How well the final norm and the head predict from what is there at a layer: what the blocks above it still do "
+        "for the prediction.", order=766),
     **in_group("more", 770,
         duplicate_rows=Term("rows with a copy", "rows of an embedding matrix",
             "Rows equal to another one but for rounding: tokens that the model cannot tell apart.", ranges=True),
         rows_without_token=Term("rows without a token", "rows of an embedding matrix",
             "Rows of ids that the tokenizer does not have: padding of the vocabulary.", ranges=True),
         untrained_rows=Term("rows that look untrained", "rows of an embedding matrix",
-            "Rows as near to the mean of those that no token uses as these are: no training has moved them apart.",
+            "Rows as near to the mean of the unused rows as those are themselves: training has not moved them apart.",
             ranges=True),
         tied_embeddings=Term("tied embeddings", "1: tied, 0: not",
             "Whether input and output embedding are one matrix.", is_drawn=False),
@@ -206,4 +211,16 @@ _OF_MODELS = {
 }
 # fmt: on
 
-register(_OF_MODELS, is_own=True)
+_REMOVED = re.compile(r"loss_change_(without_(\d+)_(directions|coordinates))(_after_first)?")
+
+
+def _other_changes(key: str) -> Term | None:
+    """The term of a change of the loss without another number of directions or coordinates."""
+    found = _REMOVED.fullmatch(key)
+    if found is None:
+        return None
+    part, what = (each.replace("3", found[2]) for each in _PARTS[f"without_3_{found[3]}"])
+    return _change(found[1], part, what, found[4] or "")._replace(group="more", order=765)
+
+
+register(_OF_MODELS, _other_changes, is_own=True)

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from argparse import Action, ArgumentError
+from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -14,13 +14,15 @@ from jsonargparse import ActionYesNo, ArgumentParser
 
 from embedgeo import __version__
 from embedgeo.formatting import did_you_mean
-from embedgeo.presets import preset_file
+from embedgeo.presets import first_line, listing, preset_file, preset_files
+from embedgeo.sweep import SweepSettings
 
 _POSITIONAL = {
     "dirs": "DIR",
     "folder": "DIR",
     "model_or_config": "MODEL_OR_CONFIG",
     "paper": "PAPER",
+    "name": "NAME",
 }  # as the help calls them
 
 
@@ -88,13 +90,24 @@ class _Parser(ArgumentParser):
 
 
 class _Preset(Action):
-    """The name of a preset, which gives options as a configuration does: those after it take their place."""
+    """The name of a preset, which gives options as a configuration does: those after it take their place.
+
+    As an option, ``list`` prints the presets there are, each with a line on it, and ends the command.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if option_string and values == "list":
+            print(listing({name: first_line(path) for name, path in preset_files().items()}))
+            parser.exit()
         if given := parser.options_in(namespace):
             raise ArgumentError(self, f"comes first, and options after it; got {given[0]} before {values}")
-        Configuration.apply_config(parser, namespace, "config", str(preset_file(values)))
-        setattr(namespace, self.dest, values)
+        try:
+            path = preset_file(values)
+        except ValueError as error:
+            raise ArgumentError(self, str(error)) from None
+        Configuration.apply_config(parser, namespace, "config", str(path))
+        if not option_string:
+            setattr(namespace, self.dest, values)
 
 
 def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], ...]]) -> ArgumentParser:
@@ -104,6 +117,9 @@ def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], .
     for name, (run, *settings) in commands.items():
         command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
+        if settings == [SweepSettings]:
+            named = "a preset by name, whose options those after it take the place of; list: print their names"
+            command.add_argument("--preset", metavar="NAME|list", action=_Preset, default=SUPPRESS, help=named)
         for each in settings:
             _add_options(command, each)
         subcommands.add_subcommand(name, command, help=parse(run.__doc__ or "").short_description)
@@ -128,6 +144,8 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
         if name == "paper":
             kind["action"] = _Preset
         if name in _POSITIONAL:
+            if parameter.default is None:
+                kind["nargs"] = "?"
             parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue
         hyphened = f"--{name.replace('_', '-')}"

@@ -21,7 +21,7 @@ from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
 from embedgeo.report.figures import By
 from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
-from embedgeo.report.tokens import mean_against_variance
+from embedgeo.report.tokens import mean_against_variance, require_examples
 from embedgeo.report.variance import spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
@@ -42,7 +42,7 @@ def dynamics(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """A metric against the step: a line for each layer, their mean over blocks, and that of random embeddings.
+    """A metric against the step: a line for each layer, their mean over blocks, and that of Gaussian rows.
 
     The dashed line is what isotropic Gaussian embeddings of the same number, width and size show. As in the other
     figures it is there where it can be told from the numbers: a table without ``width``, such as that of
@@ -136,6 +136,7 @@ def tokens(
     layer: str | None = None,
     *,
     layers: int = 4,
+    examples: Sequence[str] = (),
     ax: Axes | None = None,
     title: str | None = None,
     figsize: tuple[float, float] | None = None,
@@ -148,11 +149,12 @@ def tokens(
     ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
     true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
     ``pd.DataFrame(metric.table())``. Without ``layer`` there are at most as many as ``layers`` says, evenly
-    spaced over the depth (5 of 13 are 0, 3, 6, 9 and 12); with ``ax``, the last block.
+    spaced over the depth (5 of 13 are 0, 3, 6, 9 and 12); with ``ax``, the last block. Token types with the texts in
+    ``examples``, as ``("once", "winked")``, are named; of a table without texts they are its token ids, as text.
 
     Raises:
         TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
-            layer; ``layers`` is less than 1.
+            layer, or without one of the ``examples``; ``layers`` is less than 1.
     """
     if layers < 1:
         raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
@@ -167,8 +169,10 @@ def tokens(
         _require_known("layer", layer, present)
     elif ax is not None:
         layer = ([name for name in present if name in chosen.all_blocks] or present)[-1]
+    if examples:
+        require_examples([chosen], examples)
     with figure_style(ax, title, figsize, compact=compact):
-        return mean_against_variance(chosen, [layer] if layer else (), ax).figure
+        return mean_against_variance(chosen, [layer] if layer else (), ax, examples).figure
 
 
 def spectrum(
@@ -182,7 +186,7 @@ def spectrum(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """The eigenvalues of the covariance in descending order, beside those of random embeddings and their edge.
+    """The eigenvalues of the covariance in descending order, beside those of Gaussian rows and their edge.
 
     ``results`` are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
     There is a line for each step at ``layer``; without it, for each layer at the last step. Other arguments are as of

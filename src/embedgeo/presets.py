@@ -1,9 +1,19 @@
-"""The presets: options of a sweep under a name, as files that come with the package."""
+"""The presets and the examples: files that come with the package, by name."""
 
+import ast
+import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from embedgeo.formatting import did_you_mean
+
+T = TypeVar("T")
+
+
+def preset_files() -> dict[str, Path]:
+    """YAML file of each preset, by name: options of a sweep, below a line that says of what."""
+    return {path.stem: path for path in sorted(_shipped("configs").glob("*.yaml"))}
 
 
 def preset_file(name: str) -> Path:
@@ -12,13 +22,7 @@ def preset_file(name: str) -> Path:
     Raises:
         ValueError: there is no such preset.
     """
-    known = {
-        path.stem: path for path in _folder().glob("*.yaml") if path.stem != "pretrain"
-    }  # that is a LightningCLI's
-    if name not in known:
-        names = ", ".join(sorted(known)) or "none here"
-        raise ValueError(f"a preset must be one of {names}; got {name!r}.{did_you_mean(name, known)}")
-    return known[name]
+    return _named(name, preset_files(), "a preset")
 
 
 def preset(name: str) -> dict[str, Any]:
@@ -42,7 +46,58 @@ def preset(name: str) -> dict[str, Any]:
     return options
 
 
-def _folder() -> Path:
-    """``configs`` in the installed package; in a checkout, which the package is run from, that at its top."""
-    installed = Path(__file__).parent / "configs"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
+def example_files() -> dict[str, list[Path]]:
+    """Files of each example, by name: the script, after it what it is run with."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(_shipped("examples").iterdir(), key=lambda path: (path.stem, path.suffix)):
+        if path.is_file():
+            found.setdefault(path.stem, []).append(path)
+    return found
+
+
+def write_example(name: str, folder: Path) -> list[Path]:
+    """Write the files of an example, such as ``plain_loop``, into a folder, and return their paths.
+
+    Raises:
+        ValueError: there is no such example.
+        FileExistsError: one of the files is there already; then none is written.
+    """
+    files = _named(name, example_files(), "an example")
+    targets = [folder / path.name for path in files]
+    if there := [str(target) for target in targets if target.exists()]:
+        raise FileExistsError(
+            f"an example never replaces a file; {', '.join(there)} exists: rename or remove it first."
+        )
+    for path, target in zip(files, targets, strict=True):
+        target.write_bytes(path.read_bytes())
+    return targets
+
+
+def first_line(path: Path) -> str:
+    """First line of what the file of a preset or an example says of itself."""
+    text = path.read_text(encoding="utf-8")
+    match path.suffix:
+        case ".py":
+            text = ast.get_docstring(ast.parse(text)) or ""
+        case ".ipynb":
+            text = "".join(json.loads(text)["cells"][0]["source"])
+    return text.removeprefix("#!/usr/bin/env bash\n").partition("\n")[0].removeprefix("# ")
+
+
+def listing(lines: Mapping[str, str]) -> str:
+    """Names and what each is, in two columns."""
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {line}" for name, line in lines.items())
+
+
+def _named(name: str, known: dict[str, T], kind: str) -> T:
+    if name not in known:
+        names = ", ".join(known) or "none here"
+        raise ValueError(f"the name of {kind} must be one of {names}; got {name!r}.{did_you_mean(name, known)}")
+    return known[name]
+
+
+def _shipped(folder: str) -> Path:
+    """A folder inside the installed package; in a checkout, which the package is run from, that at its top."""
+    installed = Path(__file__).parent / folder
+    return installed if installed.is_dir() else Path(__file__).parents[2] / folder

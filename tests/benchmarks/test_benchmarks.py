@@ -196,7 +196,7 @@ def test_a_process_that_has_ended_fails_its_cases():
                 worker.seconds("case")
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="there are no revisions")
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git repository")
 def test_a_revision_is_extracted(tmp_path):
     compare.extract("HEAD", tmp_path)
     assert (tmp_path / "src/embedgeo/__init__.py").exists()

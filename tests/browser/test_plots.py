@@ -86,7 +86,7 @@ def test_pointing_names_layer_step_value_and_error(wide, page):
     wide.point(left + width - 1, top + height / 2)
     found = re.fullmatch(r"(.+), step 1,024: ([\d.]+) ± ([\d.]+)", wide.run(READOUT, "M_over_Q-dynamics"))
     assert found, wide.run(READOUT, "M_over_Q-dynamics")
-    layers = [*layer_names(3), "mean over blocks", "random"]
+    layers = [*layer_names(3), "mean over blocks", "Gaussian rows"]
     assert found[1] in layers
     assert float(found[3]) == pytest.approx(0.05 * float(found[2]), rel=0.1)
     shown(wide, "M_over_Q-profile")

@@ -133,7 +133,7 @@ def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
         lightning_step(tmp_path / "last.ckpt")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 @pytest.mark.parametrize("options", [{"shards": True}, {"as_bin": True}], ids=["safetensors", "bin"])
 def test_weights_of_the_dtype_asked_for_are_mapped_from_their_files(tmp_path, options):
     (checkpoint,) = list_checkpoints(str(write_files(tmp_path / "step1", checkpoint_files(1, **options))))

@@ -16,7 +16,6 @@ from embedgeo.glossary import FOREIGN
 from embedgeo.text import train_tokenizer
 from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import make_sweep
-from tests.training.pipeline_on_ranks import Transformer
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.joinpath("docs").rglob("*.md"))]
@@ -27,10 +26,11 @@ _BLOCK = re.compile(r"^(?P<indent>[ \t]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*
 
 
 class Block(NamedTuple):
-    """A block's code, without its indentation, and the number of its first line on the page."""
+    """A block's code, without its indentation, the number of its first line on the page, and its language."""
 
     code: str
     line: int
+    language: str
 
 
 def text(page: str) -> str:
@@ -42,7 +42,7 @@ def blocks(page: str, *languages: str) -> list[Block]:
     """The blocks of a page in these languages, in order."""
     whole = text(page)
     return [
-        Block(textwrap.dedent(found["code"]), whole.count("\n", 0, found.start("code")) + 1)
+        Block(textwrap.dedent(found["code"]), whole.count("\n", 0, found.start("code")) + 1, found["language"])
         for found in _BLOCK.finditer(whole)
         if found["language"] in languages
     ]
@@ -60,13 +60,6 @@ class Module(L.LightningModule):
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
-
-
-class Stage(Transformer):
-    """All blocks of a pipeline of one stage, which can also be run on a whole batch."""
-
-    def forward(self, input_ids, **_):
-        return super().forward(input_ids)
 
 
 def names(results: Path) -> dict[str, object]:
@@ -102,6 +95,14 @@ def sweep_folder(folder: Path) -> Path:
 
 def pipeline_names() -> dict[str, object]:
     """What a loop over a pipeline has at hand, here of one stage on one rank."""
+    from tests.training.pipeline_on_ranks import Transformer  # needs pytest, which the other names do without
+
+    class Stage(Transformer):
+        """All blocks of a pipeline of one stage, which can also be run on a whole batch."""
+
+        def forward(self, input_ids, **_):
+            return super().forward(input_ids)
+
     stage = Stage().float()
     schedule = ScheduleGPipe(
         PipelineStage(stage, 0, 1, torch.device("cpu")), 1, loss_fn=lambda output, _: output.square().mean()
@@ -114,5 +115,9 @@ def run(page: str, namespace: dict[str, object]) -> None:
     """Run the Python blocks of a page in order; a traceback has the page's lines."""
     with mock.patch.dict(FOREIGN.terms):
         for block in blocks(page, "python"):
-            code = compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec")
-            exec(code, namespace)
+            run_block(page, block, namespace)
+
+
+def run_block(page: str, block: Block, namespace: dict[str, object]) -> None:
+    """Run one Python block of a page."""
+    exec(compile("\n" * (block.line - 1) + block.code, str(ROOT / page), "exec"), namespace)

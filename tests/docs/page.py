@@ -1,49 +1,67 @@
-"""The tables of docs/definitions.md."""
+"""The sections and tables of docs/definitions.md."""
 
 import re
-from pathlib import Path
 
-_TEXT = Path(__file__).parents[2].joinpath("docs", "definitions.md").read_text(encoding="utf-8")
+from docs.facts import PAGE, keys_of
+from embedgeo.glossary import OWN
 
-
-def rows(heading):
-    """Cells of the rows of all tables under the headings that match, without their head rows."""
-    for section in re.split(r"^## ", _TEXT, flags=re.MULTILINE)[1:]:
-        if re.match(heading, section):
-            for table in re.findall(r"(?:^\|.*\|$\n)+", section, flags=re.MULTILINE):
-                for line in table.splitlines()[2:]:
-                    yield [cell.strip() for cell in line.strip("|").split("|")]
+TEXT = PAGE.read_text(encoding="utf-8")
 
 
-def _keyed(heading):
-    """Last cell of the rows that define a key, by key."""
-    return [(cells[0].strip("`"), cells[-1]) for cells in rows(heading) if re.fullmatch(r"`\w+`", cells[0])]
+def _chapters(heading):
+    """The chapters, with all that is in them, under the headings that match."""
+    return [chapter for chapter in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:] if re.match(heading, chapter)]
+
+
+def _sections(heading):
+    """Keys and text of the sections on keys in these chapters."""
+    for chapter in _chapters(heading):
+        for section in re.split(r"^### ", chapter, flags=re.MULTILINE)[1:]:
+            title, text = section.split("\n", 1)
+            yield keys_of(title), text
 
 
 def keys_under(heading):
-    return {key for key, _ in _keyed(heading)}
+    return {key for keys, _ in _sections(heading) for key in keys}
 
 
-KEYS = [key for key, _ in _keyed("")]
+def _gaussian():
+    """What random rows show, by key: a constant, or a law in words; without keys of which the page has neither."""
+    for keys, text in _sections(""):
+        yield from ((key, str(OWN.find(key).gaussian)) for key in keys if OWN.find(key).gaussian is not None)
+        (law,) = re.findall(r"^- \*Gaussian rows\*: (.*(?:\n  .*)*)\.$", text, flags=re.MULTILINE) or [""]
+        for part in filter(None, re.split(r";\s+", law)):
+            *names, value = re.split(r"(?<=`):\s+", part)
+            yield from ((key, value) for key in (keys_of(names[0]) if names else keys))
+
+
+def _numbers(heading, first):
+    """The numbers in the rows of tables that begin so, with what the row is of."""
+    for chapter in _chapters(heading):
+        for row in re.findall(rf"^\| {first}([\d,]+) \|(.+)\|$", chapter, flags=re.MULTILINE):
+            yield int(row[0].replace(",", "")), [float(cell) for cell in row[1].split("|")]
+
+
+KEYS = [key for keys, _ in _sections("") for key in keys]
 """Every key that is defined."""
 
-GAUSSIAN = dict(_keyed("(?!A checkpoint)"))
-"""What random rows show, in words, by key; empty where there is no such value."""
+GAUSSIAN = dict(_gaussian())
 
-CONVENTIONS = [cells[0] for cells in rows("Other definitions")]
-"""The lines of the table of other definitions."""
+_OTHERS = re.findall(r"^- \*\*(.+?)\*\*\. Here", *_chapters("Other definitions"), flags=re.MULTILINE)
+
+CONVENTIONS = [name.replace("\\", "") for name in _OTHERS]
+"""The lines of the list of other definitions."""
+
+_WIDTHS = (2, 8, 32, 128, 768)
 
 TWONN = {
-    (n, dim): float(value)
-    for n, values in zip((256, 1024, 4096), [c[1:] for c in rows("Intrinsic") if c[0].startswith("N =")], strict=True)
-    for dim, value in zip((2, 8, 32, 128, 768), values, strict=True)
+    (n, dim): value for n, values in _numbers("Intrinsic", "N = ") for dim, value in zip(_WIDTHS, values, strict=True)
 }
 """TwoNN of Gaussian rows, by their number and width."""
 
 GRIDE = {
-    (int(row[0].removeprefix("n₁ =")), dim): float(value)
-    for row in rows("Dimension over")
-    if row[0].startswith("n₁ =")
-    for dim, value in zip((2, 8, 32, 128, 768), row[1:], strict=True)
+    (scale, dim): value
+    for scale, values in _numbers("Dimension over", "scale ")
+    for dim, value in zip(_WIDTHS, values, strict=True)
 }
 """GRIDE of 1024 Gaussian rows, by scale and width."""

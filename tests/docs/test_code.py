@@ -13,6 +13,7 @@ from PIL import Image
 
 from embedgeo import cli
 from embedgeo.options import make_parser
+from embedgeo.presets import example_files
 from embedgeo.sweep import SweepSettings
 from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT
@@ -25,7 +26,8 @@ LINES = [
     for line in re.sub(r"\\\n", " ", block.code).splitlines()
 ]
 WRITTEN = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
-FILES = [(page, found) for page, line in LINES for found in re.findall(r"\b(?:examples|benchmarks)/[\w./-]+\w", line)]
+FILES = [(page, found) for page, line in LINES for found in re.findall(r"\bbenchmarks/[\w./-]+\w", line)]
+SCRIPTS = re.compile(r"(?<![\w/])[\w-]+\.(?:py|ipynb|slurm)\b|(?<=--config )\w+\.yaml|ray-cluster\.yaml")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGETS = {
     (page, found)
@@ -55,7 +57,7 @@ def undrawn():
 def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
     monkeypatch.chdir(tmp_path)
     names = blocks.names(results)
-    if page != "docs/training.md":
+    if page != "docs/how-to/distributed.md":
         return blocks.run(page, names)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -78,6 +80,19 @@ def test_every_file_that_a_command_names_is_there():
     assert not [(page, name) for page, name in FILES if not (ROOT / name).exists()]
 
 
+def test_every_example_that_a_command_names_was_written_on_its_page():
+    """``embedgeo examples NAME`` has come before; what a page gives for granted is nobody's example."""
+    written = {
+        (page, path.name)
+        for page, line in LINES
+        if line.startswith("embedgeo examples ")
+        for path in example_files()[line.split()[2]]
+    }
+    named = {(page, found) for page, line in LINES for found in SCRIPTS.findall(line.partition(" #")[0])}
+    assert len(named) > 5
+    assert named <= written
+
+
 def test_every_yaml_block_loads():
     loaded = [yaml.safe_load(block.code) for page in PAGES for block in blocks.blocks(page, "yaml")]
     assert loaded
@@ -97,12 +112,36 @@ def test_links_of_the_readme_lead_to_files_and_others_out_are_well_formed():
             assert (ROOT / target.partition("#")[0]).exists(), target
 
 
+def test_lines_can_be_read_in_an_editor():
+    """Rows of tables are left out, because Markdown has no way to break one."""
+    long = [
+        (page, number, len(line))
+        for page in PAGES
+        for number, line in enumerate(blocks.text(page).splitlines(), 1)
+        if len(line) > 160 and not line.lstrip().startswith("|")
+    ]
+    assert not long
+
+
+def test_options_are_written_with_their_values():
+    """The parser also takes ``--dry-run`` and ``--no-evict``; pages write ``--dry-run true`` and ``--evict false``."""
+    options = "|".join(field.name.replace("_", "-") for field in fields(SweepSettings) if field.type in (bool, "bool"))
+    assert "dry-run|" in options
+    alone = re.compile(rf"--(?:{options}|lineage)(?! true\b| false\b)(?![\w-])")
+    assert not [(page, line) for page, line in WRITTEN if alone.search(line)]
+    assert not [page for page in PAGES if "--no-" in blocks.text(page)]
+
+
 def test_the_readme_is_short():
     readme = blocks.text("README.md")
-    assert len(readme.splitlines()) <= 62
-    (picture,) = re.findall(r"!\[[^]]*\]\((.*?)\)", readme)
-    with Image.open(ROOT / picture) as image:
-        assert image.height < image.width / 3
+    assert len(readme.splitlines()) <= 72
+    pictures = re.findall(r'(?:srcset|src)="(.*?)"', readme)
+    assert [
+        dark for dark, light in zip(pictures[::2], pictures[1::2], strict=True) if dark != light[:-4] + "-dark.png"
+    ] == []
+    for picture in pictures:
+        with Image.open(ROOT / picture) as image:
+            assert image.height < image.width / 2
     assert len(blocks.blocks("README.md", "python")) == 1
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from scipy import special, stats
 
+from docs.facts import with_facts
 from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
-from embedgeo.functional.ablation import REPLACEMENTS
+from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
@@ -24,7 +25,7 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
-from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TWONN, keys_under
+from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TEXT, TWONN, keys_under
 
 DIM, Q, BATCH, DRAWS, LENGTH = 64, 3.0, 128, 24, 10
 COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] * 2)
@@ -53,12 +54,12 @@ def all_values(x, ids):
         Anisotropy(x.shape[1], sketch=32),
         Anisotropy(x.shape[1], spectrum=True, batch_size=BATCH),
         AfterProcessing(x.shape[1]),
-        OutlierCoordinates(x.shape[1]),
         *(kind(x.shape[1]) for kind in OTHER_METRICS),
     ]
     metrics = [updated(metric, x, ids) for metric in metrics]
     for metric in (
         TokenMoments(x.shape[1]),
+        OutlierCoordinates(x.shape[1]),
         IntrinsicDimension(x.shape[1], batch_size=BATCH, num_batches=4),
         IntrinsicDimension(x.shape[1], estimator="gride"),
         TokenSimilarity(x.shape[1]),
@@ -86,12 +87,17 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     assert set(KEYS) == computed | OF_OTHERS | of_matrices | {
         *(
             "loss_change_identity",
-            *(f"loss_change_{name}{key}" for name in REPLACEMENTS for key in ("", "_after_first")),
+            *(f"loss_change_{name}{key}" for name in replacements() for key in ("", "_after_first")),
         ),
-        *("norm_Q_expected", "loss", "unseen_type_share", "training_loss", "tokens_seen"),
+        *("norm_Q_expected", "loss", "logit_lens_loss", "unseen_type_share", "training_loss", "tokens_seen"),
     }
     assert OWN.terms.keys() <= set(KEYS)
     assert all(map(OWN.find, KEYS))
+
+
+def test_the_facts_of_the_page_are_those_of_the_metrics():
+    """``python docs/facts.py`` writes them."""
+    assert with_facts(TEXT).splitlines() == TEXT.splitlines()
 
 
 def test_every_section_names_the_metrics_that_have_its_keys():
@@ -130,10 +136,8 @@ def draws():
 
 
 def exact_values(n, d, T):
-    """What the page's last column says, where it says it without an ≈."""
+    """What the page says of Gaussian rows, where it says it without an "about"."""
     return {
-        "n": n,
-        "n_nonfinite": 0,
         "Q": Q,
         "M": Q / n,
         "V": Q * (n - 1) / n,
@@ -163,10 +167,10 @@ def exact_values(n, d, T):
         "linearity": 0,
         "n_points": n // BATCH * BATCH,
         "kurtosis": -6 / (n + 1),
-        **dict.fromkeys(("massive_fraction", "massive_fraction_100x", "massive_fraction_1000x"), 0),
+        **{key: 0 for key in keys_under("Outlier") if key.startswith("massive")},
         "unembedding_alignment": 0,
         "cdnv_pairs": 0,
-        **{key: 0 for key in keys_under("Similarity") if not key.startswith("intra")},
+        **{key: 0 for key in keys_under("Similarity") if not key.startswith(("intra", "cosine"))},
     }
 
 
@@ -186,6 +190,7 @@ def rough_values(n, d, T, dimension, at_scales):
         "norm_max": (math.sqrt(Q / d * stats.chi2.ppf(0.5 ** (1 / n), d)), 0.01),
         "top_dim_share": (stats.chi2.ppf(0.5 ** (1 / d), n - 1) / ((n - 1) * d), 0.01),
         "max_abs": (math.sqrt(Q / d) * stats.norm.ppf((1 + 2 ** (-1 / (n * d))) / 2), 0.01),
+        "cosine_std": (1 / math.sqrt(d), 0.01),
         "Q_t_cv": (math.sqrt(2 * (1 / counts).mean() / d), 0.05),
         "V_on_M_slope": (-a / (a + 2 * b / d), 0.05),
         "V_on_M_r2": (a**2 / ((a + 2 * b / d) * (a + 2 * c / d)), 0.1),
@@ -222,11 +227,11 @@ def null(n):
     return float(anisotropy_null(torch.tensor(n, dtype=torch.float64), DIM))
 
 
-def test_random_rows_show_the_values_of_the_last_column(draws):
+def test_random_rows_show_what_the_page_says(draws):
     exact = exact_values(len(IDS), DIM, len(COUNTS))
     at_scales = {scale: float(draws[f"intrinsic_dimension_at_{scale}"].mean()) for scale in SCALES}
     rough = rough_values(len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()), at_scales)
-    with_a_value = {key for key, text in GAUSSIAN.items() if text and key not in OF_OTHERS}
+    with_a_value = GAUSSIAN.keys() - OF_OTHERS
     assert exact.keys() | rough.keys() | SIMULATED | OF_RANDOM_NEIGHBORS | OF_TABLES == with_a_value
     assert not exact.keys() & rough.keys()
     for key, (value, tolerance) in {**{key: (value, 0.0) for key, value in exact.items()}, **rough}.items():
@@ -240,7 +245,7 @@ def test_random_rows_show_the_values_of_the_last_column(draws):
 
 def test_random_rows_show_the_baselines_of_other_metrics(draws):
     measured = {key: values.mean(0, keepdim=True).numpy() for key, values in draws.items()}
-    with_a_value = frozenset(key for key in OF_OTHERS if GAUSSIAN[key])
+    with_a_value = frozenset(OF_OTHERS & GAUSSIAN.keys())
     expected = baseline_values(GaussianRows(with_a_value, measured, np.array([float(DIM)])))
     assert expected.keys() == with_a_value
     for key, (value,) in expected.items():

@@ -1,9 +1,17 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from embedgeo.functional.precision import accumulator_dtype, fast_row_norms, in_range, matmul_precision, row_norms
+from embedgeo.functional.precision import (
+    accumulator_dtype,
+    fast_row_norms,
+    in_range,
+    matmul_precision,
+    product_dtype,
+    row_norms,
+)
 from tests.data import gaussian
 
 
@@ -30,6 +38,28 @@ def test_settings_are_put_back_after_an_exception(process_setting):
     with pytest.raises(ZeroDivisionError), matmul_precision(torch.device("cpu")):
         _ = 1 / 0
     assert settings_now() == process_setting
+
+
+@pytest.fixture
+def before_2_9(monkeypatch):
+    """A torch whose backends have no precision of their own."""
+    monkeypatch.setattr(torch.backends, "mkldnn", SimpleNamespace())
+
+
+@pytest.mark.usefixtures("before_2_9")
+@pytest.mark.parametrize("precision", ["highest", "medium"])
+def test_a_torch_with_one_setting_for_all_backends_has_it_put_back(precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        exact = torch.float32 if precision == "highest" else torch.float64
+        assert product_dtype(torch.ones(1)) == exact
+        with matmul_precision(torch.device("cpu")):
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert product_dtype(torch.ones(1)) == torch.float32
+        assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_autocast_is_set_aside_and_put_back():

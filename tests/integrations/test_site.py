@@ -1,26 +1,64 @@
 """The built site, as a browser shows it."""
 
 import functools
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
+from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from tests.docs.blocks import PAGES, ROOT
 
-SEEN = ["", "how-to/metric/", "reference/monitors/", "definitions/"]
+PLACES = [page.removeprefix("docs/").removesuffix(".md") + ".html" for page in PAGES if page.startswith("docs/")]
+SEEN = ["index.html", "how-to/metric.html", "reference/monitors.html", "definitions.html"]
 _FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text(encoding="utf-8")
 _EMPTY_HEADS = """
 return [...document.querySelectorAll("thead")].filter(e => !e.innerText.trim() && e.offsetHeight).length;
 """
+_TABLES = """
+return [...document.querySelectorAll(".md-typeset table:not([class])")].map(table => {
+  const [first] = [...table.rows].map(row => row.cells[0]).filter(cell => cell.offsetWidth);
+  const box = table.closest(".md-typeset__scrollwrap");
+  return [getComputedStyle(box).overflowX, box.clientWidth, first.offsetWidth];
+});
+"""
+_WRAPPED = """
+const tables = [...document.querySelectorAll(".md-typeset table:not([class])")];
+return tables.every(table => table.closest(".md-typeset__scrollwrap"));
+"""
+_PICTURES = """
+const shown = [...document.querySelectorAll("article img")].filter(image => image.offsetWidth);
+return shown.map(image => image.src.split("/").pop());
+"""
 _LINKED = """
 return [...document.querySelectorAll("script[src], link[href], img[src], iframe[src]")].map(e => e.src || e.href);
 """
+
+
+class _Page(HTMLParser):
+    """What a page names: its anchors, where its links lead, and what it loads."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.anchors, self.links, self.loads = set(), [], []
+        self.feed(file.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        of = dict(attrs)
+        self.anchors.add(of.get("id"))
+        if tag == "a" and "href" in of:
+            self.links.append(of["href"])
+        self.loads += [of[key] for key in ("src", "srcset", "data") if of.get(key)]
+        self.loads += [of["href"]] if tag == "link" else []
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -56,6 +94,77 @@ def opened(browser, page):
     browser.wait("return document.readyState === 'complete' && document.querySelector('[data-md-component=search]')")
 
 
+@pytest.fixture(scope="module")
+def pages(site):
+    """Every page of the site, by its file."""
+    return {file: _Page(file) for file in site.rglob("*.html")}
+
+
+def module_of(file):
+    """A module of docs/, which is no package."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_links_lead_to_files_of_the_site_and_to_places_on_them(site, pages):
+    lost, within = [], 0
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or file.name == "404.html":  # shown at any address, so that its own are absolute
+                continue
+            to = file.parent.joinpath(unquote(parts.path)).resolve() if parts.path else file
+            within += 1
+            if not to.is_file() or (parts.fragment and unquote(parts.fragment) not in pages[to].anchors | {"__top"}):
+                lost.append((str(file.relative_to(site)), link))
+    assert lost == []
+    assert within > 10 * len(PLACES)
+
+
+def test_pages_and_styles_load_nothing_from_elsewhere(site, pages):
+    elsewhere = re.compile(r"(?:https?:)?//")
+    assert [(file.name, each) for file, page in pages.items() for each in page.loads if elsewhere.match(each)] == []
+    styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
+    assert [found for found in re.findall(r"url\(['\"]?([^)'\"]+)", styles) if elsewhere.match(found)] == []
+    assert "@import" not in styles
+
+
+def test_formulas_are_set_and_one_that_cannot_be_is_an_error(site):
+    shown = module_of(Path(ROOT, "docs", "shown.py"))
+    where = {
+        "page": SimpleNamespace(file=SimpleNamespace(src_uri="x.md")),
+        "config": SimpleNamespace(docs_dir=Path(ROOT, "docs")),
+    }
+    text = r'<span class="arithmatex">\({}\)</span>'.format
+    content = shown.on_page_content(text(r"-\lVert x \rVert^2 &lt; \frac{1}{2}"), **where)
+    assert "<mfrac>" in content
+    assert "\\" not in content
+    assert "<mo>&#x0003C;</mo>" in content
+    assert content.count('<mo stretchy="false">&#x02016;</mo>') == 2
+    for unknown in (r"\unheardof x", "a &amp; b"):
+        with pytest.raises(ValueError, match=re.escape(r"x.md: no MathML is known for a part of")):
+            shown.on_page_content(text(unknown), **where)
+    for file in site.rglob("*.html"):
+        assert not re.search(r'class="arithmatex">(?!<math)', file.read_text(encoding="utf-8")), file
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_are_those_for_the_scheme(browser, url, scheme):
+    browser.prefer(scheme)
+    opened(browser, url + "index.html")
+    browser.wait(
+        "return document.body.dataset.mdColorScheme === arguments[0]", {"light": "default", "dark": "slate"}[scheme]
+    )
+    of = {
+        "light": ["curves.png#only-light", "moments.png#only-light"],
+        "dark": ["curves-dark.png#only-dark", "moments-dark.png#only-dark"],
+    }
+    assert browser.run(_PICTURES) == of[scheme]
+    browser.prefer("light")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme):
     browser.prefer(scheme)
@@ -77,8 +186,10 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
     browser.prefer("light")
 
 
-def test_the_search_finds_what_is_asked_for(browser, url):
-    opened(browser, url)
+@pytest.mark.parametrize("by", ["a server", "a disk"])
+def test_the_search_finds_what_is_asked_for(browser, url, site, by):
+    start = (url if by == "a server" else f"{site.as_uri()}/") + "index.html"
+    opened(browser, start)
     type_in = """
         const field = document.querySelector("[data-md-component=search-query]");
         field.focus();
@@ -91,41 +202,41 @@ def test_the_search_finds_what_is_asked_for(browser, url):
     browser.wait(f"{type_in} return {results}.length", "TwoNN")
     found = browser.run(links)
     assert any("twonn" in text.lower() for _, text in found), found
-    assert any("/definitions/" in path for path, _ in found), found
+    assert any("/definitions.html" in path for path, _ in found), found
     browser.run(type_in, "StepMonitor")
     browser.wait(
         "return [...document.querySelectorAll('.md-search-result__link')].some(a => /StepMonitor/.test(a.innerText))"
     )
-    assert any("/reference/monitors/" in path for path, _ in browser.run(links))
+    assert any("/reference/monitors.html" in path for path, _ in browser.run(links))
     assert [text for level, text in browser.console() if level in ("SEVERE", "WARNING")] == []
 
 
 def test_the_scheme_can_be_changed_by_hand(browser, url):
     browser.prefer("light")
-    opened(browser, url)
+    opened(browser, url + "index.html")
     browser.run("document.querySelector('label[for=__palette_1]').click()")
     assert browser.wait("return document.body.dataset.mdColorScheme === 'slate'")
     browser.run("document.querySelector('label[for=__palette_0]').click()")
     assert browser.wait("return document.body.dataset.mdColorScheme === 'default'")
 
 
-@pytest.mark.parametrize("page", [*SEEN, "training/"])
-def test_pages_fit_a_narrow_screen(browser, url, page):
+@pytest.mark.parametrize("page", PLACES)
+def test_pages_fit_a_narrow_screen_and_their_tables_scroll_by_themselves(browser, url, page):
     browser.emulate(420, 900)
     opened(browser, url + page)
+    browser.wait(_WRAPPED)
     assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+    assert [each for each in browser.run(_TABLES) if each[0] != "auto" or each[1] > 420 or each[2] < 140] == []
 
 
 def test_every_page_is_in_the_site_and_its_search(site):
-    pages = [page.removeprefix("docs/").removesuffix(".md") for page in PAGES if page.startswith("docs/")]
-    places = {"" if page == "index" else f"{page}/" for page in pages}
-    assert [place for place in places if not (site / place / "index.html").exists()] == []
+    assert [place for place in PLACES if not (site / place).exists()] == []
     documents = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
-    assert places <= {document["location"].partition("#")[0] for document in documents}
+    assert set(PLACES) <= {document["location"].partition("#")[0] for document in documents}
 
 
 def test_the_reference_has_every_public_name(site):
     import embedgeo
 
-    reference = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("index.html"))
+    reference = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     assert [name for name in embedgeo.__all__ if f'.{name}"' not in reference] == []

@@ -1,15 +1,26 @@
 """The base of the metrics: what a subclass declares and refuses, and what torchmetrics and Lightning make of it."""
 
 import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import lightning
 import pytest
 import skdim.id
 import torch
+import torch.distributed as dist
+import torchmetrics
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import MetricCollection
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.functional import Moments, row_moments
 from embedgeo.functional.distributed import all_reduce_max
@@ -24,6 +35,7 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.base import GeometryMetric
 from tests.data import assert_values, gaussian, token_rows, updated
+from tests.metrics.other_torchmetrics import values_on
 
 DIM, N = 4, 120
 
@@ -138,22 +150,85 @@ def test_a_wrong_dim_is_refused(kind, dim):
         kind(dim)
 
 
-@pytest.mark.parametrize(
-    ("hook", "parameters"),
-    [
-        ("_sync_dist", ["self", "dist_sync_fn", "process_group"]),
-        ("_apply", ["self", "fn", "exclude_state"]),
-    ],
-)
-def test_the_private_hooks_of_torchmetrics_are_as_expected(hook, parameters):
-    assert list(inspect.signature(getattr(Metric, hook)).parameters) == parameters
-    assert list(inspect.signature(getattr(GeometryMetric, hook)).parameters) == parameters
+def renamed_torchmetrics(folder, *names):
+    """A copy of torchmetrics in which these names are others everywhere."""
+    source = Path(torchmetrics.__file__).parent
+    shutil.copytree(source, folder / "torchmetrics", ignore=shutil.ignore_patterns("__pycache__"))
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    for path in (folder / "torchmetrics").rglob("*.py"):
+        path.write_text(pattern.sub(r"\1_of_another_version", path.read_text()))
 
 
-def test_torchmetrics_calls_the_hooks():
-    assert "self._sync_dist(" in inspect.getsource(Metric.sync)
-    assert "_forward_full_state_update(" in inspect.getsource(Metric.forward)
-    assert "metric_state" in dir(Metric)
+def values_with_other_names(folder, *arguments):
+    command = [sys.executable, "-m", "tests.metrics.other_torchmetrics", *arguments]
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+PRIVATE = ["_sync_dist", "_to_sync", "_should_unsync", "_is_synced", "_cache", "_filter_kwargs", "_defaults", "_device"]
+
+
+@pytest.mark.slow
+def test_values_are_right_whatever_the_private_names_of_torchmetrics_are(tmp_path):
+    renamed_torchmetrics(tmp_path, *PRIVATE)
+    found = values_with_other_names(tmp_path)
+    expected = values_on()
+    for values in (found["one"], *found["ranks"]):
+        assert values == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True)
+
+
+@pytest.mark.slow
+def test_states_gathered_one_by_one_are_refused_in_one_line(tmp_path):
+    renamed_torchmetrics(tmp_path, "sync_context")
+    found = values_with_other_names(tmp_path, "alone")
+    assert found["one"] == pytest.approx(values_on(), rel=1e-9, abs=1e-12, nan_ok=True)
+    for refusal in found["ranks"]:
+        assert re.fullmatch(
+            r"the states of a metric must be reduced together.*torchmetrics \d.*an earlier one\.", refusal
+        )
+
+
+def test_torchmetrics_reaches_other_ranks_by_its_public_context():
+    entered = []
+
+    class Enters(Anisotropy):
+        def sync_context(self, **arguments):
+            entered.append(arguments["should_sync"])
+            return nullcontext()
+
+    metric = updated(Enters(DIM), rows()[0])
+    metric.compute()
+    metric(rows()[0])
+    assert entered == [True, False]
+
+
+@pytest.mark.parametrize("call", ["unsync", "sync twice", "forward"])
+def test_states_of_all_ranks_are_taken_once(call, tmp_path):
+    metric = updated(Anisotropy(DIM), rows()[0])
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        if call != "unsync":
+            metric.sync(distributed_available=lambda: True)
+        with pytest.raises(TorchMetricsUserError):
+            {"unsync": metric.unsync, "sync twice": metric.sync, "forward": lambda: metric(rows()[0])}[call]()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
+    metric = updated(Anisotropy(DIM), rows()[0])
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="inside"), metric.sync_context(distributed_available=lambda: True):
+            raise RuntimeError("inside")
+        metric.sync(distributed_available=lambda: True)
+        metric.unsync()
+    finally:
+        dist.destroy_process_group()
 
 
 OTHERS = {

@@ -237,7 +237,7 @@ SIZES = [(100, 8, 5), (100, 16, 5), (100, 8, 50), (9000, 8, 5)]
 @pytest.fixture(scope="module")
 def documented():
     """Formula and example of each metric in the table of the documentation."""
-    text = Path(__file__).parents[2].joinpath("docs", "training.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[2].joinpath("docs", "how-to", "large-models.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE)
     units = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
     return {name: (formula, float(number) * units[unit]) for name, formula, number, unit in rows}

@@ -37,7 +37,13 @@ from embedgeo.functional.moments import variance_values
 from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
 from embedgeo.functional.rows import select_rows
 from embedgeo.functional.sampling import row_keys
-from embedgeo.functional.similarity import sequence_distances, sequence_similarity, type_distances, with_directions
+from embedgeo.functional.similarity import (
+    cosine_deviation,
+    sequence_distances,
+    sequence_similarity,
+    type_distances,
+    with_directions,
+)
 from embedgeo.glossary import term
 from tests.data import KINDS, LISTED, assert_values, floats, gaussian, metrics, texts, token_rows, updated
 from tests.strategies import calls, scales, seeds, splits
@@ -136,7 +142,8 @@ def similarities(rows):
     rows, directions = with_directions(rows)
     distances, _ = sequence_distances(sequence_similarity(rows, directions))
     distances |= type_distances(token_table(directions.x, rows.token_ids, rows.sequence_ids))
-    return {key: 1 - distance for key, distance in distances.items()}
+    spread = cosine_deviation(row_scatter(directions.x, directions.weights))
+    return {key: 1 - distance for key, distance in distances.items()} | {"cosine_std": spread}
 
 
 FUNCTIONS = {

@@ -76,7 +76,7 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
         assert figures == {f"{key}-{kind}" for kind in ("dynamics", "profile", "heatmap")}
     table = pd.read_csv(page / "metrics.csv")
     n = table[table["metric"] == "n"].set_index(["step", "layer"])["value"]
-    found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["random"].unstack("metric")
+    found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["gaussian"].unstack("metric")
     np.testing.assert_allclose(found["positive_share"], 0.5)
     np.testing.assert_allclose(found["positive_share_spread"], np.sqrt(0.25 / n.reindex(found.index)))
 
@@ -115,12 +115,13 @@ assert not any(name.startswith("tests") for name in sys.modules)"""
     assert all(term(key).name in text and term(key).meaning in text for key in KEYS)
 
 
-ROWS = """## Positive entries
+SECTION = """## Positive entries
 
-| key | formula | unit | estimator, bias | moved by | Gaussian |
-|---|---|---|---|---|---|
-| `positive_share` | share of entries > 0 | | unbiased | an offset | 0.5 |
-| `positive_share_spread` | std over coordinates of the share of entries > 0 | | plug-in | an offset | ≈ √(1 / 4n) |
+### `positive_share`, `positive_share_spread`
+
+Share of entries above 0, and its standard deviation over coordinates.
+
+- *Gaussian rows*: `positive_share_spread`: about $1/(2 \\sqrt n)$.
 
 """
 
@@ -134,7 +135,10 @@ def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tm
     shutil.copy(root / "tests" / "metrics" / "own_metric.py", tmp_path / "src" / "embedgeo" / "metrics" / "positive.py")
     page = tmp_path / "docs" / "definitions.md"
     before, heading, after = page.read_text().partition("## Other definitions")
-    page.write_text(before + ROWS + heading + after)
+    page.write_text(before + SECTION + heading + after)
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"}
+    subprocess.run([sys.executable, "docs/facts.py"], cwd=tmp_path, env=environment, check=True)
+    assert "From `PositiveShare`; group *shape*." in page.read_text()
     asked = [
         "docs/test_definitions.py",
         "results/test_events.py",
@@ -145,7 +149,7 @@ def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tm
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", *chosen, *(f"tests/{file}" for file in asked)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"},
+        env=environment,
         check=True,
     )
 

@@ -24,7 +24,26 @@ def test_it_agrees_with_the_numbers_that_anisotropy_gives():
     assert not values.keys() & expected.keys()
 
 
-@pytest.mark.parametrize(("options", "message"), [({"top": -1}, "top must"), ({"sample_size": 1}, "sample_size must")])
+def test_each_of_several_numbers_of_directions_is_removed():
+    x = spectral(500, VARIANCES) + 3
+    several = floats(updated(AfterProcessing(12, top=(2, 7), sample_size=500), x).compute())
+    for top in (2, 7):
+        alone = floats(updated(AfterProcessing(12, top=top, sample_size=500), x).compute())
+        assert {key: several[key] for key in alone} == alone
+    assert {key for key in several if "_removed" in key} == {
+        f"{key}_top{top}_removed" for key in ("anisotropy", "mean_cosine") for top in (2, 7)
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top": -1}, "top must"),
+        ({"top": (1, 1)}, r"top must be distinct numbers, 0 or more, as 1, 3, 10; got \[1, 1\]"),
+        ({"top": ()}, "top must"),
+        ({"sample_size": 1}, "sample_size must"),
+    ],
+)
 def test_wrong_arguments_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         AfterProcessing(3, **options)

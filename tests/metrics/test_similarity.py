@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from embedgeo.metrics import EmbeddingMoments, TokenSimilarity
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from tests.data import all_nan, assert_values, floats, gaussian, texts
 
 DIM, N = 6, 150
@@ -44,7 +45,8 @@ def by_pairs(x, token_ids, sequence_ids, dtype=np.float64):
                 (token_ids[i] == token_ids[j]) == a and (sequence_ids[i] == sequence_ids[j]) == b
             )
         )
-    return values | {f"{key}_adjusted": value - mean(lambda i, j: True) for key, value in values.items()}
+    values |= {f"{key}_adjusted": value - mean(lambda i, j: True) for key, value in values.items()}
+    return values | {"cosine_std": np.std([value for value, _, _ in pairs])}
 
 
 def updated(x, ids, sequences):
@@ -66,7 +68,9 @@ def test_adjusted_values_keep_their_digits_where_all_rows_are_nearly_parallel():
     x, ids, sequences = texts(N, DIM, mean=1e4)
     exact = by_pairs(x, ids, sequences, np.longdouble)
     adjusted = {key: float(value) for key, value in exact.items() if key.endswith("_adjusted")}
-    assert_values(updated(x, ids, sequences).compute(), adjusted, rtol=1e-9)
+    values = updated(x, ids, sequences).compute()
+    assert_values(values, adjusted, rtol=1e-9)
+    assert float(values["cosine_std"]) == pytest.approx(float(exact["cosine_std"]), rel=1e-6)
 
 
 def test_the_correction_is_the_mean_cosine():
@@ -84,6 +88,33 @@ def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
     values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
     expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
     assert values["intra_sentence_similarity"] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_spread_of_cosines_of_two_rows_is_none_and_of_opposite_ones_that_of_signs():
+    assert floats(updated(gaussian(2, DIM), torch.arange(2), torch.arange(2)).compute())["cosine_std"] < 1e-8
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    values = floats(updated(signs[:, None] * gaussian(1, DIM), torch.arange(5), torch.arange(5)).compute())
+    assert values["cosine_std"] == pytest.approx(math.sqrt(1 - 0.2**2), rel=1e-12)  # 4 pairs alike, 6 opposite
+
+
+@pytest.mark.parametrize(("dim", "ratio"), [(1, 2.0), (2, 0.5), (16, 0.0), (16, 0.3), (64, 4.0), (256, 1e4)])
+def test_noise_about_the_offset_of_the_run_has_the_spread_of_the_baseline_and_a_mean_cosine_of_about_its_share(
+    dim, ratio
+):
+    offset = math.sqrt(ratio / dim)
+    drawn = []
+    for seed in range(8):
+        x = gaussian(3000, dim, seed=seed) / math.sqrt(dim) + offset
+        of_rows = EmbeddingMoments(dim)
+        of_rows.update(x)
+        drawn.append(floats(updated(x, torch.arange(3000), torch.arange(3000)).compute() | of_rows.compute()))
+    measured = {key: np.array([values[key] for values in drawn]) for key in drawn[0]}
+    expected = baseline_values(GaussianRows(frozenset(measured), measured, np.full(8, float(dim))))["cosine_std"]
+    assert expected.mean() == pytest.approx(measured["cosine_std"].mean(), rel=0.01, abs=1e-6)
+    if not ratio:
+        assert expected.mean() == pytest.approx(1 / math.sqrt(dim), rel=0.01)
+    if dim >= 16:
+        assert measured["mean_cosine"].mean() == pytest.approx(ratio / (1 + ratio), abs=1 / dim)
 
 
 def test_rows_without_a_direction_are_left_out():
@@ -106,7 +137,7 @@ def test_identical_occurrences_have_a_similarity_of_exactly_one():
 def test_what_is_undefined_is_nan():
     x, one = gaussian(3, DIM), torch.zeros(3, dtype=torch.int64)
     nothing = updated(x[:0], one[:0], one[:0]).compute()
-    assert len(nothing) == 14
+    assert len(nothing) == 15
     assert all_nan(floats(nothing))
     assert all_nan(floats(updated(x[:1], one[:1], one[:1]).compute()))
     assert all_nan(floats(updated(0 * x, one, one).compute()))
@@ -127,4 +158,4 @@ def test_without_token_ids_there_are_no_values_of_types():
     metric = TokenSimilarity(DIM)
     metric.update(gaussian(12, DIM).view(3, 4, DIM))
     names = {"within_sequence_similarity", "intra_sentence_similarity"}
-    assert metric.compute().keys() == names | {f"{name}_adjusted" for name in names}
+    assert metric.compute().keys() == names | {f"{name}_adjusted" for name in names} | {"cosine_std"}

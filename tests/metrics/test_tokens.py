@@ -75,6 +75,31 @@ def test_regression_count_range():
     assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
 
 
+@pytest.mark.parametrize("spread", [0.02, 0.3])
+def test_the_spread_of_q_over_types_is_the_expected_one_where_rows_are_of_one_law_and_more_where_not(spread):
+    """Of the page of definitions: C.V.(‖x‖²)² ⟨1/n⟩ (T - 1) / T, and (2 norm_cv)² for the first factor if small."""
+    counts = (2000 / torch.arange(1, 121) ** 0.8).long()
+    ids = torch.arange(120).repeat_interleave(counts)
+    share = (1 / counts.double()).mean() * 119 / 120
+    squares, expected, by_norm, of_types = [], [], [], []
+    for seed in range(30):
+        norms = (spread * gaussian(len(ids), 1, seed=seed)).exp()
+        rows = norms * torch.nn.functional.normalize(gaussian(len(ids), 6, seed=100 + seed), dim=1)
+        values = floats(updated(TokenMoments(6), rows, ids).compute())
+        squares.append(values["Q_t_cv"] ** 2)
+        expected.append(float(norms.square().var() / norms.square().mean() ** 2 * share))
+        by_norm.append(float((2 * values["norm_cv"]) ** 2 * share))
+        longer = rows * (1 + 0.2 * (ids % 2))[:, None]
+        of_types.append(floats(updated(TokenMoments(6), longer, ids).compute())["Q_t_cv"] ** 2)
+    found, errors = torch.tensor(squares).mean(), torch.tensor(squares).std() / 30**0.5
+    assert errors < 0.05 * found
+    assert found == pytest.approx(torch.tensor(expected).mean().item(), abs=4 * float(errors))
+    if spread < 0.1:
+        assert found == pytest.approx(torch.tensor(by_norm).mean().item(), abs=4 * float(errors))
+    planted = (1.2**2 - 1) / (1.2**2 + 1)
+    assert torch.tensor(of_types).mean() == pytest.approx(planted**2 + found.item(), rel=0.05)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_table_has_the_moments_of_each_type(dtype):
     x, ids = token_rows(500, 4, mean=1000.0)

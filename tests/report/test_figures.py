@@ -135,9 +135,9 @@ def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> Non
         baseline.loc[0, "M_over_Q"] = 0.3
         with style():
             (ax, *_) = figures.dynamics(replace(large, baseline=baseline), "M_over_Q").figure.axes
-        (line,) = (line for line in ax.lines if str(line.get_label()).startswith("random"))
+        (line,) = (line for line in ax.lines if str(line.get_label()).startswith("Gaussian rows"))
         assert len(line.get_xdata()) == drawn_points
-        assert line.get_label() == ("random" if drawn_points else "random: 0.3 to 1B ↑")
+        assert line.get_label() == ("Gaussian rows" if drawn_points else "Gaussian rows: 0.3 to 1B ↑")
         assert ax.get_ylim()[1] < 1
 
 

@@ -77,7 +77,7 @@ def test_final_models_have_no_steps_and_are_compared_over_depth(six: Path) -> No
     assert not [p for p in (six / "figures").glob("*.svg") if re.search(r"\bstep\b", p.read_text())]
     assert not [p for p in (six / "figures").glob("*.csv") if "step" in p.read_text()]
     records = pd.read_csv(six / "metrics.csv")
-    assert list(records) == ["run", "step", "layer", "metric", "value", "stderr", "random"]
+    assert list(records) == ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
 
 
 def test_a_table_names_layers_width_parameters_token_types_rows_and_group(six: Path) -> None:

@@ -118,7 +118,7 @@ def test_every_kind_of_results_gives_the_figures_of_the_report(sweep: Path, kind
         found = of_plot(results)
         assert_same(found, expected)
         assert words(found) == words(expected)
-    assert "random" in [line.get_label() for line in plot.dynamics(results, METRIC).axes[0].lines]
+    assert "Gaussian rows" in [line.get_label() for line in plot.dynamics(results, METRIC).axes[0].lines]
 
 
 def test_figures_look_the_same_where_a_setting_of_the_session_is_the_report_s(sweep: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_geometry_is_drawn_by_its_layers(geometry, ax: Axes) -> None:
         np.testing.assert_allclose(line.get_ydata(), [at["M_over_Q"] for at in values.values()])
         assert plot.composition(results).axes[0].get_xlabel() == "layer (numbers are blocks)"
     labels = [line.get_label() for line in plot.profile(geometry, "V_on_M_slope").axes[0].lines]
-    assert any(label.startswith("random") for label in labels)
+    assert any(label.startswith("Gaussian rows") for label in labels)
     assert plot.tokens(geometry, ax=ax) is ax.figure
     assert plot.heatmap(geometry, "Q").axes
 

@@ -106,7 +106,7 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     assert len(everything) == records["value"].notna().sum()
     at = everything.loc[64, "block.00", "M"]
     assert at["value"] == expected.loc[64, "block.00"]
-    assert at["random"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
+    assert at["gaussian"] == pytest.approx(everything.loc[(64, "block.00", "Q"), "value"] / 65_536)
 
 
 def test_what_the_loss_needs_is_drawn_over_depth_and_training(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_a_monitored_run_is_read_from_tensorboard_with_repeated_steps_by_last(tm
                 writer.add_scalar("loss", 3.0, step)
     write_report([tmp_path], tmp_path / "out")
     numbers = pd.read_csv(tmp_path / "out" / "figures" / "M-dynamics.csv", index_col="step")
-    assert list(numbers) == ["embed", "block.00", "block.01", "mean over blocks", "random"]
+    assert list(numbers) == ["embed", "block.00", "block.01", "mean over blocks", "Gaussian rows"]
     assert numbers["embed"].to_dict() == {0: 1.0, 10: 2.0, 20: 3.0, 30: 4.0}
     (run,) = read_runs([tmp_path])
     assert run.widths.isna().all()  # event files do not hold them
@@ -701,7 +701,7 @@ def test_standard_errors_are_in_the_table_the_records_and_the_key(tmp_path: Path
     assert "One standard error to each side of the line." in text
     assert "± one standard error." in text
     records = pd.read_csv(folder / "report" / "metrics.csv")
-    assert list(records) == ["run", "step", "layer", "metric", "value", "stderr", "random"]
+    assert list(records) == ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     at = records[records["layer"] != "model"]
     np.testing.assert_allclose(at["stderr"], 0.05 * at["value"])
     assert records[records["layer"] == "model"]["stderr"].isna().all()
@@ -976,7 +976,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser, and chromium was not found: apt-get install chromium")
 def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, page: Page, tmp_path: Path) -> None:
     check = (
         "<script>document.title = JSON.stringify([[...document.images].filter(i => i.naturalWidth > 0).length,"

@@ -31,7 +31,7 @@ def test_layers_are_drawn_against_scale_with_their_errors_and_the_baseline(run):
             error = last.loc[layer, f"intrinsic_dimension_at_{scale}_error"]
             assert numbers.loc[scale, f"stderr of {layer}"] == error
     expected = gride_dimensions(gaussian(4096, 64, dtype=torch.float32)).dimensions
-    np.testing.assert_allclose(numbers["random"], expected, rtol=0.05)
+    np.testing.assert_allclose(numbers["Gaussian rows"], expected, rtol=0.05)
     assert data.text.startswith("Mean over blocks: ")
     assert "standard error" in data.text
     (ax, *_) = data.figure.axes

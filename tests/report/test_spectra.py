@@ -39,15 +39,15 @@ def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_th
     with style():
         figure = variance.spectra_by_layer(run)
     numbers = figure.numbers
-    assert list(numbers) == ["embed", "block.00", "block.01", "final_norm", "random"]
+    assert list(numbers) == ["embed", "block.00", "block.01", "final_norm", "Gaussian rows"]
     assert (numbers.index[0], numbers.index[-1]) == (1, 64)
     table = spectrum_table(STEPS[-1], list(numbers)[:4], 64, 65_536)
     for layer, of_layer in table.groupby("layer"):
         expected = of_layer.set_index("index")["eigenvalue"] / of_layer["eigenvalue"].mean()
         np.testing.assert_allclose(numbers[layer], expected[numbers.index], rtol=1e-12)
     edge = (1 + np.sqrt(64 / 65_535)) ** 2  # Marchenko & Pastur 1967
-    assert numbers["random"].iloc[0] == pytest.approx(edge, rel=0.01)
-    assert numbers["random"].iloc[-1] == pytest.approx((1 - np.sqrt(64 / 65_535)) ** 2, rel=0.01)
+    assert numbers["Gaussian rows"].iloc[0] == pytest.approx(edge, rel=0.01)
+    assert numbers["Gaussian rows"].iloc[-1] == pytest.approx((1 - np.sqrt(64 / 65_535)) ** 2, rel=0.01)
     (ax, *_) = figure.figure.axes
     (line,) = (line for line in ax.lines if "edge" in str(line.get_label()))
     assert np.unique(line.get_ydata()) == pytest.approx(edge)
@@ -73,9 +73,9 @@ def test_what_is_zero_or_unknown_is_not_drawn(tmp_path: Path) -> None:
     run = rewritten(folder, table)
     with style():
         (figure,) = variance.spectra_figures(run)
-    assert list(figure.numbers) == ["block.00", "block.01", "random"]
+    assert list(figure.numbers) == ["block.00", "block.01", "Gaussian rows"]
     assert figure.numbers.loc[40:, "block.00"].isna().all()
-    assert figure.numbers.loc[40:, "random"].isna().all()
+    assert figure.numbers.loc[40:, "Gaussian rows"].isna().all()
     nothing = table.assign(eigenvalue=np.nan)
     assert rewritten(folder, nothing).spectra == {}
 
@@ -93,8 +93,8 @@ def test_where_random_rows_have_no_spectrum_none_is_drawn(tmp_path: Path, n: int
     run = rewritten(folder, spectrum_table(8, ["embed", "block.00"], dim, n))
     with style():
         (figure,) = variance.spectra_figures(run)
-    assert figure.numbers["random"].isna().all()
-    assert "Random" not in figure.text
+    assert figure.numbers["Gaussian rows"].isna().all()
+    assert "Gaussian" not in figure.text
 
 
 def test_the_report_has_them_of_runs_and_of_final_models_that_have_any(folder: Path, tmp_path: Path) -> None:

@@ -108,6 +108,27 @@ def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(ru
         assert len(picture.numbers) == len(at)
 
 
+def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(run: Run) -> None:
+    table = run.tokens[1]
+    at = table[table["layer"] == "block.01"].sort_values("n", ascending=False)
+    chosen = at[at["token"].str.startswith(" word")].iloc[[3, 40]]
+    names = [token.strip() for token in chosen["token"]]
+    with style():
+        panel = tokens.mean_against_variance(run, ["block.01"], names=names).figure.axes[0]
+        figures = {each.name: each for each in tokens.token_figures(run, names)}
+        plain = tokens.mean_against_variance(run, ["block.01"]).figure.axes[0]
+    rings = panel.collections[-1]
+    assert rings.get_facecolor().size == 0
+    expected = table[(table["layer"] == "block.01") & table["token_id"].isin(chosen["token_id"])]
+    np.testing.assert_allclose(rings.get_offsets(), expected[["M", "V"]])
+    assert [text.get_text() for text in panel.texts] == names
+    assert len(plain.texts) == 0
+    assert sum(len(ax.texts) for ax in figures["tokens-V-against-M"].figure.axes) > 0
+    with pytest.raises(ValueError, match="'nowhere' is none"):
+        plot.tokens(table, examples=["nowhere"])
+    assert [text.get_text() for text in plot.tokens(table, layer="block.01", examples=names).axes[0].texts] == names
+
+
 def test_models_have_one_scale_of_colours(run: Run) -> None:
     table = run.tokens[1]
     fewer = replace(run, tokens={1: table[table["n"] < 500]})

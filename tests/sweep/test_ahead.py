@@ -112,7 +112,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and glibc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, for /proc and glibc")
 def test_memory_between_what_is_held_goes_back_to_the_system():
     before = resident()
     held = [torch.ones(12_000) for _ in range(4000)]  # 48 kB each: below what glibc maps on its own
@@ -124,7 +124,7 @@ def test_memory_between_what_is_held_goes_back_to_the_system():
     assert len(held) == 2000
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc, and glibc")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, for /proc and glibc")
 def test_large_blocks_between_what_is_held_go_back_at_once():
     torch.ones(4_000_000)  # 16 MB: once they are freed, glibc keeps blocks up to this size
     before = resident()

@@ -54,8 +54,7 @@ PAPERS = {"yamagiwa2025": 6, "razzhigaev2024": 6, "li2025": 32}
 
 
 def test_every_preset_is_tested():
-    of_sweeps = {p.stem for p in (ROOT / "configs").glob("*.yaml") if "num_tokens" in yaml.safe_load(p.read_text())}
-    assert of_sweeps == {*PRESETS, *PAPERS}
+    assert {path.stem for path in (ROOT / "configs").iterdir()} == {*PRESETS, *PAPERS}
 
 
 def test_presets_are_found_by_name_and_another_name_is_answered_with_those_there_are():
@@ -65,6 +64,42 @@ def test_presets_are_found_by_name_and_another_name_is_answered_with_those_there
         preset("pytia")
 
 
+def parsed(*arguments):
+    return make_parser(ABOUT, COMMANDS).parse_args(arguments)["sweep"].as_dict()
+
+
+def test_a_preset_is_its_file_and_options_after_it_take_the_place_of_its_own():
+    by_name = parsed("sweep", "--preset", "bloom")
+    assert by_name == parsed("sweep", "--config", str(ROOT / "configs/bloom.yaml"))
+    assert by_name["tokenizer"] == "bigscience/bloom-560m"
+    changed = parsed("sweep", "--preset", "bloom", "--model", "bigscience/bloom-3b-intermediate", "--steps", "log")
+    assert {name for name in by_name if changed[name] != by_name[name]} == {"model", "steps"}
+
+
+def test_presets_are_listed_each_with_a_line_on_it(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["sweep", "--preset", "list"])
+    assert stopped.value.code == 0
+    listed = dict(re.findall(r"^(\S+)  +(\S.*)$", capsys.readouterr().out, re.M))
+    assert listed.keys() == {*PRESETS, *PAPERS}
+    assert all(line.endswith(".") for line in listed.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--preset", "pytia"], "got 'pytia'. Did you mean pythia? (embedgeo sweep --help lists the options)\n"),
+        (["--steps", "4", "--preset", "pythia"], "comes first, and options after it; got --steps before pythia"),
+    ],
+)
+def test_a_preset_that_is_not_there_or_not_first_is_refused_in_a_line(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["sweep", *arguments])
+    assert stopped.value.code == 2
+    assert said in (error := capsys.readouterr().err)
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name):
     repository, revisions, kind, at_least = PRESETS[name]
@@ -72,7 +107,7 @@ def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name
     hub.add(repository, "main", checkpoint_files(0))
     for revision in revisions:
         hub.add(repository, revision, checkpoint_files(0 if revision in ("step0", "step1") else 1), kind=kind)
-    assert main(["sweep", "--config", str(ROOT / "configs" / f"{name}.yaml"), "--dry-run", "true"]) == 0
+    assert main(["sweep", "--preset", name, "--dry-run"]) == 0
     *rows, total = capsys.readouterr().out.splitlines()
     planned = [row.split()[1] for row in rows]
     assert set(planned) <= set(revisions)
@@ -89,8 +124,7 @@ def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name
 @pytest.mark.parametrize("name", PAPERS)
 def test_a_papers_preset_is_parsed_and_planned(hub, options, tmp_path, capsys, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    preset = ROOT / "configs" / f"{name}.yaml"
-    models = yaml.safe_load(preset.read_text())["model"]
+    models = preset(name)["model"]
     for model in models:
         hub.add(model, "main", checkpoint_files(9))
     hub.add(models[0], "step8", checkpoint_files(8))
@@ -99,7 +133,7 @@ def test_a_papers_preset_is_parsed_and_planned(hub, options, tmp_path, capsys, m
             hub.add("EleutherAI/pythia-160m", f"step{step}", checkpoint_files(min(step, 2)))
         for step in range(0, 739000, 1000):
             hub.add("allenai/OLMo-1B-hf", f"step{step}-tokens{-(-step * 4 // 1000)}B", checkpoint_files(1))
-    assert main(["sweep", "--config", str(preset), "--text", options["text"], "--dry-run"]) == 0
+    assert main(["sweep", "--preset", name, "--text", options["text"], "--dry-run"]) == 0
     *rows, _ = capsys.readouterr().out.splitlines()
     planned = [row.split()[:2] for row in rows]
     assert len(planned) == PAPERS[name]
@@ -150,9 +184,9 @@ def test_the_array_example_gives_each_task_its_part(tmp_path, options):
     assert taken == [{"step1", "step3"}, {"step1", "step2", "step3"}]
 
 
-def test_the_array_examples_preset_is_there():
-    text = (ROOT / "examples" / "sweep.slurm").read_text()
-    assert (ROOT / re.search(r"CONFIG:-(\S+?)\}", text)[1]).is_file()
+@pytest.mark.parametrize("script", ["sweep.slurm", "sweep-ray.slurm"])
+def test_the_job_scripts_preset_is_there(script):
+    assert re.search(r"PRESET:-(\w+)\}", (ROOT / "examples" / script).read_text())[1] in PRESETS
 
 
 def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):

@@ -54,6 +54,9 @@ def test_every_row_of_every_page_has_a_verdict(texts, tmp_path, capsys, paper):
         printed = rows[rows["rule"] == "value"]
         assert len(printed) == 4
         assert printed["why"].str.startswith("not enough tokens").all()
+        (spread,) = rows[(rows["metric"] == "Q_t_cv") & (rows["model"] == "gpt2")].itertuples()
+        random = float(spread.why.rpartition("independent of their tokens: ")[2])
+        assert 0 < random < 1
 
 
 BERT = "google-bert/bert-base-uncased"

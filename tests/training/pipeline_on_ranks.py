@@ -173,7 +173,7 @@ def interleaved():
 
 def documented():
     """What the loop in the documentation, as it is written there, measures and logs."""
-    page = Path(__file__).parents[2].joinpath("docs", "training.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2].joinpath("docs", "how-to", "distributed.md").read_text(encoding="utf-8")
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "schedule.step(" in block)
     pipeline, logged = Pipeline(), []
     names = {

@@ -55,7 +55,9 @@ def test_each_checkpoint_is_scored_by_the_weights_it_holds(tmp_path, make, optio
 
 
 def test_a_checkpoint_that_is_named_after_a_value_is_a_file_as_the_documentation_shows(tmp_path, monkeypatch):
-    (shown,) = [each.code for each in blocks("docs/training.md", "python") if "auto_insert_metric_name" in each.code]
+    (shown,) = [
+        each.code for each in blocks("docs/how-to/checkpoints.md", "python") if "auto_insert_metric_name" in each.code
+    ]
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(shown.replace("every_n_train_steps=100", "every_n_train_steps=2"), found)

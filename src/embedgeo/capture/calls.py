@@ -1,12 +1,11 @@
 """Calls of modules, also of their bare ``forward``, which torch's hooks do not see, and the state kept around them."""
 
 import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import wraps
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
 import numpy as np
@@ -94,30 +93,6 @@ def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
     """A ``forward`` without what watches it; what others wrap around one, with the attributes of the inside, stays."""
     inside = getattr(forward, "_embedgeo_forward", None)
     return inside if inside is not None and forward.__wrapped__ is inside else forward  # type: ignore[attr-defined]
-
-
-def has_gradients() -> bool:
-    """Tell whether gradients are on, here or where a running autograd function began, as of reentrant checkpointing."""
-    return torch.is_grad_enabled() or not (torch._C._is_fwd_grad_enabled() or torch.is_inference_mode_enabled())
-
-
-class StageRun(NamedTuple):
-    """A run of a stage of `torch.distributed.pipelining`."""
-
-    num_stages: int | None  # of the pipeline
-    infers_shapes: bool  # it runs on no microbatch, on any values
-
-
-def running_stage() -> StageRun | None:
-    """The innermost run of a pipeline's stage in which this is called; None if in none."""
-    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    frame = sys._getframe() if pipelining is not None else None
-    while frame is not None and frame.f_code.co_filename != pipelining.__file__:  # type: ignore[union-attr]
-        frame = frame.f_back
-    if frame is None:
-        return None
-    num_stages = getattr(frame.f_locals.get("self"), "num_stages", None)
-    return StageRun(num_stages, infers_shapes=frame.f_code.co_name != "forward_maybe_with_nosync")
 
 
 def first_float(value: Any) -> Tensor | None:

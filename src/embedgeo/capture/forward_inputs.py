@@ -15,8 +15,8 @@ from torch.distributed.tensor.placement_types import Shard
 from torch.nn.functional import pad
 
 from embedgeo.capture import structure
-from embedgeo.capture.calls import has_gradients
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.torch_names import has_gradients, version
 from embedgeo.functional.rows import (
     has_rows_without_type,
     on_cpu,
@@ -222,8 +222,7 @@ class ForwardInputs:
         waited for once a forward pass, and again after a change of ids or mask in place.
         """
         inputs = [*self.recorded, *filter(torch.is_tensor, (token_ids, mask, word_ids))]
-        versions = (each._version for each in inputs if not each.is_inference())
-        key = hidden.shape[:-1], layer.positions_first, *versions
+        key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
             values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}

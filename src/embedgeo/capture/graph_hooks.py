@@ -1,28 +1,25 @@
-"""Permanent hooks, operators in the graphs of torch.compile; it takes names that torch may change: import it late."""
+"""Permanent hooks, operators in the graphs of torch.compile; import it late, for a torch may lack what these take."""
 
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.eval_frame import skip_code
-from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
-from torch.autograd.forward_ad import _set_fwd_grad_enabled
 from torch.distributed.tensor import DTensor
 
-from embedgeo.capture.calls import first_float, first_input, has_gradients
+from embedgeo.capture.calls import first_float, first_input
 from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
+from embedgeo.capture.torch_names import has_gradients, in_graphs
 
 Event = Literal["call", "return", "lookup", "input", "output", "both"]
 """Lookup: of an embedding table; input, output: a hidden state; both: one, and what the module makes of it."""
 
+_graphs = in_graphs()
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
 _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
@@ -39,15 +36,14 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
             _keys[module] = torch.zeros((), dtype=torch.int8, device="cpu")
             module.__dict__["embedgeo_key"] = _keys[module]
             module.__dict__["embedgeo_arguments"] = tuple(inspect.signature(module.forward).parameters)
+            module.__dict__.setdefault("embedgeo_events", ())
         if not _is_hooked(module, event):
             if event in ("call", "input"):
                 module.register_forward_pre_hook(_HOOKS[event], with_kwargs=True)
             else:
                 module.register_forward_hook(_HOOKS[event], with_kwargs=True)
-        # Graphs of a module of the class that is not prepared must not run in place of this one's: torch.compile does
-        # not look at the hooks that a graph was made for, but it does at the types of these dicts.
-        for name in ("_modules", "_parameters"):
-            module.__dict__[name] = OrderedDict(module.__dict__[name])
+            module.__dict__["embedgeo_events"] += (event,)
+        _graphs.keep_apart(module)  # of one of the class that is not prepared, which would call no hooks
 
 
 def is_prepared(module: nn.Module, event: Event) -> bool:
@@ -70,7 +66,7 @@ def hook_in_graph(module: nn.Module, event: Event, hook: Callable[..., None]) ->
 
 
 def _is_hooked(module: nn.Module, event: Event) -> bool:
-    return _HOOKS[event] in (*module._forward_pre_hooks.values(), *module._forward_hooks.values())
+    return event in module.__dict__.get("embedgeo_events", ())  # a copy has the hooks, too
 
 
 # torch.compile follows these hooks, and calls them as they are where they are outside of its graphs
@@ -142,7 +138,7 @@ def _run_notify(key: Tensor, event: str, names: str, tensors: list[Tensor], has_
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _call(listeners: list[Callable[..., None]], found: dict[str, Tensor], has_gradients: bool) -> None:
     """Call listeners in the gradient mode that the model's code has there: a graph runs in another one."""
-    with _set_fwd_grad_enabled(True), torch.set_grad_enabled(has_gradients):
+    with _graphs.forward_gradients(True), torch.set_grad_enabled(has_gradients):
         for listener in list(listeners):
             listener(found, found.get("output"))
 
@@ -156,15 +152,8 @@ _library.define(
 )
 _library.impl("notify", _run_notify, "CompositeExplicitAutograd")
 torch.library.register_fake("embedgeo::notify", lambda *call: None, lib=_library)
-_register_effectful_op(torch.ops.embedgeo.notify.default, _EffectType.ORDERED)
-
-
-def _skip(code: CodeType) -> None:
-    """Keep torch.compile from making graphs of their own of the hooks of the module that it compiles."""
-    skip_code(code)
-    for inner in filter(lambda each: isinstance(each, CodeType), code.co_consts):
-        _skip(inner)
+_graphs.keep_order(torch.ops.embedgeo.notify.default)
 
 
 for _function in (*_HOOKS.values(), _notify, _run_notify, first_float, first_input, has_gradients):
-    _skip(_function.__code__)
+    _graphs.skip(_function.__code__)

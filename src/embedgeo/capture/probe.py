@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import eager_mode, first_float, first_input, running_stage, watched_calls
+from embedgeo.capture.calls import eager_mode, first_float, first_input, watched_calls
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens, whole_sequences
 from embedgeo.capture.layers import Layer, ModuleCall
 from embedgeo.capture.residual import ResidualBlock
+from embedgeo.capture.torch_names import in_backward, running_stage
 
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
@@ -152,10 +153,9 @@ class Probe:
 
     def should_skip(self) -> bool:
         """True if a call must not be read: only another probe may, it is a repetition, or it is on no real values."""
-        in_backward = torch._C._current_graph_task_id() != -1
         is_other = self._attached is None or Probe._exclusive not in (None, self)
         stage = running_stage()
-        return is_other or in_backward or (stage is not None and stage.infers_shapes)
+        return is_other or in_backward() or (stage is not None and stage.infers_shapes)
 
     def _hooks(self) -> Iterator[tuple["Event", _Hook]]:
         hook = partial(_Hook, self.should_skip, self._on_error)

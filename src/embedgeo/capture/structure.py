@@ -9,10 +9,11 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from embedgeo.capture.torch_names import WRAPPERS, is_compiled_in_place
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
 _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
@@ -33,7 +34,7 @@ class Part(NamedTuple):
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile, FSDP, DDP and activation-checkpoint wrappers."""
-    names = {*_WRAPPERS, "module"} if isinstance(module, DistributedDataParallel | DataParallel) else _WRAPPERS
+    names = {*WRAPPERS, "module"} if isinstance(module, DistributedDataParallel | DataParallel) else WRAPPERS
     inner = next((child for name, child in module.named_children() if name in names), None)
     return module if inner is None else unwrapped(inner)
 
@@ -46,7 +47,7 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
 
 def is_compiled(model: nn.Module) -> bool:
     """Tell whether a module inside is compiled, as far as modules show it."""
-    return any(hasattr(m, "_orig_mod") or m._compiled_call_impl is not None for m in model.modules())
+    return any(hasattr(m, "_orig_mod") or is_compiled_in_place(m) for m in model.modules())
 
 
 def measured_model(model: nn.Module) -> nn.Module:
@@ -206,7 +207,7 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
 
 def _words(module: nn.Module, path: str) -> list[str]:
     """The words, in lower case, of the last two names in a module's path and of its class's name."""
-    names = [name for name in path.split(".") if name not in _WRAPPERS][-2:]
+    names = [name for name in path.split(".") if name not in WRAPPERS][-2:]
     return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", " ".join([*names, type(module).__name__]))]
 
 

@@ -19,6 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_TEXT_ENCODING_MAPPING,
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
@@ -128,7 +132,7 @@ def _is_about(error: Exception, key: str, value: Any) -> bool:
 
 def is_encoder(config: PreTrainedConfig) -> bool:
     """Tell a model that predicts masked tokens from one that predicts the next one."""
-    masked = type(config) in AutoModelForMaskedLM._model_mapping
+    masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
     return masked and not causal and not getattr(config, "is_decoder", False)
 
@@ -162,12 +166,12 @@ def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Modu
 
 def _auto_class(config: PreTrainedConfig) -> Any:
     if config.is_encoder_decoder:
-        return AutoModelForSeq2SeqLM if type(config) in AutoModelForSeq2SeqLM._model_mapping else AutoModel
+        return AutoModelForSeq2SeqLM if type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING else AutoModel
     if is_encoder(config):
         return AutoModelForMaskedLM
-    if type(config) in AutoModelForCausalLM._model_mapping or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or "AutoModelForCausalLM" in getattr(config, "auto_map", {}):
         return AutoModelForCausalLM
-    is_part = type(config) in AutoModelForTextEncoding._model_mapping  # as T5's encoder, saved by itself
+    is_part = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING  # as T5's encoder, saved by itself
     return AutoModelForTextEncoding if is_part else AutoModel
 
 

@@ -1,5 +1,6 @@
 """Hidden states without their offset, main directions, largest coordinates, context or token, and noise like them."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -7,19 +8,29 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.processing import require_removed
 from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.functional.tokens import TokenTable, token_table
 
-NUM_REMOVED = (1, 3, 10)  # directions, or coordinates, that are taken away
-REPLACEMENTS = (
-    "without_offset",
-    *(f"without_{k}_directions" for k in NUM_REMOVED),
-    *(f"without_{k}_coordinates" for k in NUM_REMOVED),
-    "without_context",
-    "without_token",
-    "as_noise",
-)
-"""Names of the replacements of a hidden state, by others than itself."""
+NUM_REMOVED = (1, 3, 10)
+"""Numbers of directions, or coordinates, that are taken away, unless told otherwise."""
+
+
+def replacements(num_removed: Sequence[int] = NUM_REMOVED) -> tuple[str, ...]:
+    """Names of the replacements of a hidden state, by others than itself.
+
+    Raises:
+        ValueError: ``num_removed``, of directions and of coordinates, are not distinct numbers of at least 1.
+    """
+    require_removed(num_removed, "removed_directions")
+    return (
+        "without_offset",
+        *(f"without_{k}_directions" for k in num_removed),
+        *(f"without_{k}_coordinates" for k in num_removed),
+        "without_context",
+        "without_token",
+        "as_noise",
+    )
 
 
 class RowStatistics(NamedTuple):
@@ -88,7 +99,7 @@ class Substitutes(NamedTuple):
         """Rows in place of those given, of the same dtype; rows of token types without a mean keep what needs one.
 
         Args:
-            name: one of `REPLACEMENTS`; any other one leaves the rows as they are.
+            name: one of `replacements`; any other one leaves the rows as they are.
             rows: shape (n, d).
             token_ids: shape (n,).
             normal: standard normal numbers, shape (n, d), of which noise is made.

@@ -151,9 +151,18 @@ def product_dtype(x: Tensor) -> torch.dtype:
     """
     if x.dtype != torch.float32:
         return x.dtype
-    backend = torch.backends.cuda if x.device.type == "cuda" else torch.backends.mkldnn
-    is_full = backend.matmul.fp32_precision in ("ieee", "none")
+    settings = _fp32_products()
+    if not settings:  # a torch before 2.9, where one holds for all
+        is_full = torch.get_float32_matmul_precision() == "highest"
+    else:
+        is_full = settings["cuda" if x.device.type == "cuda" else "mkldnn"].fp32_precision in ("ieee", "none")
     return torch.float32 if is_full else accumulator_dtype(x.device)
+
+
+def _fp32_products() -> dict[str, Any]:
+    """Holders of the precision of float32 products, by backend; empty in a torch before 2.9."""
+    found = {name: getattr(getattr(torch.backends, name), "matmul", None) for name in ("mkldnn", "cuda")}
+    return found if all(hasattr(each, "fp32_precision") for each in found.values()) else {}
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -164,13 +173,18 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
 @contextmanager
 def matmul_precision(device: torch.device) -> Iterator[None]:
     """Compute float32 products on ``device`` in full float32, whatever autocast and the process's settings are."""
-    backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
+    backends = [*_fp32_products().values()]
     before = [backend.fp32_precision for backend in backends]
+    before_all = None if backends else torch.get_float32_matmul_precision()
     try:
         for backend in backends:
             backend.fp32_precision = "ieee"
+        if before_all is not None:
+            torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
+        if before_all is not None:
+            torch.set_float32_matmul_precision(before_all)

@@ -3,6 +3,7 @@
 Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin & Strimmer 2018 for the whitenings.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -138,7 +139,15 @@ def _reciprocal_root(fitted: PrincipalAxes) -> Tensor:
     return fitted.variance.rsqrt().masked_fill(unknown & ~fitted.variance.isnan(), 0)
 
 
-def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = RTOL) -> dict[str, Tensor]:
+def require_removed(numbers: Sequence[int], name: str, least: int = 1) -> None:
+    """Refuse numbers of directions to remove that are not distinct integers of at least ``least``."""
+    if not numbers or len(set(numbers)) < len(numbers) or not all(type(k) is int and k >= least for k in numbers):
+        raise ValueError(f"{name} must be distinct numbers, {least} or more, as 1, 3, 10; got {[*numbers]!r}.")
+
+
+def processed_values(
+    fitted: Scatter, rows: Tensor, *, top: int | Sequence[int], rtol: float = RTOL
+) -> dict[str, Tensor]:
     """Anisotropy and mean cosine after each after-processing.
 
     The anisotropies follow exactly from the scatter. The mean cosines are those of ``rows``, and have their sampling
@@ -147,7 +156,7 @@ def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = R
     Args:
         fitted: mean and scatter of all rows.
         rows: a uniform sample of them, shape (m, d).
-        top: how many principal axes are removed.
+        top: how many principal axes are removed; several numbers: each of them.
         rtol: see `principal_axes`.
 
     Returns:
@@ -157,20 +166,21 @@ def processed_values(fitted: Scatter, rows: Tensor, *, top: int, rtol: float = R
     """
     axes = principal_axes(fitted, rtol=rtol)
     standard = z_scoring(fitted)
-    left = axes.variance[top:].sum() if top < axes.rank else axes.variance.new_tensor(torch.nan)
     correlation = standard.scatter(fitted).scatter
     values = {
         "anisotropy_z_scored": ratio(top_eigenvalue(correlation), correlation.trace()),
-        "anisotropy_whitened": ratio(torch.ones_like(left), axes.rank),
-        f"anisotropy_top{top}_removed": ratio(axes.variance[min(top, len(axes.variance) - 1)], left),
+        "anisotropy_whitened": ratio(axes.variance.new_ones(()), axes.rank),
     }
     identity = torch.eye(len(fitted.mean), dtype=axes.axes.dtype, device=axes.axes.device)
     maps = {
         "centered": (Affine(fitted.mean, identity), 0),
         "z_scored": (standard, 0),
         "whitened": (pca_whitening(axes), 0),
-        f"top{top}_removed": (top_removal(axes, top), top),
     }
+    for k in [top] if isinstance(top, int) else top:
+        left = axes.variance[k:].sum() if k < axes.rank else axes.variance.new_tensor(torch.nan)
+        values[f"anisotropy_top{k}_removed"] = ratio(axes.variance[min(k, len(axes.variance) - 1)], left)
+        maps[f"top{k}_removed"] = (top_removal(axes, k), k)
     for name, (process, removed) in maps.items():
         cosine = moment_values(row_moments(process(rows)))["mean_cosine"]
         values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)  # or only rounding is left

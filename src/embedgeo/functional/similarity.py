@@ -13,6 +13,7 @@ from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, scaled_row_norms, sent
 from embedgeo.functional.rows import Rows
+from embedgeo.functional.spectrum import Scatter
 from embedgeo.functional.tokens import TokenTable, TypeMoments, TypeRuns
 
 
@@ -107,6 +108,21 @@ def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Te
         "intra_sentence_similarity": ratio(state.from_mean, state.sequences),
     }
     return distances, torch.where(state.n > 1, ratio(state.m2, state.n - 1), torch.nan)
+
+
+def cosine_deviation(directions: Scatter) -> Tensor:
+    """Standard deviation of the cosine over the pairs of distinct rows, given the scatter S of rows scaled to norm 1.
+
+    With a = u - ū a cosine is ‖ū‖² + ū·a_i + ū·a_j + a_i·a_j. Sums over j of the last three are 0, and for j = i the
+    three are 1 - ‖ū‖² = tr S / n whatever i, so that the variance is (2 n ūᵀSū + ‖S‖²_F - (tr S)² / (n - 1)) /
+    (n (n - 1)): exact, and no difference of squared means. NaN for n < 2.
+
+    Source of the number: Cai et al. 2021.
+    """
+    n, mean, scatter = directions
+    squares = 2 * n * (mean @ scatter @ mean) + scatter.square().sum()
+    variance = ratio(squares - ratio(scatter.trace().square(), n - 1), n * (n - 1))
+    return torch.where(n > 1, variance.clamp(min=0), torch.nan).sqrt()
 
 
 def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:

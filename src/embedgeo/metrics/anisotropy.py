@@ -34,8 +34,8 @@ _OF_A_SKETCH = "How far the estimate may be from the exact value, where wide lay
 _SPECTRUM = {
     "effective_rank": Term("effective rank", "exp of the entropy of the σ", "How many directions matter.", ranges=True),
     "rankme": Term("RankMe", "exp of the entropy of the σ of the rows as they are",
-        "The effective rank with the common offset, which counts as one direction, and a long one takes "
-        "from the rest.", ranges=True),
+        "The effective rank of rows that are not centred: the common offset is one more direction, and a long one "
+        "makes the others count less.", ranges=True),
     "effective_rank_eigenvalues": Term("effective rank of eigenvalues", "exp of the entropy of the λ",
         "How many directions the variance needs; some papers call it RankMe. Small λ count less than in "
         "the other two.", ranges=True),
@@ -45,7 +45,7 @@ _SPECTRUM = {
     "top5_share": Term("top-5 share", "share of the variance", "Variance along the five largest directions."),
     "anisotropy_without_top5": Term("anisotropy without the top 5", "λ₆ / Σλ beyond the fifth",
         "Anisotropy that is left without the five largest directions."),
-    "alpha_req": Term("α-ReQ", "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99, or as told",
+    "alpha_req": Term("α-ReQ", "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99 (alpha_window)",
         "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them hold most."),
     "alpha_req_r2": Term("R² of α-ReQ", "R², weighted like the fit", "How well a power law describes the spectrum."),
 }

@@ -3,8 +3,10 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from copy import copy
+from contextlib import contextmanager
+from copy import copy, deepcopy
 from hashlib import blake2b
+from importlib.metadata import version
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, exchanged, total
@@ -128,6 +131,9 @@ class GeometryMetric(Metric):
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._arguments = settings
+        self._place = torch.get_default_device()  # of the states
+        self._empty_states: dict[str, Any] = {}
+        self._own_states: dict[str, Any] | None = None  # while `sync` has put those of all ranks in their place
         self._declared: dict[type[Any], tuple[str, Any]] = {}
         self._untouched = set[type[Any]]()  # the states that are still those of no rows, while rows are taken in
         self._on_cpu = {"num_rows", "settings"}
@@ -143,7 +149,7 @@ class GeometryMetric(Metric):
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_defaults", ()):  # a state: `torch.nn.Module` would look if it is a parameter
+        if name in self.__dict__.get("_empty_states", ()):  # `torch.nn.Module` would look if it is a parameter
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
@@ -263,7 +269,12 @@ class GeometryMetric(Metric):
         self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
         for field, value in empty._asdict().items():
             if isinstance(value, Tensor):
-                self.add_state(prefix + field, value.clone(), dist_reduce_fx=None)
+                self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
+
+    def add_state(self, name: str, default: Any, *arguments: Any, **named: Any) -> None:
+        """Add a state as `torchmetrics.Metric.add_state` does, which says what the arguments are."""
+        super().add_state(name, default, *arguments, **named)
+        self._empty_states[name] = deepcopy(default)
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
@@ -381,7 +392,7 @@ class GeometryMetric(Metric):
             if type(incoming_state) is not type(self) or width != self.dim:
                 got = f"{type(incoming_state).__name__} with dim={width}"
                 raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
-        added = {name: empty for name, empty in self._defaults.items() if name == "batches"}  # to the state of samples
+        added = {name: empty for name, empty in self._empty_states.items() if name == "batches"}  # to samples
         states = {**added, **states}
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
@@ -413,37 +424,98 @@ class GeometryMetric(Metric):
 
     def reset(self) -> None:
         """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before they are used."""
+        self._own_states = None
         if self.device.type != "cpu":
-            for name, default in self._defaults.items():
-                setattr(self, name, default)
+            for name, empty in self._empty_states.items():
+                setattr(self, name, empty)
         super().reset()
 
     def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
         """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes in their place."""
         return self.all_reduce(group)
 
-    def take_states(self, states: Mapping[str, Any]) -> None:
-        """Replace states, or other attributes, by name, until `unsync`."""
-        self._cache = {name: getattr(self, name) for name in {**self._defaults, **states}}
-        self._is_synced = True
-        for name, state in states.items():
-            setattr(self, name, state)
+    # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward` take `sync_context`:
+    # its own gathers whole states.
+    def sync(
+        self,
+        dist_sync_fn: Any = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        distributed_available: Callable[[], bool] | None = None,
+    ) -> None:
+        """Replace the states by those of the rows of all ranks, until `unsync`; every rank must call this."""
+        if self._own_states is not None and should_sync:
+            raise TorchMetricsUserError("The Metric has already been synced.")
+        if should_sync and (distributed_available or self.distributed_available_fn)():
+            group = process_group or self.process_group
+            states = exchanged(self.all_reduce(group), group)
+            self._own_states = {name: getattr(self, name) for name in states}
+            for name, state in states.items():
+                setattr(self, name, state)
 
-    # torchmetrics' own gathers whole states and `_apply` casts them; both are private, hence the bound on its version
-    def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
-        group = process_group or self.process_group
-        for name, state in exchanged(self.all_reduce(group), group).items():
+    def unsync(self, should_unsync: bool = True) -> None:
+        """Put the states of this rank's rows back."""
+        if not should_unsync:
+            return
+        if self._own_states is None:
+            raise TorchMetricsUserError("The Metric has already been un-synced.")
+        for name, state in self._own_states.items():
             setattr(self, name, state)
+        self._own_states = None
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
+    @contextmanager
+    def sync_context(
+        self,
+        dist_sync_fn: Any = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        should_unsync: bool = True,
+        distributed_available: Callable[[], bool] | None = None,
+    ) -> Generator[None]:
+        """Context in which the states are those of the rows of all ranks; every rank must enter it."""
+        self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
+        try:
+            yield
+        finally:
+            self.unsync(should_unsync and self._own_states is not None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Update the states with the rows of a batch, and return the values of that batch alone."""
+        if self._own_states is not None:
+            raise TorchMetricsUserError("The Metric shouldn't be synced when performing ``forward``.")
+        try:
+            return super().forward(*args, **kwargs)
+        finally:
+            self._own_states = None  # those of the batch, with ``dist_sync_on_step``
+
+    @property
+    def device(self) -> torch.device:
+        """Place of the states, but for those that stay on the CPU."""
+        return self._place
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
+        """Move the states as `torch.nn.Module.to` and the like do, which call this; no cast changes their dtype."""
+
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
+        torch.nn.Module._apply(self, move)  # torchmetrics' own casts
+        self._place = move(torch.empty(0, device=self._place)).device
         if not int(self.num_rows):  # the states of no rows are moved by `load`, where they are not replaced before
             self.num_nonfinite = self.num_nonfinite.cpu()
-            self._device = move(torch.empty(0, device=self.device)).device
-            return torch.nn.Module._apply(self, move)
-        return super()._apply(move, [*exclude_state, *self._on_cpu])
+            return self
+        for name in self._empty_states.keys() - self._on_cpu - {*exclude_state}:
+            state = getattr(self, name)
+            setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
+        return self
+
+
+def _refuse_gathered(states: Tensor) -> Tensor:
+    """Refuse to reduce one state of all ranks without the others, as `torchmetrics` would past ``sync_context``."""
+    raise RuntimeError(
+        "the states of a metric must be reduced together, by its sync_context(); torchmetrics "
+        f"{version('torchmetrics')} has gathered one of {len(states)} ranks by itself. Install an earlier one."
+    )
 
 
 def _reduced(state: S, group: Group) -> Exchange[S]:

@@ -17,7 +17,7 @@ from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.layer import MetricFactory, named, require_num_groups, update_metric
+from embedgeo.metrics.layer import MetricFactory, compute_alone, named, require_num_groups, update_metric
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
@@ -72,6 +72,7 @@ def default_metrics(
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
     after_processing: bool = False,
+    removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
     max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
@@ -89,6 +90,7 @@ def default_metrics(
         id_batches: ``num_batches`` of `IntrinsicDimension`.
         anisotropy_batch: ``batch_size`` of `Anisotropy`.
         after_processing: `AfterProcessing`, too.
+        removed_directions: ``top`` of `AfterProcessing`; default: 3.
         extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
         max_state_bytes: what a scatter may take.
 
@@ -104,7 +106,7 @@ def default_metrics(
         TokenMoments(dim, count_range),
         whole if is_small else _in_a_sketch(whole),
         IntrinsicDimension(dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed),
-        *([AfterProcessing(dim, seed=seed)] if after_processing else []),
+        *([AfterProcessing(dim, tuple(removed_directions) or 3, seed=seed)] if after_processing else []),
         *extra_metrics(dim, extra, seed=seed),
     ]
 
@@ -118,6 +120,7 @@ def streaming_metrics(
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
     after_processing: bool = False,
+    removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
     max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
@@ -133,6 +136,7 @@ def streaming_metrics(
         id_batches=id_batches,
         anisotropy_batch=anisotropy_batch,
         after_processing=after_processing,
+        removed_directions=removed_directions,
         extra=extra,
         max_state_bytes=max_state_bytes,
     )
@@ -149,6 +153,7 @@ def full_metrics(
     id_batches: int = 4,
     anisotropy_batch: int | None = 4096,
     after_processing: bool = True,
+    removed_directions: Sequence[int] = (),
     extra: Sequence[str] = tuple(EXTRA_METRICS),
 ) -> list[Metric]:
     """Every number there is: `default_metrics` with all that can be added to them.
@@ -166,6 +171,7 @@ def full_metrics(
         id_batches=id_batches,
         anisotropy_batch=anisotropy_batch,
         after_processing=after_processing,
+        removed_directions=removed_directions,
         extra=extra,
     )
 
@@ -183,6 +189,7 @@ def auto_metrics(
     id_batches: int = 1,
     anisotropy_batch: int | None = None,
     after_processing: bool = False,
+    removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
 ) -> list[Metric]:
     """Those of the `default_metrics` whose states are small enough together at this width: ``metrics="auto"``.
@@ -207,6 +214,7 @@ def auto_metrics(
         id_batches: ``num_batches`` of `IntrinsicDimension`.
         anisotropy_batch: ``batch_size`` of `Anisotropy`.
         after_processing: `AfterProcessing`, too.
+        removed_directions: ``top`` of `AfterProcessing`; default: 3.
         extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
 
     >>> [metric_name(metric) for metric in auto_metrics(4096)]
@@ -224,6 +232,7 @@ def auto_metrics(
         id_batches=id_batches,
         anisotropy_batch=anisotropy_batch,
         after_processing=after_processing,
+        removed_directions=removed_directions,
         extra=extra,
         max_state_bytes=inf,
     )
@@ -332,8 +341,7 @@ def require_distinct_keys(make: MetricFactory) -> None:
         name = type(metric).__name__
         with named(metric, ", given no rows, as a rank may be"):
             update_metric(metric, no_rows, ids, Rows.of(no_rows, ids))
-            metric._to_sync = False
-            found = require_values(metric.compute())
+            found = require_values(compute_alone(metric))
         for key in found:
             if key in owners:
                 raise ValueError(
@@ -356,8 +364,7 @@ def measured_keys(make: MetricFactory, *, token_ids: bool) -> list[str]:
     for metric in make(2):
         with suppress(Exception):  # of a user's, on rows that are none of the model's
             update_metric(metric, rows, ids, Rows.of(rows, ids))
-            metric._to_sync = False
-            values.update(require_values(metric.compute()))
+            values.update(require_values(compute_alone(metric)))
     return [*values]
 
 

@@ -56,9 +56,9 @@ _TERMS = {
         "It grows with the number of types.", ranges=True, group="at a glance", order=130),
     **in_group("shape", 330,
         intrinsic_dimension=Term("intrinsic dimension", "dimensions, TwoNN",
-            "Dimension of the surface that the embeddings lie on, at the scale of neighbouring rows; it grows with the "
-            "number of rows, so compare estimates from equally many. It mixes rows of one token or text, which are "
-            "near each other, with others: see those between and within tokens.", ranges=True,
+            "Dimension of the surface that the embeddings lie on, at the distance of neighbouring rows: compare "
+            "estimates from equally many rows. Noise makes it larger; rows of one token or text, which are near each "
+            "other, make it smaller: see those between and within tokens.", ranges=True,
             spread="intrinsic_dimension_std", follows="intrinsic_dimension_between"),
         intrinsic_dimension_within=Term("dimension within tokens", "dimensions, TwoNN among a token's occurrences",
             "Dimension of the surface that the occurrences of one token lie on, from those in different sequences; it "

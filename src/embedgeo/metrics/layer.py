@@ -1,7 +1,8 @@
 """The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -53,6 +54,7 @@ class LayerMetrics:
         self.num_rows = 0  # of this rank, that are not masked
         self.num_groups = jackknife
         self._num_sequences = 0  # dealt into groups, those without rows that count among them
+        self.is_synced = False  # the states are those of the rows of all ranks
         self.process_group = process_group
         self._num_batches = 0
         self._make = make
@@ -115,7 +117,7 @@ class LayerMetrics:
             with named(metric):
                 errors: Mapping[str, Tensor] = {}
                 if not isinstance(metric, GeometryMetric):
-                    found = require_values(metric.compute())
+                    found = require_values(compute_alone(metric))
                 elif self.num_groups:
                     found, errors = yield from steps(type(metric).compute_with_errors, metric, copies)
                 else:
@@ -153,7 +155,7 @@ class LayerMetrics:
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
         """Yield the metrics of this package's kind that are wanted, each with the rows of all ranks."""
         for metric in self.wanted(is_wanted):
-            with _in_sync([metric], self.process_group):
+            with nullcontext() if self.is_synced else _in_sync([metric], self.process_group):
                 yield metric
 
     @property
@@ -189,6 +191,7 @@ class LayerMetrics:
             for metric in self.with_copies:
                 metric.reset()
                 metric.process_group = None  # one that a metric holds stays open
+        self.is_synced = False
         are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in self._metrics)
         return self._metrics if are_own else []
 
@@ -208,8 +211,6 @@ class LayerMetrics:
         for metric in metrics:
             if metric.device != device:
                 metric.to(device)
-            metric._to_sync = False  # that is left to `_in_sync`
-            metric._should_unsync = False
             metric.process_group = self.process_group
             if isinstance(self.process_group, OwnGroup) and not isinstance(metric, GeometryMetric):
                 metric.process_group = self.process_group.original
@@ -221,35 +222,57 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
 
     Every rank must call this.
     """
-    metrics = [metric for layer in layers for metric in layer.with_copies]
-    has_copies = any(layer.num_groups for layer in layers)  # which are merged, and need their whole states
-    return _in_sync(metrics, layers[0].process_group if layers else None, for_values=not has_copies)
+    own = [layer for layer in layers if not layer.is_synced]
+    metrics = [metric for layer in own for metric in layer.with_copies]
+    has_copies = any(layer.num_groups for layer in own)  # which are merged, and need their whole states
+    stack = _in_sync(metrics, own[0].process_group if own else None, for_values=not has_copies)
+    for layer in own:
+        layer.is_synced = True
+        stack.callback(setattr, layer, "is_synced", False)
+    return stack
 
 
 def reduce(layers: Sequence[LayerMetrics]) -> None:
     """Give the metrics of layers what `in_sync` does for good, which frees the memory of their own rows' states."""
-    in_sync(layers)
-    for layer in layers:
-        for metric in layer.with_copies:
-            metric._cache = None
+    in_sync(layers)  # what would put them back is dropped
 
 
 def _in_sync(metrics: Sequence[Any], group: Group, *, for_values: bool = False) -> ExitStack:
-    """Give metrics the rows of all ranks; unlike `sync_context`, what it returns ends it after exceptions too."""
+    """Give metrics the states of the rows of all ranks; unlike `sync_context`, what it returns ends it after errors."""
     with ExitStack() as stack:
         if is_distributed():
-            metrics = [metric for metric in metrics if not metric._is_synced]
             own = [metric for metric in metrics if isinstance(metric, GeometryMetric)]
             exchanges = (metric.all_reduce_for_values if for_values else metric.all_reduce for metric in own)
             states = exchanged(at_once(*(exchange(group) for exchange in exchanges)), group)
             for metric, of_all in zip(own, states, strict=True):
-                metric.take_states(of_all)
-                stack.callback(metric.unsync)
+                _take_states(metric, of_all, stack)
             for metric in metrics:
                 if not isinstance(metric, GeometryMetric):
-                    metric.sync(all_gather, group)
-                    stack.callback(metric.unsync, should_unsync=metric._is_synced)
+                    with metric.sync_context(all_gather, group):
+                        gathered = metric.metric_state
+                    _take_states(metric, gathered, stack)
         return stack.pop_all()
+
+
+def _take_states(metric: Any, states: Mapping[str, Any], stack: ExitStack) -> None:
+    """Replace states, or other attributes, of a metric by name, until ``stack`` is closed."""
+    for name, state in states.items():
+        stack.callback(setattr, metric, name, getattr(metric, name))
+        setattr(metric, name, state)
+
+
+def compute_alone(metric: Metric) -> object:
+    """The result of ``compute`` of a metric on the states that it has, for which no other rank is waited."""
+    attributes = vars(metric)
+    attributes["sync_context"] = _no_sync
+    try:
+        return metric.compute()
+    finally:
+        del attributes["sync_context"]
+
+
+def _no_sync(**arguments: object) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 def require_num_groups(jackknife: int) -> None:
@@ -280,4 +303,11 @@ def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> No
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, kept)
     known = {"token_ids": ids.on(hidden.device, "token_ids"), "sequence_ids": ids.on(hidden.device, "sequence_ids")}
     arguments = {name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None}
-    metric.update(hidden, **metric._filter_kwargs(**arguments))
+    metric.update(hidden, **taken_arguments(metric, arguments))
+
+
+def taken_arguments(metric: Metric, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the named arguments that ``update`` of a metric takes, of another package maybe."""
+    taken = signature(metric.update).parameters
+    takes_all = any(each.kind is Parameter.VAR_KEYWORD for each in taken.values())
+    return {name: value for name, value in arguments.items() if takes_all or name in taken}

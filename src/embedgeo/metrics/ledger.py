@@ -96,7 +96,7 @@ class ResidualLedger(GeometryMetric):
                 )
                 return Term(f"{whole} written by {name}", f"share of {whole}", meaning, is_drawn=False, order=785)
             unit = "squared embedding units" if kind == "from" else f"share of {whole}"
-            meaning = f"What {whole} of a block's output has from: {name} (two names: their product)."
+            meaning = f"The part of {whole} of a block's output that comes from {name} (two names: from their product)."
             return Term(f"{whole} from {name}", unit, meaning, is_drawn=False, order=790)
         if write := _WRITE.fullmatch(key):
             name, unit, meaning = _OF_WRITE[write[2]]

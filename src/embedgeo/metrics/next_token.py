@@ -23,12 +23,12 @@ _TERMS = in_group("more", 740,
         "Small where rows before the same token gather, as in neural collapse.", ranges=True),
     cdnv=Term("CDNV", "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
         "Class-distance normalized variance: how much rows before the same token spread, relative to how far apart two "
-        "tokens' means are; of frequent tokens. Not to be read where few pairs are told apart.", ranges=True),
+        "tokens' means are; of frequent tokens. Do not read it where few pairs are told apart.", ranges=True),
     cdnv_plugin=Term("CDNV, plug-in", "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
         "As published, of exactly the rows seen: too low where tokens occur a few times.", ranges=True, is_drawn=False),
     cdnv_pairs=Term("next tokens told apart", "share of the pairs of frequent next tokens",
-        "Pairs whose squared distance is more than twice what noise alone would make it: those that the class-distance "
-        "normalized variance is the mean of.", is_drawn=False),
+        "Pairs of tokens whose means are farther apart than noise makes them: CDNV is the mean over these pairs.",
+        is_drawn=False),
     unembedding_alignment=Term("alignment with the unembedding", "cosine, mean over frequent next tokens",
         "How much the mean of the rows before a token, less that of all, points to its row of the "
         "output embedding.", gaussian=0.0),

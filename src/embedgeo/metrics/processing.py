@@ -1,13 +1,14 @@
 """Anisotropy and mean cosine of the embeddings after z-scoring, whitening and removal of the top directions."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.lockstep import Computation, on_host, stepwise
-from embedgeo.functional.processing import processed_values
+from embedgeo.functional.processing import processed_values, require_removed
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import SMALL_DIM, Scatter, row_scatter
@@ -32,13 +33,14 @@ class AfterProcessing(GeometryMetric):
 
     Args:
         dim: d, the width of the embeddings.
-        top: how many principal axes are removed; the source takes about d / 100.
+        top: how many principal axes are removed; the source takes about d / 100. Several numbers: each of them, with
+            keys of its own.
         sample_size: number of rows that the mean cosines are computed from.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: ``top`` is negative or ``sample_size`` less than 2.
+        ValueError: ``top`` has a negative number, or one twice, or ``sample_size`` is less than 2.
 
     >>> import torch
     >>> metric = AfterProcessing(2, top=1)
@@ -49,10 +51,12 @@ class AfterProcessing(GeometryMetric):
 
     has_copies = False
 
-    def __init__(self, dim: int, top: int = 3, sample_size: int = 4096, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, dim: int, top: int | Sequence[int] = 3, sample_size: int = 4096, seed: int = 0, **kwargs: Any
+    ) -> None:
+        top = top if isinstance(top, int) else tuple(top)
         super().__init__(dim, top, sample_size, seed, **kwargs)
-        if top < 0:
-            raise ValueError(f"top must not be negative; got {top}.")
+        require_removed((top,) if isinstance(top, int) else top, "top", least=0)
         if sample_size < 2:
             raise ValueError(f"sample_size must be at least 2 rows; got {sample_size}.")
         self.top = top

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -9,15 +10,18 @@ from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
+    cosine_deviation,
     crossed_distances,
     sequence_distances,
     sequence_similarity,
     type_distances,
     with_directions,
 )
+from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.functional.tokens import TokenTable, has_token_values, type_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.gaussian import Array, GaussianRows
 
 # fmt: off
 _SIMILARITIES = {
@@ -48,6 +52,9 @@ _SIMILARITIES = {
         "How alike embeddings are that share neither token nor text: the common offset.",
         is_drawn=False, gaussian=0.0),
 }
+_SPREAD = Term("spread of the cosine", "standard deviation of the cosine of two distinct rows, over all pairs",
+    "How much the angle of two embeddings varies: 1 / √d where directions are even, less with a common offset, "
+    "more where embeddings form clusters or share main directions.", ranges=True)
 # fmt: on
 
 
@@ -72,12 +79,14 @@ class TokenSimilarity(GeometryMetric):
     mean. ``self_similarity_across_sequences``, ``different_token_similarity_within_sequence`` and
     ``different_token_similarity_across_sequences`` are mean cosines over all pairs of one token type in different
     sequences, of different types in one sequence, and of different types in different sequences. Each has an
-    ``…_adjusted``, Ethayarajh's correction for anisotropy: less the mean cosine of all pairs of distinct rows. The
-    values of types are absent where rows came without token ids.
+    ``…_adjusted``, Ethayarajh's correction for anisotropy: less the mean cosine of all pairs of distinct rows.
+    ``cosine_std`` is the standard deviation of the cosine over these pairs (Cai et al. 2021, of whose histograms it is
+    the width). The values of types are absent where rows came without token ids.
 
-    Rows of norm 0 are left out. Memory is O(T d) for T token types.
+    Rows of norm 0 are left out. Memory is O(T d + d²) for T token types.
 
-    Source: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?*, section 3.
+    Sources: Ethayarajh 2019, *How Contextual are Contextualized Word Representations?*, section 3; Cai et al. 2021,
+    *Isotropy in the Contextual Embedding Space*.
 
     Args:
         dim: d, the width of the embeddings.
@@ -90,29 +99,54 @@ class TokenSimilarity(GeometryMetric):
     (1.0, 0.0)
     """
 
-    terms = in_group("more", 730, **_SIMILARITIES, **_ADJUSTED)
+    terms = in_group("more", 730, **_SIMILARITIES, **_ADJUSTED, cosine_std=_SPREAD)
     plotted = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceSimilarity.empty(dim))
+        self.declare(Scatter.empty(dim), "direction_")
 
     def update_states(self, rows: Rows) -> None:
         rows, directions = with_directions(rows)
         self.extend(sequence_similarity(rows, directions))
+        self.extend(row_scatter(directions.x, directions.weights))
         table = type_table(directions)
         if table is not None:
             self.extend(table)
 
+    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        return super().state_bytes(num_rows, num_types) + 8 * (self.dim**2 - 1)
+
+    @staticmethod
+    def baseline(rows: GaussianRows) -> dict[str, Array]:
+        """The spread of rows m + ε, where m is the offset of those measured, and ε isotropic Gaussian noise.
+
+        Two of them have independent cosines t with m, and parts across it of even directions. ‖m + ε‖² is χ² of d + 2 J
+        degrees of freedom for a Poisson number J, given which t² is a Beta number.
+        """
+        from scipy import special
+
+        n, dim = rows.n, rows.dim
+        offset = np.maximum(rows.value("M_over_V") - 1 / (n - 1), 0) * dim / 2  # ‖m‖² / 2 of noise of variance 1
+        mean = np.exp(special.gammaln((dim + 1) / 2) - special.gammaln(dim / 2 + 1)) * np.sqrt(offset)
+        mean = mean * special.hyp1f1(0.5, dim / 2 + 1, -offset)
+        across = (dim - 1) / dim * special.hyp1f1(1, dim / 2 + 1, -offset)  # the mean of 1 - t²
+        squares = (1 - across) ** 2 + np.where(dim > 1, across**2 / (dim - 1), 0)
+        return {"cosine_std": np.sqrt(np.maximum(squares - mean**4, 0))}
+
     @stepwise
     def compute(self) -> Computation[dict[str, Tensor]]:
-        state, types = yield from on_host(self.load(SequenceSimilarity), self.load(TokenTable).reduced())
+        spread = cosine_deviation(self.load(Scatter).expanded())
+        state, types, spread = yield from on_host(
+            self.load(SequenceSimilarity), self.load(TokenTable).reduced(), spread
+        )
         distances, of_all_pairs = sequence_distances(state)
         n_with_ids = types.n.sum() + types.num_untyped
         if has_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
             of_types = type_distances(types) | crossed_distances(state, types)
             distances = {key: torch.where(complete, each, torch.nan) for key, each in of_types.items()} | distances
-        values = {key: 1 - each for key, each in distances.items()}
+        values = {"cosine_std": spread} | {key: 1 - each for key, each in distances.items()}
         return values | {f"{key}_adjusted": of_all_pairs - each for key, each in distances.items()}

@@ -92,7 +92,7 @@ _TERMS = {
     **in_group("rows counted", 630,
         token_types=Term("token types", "distinct tokens seen",
             "Vocabulary ids among the rows.", ranges=True, is_drawn=False),
-        token_types_regressed=Term("token types in the regressions", "tokens seen 10 to 100,000 times, or as told",
+        token_types_regressed=Term("token types in the regressions", "tokens seen 10 to 100,000 times",
             "What the spread of Q over tokens and the slopes and R² rest on.", ranges=True, is_drawn=False),
     ),
 }

@@ -102,11 +102,11 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
     parts = []
     for run in runs:
         frames = (run.values, run.errors, run.baseline, run.model)
-        values, errors, random, model = (frame.stack(future_stack=True) for frame in frames)
+        values, errors, gaussian, model = (frame.stack(future_stack=True) for frame in frames)
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
-        beside = {"stderr": errors.reindex(values.index), "random": random.reindex(values.index)}
+        beside = {"stderr": errors.reindex(values.index), "gaussian": gaussian.reindex(values.index)}
         at_layers = pd.DataFrame({"value": values, **beside}).reset_index()
         parts += [frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)]
-    records = pd.concat(parts, ignore_index=True)[["run", "step", "layer", "metric", "value", "stderr", "random"]]
+    records = pd.concat(parts, ignore_index=True)[["run", "step", "layer", "metric", "value", "stderr", "gaussian"]]
     table = pa.Table.from_pandas(records, preserve_index=False)
     pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(quoting_style="needed"))

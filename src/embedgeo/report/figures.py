@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from embedgeo import drawing as draw
 from embedgeo.drawing import Array, FigureData, Lines
 from embedgeo.formatting import number, printable, short
-from embedgeo.glossary import Term, term
+from embedgeo.glossary import GAUSSIAN, Term, term
 from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
 from embedgeo.metrics.processing import is_processed
 from embedgeo.report.reference import Band, band_lines, draw_band, reference_band
@@ -29,7 +29,7 @@ SCALES_TEXT = (
     "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at all scales, it does "
     "not depend on the number of rows: with twice as many, each scale would lie at twice its rank. Where it falls, "
     "small scales see noise, or the finer of two structures; a number from nearest neighbours alone would then grow "
-    "with the rows. Random embeddings fall, too, the wider the more: neighbours of high rank are then no longer near."
+    "with the rows. Those of Gaussian rows fall, too, the wider the more: neighbours of high rank are no longer near."
 )
 LEDGER_TEXT = (
     "A block's output is the stream that enters it plus what attention, MLP and others write. Each has a share of M "
@@ -60,14 +60,11 @@ _PARTS = {
 _COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
 _TAKEN_AWAY = {
     "without_offset": ("no offset", "#0072b2", "-"),
-    "without_1_directions": ("no top direction", "#d55e00", "-"),
-    "without_10_directions": ("no top 10 directions", "#d55e00", ":"),
-    "without_1_coordinates": ("no top coordinate", "#009e73", "-"),
-    "without_10_coordinates": ("no top 10 coordinates", "#009e73", ":"),
     "without_context": ("no context", "#cc79a7", "-"),
     "without_token": ("no token mean", "#e69f00", "-"),
     "as_noise": ("Gaussian rows", "#7a5195", "-"),
 }
+_REMOVED = {"direction": "#d55e00", "coordinate": "#009e73"}
 _BESIDE_CHANGES = {"M_over_Q": ("M / Q", "black", "-"), "anisotropy": ("anisotropy", "#777777", "-")}
 _WRITERS = {
     "stream": "#bbbbbb",
@@ -95,7 +92,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     errors, mean_errors, is_spread = run.bands(metric)
     named = term(metric)
     means = run.means(table)
-    random = run.means(run.table(metric, run.baseline))
+    gaussian = run.means(run.table(metric, run.baseline))
     sidebar = has_bar and len(run.layers) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
     draw.step_axis(ax, run.steps)
@@ -110,7 +107,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     bands_behind = {name: band for name in run.blocks if (band := reference_band(run, metric, name))}
     behind = _as_rows(bands_behind.values(), len(run.layers))
     shown = np.vstack([table, expected, behind])
-    draw.value_axis(ax, named, shown, random, run.layers, np.vstack([errors, expected * np.nan, behind * np.nan]))
+    draw.value_axis(ax, named, shown, gaussian, run.layers, np.vstack([errors, expected * np.nan, behind * np.nan]))
     for i, band in enumerate(bands_behind.values()):
         draw_band(ax, band, is_named=i == 0)
     if _is_seen(ax, expected):
@@ -121,19 +118,19 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         ax.plot([], label="norm", ls=":", color=colours[dashes.index(":")])
     draw.legend(figure, ax)
     numbers, bands = with_errors(table.join(means), errors.join(mean_errors), is_spread=is_spread)
-    numbers = numbers.join(_named_random(random))
+    numbers = numbers.join(_named_gaussian(gaussian))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     for name, band in bands_behind.items():
         numbers = numbers.join(band.numbers.add_prefix(f"{name}, " if len(bands_behind) > 1 else ""))
         bands += band.describe(means[name])
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    text = " ".join(f"{name.capitalize()}: {trend(means[name])}{_random_text(random[name])}" for name in run.blocks)
+    text = " ".join(f"{name.capitalize()}: {trend(means[name])}{_gaussian_text(gaussian[name])}" for name in run.blocks)
     text += bands + ("" if has_bar else " Colours: from violet, the first layer, to green, the last.")
     lines = [
         *band_lines(bands_behind),
         Lines("layer", table, colours, errors, dashes),
         Lines("mean", means, "black", mean_errors, draw.MEAN_DASHES, 2.0),
-        *_baseline_lines("random", _named_random(random)),
+        *_baseline_lines("gaussian", _named_gaussian(gaussian)),
         *_baseline_lines("expected", expected, colours),
     ]
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text, lines)
@@ -159,7 +156,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     run = run.where_measured(metric)
     layer_errors, _, is_spread = run.bands(metric)
     tables = (run.table(metric), layer_errors, run.table(metric, run.baseline), _expected(run, metric))
-    table, errors, random, expected = (each.reindex(columns=run.axis) for each in tables)
+    table, errors, gaussian, expected = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, sidebar=has_several_steps, ax=ax)
@@ -176,7 +173,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         ax.plot(x, known.to_numpy(), **marks)
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
-    baseline = pd.Series(random.iloc[-1].to_numpy(), x)
+    baseline = pd.Series(gaussian.iloc[-1].to_numpy(), x)
     draw.value_axis(ax, named, np.vstack([table, known]), baseline, run.axis, np.vstack([errors, known * np.nan]))
     if _is_seen(ax, known):
         ax.plot([], label=_EXPECTED, **marks)
@@ -184,13 +181,13 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     values, errors_beside = (each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors))
     numbers, bands = with_errors(values, errors_beside, is_spread=is_spread)
-    numbers = numbers.assign(random=random.iloc[-1].drop("", errors="ignore"))
+    numbers = numbers.assign(**{GAUSSIAN: gaussian.iloc[-1].drop("", errors="ignore")})
     alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
     of_last = last.to_frame(run.step_label(run.steps[-1]))
     lines = [
         Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
-        *_baseline_lines("random", random.iloc[-1].to_frame("random")),
+        *_baseline_lines("gaussian", gaussian.iloc[-1].to_frame(GAUSSIAN)),
         *_baseline_lines("expected", known.to_frame(run.step_label(run.steps[-1]))),
     ]
     if has_several_steps:
@@ -358,11 +355,24 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:
     """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last step, and at each step."""
-    changes = {f"loss_change_{name}": look for name, look in _TAKEN_AWAY.items() if f"loss_change_{name}" in run.values}
+    looks = {"without_offset": _TAKEN_AWAY["without_offset"], **_looks_of_removed(run), **_TAKEN_AWAY}
+    changes = {f"loss_change_{name}": look for name, look in looks.items() if f"loss_change_{name}" in run.values}
     if changes:
         yield _ablation(run, changes, "layer")
         if len(run.steps) > 1:
             yield _ablation(run, changes, "step")
+
+
+def _looks_of_removed(run: Run) -> dict[str, tuple[str, str, str]]:
+    """Looks of the changes of the loss without the fewest and without the most directions and coordinates."""
+    looks = {}
+    for what, colour in _REMOVED.items():
+        pattern = re.compile(rf"loss_change_without_(\d+)_{what}s")
+        numbers = sorted(int(found[1]) for found in map(pattern.fullmatch, run.metrics) if found)
+        for k, dashes in zip(dict.fromkeys(numbers[:1] + numbers[-1:]), "-:", strict=False):
+            name = f"no top {what}" if k == 1 else f"no top {k} {what}s"
+            looks[f"without_{k}_{what}s"] = (name, colour, dashes)
+    return looks
 
 
 def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> FigureData:
@@ -523,7 +533,7 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
         columns = {scale: values.get(f"{key}{ending}", values[key] * np.nan) for scale, key in scales.items()}
         return pd.DataFrame(columns).loc[[step]].droplevel("step").reindex(run.depth).T.rename_axis("scale")
 
-    table, random = at_last(run.values), run.means(at_last(run.baseline))
+    table, gaussian = at_last(run.values), run.means(at_last(run.baseline))
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
     means = run.means(table)
     title = run.titled("Intrinsic dimension against scale", step)
@@ -531,11 +541,11 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     colours = draw.depth_bar(ax, run.depth)
     draw.lines(ax, table.index.to_numpy(dtype=float), table.to_numpy().T, colours, errors=errors.to_numpy().T)
     draw.mean_lines(ax, means, run.means(errors))
-    draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy(), random, run.depth, errors.to_numpy())
+    draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy(), gaussian, run.depth, errors.to_numpy())
     _scale_axis(ax, list(scales))
     draw.legend(figure, ax)
     numbers, bands = with_errors(table.join(means), errors)
-    numbers = numbers.join(_named_random(random))
+    numbers = numbers.join(_named_gaussian(gaussian))
     alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
     text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + bands
     return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
@@ -655,9 +665,10 @@ def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool 
     return numbers.join(known.add_prefix(prefix)), "" if known.empty else f" Bands: one {kind} to each side."
 
 
-def _named_random(random: pd.DataFrame) -> pd.DataFrame:
+def _named_gaussian(values: pd.DataFrame) -> pd.DataFrame:
     """Means of the baseline over blocks, under the names that they have beside those of the values."""
-    return random.rename(columns={name: f"random, {name}" if len(random.columns) > 1 else "random" for name in random})
+    has_several = len(values.columns) > 1
+    return values.rename(columns={name: f"{GAUSSIAN}, {name}" if has_several else GAUSSIAN for name in values})
 
 
 def trend(values: pd.Series) -> str:
@@ -677,6 +688,6 @@ def _place(place: object) -> str:
     return place if isinstance(place, str) else f"step {place:,}"
 
 
-def _random_text(random: pd.Series) -> str:
-    known = random.dropna()
-    return f" Random embeddings: {number(known.iloc[-1])} at the last step." if len(known) else ""
+def _gaussian_text(values: pd.Series) -> str:
+    known = values.dropna()
+    return f" Gaussian rows: {number(known.iloc[-1])} at the last step." if len(known) else ""

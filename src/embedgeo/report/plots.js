@@ -124,7 +124,7 @@
         const values = line.values.filter(value => value != null);
         const [least, most] = [Math.min(...values), Math.max(...values)];
         const name = line.kind === "earlier" ? line.name.replace(/, (low|high)est$/, "") : line.name;
-        const isAway = line.kind === "random" && values.length && (least > range[1] || most < range[0]);
+        const isAway = line.kind === "gaussian" && values.length && (least > range[1] || most < range[0]);
         const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
         if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));
       }

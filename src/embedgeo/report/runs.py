@@ -57,7 +57,7 @@ class Run:
     values: pd.DataFrame  # a column per metric; the index is (step, layer)
     errors: pd.DataFrame  # standard errors, shaped as values; NaN where unknown
     widths: pd.Series  # d at each row of values; NaN where unknown
-    baseline: pd.DataFrame  # of Gaussian embeddings, shaped as values; NaN where unknown
+    baseline: pd.DataFrame  # of Gaussian rows, shaped as values; NaN where unknown
     model: pd.DataFrame  # a column per metric of the whole model, such as the loss; the index is the step
     recorded: frozenset[tuple[str, str]]  # layers and metrics of which there are records, defined or not
     checkpoints: pd.DataFrame  # model, revision, weights_sha256, duplicate_of, where known; the index is the step

@@ -8,7 +8,7 @@ import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.neighbors import FAR_SIGHTED
-from embedgeo.glossary import DRIFT, headlines, in_order, term
+from embedgeo.glossary import DRIFT, GAUSSIAN, headlines, in_order, term
 from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.records import loss_outliers
 
@@ -20,6 +20,7 @@ OTHER_DIMENSION = 1.5  # factor by which the dimensions of two scales differ whe
 BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
 _FEWEST_POINTS = 3  # that have a dimension
 _UNKNOWN = "–"
+_GAUSSIAN_LAST = f"{GAUSSIAN}, last"
 _ROUNDING = 1e-9  # share of V below which V_W is none
 _ORIGIN = ("text", "rows", "sequence length", "tokens", "dtype")  # settings that are named at the head of the page
 
@@ -60,8 +61,8 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     yield Flag("Duplicate checkpoints", text, details)
     text = (
         "These checkpoints have a file of weights in common, though their other files differ: unless its weights are "
-        "frozen, at least one of them is put together of the weights of two steps; embedgeo check --lineage may tell "
-        "which."
+        "frozen, at least one of them is put together of the weights of two steps; embedgeo check --lineage true may "
+        "tell which."
     )
     yield Flag("Shared weight files", text, [f"{file}: {', '.join(names)}" for file, names in run.shared_files])
     steps = outlier_steps(run)
@@ -282,10 +283,10 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         for name in run.blocks
     }
     is_narrow = len(labels) <= (1 if has_errors else 2)
-    of_steps = ["first", "lowest (step)", "highest (step)", "last", "random, last"] if is_narrow else ["first", "last"]
+    of_steps = ["first", "lowest (step)", "highest (step)", "last", _GAUSSIAN_LAST] if is_narrow else ["first", "last"]
     if all(len(run.steps) <= 1 for run in runs):
-        of_steps = ["last", "random, last"]
-    of_model = ["value", "random"] if is_narrow else ["value"]
+        of_steps = ["last", _GAUSSIAN_LAST]
+    of_model = ["value", GAUSSIAN] if is_narrow else ["value"]
     parts = [
         BlockMeans(label, of_steps if run.has_steps else of_model, _cells(run, name))
         for label, (run, name) in labels.items()
@@ -301,7 +302,7 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
     for metric in run.metrics:
         table = run.table(metric)
         mean = run.means(table)[name].dropna()
-        random = run.means(run.table(metric, run.baseline))[name].dropna()
+        gaussian = run.means(run.table(metric, run.baseline))[name].dropna()
         errors = run.mean_errors(table, run.table(metric, run.errors))[name]
         if len(mean):
             places = {"first": 0, "lowest (step)": int(mean.argmin()), "highest (step)": int(mean.argmax()), "last": -1}
@@ -309,6 +310,6 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
             for column in ("lowest (step)", "highest (step)"):
                 step = f" ({mean.index[places[column]]:,})"
                 of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN
-            last_random = number(random.iloc[-1]) if len(random) else _UNKNOWN
-            cells[metric] = of_metric | {"value": of_metric["last"], "random": last_random, "random, last": last_random}
+            at_last = number(gaussian.iloc[-1]) if len(gaussian) else _UNKNOWN
+            cells[metric] = of_metric | {"value": of_metric["last"], GAUSSIAN: at_last, _GAUSSIAN_LAST: at_last}
     return cells

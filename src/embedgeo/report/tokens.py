@@ -17,6 +17,7 @@ from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
+from embedgeo.glossary import GAUSSIAN
 from embedgeo.report.runs import Run
 
 WORDS_TEXT = (
@@ -51,7 +52,7 @@ class TableData(NamedTuple):
 def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData | TableData]:
     """The figures and tables of token types, examples with these texts among them: see `examples`."""
     if run.tokens:
-        yield mean_against_variance(run)
+        yield mean_against_variance(run, names=names or ())
         yield statistics(run)
         yield against_frequency(run)
         yield histograms(run)
@@ -71,10 +72,13 @@ def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData 
             yield table
 
 
-def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
+def mean_against_variance(
+    run: Run, layers: Sequence[str] = (), ax: Axes | None = None, names: Sequence[str] = ()
+) -> FigureData:
     """V against M of the token types of the last checkpoint, with the regression line; default: at `some_layers`.
 
     Types outside of the range of the regression are pale, and those beyond 99.8 % of all have no room of their own.
+    Those with these texts, of which there is one at least, have a ring and their name (figure 8 and table 2).
     """
     step, table = run.token_types
     layers = layers or some_layers(run, table)
@@ -84,6 +88,7 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
     table = table[table["layer"].isin(layers)]
     regressed = table[_is_regressed(table)]
     norm = _count_bar(run, axes[-1], regressed)
+    ids = chosen_types(run, names) if names else pd.Index([])
     texts = []
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
@@ -103,6 +108,9 @@ def mean_against_variance(run: Run, layers: Sequence[str] = (), ax: Axes | None 
             draw.legend(figure, ax)
         panel.set_xlabel("M of the token type")
         draw.round_ticks(panel)
+        if len(named := table[(table["layer"] == layer) & table["token_id"].isin(ids)]):
+            panel.scatter(named["M"], named["V"], s=24, fc="none", ec=draw.ACCENT, lw=1.1, zorder=4)
+            _name_types(panel, named.sort_values("n", ascending=False), ("M", "V"))
         texts.append(f"{layer}: {fit} over {'one token type' if len(types) == 1 else f'{len(types)} token types'}")
     axes[0].set_ylabel("V of the token type")
     numbers = table.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
@@ -128,8 +136,8 @@ def statistics(run: Run) -> FigureData:
             values = numbers[key].unstack("layer").loc[step].reindex(run.axis)
             ax.plot(values.to_numpy(), color=colour, marker=marker, ms=3.5, label=run.step_label(step))
         if key in run.baseline:
-            random = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
-            ax.plot(random.to_numpy(), label="random", **draw.BASELINE)
+            gaussian = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
+            ax.plot(gaussian.to_numpy(), label=GAUSSIAN, **draw.BASELINE)
         draw.layer_axis(ax, run.axis, most=6)
         ax.set_ylabel(name)
         ranges.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
@@ -356,15 +364,16 @@ def occurrences(run: Run) -> FigureData:
     return FigureData("tokens-occurrences", figure, numbers, alt, text)
 
 
-def _name_types(ax: Axes, means: pd.DataFrame) -> None:
-    """Names beside the means of token types, most frequent first, but for those that would cover another one."""
+def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", "pc2")) -> None:
+    """Names beside the places of token types, as they come, but for those that would cover another one."""
     ax.apply_aspect()
     points = 72 / ax.figure.dpi
-    rings = ax.transData.transform(means[["pc1", "pc2"]].to_numpy()) * points
+    places = types[[*place]].to_numpy()
+    rings = ax.transData.transform(places) * points
     frame = ax.get_window_extent()
     zero = ax.transData.transform((0, 0)) * points
     taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (*rings, zero)]
-    for token, place, (x, y) in zip(means["token"], means[["pc1", "pc2"]].to_numpy(), rings, strict=True):
+    for token, at, (x, y) in zip(types["token"], places, rings, strict=True):
         label = spelled(token).strip("␣")[:_LONGEST_NAME]
         width = 4.4 * len(label)
         for dx, dy, ha in ((4, 3, "left"), (-4, 3, "right"), (4, -8, "left"), (-4, -8, "right")):
@@ -374,7 +383,7 @@ def _name_types(ax: Axes, means: pd.DataFrame) -> None:
             is_free = not any(left < x1 and x0 < right and low < y1 and y0 < low + 7 for x0, y0, x1, y1 in taken)
             if is_free and frame.x0 * points <= left and right <= frame.x1 * points:
                 taken.append((left, low, right, low + 7))
-                ax.annotate(label, tuple(place), (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
+                ax.annotate(label, tuple(at), (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
                 break
 
 

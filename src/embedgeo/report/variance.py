@@ -11,15 +11,15 @@ from matplotlib.colors import PowerNorm
 from embedgeo import drawing as draw
 from embedgeo.drawing import Array, FigureData
 from embedgeo.formatting import listed, number, printable
-from embedgeo.glossary import term
+from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.layer_names import layer_labels
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 
 SPECTRA_TEXT = (
-    "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of random "
-    "embeddings end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction that stands "
+    "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of Gaussian "
+    "rows end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction that stands "
     "out. A straight line is a power law, whose exponent α-ReQ is."
 )
 COORDINATES_TEXT = (
@@ -52,23 +52,23 @@ def spectra_figures(run: Run) -> Iterator[FigureData]:
 
 
 def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
-    """The spectra at the last step: a line for each layer, and that of random embeddings."""
+    """The spectra at the last step: a line for each layer, and that of Gaussian rows."""
     step, table = max(run.spectra.items())
     layers = run.layers_in(table)
     shares = _shares_by(table, "layer").reindex(columns=layers)
     figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _OVER_MEAN, sidebar=len(layers) > 1, ax=ax)
-    random, edge = _draw_spectra(ax, shares, draw.depth_bar(ax, layers), table)
+    gaussian, edge = _draw_spectra(ax, shares, draw.depth_bar(ax, layers), table)
     _spectrum_axes(ax, shares)
     draw.legend(figure, ax)
     last = next((block for block in run.all_blocks[-1:] if block in shares), layers[-1])
     text = f"The largest at {last} is {number(shares[last].iloc[0])} times their mean."
-    text += f" Random embeddings: {number(edge)} times." if np.isfinite(edge) else ""
+    text += f" Gaussian rows: {number(edge)} times." if np.isfinite(edge) else ""
     alt = f"Eigenvalues against their index, both on logarithmic scales, a line for each of {len(layers)} layers."
-    return FigureData("spectra", figure, shares.join(random), alt, text)
+    return FigureData("spectra", figure, shares.join(gaussian), alt, text)
 
 
 def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
-    """The spectra at some layers: a line for each of some steps, and that of random embeddings at the last."""
+    """The spectra at some layers: a line for each of some steps, and that of Gaussian rows at the last."""
     steps = sorted(run.spectra)
     layers = layers or some_layers(run, run.spectra[steps[-1]])
     title = "Eigenvalue spectra by step" if len(layers) > 1 else f"Eigenvalue spectra at {printable(layers[0])}"
@@ -99,20 +99,20 @@ def _shares_by(table: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def _draw_spectra(ax: Axes, shares: pd.DataFrame, colours: Array, table: pd.DataFrame) -> tuple[pd.Series, float]:
-    """Draw spectra, that of random rows of the number and width that most layers have, and its edge; the last two."""
+    """Draw spectra, that of Gaussian rows of the number and width that most layers have, and its edge; the last two."""
     for name, colour in zip(shares, colours, strict=True):
         ax.plot(shares[name].dropna(), color=colour, lw=1.1, alpha=0.9)
     n, dim = (int(table[name].mode().iloc[-1]) for name in ("n", "width"))
     index = np.unique(table["index"])
     if n < 3 or not 2 <= dim <= _WIDEST:
-        return pd.Series(np.nan, index, name="random"), np.nan
+        return pd.Series(np.nan, index, name=GAUSSIAN), np.nan
     eigenvalues = gaussian_eigenvalues(n - 1, dim)
-    random = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name="random").reindex(index)
-    random = random.where(random > 0)
+    values = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name=GAUSSIAN).reindex(index)
+    gaussian = values.where(values > 0)
     edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
-    ax.plot(random, label="random", **draw.BASELINE)
+    ax.plot(gaussian, label=GAUSSIAN, **draw.BASELINE)
     ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", color=draw.ACCENT, ls=":", lw=1.2, zorder=1.5)
-    return random, edge
+    return gaussian, edge
 
 
 def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
@@ -204,7 +204,7 @@ def followed_coordinates(run: Run) -> FigureData:
             colour = colours.get(coordinate, _OTHERS)
             ax.plot(of_layer[coordinate], marker=marker, ms=2.5, color=colour, lw=lw, zorder=zorder)
         if "top_dim_share" in run.baseline:
-            ax.plot(run.table("top_dim_share", run.baseline)[layer], label="random, the largest", **draw.BASELINE)
+            ax.plot(run.table("top_dim_share", run.baseline)[layer], label=f"{GAUSSIAN}, the largest", **draw.BASELINE)
         draw.step_axis(ax, list(shares.index))
         ax.set_title(layer, fontsize=8.8)
         ax.set_ylim(0, None)
@@ -236,11 +236,11 @@ def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
 def massive_activations(run: Run) -> FigureData:
     """Largest entries, massive rows and kurtosis through the layers at the last step: first positions, and the rest."""
     tables = (run.values[_KEYS], run.baseline)
-    last, random = (table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables)
+    last, gaussian = (table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables)
     title = run.titled("Massive activations: first positions against the rest", run.steps[-1])
     figure, axes = draw.new_figure(title, "the first row of each sequence that counts, and all others", panels=3)
     for ax, key in zip(axes, _COMPARED, strict=True):
-        _draw(ax, key, last, has_markers=True, random=random[key])
+        _draw(ax, key, last, has_markers=True, gaussian=gaussian[key])
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(figure, axes[0])
     numbers = last.set_index("layer").reindex(run.depth)
@@ -259,10 +259,10 @@ def massive_by_step(run: Run) -> FigureData:
     return FigureData("massive-activations-dynamics", figure, numbers, _ALT.format("step"), _in_words(numbers.iloc[-1]))
 
 
-def _draw(ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, random: pd.Series | None = None) -> None:
+def _draw(ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, gaussian: pd.Series | None = None) -> None:
     for suffix, (colour, marker, name) in _POSITIONS.items():
         ax.plot(table[key + suffix], color=colour, marker=marker if has_markers else "", ms=3, lw=1.6, label=name)
-    draw.value_axis(ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, random)
+    draw.value_axis(ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, gaussian)
 
 
 def _in_words(values: pd.Series) -> str:

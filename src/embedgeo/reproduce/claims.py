@@ -63,7 +63,8 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "unprinted": (
         ("layer",),
-        "Where nothing but a picture is known of the paper, what was measured stands alone.",
+        "Where nothing but a picture is known of the paper, what was measured stands beside that of Gaussian rows that "
+        "are independent of their tokens, if that is known.",
     ),
 }
 """The fields that a claim of each rule needs beside ``metric``, and the rule in words."""

@@ -94,6 +94,12 @@ class Measured:
             error = type_errors(self.types(layer)).get(metric, nan)
         return value, error
 
+    def baseline(self, metric: str, layer: str) -> float:
+        """The value of Gaussian rows with the same counts at a layer of the last step; NaN where that is not known."""
+        if metric not in self.run.baseline or layer not in self.run.layers:
+            return nan
+        return float(self.run.table(metric, self.run.baseline)[layer].iloc[-1])
+
     def types(self, layer: str) -> pd.DataFrame:
         """The table of token types at a layer of the last checkpoint; empty where there is none."""
         if not self.run.tokens:
@@ -299,6 +305,8 @@ def _unprinted(claim: Claim, measured: Measured) -> Verdict:
     layer = measured.layer(claim.layer)
     value, error = measured.last_value(claim.metric, layer)
     why = "the paper shows a picture; no number of it is known here" if isfinite(value) else "it has no value here"
+    if isfinite(value) and isfinite(random := measured.baseline(claim.metric, layer)):
+        why += f". Gaussian rows, independent of their tokens: {number(random)}"
     return Verdict(OPEN, why, value, error, where=layer)
 
 

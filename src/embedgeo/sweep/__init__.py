@@ -42,6 +42,8 @@ def sweep(settings: SweepSettings) -> int:
     for path in settings.texts:
         if not path.startswith("hf://datasets/") and not os.path.exists(os.path.expanduser(path)):
             raise ValueError(f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME.")
+    if settings.removed_directions and not (settings.after_processing or settings.ablate):
+        raise ValueError("removed_directions are those of after_processing and of ablate; neither is asked for.")
     if settings.on == "ray":
         require_extra("ray", "embedgeo sweep --on ray")
         for name, value in _RAY_OPTIONS.items():

@@ -23,10 +23,12 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedgeo.ablations import Ablation, text_batch
+from embedgeo.ablations import Ablation, lens_layers, text_batch
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
+from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, auto_metrics, default_metrics
@@ -189,7 +191,9 @@ class Worker:
                     loss = self._run(geometry, loaded, text)
                 with all_agree(self.fabric):
                     ablation = self._ablation(geometry, text, loss) if settings.ablate else None
-                changes = [] if ablation is None else [each for each in ablation.records() if each["metric"] != "loss"]
+                    lens = self._logit_lens(geometry, text, loss) if settings.logit_lens else None
+                others = [] if ablation is None else [each for each in ablation.records() if each["metric"] != "loss"]
+                others += [] if lens is None else lens.lens_records()
             network = measured_model(model)
             num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
             facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
@@ -202,7 +206,7 @@ class Worker:
             self._load_ahead(upcoming)
             with torch.inference_mode():
                 measured = self._results(geometry, loss, text, facts)
-            measured.records += changes
+            measured.records += others
             return measured
         finally:
             geometry.close()
@@ -236,6 +240,18 @@ class Worker:
                 "ablate needs a model with a language model head, and at least 2 sequences; this one has "
                 f"{'a' if loss.is_wanted else 'no'} head, and the text {len(text.lengths)}."
             )
+        return self._with_batches(geometry, dict(enumerate(geometry.layers)), text)
+
+    def _logit_lens(self, geometry: Geometry, text: ProbeText, loss: "TokenLoss") -> Ablation:
+        """The logit lens at those of the layers that it reads, on the same batches."""
+        if not loss.is_wanted:
+            raise ValueError(
+                "logit_lens needs a model with a language model head, and a mask token of a masked one; "
+                f"{type(measured_model(geometry.model)).__name__} has none. Leave it out."
+            )
+        return self._with_batches(geometry, lens_layers(geometry.model, geometry.layers), text)
+
+    def _with_batches(self, geometry: Geometry, layers: Mapping[int, Layer], text: ProbeText) -> Ablation:
         settings = self.settings
         rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
         device = weights_device(geometry.model)
@@ -246,11 +262,12 @@ class Worker:
             batches.append(text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers))
         return Ablation(
             geometry.model,
-            geometry.layers,
+            layers,
             batches,
             len(text.batches(settings.batch_size)) * settings.batch_size,
             settings.skip_first_positions,
             settings.ignore_token_ids,
+            num_removed=settings.removed_directions or NUM_REMOVED,
             agree=partial(all_agree, self.fabric),
             has_ranks=num_ranks > 1,
         )
@@ -451,6 +468,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             raise TypeError(f"it is a {type(function).__name__}")
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
+    values["removed_directions"] = tuple(settings.removed_directions) if settings.after_processing else ()
     # those that are not given are left to the function, which has defaults of its own
     options = {option: value for option, value in values.items() if value != getattr(SweepSettings, option)}
     if function is auto_metrics and settings.jackknife:

@@ -78,12 +78,17 @@ class SweepSettings:
             float32; d numbers a type and layer.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
             directions (`embedgeo.AfterProcessing`).
+        removed_directions: how many of the top directions are removed by ``after_processing`` (default: 3), and of
+            these and of the largest coordinates by ``ablate`` (default: 1, 3 and 10), each number by itself: ``1,5``.
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
             list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
         ablate: also measure how the loss changes when a layer's output is replaced by what lacks its offset, its top
             directions, its largest coordinates, its context or its tokens (`embedgeo.ablation`): 22 more passes a layer
-            and one; with ``skip_first_positions`` (or 1) of them replaced, and as they are.
+            and one, as long as ``removed_directions`` are three; with ``skip_first_positions`` (or 1) of them replaced,
+            and as they are.
+        logit_lens: also measure the loss of what the final norm and the head make of each layer's hidden state
+            (`embedgeo.logit_lens`): one more pass a layer.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
             layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
@@ -137,9 +142,11 @@ class SweepSettings:
     token_tables: bool = False
     save_means: bool = False
     after_processing: bool = False
+    removed_directions: Sequence[int] = ()
     extra: str | list[str] | tuple[()] = ()
     jackknife: int = 0
     ablate: bool = False
+    logit_lens: bool = False
     save_samples: bool = False
     out: str | None = None
     shard: str = "0/1"
@@ -211,6 +218,9 @@ class SweepSettings:
                 f"types string needs rows that are tokens, and no next_token, which goes by ids; got rows {self.rows} "
                 f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
             )
+        removed: Any = self.removed_directions
+        if not isinstance(removed, list | tuple) or not all(type(k) is int and k >= 1 for k in removed):
+            raise ValueError(f"removed_directions must be numbers, 1 or more, as 1,3,10; got {removed!r}.")
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
         if not 1 <= self.max_state_bytes < inf:

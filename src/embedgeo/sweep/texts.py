@@ -25,6 +25,7 @@ from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile
 from embedgeo.checkpoints.sources import is_local
 from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
+from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
@@ -157,7 +158,8 @@ def prepare_texts(
                 if settings.ablate:
                     num_batches = len(texts[model_name].batches(settings.batch_size))
                     num_layers = len(resolve_layers(model, settings.layer_patterns))
-                    lines.append(f"{model_name}: for each checkpoint, {passes_line(num_layers, num_batches)}")
+                    removed = settings.removed_directions or NUM_REMOVED
+                    lines.append(f"{model_name}: for each checkpoint, {passes_line(num_layers, num_batches, removed)}")
                 fitting[config, identity] = texts[model_name]
     return texts, lines
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
+import tokenizers
 import torch
-from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -236,6 +236,6 @@ def hash_ids(token_ids: Tensor) -> str:
 
 def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of the text, with at most ``vocab_size`` tokens; it adds none when it encodes."""
-    bpe = ByteLevelBPETokenizer()
+    bpe = tokenizers.ByteLevelBPETokenizer()
     bpe.train_from_iterator([text], vocab_size, special_tokens=[END_OF_TEXT], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token=END_OF_TEXT)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(bpe.to_str()), eos_token=END_OF_TEXT)

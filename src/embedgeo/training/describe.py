@@ -34,7 +34,7 @@ from embedgeo.glossary import headlines, term
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import is_auto, keys_of_types, measured_keys, metric_name, width_notes
-from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory, taken_arguments
 
 _TEXT_WIDTH = 100
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
@@ -444,7 +444,7 @@ def _metric_bytes(metric: Metric, width: int, rows: _ExpectedRows) -> int:
     if not isinstance(metric, GeometryMetric):
         empty = _state_bytes(metric)
         hidden, ids, sequences = rows.drawn(width, torch.device("cpu"))
-        metric.update(hidden, **metric._filter_kwargs(token_ids=ids, sequence_ids=sequences))
+        metric.update(hidden, **taken_arguments(metric, {"token_ids": ids, "sequence_ids": sequences}))
         return empty + round((_state_bytes(metric) - empty) * rows.total / hidden.shape[:-1].numel())
     whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
     if not rows.num_groups or not metric.has_copies:

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from embedgeo.capture.calls import running_stage, watched_calls
+from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, module_names, unwrapped
+from embedgeo.capture.torch_names import running_stage
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     OwnGroup,

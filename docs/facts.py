@@ -1,0 +1,152 @@
+"""The facts of the keys in definitions.md, as the metrics know them: what is quoted below each heading of keys.
+
+``python docs/facts.py`` writes them into the page, and ``tests/docs/test_definitions.py`` holds the page to them. A new
+key needs a heading, such as ``### `key```, and a text; its facts come by themselves.
+"""
+
+import re
+import textwrap
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torchmetrics import Metric
+
+from embedgeo.formatting import number
+from embedgeo.functional import anisotropy_null
+from embedgeo.functional.ablation import replacements
+from embedgeo.functional.dimension import SCALES
+from embedgeo.glossary import GROUPS, OWN
+from embedgeo.metrics import Anisotropy, IntrinsicDimension, full_metrics
+from embedgeo.metrics.base import metric_classes
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+
+PAGE = Path(__file__).parent / "definitions.md"
+FAMILIES = {"scale": SCALES, "other": ("previous", "first", "below"), "part": replacements()}
+"""Values of the words in braces, which stand for all keys of a family."""
+
+_HEADING = re.compile(r"^### (`\w[\w{}]*`(?:, `\w[\w{}]*`)*)\n\n(?:(?:>.*\n)+\n)?", re.MULTILINE)
+_NUM_ROWS, _NUM_TYPES, _DIM = 65_536, 8_000, 768  # of the Gaussian rows whose values are told
+
+
+def keys_of(heading: str) -> list[str]:
+    """The keys that a heading names."""
+    return [key for name in re.findall(r"`(\w[\w{}]*)`", heading) for key in _family(name)]
+
+
+def with_facts(page: str) -> str:
+    """The page with the facts of all keys as they are.
+
+    Raises:
+        LookupError: a heading has a key that no metric has.
+    """
+    return _HEADING.sub(lambda found: f"### {found[1]}\n\n{_facts(found[1])}\n", page)
+
+
+def _family(name: str) -> list[str]:
+    word = re.search(r"{(\w+)}", name)
+    return [name.replace(word[0], str(value)) for value in FAMILIES[word[1]]] if word else [name]
+
+
+def _facts(heading: str) -> str:
+    lines = list[str]()
+    places = dict[str, list[str]]()
+    for name in re.findall(r"`(.+?)`", heading):
+        keys = _family(name)
+        if unknown := [key for key in keys if OWN.find(key) is None]:
+            raise LookupError(f"a heading of definitions.md must be of keys that metrics have; got {unknown}.")
+        term = OWN.find(keys[0])
+        values = dict.fromkeys(
+            number(float(f"{_gaussian()[key]:.3g}")).replace("-", "−") for key in keys if key in _gaussian()
+        )
+        gaussian = f" Gaussian rows give {', '.join(values)}." if values else ""
+        word = re.search(r"{\w+}", name)
+        of = f" for {', '.join(str(value) for value in FAMILIES[word[0][1:-1]])}" if word else ""
+        lines.append(f"`{name}`{of}: **{term.name}**, {term.unit}.{gaussian}")
+        places.setdefault(_place(keys[0]), []).append(f"`{name}`")
+    for place, names in places.items():
+        of = f"{', '.join(names)}: " if len(places) > 1 else ""
+        lines.append(f"{of}{place[0].lower() if of else place[0].upper()}{place[1:]}.")
+    marks = {"initial_indent": "> - ", "subsequent_indent": ">   "}
+    return "".join(
+        textwrap.fill(line, 150, **marks, break_long_words=False, break_on_hyphens=False) + "\n" for line in lines
+    )
+
+
+def _place(key: str) -> str:
+    """Metrics that have a key, its group, and what it needs."""
+    group = OWN.find(key).group
+    kinds = sorted(f"`{kind.__name__}`" for kind in _classes() if key in kind.terms or kind.family_term(key))
+    needs = [what for what, defined in _without().items() if key in _values() and key not in defined]
+    return "; ".join(
+        [
+            *([f"From {', '.join(kinds)}"] if kinds else []),
+            f"group *{group}*{' (a headline)' if group == GROUPS[0] else ''}",
+            *([f"needs {' and '.join(needs)}"] if needs else []),
+        ]
+    )
+
+
+def _classes() -> list[type]:
+    return [kind for kind in metric_classes() if kind.__module__.startswith("embedgeo.metrics.")]
+
+
+@cache
+def _values() -> frozenset[str]:
+    return frozenset(_defined(token_ids=True, sequence_ids=True))
+
+
+@cache
+def _without() -> dict[str, frozenset[str]]:
+    """Keys that are defined without something."""
+    return {
+        "token ids": frozenset(_defined(token_ids=False, sequence_ids=True)),
+        "sequences": frozenset(_defined(token_ids=True, sequence_ids=False)),
+    }
+
+
+def _defined(*, token_ids: bool, sequence_ids: bool) -> set[str]:
+    """Keys that are no NaN where the rows of 16 sequences come with these."""
+    random = torch.Generator().manual_seed(0)
+    n, dim, num_types = 2_048, 8, 100
+    ids = torch.multinomial(1 / torch.arange(1.0, num_types + 1), n, replacement=True, generator=random)
+    centers = torch.randn(2, num_types, dim, generator=random)
+    x = 1 + centers[0][ids] + centers[1][ids.roll(-1)] + torch.randn(n, dim, generator=random)
+    metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512)
+    metrics += [Anisotropy(dim, sketch=8), IntrinsicDimension(dim, batch_size=512, num_batches=4)]
+    others = [kind for kind in _classes() if kind not in map(type, metrics) and _is_of_width(kind)]
+    metrics += [kind(dim) for kind in others]
+    known = {"token_ids": ids} if token_ids else {}
+    known |= {"sequence_ids": torch.arange(n) // 128} if sequence_ids else {}
+    found = set[str]()
+    for metric in metrics:
+        metric.set_unembedding(torch.randn(num_types, dim, generator=random))
+        metric.update(x, **known)
+        found |= {key for key, value in metric.compute().items() if not value.isnan()}
+    return found
+
+
+def _is_of_width(kind: type) -> bool:
+    """Tell metrics that are made of the width alone."""
+    try:
+        kind(2)
+    except TypeError:
+        return False
+    return True
+
+
+@cache
+def _gaussian() -> dict[str, float]:
+    """What rows of N(0, I) give, by key."""
+    counts = (6_800 / np.arange(1, _NUM_TYPES + 1)).round().clip(1)
+    counts[0] += _NUM_ROWS - counts.sum()
+    null = float(anisotropy_null(torch.tensor(float(_NUM_ROWS), dtype=torch.float64), _DIM))
+    known = {"n": _NUM_ROWS, "Q": _DIM, "token_types": _NUM_TYPES, "n_points": 4_096, "anisotropy_null": null}
+    measured = {key: np.array([float(value)]) for key, value in known.items()}
+    rows = GaussianRows(frozenset(OWN.terms), measured, np.array([float(_DIM)]), counts)
+    return {key: float(value) for key, (value,) in baseline_values(rows).items() if not np.isnan(value)}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_facts(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
