@@ -52,8 +52,9 @@ def values_on(rank=0, num_ranks=1):
         first, again = metric.compute(), metric.compute()
         found |= {f"{type(metric).__name__} {key}": float(value) for key, value in first.items()}
         assert all(torch.equal(value, again[key]) or value.isnan() for key, value in first.items())
-        assert float(metric(x, ids)["n"]) == len(x)
-        assert float(metric.compute()["n"]) == 80
+        if "n" in first:
+            assert float(metric(x, ids)["n"]) == len(x)
+            assert float(metric.compute()["n"]) == 80
     return found
 
 

@@ -183,7 +183,7 @@ def test_values_are_right_whatever_the_private_names_of_torchmetrics_are(tmp_pat
 
 @pytest.mark.slow
 def test_states_gathered_one_by_one_are_refused_in_one_line(tmp_path):
-    renamed_torchmetrics(tmp_path, "sync_context")
+    renamed_torchmetrics(tmp_path, "sync_context", "sync", "unsync")
     found = values_with_other_names(tmp_path, "alone")
     assert found["one"] == pytest.approx(values_on(), rel=1e-9, abs=1e-12, nan_ok=True)
     for refusal in found["ranks"]:
