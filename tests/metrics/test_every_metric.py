@@ -492,6 +492,7 @@ ABOUT_THE_ORIGIN = {
     "M_over_Q",
     *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
     "mean_cosine",
+    "cosine_std",
     "norm_mean",
     "norm_cv",
     "norm_max",
