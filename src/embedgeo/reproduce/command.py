@@ -21,7 +21,7 @@ from embedgeo.functional.jackknife import standard_error
 from embedgeo.glossary import term
 from embedgeo.layer_names import is_input, side
 from embedgeo.presets import preset
-from embedgeo.report.runs import Run, read_folder
+from embedgeo.report.runs import Run, read_folder, with_baseline
 from embedgeo.reproduce.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
@@ -96,9 +96,9 @@ class Measured:
 
     def baseline(self, metric: str, layer: str) -> float:
         """The value of Gaussian rows with the same counts at a layer of the last step; NaN where that is not known."""
-        if metric not in self.run.baseline or layer not in self.run.layers:
+        if metric not in self.run.values or layer not in self.run.layers:
             return nan
-        return float(self.run.table(metric, self.run.baseline)[layer].iloc[-1])
+        return float(self.run.table(metric, with_baseline(self.run, metric).baseline)[layer].iloc[-1])
 
     def types(self, layer: str) -> pd.DataFrame:
         """The table of token types at a layer of the last checkpoint; empty where there is none."""
