@@ -30,7 +30,6 @@ FOREIGN = {
     "capture/torch_names.py": {"_C", "_getframe"}  # torch, sys
     | {"_EffectType", "_dynamo", "_higher_order_ops", "_register_effectful_op", "_set_fwd_grad_enabled"},
     "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too
-    "sweep/processes.py": {"_MultiProcessingLauncher"},  # lightning
 }
 """Private names of other packages, by the one module that uses them: see "Versions" in CONTRIBUTING.md."""
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from embedgeo.formatting import reason
@@ -65,7 +64,7 @@ def make_fabric(options: Mapping[str, Any]) -> Fabric:
     except Exception as error:  # of several kinds, one of them lightning's own
         raise ValueError(f"trainer must be options that lightning accepts here; {reason(error)}") from error
     is_whole = isinstance(fabric.strategy, DDPStrategy | SingleDeviceStrategy)
-    if not is_whole or isinstance(fabric.strategy.launcher, _MultiProcessingLauncher):
+    if not is_whole or "MultiProcessing" in type(fabric.strategy.launcher).__name__:
         raise ValueError(
             "trainer.strategy must keep its processes over the sweep, and the model whole in each, as ddp does; "
             f"got {options.get('strategy', 'auto')!r}."
