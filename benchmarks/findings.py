@@ -205,8 +205,9 @@ CLAIMS = (
 
 
 def markdown(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
-    """A table."""
-    return "\n".join((f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)))
+    """A table. A value stands on a line with its error."""
+    lines = (f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows))
+    return "\n".join(lines).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def models(losses: Frame, size: Size) -> str:
@@ -263,7 +264,7 @@ def sampling(values: Frame, kind: str) -> str:
     unbiased = Claim("", "V_W / V (unbiased) grows with depth", "V_W_over_V_unbiased", tau, "depth", LEAST_TAU)
     cells = [f"{shown(*mean_and_error(of := unbiased.of_runs(f)))}: {unbiased.verdict(of)}" for f in frames.values()]
     rows.insert(3, (unbiased.text, *cells))
-    return markdown(("", *frames), rows)
+    return markdown((NAMES[kind], *frames), rows)
 
 
 def neighbours(values: Frame) -> str:
@@ -318,7 +319,7 @@ def gaussian(values: Frame, kind: str) -> str:
             else "less"
         )
         rows.append((f"`{metric}`", *(shown(*cell) for cell in cells), far))
-    head = ("", "measured", "isotropic Gaussian rows", "Gaussian rows of the same mean and covariance", "")
+    head = (NAMES[kind], "measured", "isotropic Gaussian rows", "Gaussian rows of the same mean and covariance", "")
     return markdown(head, rows)
 
 
@@ -368,7 +369,7 @@ def errors(values: Frame, size: Size, kind: str) -> str:
             )
         )
     head = (
-        "",
+        NAMES[kind],
         "value",
         "spread over probes",
         "jackknife",
