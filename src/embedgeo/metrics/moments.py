@@ -23,8 +23,7 @@ _TERMS = {
     **in_group("at a glance", 110,
         V_W_over_V_unbiased=Term("V_W / V", "share of V, from pairs in different sequences",
             "Share of the variance that lies within the occurrences of a token, from pairs in different sequences: 0 "
-            "where context does nothing, growing as embeddings become contextual; 1 where the token "
-            "does not matter.", gaussian=1.0),
+            "where context does nothing; 1 where the token does not matter.", gaussian=1.0),
         M_over_Q=Term("M / Q", "share of the mean squared norm",
             "How much of the embeddings' size is an offset common to all. Near 1, all point the same way."),
     ),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import embedgeo.metrics  # noqa: F401 - whose keys the headlines are
+from embedgeo.extras import require_extra
 from embedgeo.formatting import listed
 from embedgeo.glossary import headlines, term
 from embedgeo.results.departures import PAST, WINDOW, departures, forecasts
@@ -98,6 +99,7 @@ class GeometryAlarm:
         warm_up: values of a number before the first that is tested, 20 or more.
 
     Raises:
+        ImportError: scipy, which the extra ``report`` brings, is not installed.
         ValueError: an argument is outside its range.
 
     Example::
@@ -114,6 +116,7 @@ class GeometryAlarm:
         false_alarms: float = 0.05,
         warm_up: int = 40,
     ) -> None:
+        require_extra("report", "embedgeo.GeometryAlarm", "scipy")
         if isinstance(metrics, str) or isinstance(layers, str):
             raise TypeError(f"metrics and layers must be lists of names; got {metrics!r} and {layers!r}.")
         if not 0 < false_alarms < 1:
