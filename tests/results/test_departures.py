@@ -87,13 +87,22 @@ def naive_p(values):
     return np.array([min(1, weights @ of_number) if stays else 1.0 for of_number, stays in tails])
 
 
-@pytest.mark.parametrize("law", [LAWS[1], LAWS[7], LAWS[14]], ids=str)
+@pytest.mark.parametrize("law", [LAWS[1], LAWS[7], Law(0.9, trend="saturating", falls=True)], ids=str)
 def test_probability_is_that_of_a_loop(law):
     values = simulated(law, 1, 80, seed=3)[0]
     values[-2:, ::2] += 2
     found = departures(forecasts(values))
     np.testing.assert_allclose(found.p, naive_p(values), rtol=1e-6)
     assert (found.p[::2] < 0.5).any()
+
+
+def test_a_group_has_laws_of_its_own_beside_those_of_all():
+    values = simulated(Law(0.5, first=3), 1, 80, seed=3)[0]
+    values[-2:, ::2] += 4
+    groups = np.repeat(np.arange(4), 8)
+    of_groups = np.concatenate([departures(forecasts(values[:, groups == group])).p for group in range(4)])
+    larger = np.maximum(of_groups, departures(forecasts(values)).p)
+    np.testing.assert_allclose(departures(forecasts(values), groups).p, larger, rtol=1e-6)
 
 
 def test_leading_axes_are_other_runs():

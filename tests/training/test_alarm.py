@@ -1,6 +1,8 @@
 """GeometryAlarm: by hand, in each monitor, in the background, over a resumed run and on ranks."""
 
+import json
 import math
+import warnings
 from dataclasses import asdict
 
 import lightning as L
@@ -76,6 +78,38 @@ def test_a_resumed_run_goes_on_and_a_step_counts_once():
     assert watched(second, range(45, 80)) == whole  # resumed from a checkpoint before the last measurements
 
 
+def test_a_checkpoint_keeps_the_alarms():
+    first, second = GeometryAlarm(), GeometryAlarm()
+    expected = watched(first, range(60))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert len(expected) == 1
+    assert second.alarms == expected
+
+
+def test_blocks_and_their_means_are_watched_and_nothing_inside_of_them():
+    names = ["encoder.block.00", "decoder.block.00", "encoder.mean", "decoder.mean"]
+    others = ["encoder.block.00.mlp", "encoder.mlp.mean", "encoder.embed", "decoder.final_norm", "mean"]
+    alarm = GeometryAlarm()
+    for step in range(60):
+        (record,) = records(step, blocks=1)[:1]
+        alarm_records = [record | {"layer": name} for name in [*names, *others]]
+        for found in alarm.test(step, alarm_records):
+            alarm.accept(found)
+    (found,) = alarm.alarms
+    assert {*found.layers} == {*names}
+
+
+def test_a_departure_begins_where_its_number_was_measured():
+    alarm = GeometryAlarm()
+    for step in range(60):
+        found = [] if step in (51, 52, 53) else records(step)
+        found = [record | {"value": math.nan} for record in found] if step == 54 else found
+        for each in alarm.test(step, found):
+            alarm.accept(each)
+    (found,) = alarm.alarms
+    assert (found.since, found.step) == (50, 55)
+
+
 def test_values_that_are_missing_are_passed_over():
     alarm = GeometryAlarm()
     for step in range(100):
@@ -125,6 +159,9 @@ class Disturbed(TinyLM):
             disturbed(self.model)
         return super().training_step(batch, batch_idx)
 
+    def test_step(self, batch, batch_idx):
+        self.model(**batch)
+
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
@@ -171,7 +208,9 @@ def test_lightning_says_it_and_saves_a_checkpoint(tmp_path, caplog):
     assert f"GeometryMonitor: {found}" in caplog.text
     assert saved.exists()
     state = torch.load(saved, weights_only=False)["callbacks"]
-    assert state["GeometryMonitor{'prefix': 'geometry'}"]["alarm"]["steps"] == [JUMP, JUMP + 1]
+    assert state["GeometryMonitor{'prefix': 'geometry'}"]["alarm"]["alarms"] == [asdict(found)]
+    trainer.test(model, loader(rows=4), verbose=False)
+    assert alarm.alarms == [found]
     events = EventAccumulator(logger.log_dir)
     events.Reload()
     tags = events.Tags()["tensors"]
@@ -199,6 +238,26 @@ def test_the_hugging_face_trainer(tmp_path):
     trainer.training_step = changed
     trainer.train()
     assert [found.since for found in called] == [JUMP]
+
+
+def test_a_resumed_hugging_face_run_goes_on_from_its_history(tmp_path):
+    def trained(max_steps, alarm, **resume):
+        callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm)
+        trainer = hf_trainer(tmp_path, callback, max_steps=max_steps, save_strategy="steps", save_steps=JUMP)
+        inner = trainer.training_step
+
+        def changed(*args, **kwargs):
+            if trainer.state.global_step == JUMP:
+                disturbed(trainer.model)
+            return inner(*args, **kwargs)
+
+        trainer.training_step = changed
+        trainer.train(**resume)
+
+    trained(JUMP, alarm_of_norms())
+    resumed = alarm_of_norms()
+    trained(JUMP + 4, resumed, resume_from_checkpoint=True)
+    assert [found.since for found in resumed.alarms] == [JUMP]
 
 
 def test_a_function_that_fails_ends_neither_training_nor_the_monitor():
@@ -231,6 +290,29 @@ def test_all_ranks_call_at_the_same_step(tmp_path):
     assert first == second
     for called in first.values():
         assert [found["since"] for found in called] == [JUMP]
+
+
+def on_rank_without_logger(rank):
+    """Alarms of a run whose logger fails on rank 0 when there is one, and the last step measured there."""
+
+    def log(step, values):
+        if rank == 0 and step >= JUMP + 1:
+            raise OSError("the server is away")
+
+    called = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        plain_loop(alarm_of_norms(called.append), log=log, on_error="warn")
+    with pytest.raises(ValueError, match=r"on every rank or on none, .*; got it on 0 of 2"):
+        plain_loop(alarm_of_norms() if rank == 0 else None)
+    return [asdict(alarm) for alarm in called]
+
+
+@pytest.mark.slow
+def test_a_logger_that_fails_on_one_rank_keeps_none_of_them_waiting(tmp_path):
+    first, second = on_two_ranks(on_rank_without_logger, tmp_path)
+    assert [found["since"] for found in first] == [JUMP]
+    assert second == first
 
 
 def test_loggers_are_told_what_happened(tmp_path):

@@ -108,22 +108,26 @@ def forecasts(values: Array) -> Forecasts:
     return found
 
 
-def departures(found: Forecasts) -> Departures:
+def departures(found: Forecasts, groups: NDArray[np.int64] | None = None) -> Departures:
     """Departures of the last two values of K numbers of a run, together.
 
     Under the null hypothesis a number's forecast errors are independent and have the law of Student's t, with one
-    scale, or with one that follows the mean magnitude of the errors before, as a run settles. All numbers of the run
-    share which of the two it is, and the degrees of freedom, 2, 3, 4, 6, 10, 20 or ∞: these laws have a posterior,
-    given the past errors. The one-sided tail probabilities of the last two errors are combined by Fisher's rule,
-    p = 2 c (1 − log c) with their product c, in the direction of the first. It is 1 unless the last value is still off,
-    by half as much as the one before, and the last error counts up to twice the one before: a single outlier is no
-    departure. What the second error shares with the first, by the autocorrelation of past errors, is taken off. Of the
-    two forecasts, with and without a trend, the one counts that was better in the past.
+    scale, or with one that follows the mean magnitude of the errors before, as a run settles. Numbers share which of
+    the two it is, and the degrees of freedom, 2, 3, 4, 6, 10, 20 or ∞: these laws have a posterior, given the past
+    errors of all numbers, and one given those of a number's group, such as a metric at all layers. The larger of the
+    two probabilities counts, for numbers may differ in their outliers, and a group alone may have shown none yet.
+
+    The one-sided tail probabilities of the last two errors are combined by Fisher's rule, p = 2 c (1 − log c) with
+    their product c, in the direction of the first. It is 1 unless the last value is still off, by half as much as the
+    one before, and the last error counts up to twice the one before: a single outlier is no departure. What the second
+    error shares with the first, by the autocorrelation of past errors, is taken off. Of the two forecasts, with and
+    without a trend, the one counts that was better in the past.
 
     Source: Fisher 1932 (combined probabilities).
 
     Args:
         found: forecasts of the numbers, which end with the values in question; leading axes are other runs.
+        groups: the group of each number, shape (K,); default: all are one.
     """
     errors = found.errors / np.sqrt(found.leverages)
     first = max(0, errors.shape[-2] - PAST - 2)
@@ -157,20 +161,28 @@ def departures(found: Forecasts) -> Departures:
         variance = _variance(standardized, counts, counts.sum(-2), degrees)
         density = _log_density(standardized, variance[..., None, :], degrees)
         logs = np.log(np.where(counts, before, 1.0))
-        likelihoods.append(np.where(counts, density - logs, 0.0).sum((-2, -1)))
+        likelihoods.append(np.where(counts, density - logs, 0.0).sum(-2))
         deviation = (np.sqrt(variance) * now).clip(rounding)
         tail = [_tail(sign * each / deviation, np.minimum(degrees, n)) for each in (one, two)]
         tails.append(tail[0] * tail[1])
         deviations.append(deviation)
-    weights = np.stack(likelihoods)
-    weights = np.exp(weights - weights.max(0))
-    weights = (weights / weights.sum(0))[..., None]
     products = np.stack(tails)
     with np.errstate(divide="ignore", invalid="ignore"):
-        p = (weights * np.where(products > 0, 2 * products * (1 - np.log(products)), 0.0)).sum(0)
-        standard_errors = raw / (weights * np.stack(deviations)).sum(0) / np.sqrt(chosen(found.leverages[..., -2, :]))
+        chances = np.where(products > 0, 2 * products * (1 - np.log(products)), 0.0)
+        all_numbers = np.zeros(chances.shape[-1], dtype=int)
+        posteriors = [_posterior(np.stack(likelihoods), each) for each in (all_numbers, groups) if each is not None]
+        p = np.max([(posterior * chances).sum(0) for posterior in posteriors], 0)
+        deviation = (posteriors[-1] * np.stack(deviations)).sum(0)
+        standard_errors = raw / deviation / np.sqrt(chosen(found.leverages[..., -2, :]))
     is_off = np.isfinite(p) & (n >= _FEWEST + _FEWEST_ERRORS) & (sign * late > np.abs(raw) / 2)
     return Departures(np.where(is_off, p, 1.0).clip(max=1.0), standard_errors, late)
+
+
+def _posterior(log_likelihoods: Array, groups: NDArray[np.int64]) -> Array:
+    """Of laws, shape (laws, ..., K), those of the numbers of a group together."""
+    together = log_likelihoods @ (groups[:, None] == groups).astype(float)
+    weights = np.exp(together - together.max(0))
+    return weights / weights.sum(0)
 
 
 def _local_scales(errors: Array, known: NDArray[np.bool_]) -> Array:

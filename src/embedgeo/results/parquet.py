@@ -183,6 +183,14 @@ class HistoryFile:
         self._paused_until = 0.0
         atexit.register(self.write)
 
+    def before(self, step: int) -> Iterator[tuple[int, list[Record]]]:
+        """The steps before this one that the file at the path has, unless the run is new, with their records."""
+        if self._is_new or not self.path.exists():
+            return
+        written = read_parquet(self.path, HISTORY.names)
+        for earlier, of_step in written[written["step"] < step].groupby("step"):
+            yield int(earlier), of_step.to_dict("records")
+
     def add(self, records: Sequence[Record]) -> Path | None:
         """Add the records of one measurement, if there are any; see `write`."""
         if not records:

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -14,6 +14,7 @@ import embedgeo.metrics  # noqa: F401 - whose keys the headlines are
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed
 from embedgeo.glossary import headlines, term
+from embedgeo.layer_names import LEDGER, PARTS, blocks_by_side
 from embedgeo.results.departures import PAST, WINDOW, departures, forecasts
 from embedgeo.results.records import MEANS, Record
 
@@ -51,7 +52,7 @@ class Alarm:
 
     def __str__(self) -> str:
         verb = "rose" if self.standard_errors > 0 else "fell"
-        where = "the mean over blocks" if self.layers[0] == MEANS[0] else self.layers[0]
+        where = "the mean over blocks" if self.layers[0] == "mean" else self.layers[0]
         others = f" (also {listed(self.layers[1:])})" if len(self.layers) > 1 else ""
         return (
             f"step {self.step}: {term(self.metric).name} {verb} at {where}{others}: {self.value:.4g}, where "
@@ -85,8 +86,10 @@ class GeometryAlarm:
     autocorrelated and heavy-tailed numbers, layers that move together, trends and falling fluctuation keeps it, and a
     jump of 5 standard deviations of all blocks is found at the second measurement: `benchmarks/alarms.py`.
 
-    A number is watched from its 40th value on; values that are NaN, or constant so far, are passed over. Only the order
-    of the measurements counts, not the steps between them. The values are part of the monitor's checkpoint.
+    A number is tested from its 42nd value on, the first that ends two with 40 before them; values that are NaN, or
+    constant so far, are passed over. Only the order of the measurements counts, not the steps between them. Values and
+    alarms are part of the monitor's checkpoint; with the Hugging Face Trainer, a resumed run takes the values from its
+    history file.
 
     Each alarm is a line in the terminal and a text for the loggers, and an item of ``alarms``.
 
@@ -94,9 +97,9 @@ class GeometryAlarm:
         call: called with each `Alarm`, on every rank at the same step: to save a checkpoint, keep the batch or stop.
             What it raises ends neither training nor the alarm, unless the monitor has ``on_error="raise"``.
         metrics: keys to watch; default: the headlines.
-        layers: names or patterns of the layers to watch; default: blocks and their mean.
+        layers: names or patterns of the layers to watch; default: blocks and their means.
         false_alarms: the rate, more than 0 and less than 1.
-        warm_up: values of a number before the first that is tested, 20 or more.
+        warm_up: values of a number before the first two that are tested, 20 or more.
 
     Raises:
         ImportError: scipy, which the extra ``report`` brings, is not installed.
@@ -112,7 +115,7 @@ class GeometryAlarm:
         self,
         call: Callable[[Alarm], object] | None = None,
         metrics: Sequence[str] | None = None,
-        layers: Sequence[str] = ("block.*", "*block.*", *MEANS[:1]),
+        layers: Sequence[str] | None = None,
         false_alarms: float = 0.05,
         warm_up: int = 40,
     ) -> None:
@@ -127,7 +130,7 @@ class GeometryAlarm:
             raise ValueError(f"warm_up must be at least 20 values, which a forecast rests on; got {warm_up!r}.")
         self.call = call
         self.metrics = None if metrics is None else frozenset(metrics)
-        self.layers = tuple(layers)
+        self.layers = None if layers is None else tuple(layers)
         self.false_alarms = false_alarms
         self.warm_up = warm_up
         self.reset()
@@ -135,17 +138,34 @@ class GeometryAlarm:
     def reset(self) -> None:
         """Forget all values: another run begins."""
         self.alarms: list[Alarm] = []
-        self._steps: list[int] = []  # the last two measured
-        self._values: dict[Series, list[float]] = defaultdict(list)
+        self._last_step: int | None = None
+        self._past: dict[Series, list[tuple[int, float]]] = defaultdict(list)  # steps and values
 
     def state_dict(self) -> dict[str, Any]:
-        """The values that later ones are compared with."""
-        return {"steps": [*self._steps], "values": [[*series, values] for series, values in self._values.items()]}
+        """The values that later ones are compared with, and the alarms so far."""
+        past = [[*series, *zip(*of_series, strict=True)] for series, of_series in self._past.items() if of_series]
+        return {"last_step": self._last_step, "past": past, "alarms": [asdict(alarm) for alarm in self.alarms]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from values of `state_dict`."""
-        self._steps = [*state["steps"]]
-        self._values = defaultdict(list, {(metric, layer): [*kept] for metric, layer, kept in state["values"]})
+        self._last_step = state["last_step"]
+        self._past = defaultdict(list)
+        for metric, layer, steps, values in state["past"]:
+            self._past[metric, layer] = [*zip(steps, values, strict=True)]
+        self.alarms = [Alarm(**{**alarm, "layers": tuple(alarm["layers"])}) for alarm in state["alarms"]]
+
+    def add(self, step: int, records: Iterable[Record]) -> list[Series]:
+        """Add the values measured at a step, and tell of which series there is one; see `test`."""
+        if self._last_step is not None and step <= self._last_step:
+            return []
+        self._last_step = step
+        new = list[Series]()
+        for record in self._watched(list(records)):
+            series = record["metric"], record["layer"]
+            if math.isfinite(record["value"]):
+                self._past[series] = [*self._past[series][1 - _KEPT :], (step, record["value"])]
+                new.append(series)
+        return new
 
     def test(self, step: int, records: Iterable[Record]) -> list[Alarm]:
         """Add the values measured at a step, and tell what departs; nothing is forgotten and nobody called.
@@ -154,16 +174,7 @@ class GeometryAlarm:
             step: the step, larger than those before; another time the same step is passed over.
             records: of the layers and of their means over blocks.
         """
-        if self._steps and step <= self._steps[-1]:
-            return []
-        self._steps = [*self._steps[-1:], step]
-        new = list[Series]()
-        for record in records:
-            series = record["metric"], record["layer"]
-            if self._is_watched(*series) and math.isfinite(record["value"]):
-                self._values[series] = [*self._values[series][1 - _KEPT :], record["value"]]
-                new.append(series)
-        tested = [series for series in new if len(self._values[series]) > self.warm_up + 1]
+        tested = [series for series in self.add(step, records) if len(self._past[series]) > self.warm_up + 1]
         return self._departed(tested) if tested else []
 
     def accept(self, alarm: Alarm) -> None:
@@ -171,19 +182,27 @@ class GeometryAlarm:
         self.alarms.append(alarm)
         for layer in alarm.layers:
             series = alarm.metric, layer
-            self._values[series] = self._values[series][-2:]
+            self._past[series] = self._past[series][-2:]
 
-    def _is_watched(self, metric: str, layer: str) -> bool:
-        watched = headlines() if self.metrics is None else self.metrics
-        return metric in watched and any(fnmatchcase(layer, pattern) for pattern in self.layers)
+    def _watched(self, records: list[Record]) -> list[Record]:
+        metrics = headlines() if self.metrics is None else self.metrics
+        names = dict.fromkeys(record["layer"] for record in records)
+        if self.layers is None:
+            inside = tuple(f"{part}." for part in (*PARTS, LEDGER))
+            sides = {prefix: blocks for prefix, blocks in blocks_by_side(names).items() if not prefix.endswith(inside)}
+            layers = {layer for prefix, blocks in sides.items() for layer in (*blocks, f"{prefix}mean")}
+        else:
+            layers = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self.layers)}
+        return [record for record in records if record["metric"] in metrics and record["layer"] in layers]
 
     def _departed(self, tested: list[Series]) -> list[Alarm]:
         values = np.full((_KEPT, len(tested)), np.nan)
         for column, series in enumerate(tested):
-            kept = self._values[series]
-            values[len(values) - len(kept) :, column] = kept
+            kept = self._past[series]
+            values[len(values) - len(kept) :, column] = [value for _, value in kept]
         values = values[np.isfinite(values).any(1)]
-        found = departures(forecasts(values))
+        of_metric = {metric: number for number, metric in enumerate(dict.fromkeys(metric for metric, _ in tested))}
+        found = departures(forecasts(values), np.array([of_metric[metric] for metric, _ in tested]))
         is_mean = np.array([layer in MEANS for _, layer in tested])
         has_departed = found.p < alarm_levels(is_mean, self.false_alarms)
         alarms = list[Alarm]()
@@ -201,8 +220,8 @@ class GeometryAlarm:
             first = places[0]
             alarms.append(
                 Alarm(
-                    step=self._steps[-1],
-                    since=self._steps[0],
+                    step=self._past[tested[first]][-1][0],
+                    since=self._past[tested[first]][-2][0],
                     metric=metric,
                     layers=tuple(tested[place][1] for place in places),
                     value=float(values[-1, first]),

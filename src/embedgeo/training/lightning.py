@@ -133,7 +133,8 @@ class GeometryMonitor(Monitor, Callback):
         self._last_values = state_dict.get("last_values", {})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._reset()  # Lightning loads the state of a checkpoint after setup
+        if stage == "fit":
+            self._reset()  # Lightning loads the state of a checkpoint after setup
         for checkpoint in trainer.checkpoint_callbacks if stage == "fit" and self.probe is None else []:
             if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
                 raise ValueError(

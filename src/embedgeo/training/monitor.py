@@ -52,7 +52,7 @@ from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, block_means
-from embedgeo.training.alarm import GeometryAlarm
+from embedgeo.training.alarm import Alarm, GeometryAlarm
 from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -383,6 +383,7 @@ class Monitor(ABC):
         try:
             self._join_ranks(run.process_group)
             with together(self._ranks):
+                self._require_alarm_on_all_ranks()
                 geometry = self._make_geometry(run.model, run)
             self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
@@ -717,15 +718,19 @@ class Monitor(ABC):
             for key, value in {"step": step, **record}.items():
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
             measured.append(vars(dated))
+        # all ranks agree on it before anything that can fail on one of them
+        alarms = [] if alone else self._departures(step, [*records, *means])
         self.history += measured
         self._is_new = False
-        if self._file is not None:
-            self._write(partial(self._file.add, measured))
-        self._log(step, records)
-        if not self._failed:
-            self._media.write(self._loggers(), self.history)
-        if self.alarm is not None and not alone:
-            self._raise_alarms(self.alarm, step, [*records, *means])
+        try:
+            if self._file is not None:
+                self._write(partial(self._file.add, measured))
+            self._log(step, records)
+            if not self._failed:
+                self._media.write(self._loggers(), self.history)
+        finally:
+            for each in alarms:
+                self._tell(each)
         if not measurement.is_first:
             return
         is_empty = not any(record["value"] and not math.isnan(record["value"]) for record in records)  # on all ranks
@@ -738,24 +743,47 @@ class Monitor(ABC):
             why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
             self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
 
-    def _raise_alarms(self, alarm: GeometryAlarm, step: int, records: list[Record]) -> None:
-        """Say what departs from its past, and call the user's function, on all ranks by the verdict of rank 0."""
+    def _require_alarm_on_all_ranks(self) -> None:
+        if self._ranks is None:
+            return
+        have_one = all_gather_object(self.alarm is not None, self._ranks)
+        if any(have_one) and not all(have_one):
+            ranks = listed([rank for rank, has_one in enumerate(have_one) if has_one])
+            raise ValueError(
+                f"alarm= must be given on every rank or on none, for they agree on its verdict; got it on {ranks} of "
+                f"{len(have_one)}."
+            )
+
+    def _departures(self, step: int, records: list[Record]) -> list[Alarm]:
+        """What departs from its past, by the verdict of rank 0, on all ranks."""
+        if self.alarm is None:
+            return []
         with together(self._ranks):
-            raised = alarm.test(step, records)
-            if self._ranks is not None:
-                raised = all_gather_object(raised, self._ranks)[0]
-        for each in raised:
-            alarm.accept(each)
-            rank_zero_info(f"{type(self).__name__}: {each}")
-            self._media.write_alarm(str(each), step)
-            if alarm.call is None:
-                continue
-            try:
-                alarm.call(each)
-            except Exception as error:
-                if self.on_error == "raise":
-                    raise
-                self._warn(f"what alarm= calls has failed at step {step}, training goes on: {reason(error)}")
+            alarms = self.alarm.test(step, records)
+            return alarms if self._ranks is None else all_gather_object(alarms, self._ranks)[0]
+
+    def _tell(self, alarm: Alarm) -> None:
+        """Say what has departed, and call the user's function."""
+        assert self.alarm is not None
+        self.alarm.accept(alarm)
+        rank_zero_info(f"{type(self).__name__}: {alarm}")
+        self._media.write_alarm(str(alarm), alarm.step)
+        if self.alarm.call is None:
+            return
+        try:
+            self.alarm.call(alarm)
+        except Exception as error:
+            if self.on_error == "raise":
+                raise
+            self._warn(f"what alarm= calls has failed at step {alarm.step}, training goes on: {reason(error)}")
+
+    def _recall(self, step: int) -> None:
+        """Give the alarm the values before this step that the history file has, where a checkpoint has none of them."""
+        if self.alarm is None or self._file is None:
+            return
+        with self._guarded():
+            for earlier, records in self._file.before(step):
+                self.alarm.add(earlier, records)
 
     def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried again."""

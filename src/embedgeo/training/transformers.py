@@ -65,6 +65,7 @@ class GeometryCallback(Monitor, TrainerCallback):
             folder=Path(args.output_dir) if args.output_dir else None,
         )
         self._start(run, state.global_step)
+        self._recall(state.global_step)
         self._trainer = trainer
         self._wrap_training_step(trainer)
 
