@@ -66,7 +66,7 @@ def built(folder):
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
     sources = {name for name in sources if "__pycache__" not in name}
     for shipped in SHIPPED:
-        sources |= {f"embedgeo/{shipped}/{path.name}" for path in (ROOT / shipped).iterdir() if path.is_file()}
+        sources |= {f"embedgeo/{shipped}/{path.name}" for path in (ROOT / shipped).glob("[!.]*") if path.is_file()}
     packed = {name for name in names if not name.startswith("embedgeo-")}
     require(
         packed == sources,
