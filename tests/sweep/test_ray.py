@@ -90,6 +90,7 @@ def is_alive(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep(
     cluster, hub, run, options, tmp_path, capsys
 ):
@@ -125,6 +126,7 @@ def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, options, tmp_path):
     options |= {"ablate": True}
     local = {**options, "out": str(tmp_path / "local")}
