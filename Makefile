@@ -1,6 +1,7 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist
+.PHONY: bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
@@ -146,6 +147,6 @@ constraints: ## pin again, in constraints.txt, what a fresh install under it giv
 
 # What runs have written (runs, lightning_logs) stays: it is yours.
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf build dist site
+	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist site
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
