@@ -46,7 +46,7 @@ def require(holds, rule):
 
 def run(*command, cwd=None, **variables):
     """Run a command without the settings of this process that could lend it packages, or an address."""
-    lent = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EMBEDGEO_REPOSITORY", "GITHUB_REPOSITORY")
+    lent = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EMBEDGEO_REPOSITORY")
     environment = {name: value for name, value in os.environ.items() if name not in lent} | variables
     done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, check=False)
     require(done.returncode == 0, f"{' '.join(map(str, command[:6]))} … failed with status {done.returncode}")
@@ -84,7 +84,8 @@ def look_at_page(folder, sdist, metadata):
     astray = [link for link in linked if not link.startswith(("https://", "#"))]
     require(not astray, f"links of the README must be absolute where the address is known; got {astray}")
     require(f"Project-URL: Source, {ADDRESS}\n" in metadata.decode(), "the package must name its repository")
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder / "unaddressed", ROOT)
+    of_others = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "user/project"}
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder / "unaddressed", ROOT, **of_others)
     with tarfile.open(folder / "unaddressed" / sdist.name) as archive:
         (entry,) = [name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO")]
         text = archive.extractfile(entry).read().decode()
