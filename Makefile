@@ -8,7 +8,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 PIP_INSTALL := -m pip -qq --disable-pip-version-check --no-input install --progress-bar off
-INSTALLED := .venv/.installed
+# Each version of Python has a stamp of its own: with another one .venv is set up afresh.
+INSTALLED := .venv/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 INTEGRATIONS := .venv/.integrations
 BENCH := .venv/.bench
 DADAPY := .venv-dadapy/.installed
@@ -16,7 +17,7 @@ ACTIONLINT := .venv/actionlint-1.6.0
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
-	@echo "  PYTHON=python3.12 sets up with another Python, WORKERS=4 tests side by side, JSON=FILE keeps what bench prints."
+	@echo "  PYTHON=python3.12 at each call: another Python; WORKERS=4: tests side by side; JSON=FILE: what bench prints, kept."
 
 setup: $(INSTALLED) ## create .venv with the pinned versions
 
