@@ -57,27 +57,34 @@ test: $(INSTALLED) ## run the tests and the doctests, but for slow ones; the end
 test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, Ray clusters, browsers, the demo, simulations
 	$(PYTEST) -m slow --ignore tests/integrations tests
 
-# uv resolves, pip installs torch, for it finds the builds for CPUs that a machine or an index of its settings has.
-TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+# uv resolves, pip installs torch, for it finds the builds for CPUs that a machine or an index of its settings has. That is
+# the pinned torch; with TORCH=lowest that of pyproject.toml's bound, and with another TORCH that one, allowed or not.
 ALLOWED_TORCH = $(shell sed -n 's/^  "\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
+PINNED_TORCH = $(shell sed -n '/^torch==/p' constraints.txt)
+LOWEST_TORCH = $(shell sed -n 's/^  "torch>=\([0-9.]*\).*/torch==\1/p' pyproject.toml)
+CHOSEN_TORCH = $(if $(filter lowest,$(TORCH)),$(LOWEST_TORCH),$(or $(TORCH),$(PINNED_TORCH)))
+OF_EXTRAS := tests/sweep/test_ray.py tests/sweep/test_datasets.py tests/integrations/test_wandb.py
 
 define test_with
 	@echo "setting up .venv-$(1)"
 	@$(PYTHON) -m venv --clear .venv-$(1)
 	@.venv-$(1)/bin/python $(PIP_INSTALL) 'pip>=25.1' uv
-	@.venv-$(1)/bin/python $(PIP_INSTALL) '$(TORCH)'
+	@.venv-$(1)/bin/python $(PIP_INSTALL) '$(CHOSEN_TORCH)'
 	@.venv-$(1)/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])' \
 		> .venv-$(1)/torch.txt
 	@.venv-$(1)/bin/uv pip compile -q --python .venv-$(1)/bin/python --no-build $(2) --override .venv-$(1)/torch.txt \
 		--extra all --group dev -o .venv-$(1)/versions.txt pyproject.toml
-	@.venv-$(1)/bin/uv pip install -q --python .venv-$(1)/bin/python -c .venv-$(1)/versions.txt -e '.[all]' --group dev
-	@echo "the $(1) versions, tested with $$(cat .venv-$(1)/torch.txt), of $(ALLOWED_TORCH): TORCH='torch==…' takes another"
+	@.venv-$(1)/bin/uv pip install -q --python .venv-$(1)/bin/python -c .venv-$(1)/versions.txt \
+		--override .venv-$(1)/torch.txt -e '.[all]' --group dev
+	@echo "the $(1) versions, with $$(cat .venv-$(1)/torch.txt) of $(ALLOWED_TORCH); TORCH=lowest, TORCH='torch==…': another"
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" \
 		--ignore tests/integrations
 endef
 
+# With all tests of Ray, datasets and wandb: the lower bounds of these would be unproven without them.
 test-lowest: ## run the tests with the lowest versions that pyproject.toml allows
 	$(call test_with,lowest,--resolution lowest-direct)
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(OF_EXTRAS)
 
 test-newest: ## run the tests with the newest versions that pyproject.toml allows
 	$(call test_with,newest,)
