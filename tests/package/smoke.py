@@ -29,8 +29,8 @@ PAGES = {
     "tutorial": ["README.md", *sorted(f"docs/tutorial/{path.name}" for path in ROOT.glob("docs/tutorial/*.md"))],
     "how-to": sorted(f"docs/how-to/{path.name}" for path in ROOT.glob("docs/how-to/*.md")),
 }
-ELSEWHERE = {"docs/how-to/loggers.md", "docs/how-to/recipes.md", "docs/how-to/distributed.md"}
-"""Pages that need more than the extras: loggers and trainers (`make integrations`), or the tests' own pipeline."""
+ELSEWHERE = {"docs/how-to/loggers.md", "docs/how-to/distributed.md"}
+"""Pages that need more than the extras: loggers (`make integrations`), or the tests' own pipeline."""
 
 IN_SDIST = (
     *(f"src/{name}" for name in IN_SOURCES),
