@@ -1,9 +1,9 @@
 """Metadata that has the repository's address: the project's URLs, and the README's links and picture for PyPI.
 
 The address is known to the repository's owner alone, whose release gives it in the environment variable
-``EMBEDGEO_REPOSITORY`` (``https://…``, without a slash at the end). It is not asked of GitHub's Actions: those of another
-project, which install embedgeo from git, would give their own. Where there is none, as on a clone, the package has no
-URLs, and the README's relative links are their text.
+``EMBEDGEO_REPOSITORY`` (``https://…``, without a slash at the end). GitHub's Actions are not asked for it: those of
+another project, which install embedgeo from git, would give their own. Where there is none, as on a clone, the package
+has no URLs, and the README's relative links are their text.
 """
 
 import os
