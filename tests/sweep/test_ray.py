@@ -31,6 +31,9 @@ from embedgeo.sweep.settings import SweepSettings
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
+# ray 2.50, of the processes of a cluster that it starts
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning")
+
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
 DOWNLOADS = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
