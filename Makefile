@@ -1,13 +1,15 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist bench bench-full bench-compare constraints clean
+.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist
+.PHONY: bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
 WORKERS ?= 2
 BIN := .venv/bin
 PIP_INSTALL := -m pip -qq --disable-pip-version-check --no-input install --progress-bar off
-INSTALLED := .venv/.installed
+# Each version of Python has a stamp of its own: with another one .venv is set up afresh.
+INSTALLED := .venv/.installed-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 INTEGRATIONS := .venv/.integrations
 BENCH := .venv/.bench
 DADAPY := .venv-dadapy/.installed
@@ -15,7 +17,7 @@ ACTIONLINT := .venv/actionlint-1.6.0
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
-	@echo "  PYTHON=python3.12 sets up with another Python, WORKERS=4 tests side by side, JSON=FILE keeps what bench prints."
+	@echo "  PYTHON=python3.12 at each call: another Python; WORKERS=4: tests side by side; JSON=FILE: what bench prints, kept."
 
 setup: $(INSTALLED) ## create .venv with the pinned versions
 
@@ -55,27 +57,34 @@ test: $(INSTALLED) ## run the tests and the doctests, but for slow ones; the end
 test-slow: $(INSTALLED) ## run the slow tests: kills, ranks, Ray clusters, browsers, the demo, simulations
 	$(PYTEST) -m slow --ignore tests/integrations tests
 
-# uv resolves, pip installs torch, for it finds the builds for CPUs that a machine or an index of its settings has.
-TORCH ?= $(shell sed -n '/^torch==/p' constraints.txt)
+# uv resolves, pip installs torch, for it finds the builds for CPUs that a machine or an index of its settings has. That is
+# the pinned torch; with TORCH=lowest that of pyproject.toml's bound, and with another TORCH that one, allowed or not.
 ALLOWED_TORCH = $(shell sed -n 's/^  "\(torch[<>=][^"]*\)".*/\1/p' pyproject.toml)
+PINNED_TORCH = $(shell sed -n '/^torch==/p' constraints.txt)
+LOWEST_TORCH = $(shell sed -n 's/^  "torch>=\([0-9.]*\).*/torch==\1/p' pyproject.toml)
+CHOSEN_TORCH = $(if $(filter lowest,$(TORCH)),$(LOWEST_TORCH),$(or $(TORCH),$(PINNED_TORCH)))
+OF_EXTRAS := tests/sweep/test_ray.py tests/sweep/test_datasets.py tests/integrations/test_wandb.py
 
 define test_with
 	@echo "setting up .venv-$(1)"
 	@$(PYTHON) -m venv --clear .venv-$(1)
 	@.venv-$(1)/bin/python $(PIP_INSTALL) 'pip>=25.1' uv
-	@.venv-$(1)/bin/python $(PIP_INSTALL) '$(TORCH)'
+	@.venv-$(1)/bin/python $(PIP_INSTALL) '$(CHOSEN_TORCH)'
 	@.venv-$(1)/bin/python -c 'import importlib.metadata as m; print("torch==" + m.version("torch").split("+")[0])' \
 		> .venv-$(1)/torch.txt
 	@.venv-$(1)/bin/uv pip compile -q --python .venv-$(1)/bin/python --no-build $(2) --override .venv-$(1)/torch.txt \
 		--extra all --group dev -o .venv-$(1)/versions.txt pyproject.toml
-	@.venv-$(1)/bin/uv pip install -q --python .venv-$(1)/bin/python -c .venv-$(1)/versions.txt -e '.[all]' --group dev
-	@echo "the $(1) versions, tested with $$(cat .venv-$(1)/torch.txt), of $(ALLOWED_TORCH): TORCH='torch==…' takes another"
+	@.venv-$(1)/bin/uv pip install -q --python .venv-$(1)/bin/python -c .venv-$(1)/versions.txt \
+		--override .venv-$(1)/torch.txt -e '.[all]' --group dev
+	@echo "the $(1) versions, with $$(cat .venv-$(1)/torch.txt) of $(ALLOWED_TORCH); TORCH=lowest, TORCH='torch==…': another"
 	OMP_NUM_THREADS=1 .venv-$(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow" \
 		--ignore tests/integrations
 endef
 
+# With all tests of Ray, datasets and wandb: the lower bounds of these would be unproven without them.
 test-lowest: ## run the tests with the lowest versions that pyproject.toml allows
 	$(call test_with,lowest,--resolution lowest-direct)
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -n $(WORKERS) --dist worksteal $(OF_EXTRAS)
 
 test-newest: ## run the tests with the newest versions that pyproject.toml allows
 	$(call test_with,newest,)
@@ -146,6 +155,6 @@ constraints: ## pin again, in constraints.txt, what a fresh install under it giv
 
 # What runs have written (runs, lightning_logs) stays: it is yours.
 clean: ## remove .venv, caches and builds
-	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	rm -rf build dist site
+	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist site
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

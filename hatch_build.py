@@ -1,8 +1,9 @@
 """Metadata that has the repository's address: the project's URLs, and the README's links and picture for PyPI.
 
-The address is known to the repository's owner alone. It is that of the environment variable ``EMBEDGEO_REPOSITORY``
-(``https://…``, without a slash at the end), or of the repository whose GitHub Actions build the package. Where there is
-none, as on a clone, the package has no URLs, and the README's relative links are their text.
+The address is known to the repository's owner alone, whose release gives it in the environment variable
+``EMBEDGEO_REPOSITORY`` (``https://…``, without a slash at the end). GitHub's Actions are not asked for it: those of
+another project, which install embedgeo from git, would give their own. Where there is none, as on a clone, the package
+has no URLs, and the README's relative links are their text.
 """
 
 import os
@@ -20,7 +21,7 @@ class CustomMetadataHook(MetadataHookInterface):
         """Fill in what `pyproject.toml` calls dynamic."""
         if "readme" in metadata:
             return
-        repository, version = _repository(), metadata["version"]
+        repository, version = os.environ.get("EMBEDGEO_REPOSITORY", ""), metadata["version"]
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": for_pypi(text, repository, f"v{version}")}
         if repository:
@@ -44,8 +45,3 @@ def for_pypi(text: str, repository: str, tag: str) -> str:
     text = picture.sub(rf"![\g<text>]({repository}/raw/{tag}/\g<path>)", text)
     text = re.sub(rf'\b(src|srcset)="{there}"', rf'\1="{repository}/raw/{tag}/\g<path>"', text)
     return link.sub(rf"[\g<text>]({repository}/blob/{tag}/\g<path>)", text)
-
-
-def _repository() -> str:
-    in_actions = [os.environ.get(name, "") for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY")]
-    return os.environ.get("EMBEDGEO_REPOSITORY") or ("/".join(in_actions) if all(in_actions) else "")

@@ -13,6 +13,7 @@ No kernel of CUDA runs and there are no streams, so that neither their rounding 
 CUDA does nothing. Backward passes are computed, but their devices are not looked at.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import embedgeo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
-COMPILER = shutil.which("g++")
+STANDARD = "-std=c++20"
+
+
+def _compiler() -> str | None:
+    """The g++ there is, if it works: too old for torch, or a stub that asks for an installation, it is none."""
+    found = shutil.which("g++")
+    tried = [found, STANDARD, "-fsyntax-only", "-x", "c++", os.devnull]
+    return found if found and not subprocess.run(tried, capture_output=True, check=False).returncode else None
+
+
+COMPILER = _compiler()
 
 GUARD = """
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -265,7 +276,7 @@ def load_guard() -> None:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "guard.so"
         options = [
-            "-std=c++20",
+            STANDARD,
             "-shared",
             "-fPIC",
             "-w",

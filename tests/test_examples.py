@@ -1,5 +1,7 @@
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from embedgeo import presets
 from embedgeo.cli import main
 from embedgeo.text import builtin_corpus, train_tokenizer
 from tests.models import gpt_neox
@@ -30,7 +33,7 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
 def test_examples_are_listed_each_with_a_line_on_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["examples"]) == 0
     listed = re.findall(r"^([\w-]+)  +(\S.*)$", capsys.readouterr().out, re.M)
-    assert [name for name, _ in listed] == sorted({path.stem for path in (ROOT / "examples").glob("*.*")})
+    assert [name for name, _ in listed] == sorted({path.stem for path in (ROOT / "examples").glob("[!.]*.*")})
     assert all(len(line) > 20 for _, line in listed)
 
 
@@ -49,6 +52,17 @@ def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
     assert capsys.readouterr().out.splitlines() == [f"written: {name}" for name in names]
     for name in names:
         assert (tmp_path / name).read_bytes() == (ROOT / "examples" / name).read_bytes()
+
+
+def test_what_a_file_manager_leaves_is_neither_an_example_nor_a_preset(tmp_path: Path) -> None:
+    for name in ("examples/.DS_Store", "examples/loop.py", "configs/._pythia.yaml", "configs/pythia.yaml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\x00\xff")
+    copied = shutil.copy(presets.__file__, tmp_path)  # it looks beside itself
+    spec = importlib.util.spec_from_file_location("presets_beside_others", copied)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert [*module.example_files(), *module.preset_files()] == ["loop", "pythia"]
 
 
 def test_an_unknown_example_is_answered_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

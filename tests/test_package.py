@@ -149,7 +149,7 @@ def test_every_extra_is_on_the_page_of_installing_and_those_of_work_on_the_packa
 
 def test_make_help_lists_every_target_on_one_screen():
     done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    targets = " ".join(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)).split()
     assert sorted(re.findall(r"^  make (\S+) {2,}\S", done.stdout, re.M)) == sorted(targets)
     assert len(done.stdout.splitlines()) <= 24
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 def preset_files() -> dict[str, Path]:
     """YAML file of each preset, by name: options of a sweep, below a line that says of what."""
-    return {path.stem: path for path in sorted(_shipped("configs").glob("*.yaml"))}
+    return {path.stem: path for path in sorted(_shipped("configs").glob("[!.]*.yaml"))}
 
 
 def preset_file(name: str) -> Path:
@@ -49,7 +49,7 @@ def preset(name: str) -> dict[str, Any]:
 def example_files() -> dict[str, list[Path]]:
     """Files of each example, by name: the script, after it what it is run with."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(_shipped("examples").iterdir(), key=lambda path: (path.stem, path.suffix)):
+    for path in sorted(_shipped("examples").glob("[!.]*"), key=lambda path: (path.stem, path.suffix)):
         if path.is_file():
             found.setdefault(path.stem, []).append(path)
     return found

@@ -90,6 +90,12 @@ def test_a_module_compiled_in_place_is_told():
     assert not torch_names.is_compiled_in_place(object())
 
 
+def test_a_module_that_was_compiled_is_told():
+    module = nn.Linear(2, 2)
+    assert torch_names.is_compiled_wrapper(torch.compile(module, backend="eager"))
+    assert not torch_names.is_compiled_wrapper(module)
+
+
 def test_a_torch_without_the_parts_of_its_compiler_is_told_when_they_are_taken(monkeypatch):
     monkeypatch.delattr("torch._higher_order_ops.effects._register_effectful_op")
     with pytest.raises(ImportError, match="_register_effectful_op"):

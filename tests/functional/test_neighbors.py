@@ -344,6 +344,7 @@ def test_memory_is_bounded_by_the_rows_and_a_block(cloud):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, where ru_maxrss is in KiB")
 @pytest.mark.parametrize("instructions", ["AVX2", "ALL"])
 def test_a_process_does_not_grow_by_all_distances(instructions):
     """Those of 8192 rows to each other would take 134 MB in bfloat16, and 268 in float32."""

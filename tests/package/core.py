@@ -13,6 +13,7 @@ from math import isnan
 from pathlib import Path
 
 import lightning as L
+import numpy as np
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 import embedgeo
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_events
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
@@ -119,6 +121,7 @@ def observed(folder):
     named("report", "matplotlib", lambda: embedgeo.TokenMoments(2).plot(value))
     named("report", "matplotlib", lambda: embedgeo.TokenMoments(2)["Q"].plot(value))
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
+    named("report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1))))
     assert not (folder / "saved").exists()
 
 

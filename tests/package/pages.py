@@ -2,7 +2,8 @@
 
 The package is the installed one: of the sources there are the pages and the tests alone. Python blocks find the names
 that `tests/docs/blocks.py` gives them, and commands the files that they name; models of the Hub are tiny ones of a Hub
-on this machine. What stands in a block and takes a cluster, a server or an installer is named, and not run.
+on this machine. Of a page whose Python blocks need other packages the commands are run alone. What stands in a block
+and takes a cluster, a server or an installer is named, and not run.
 """
 
 import gzip
@@ -34,23 +35,26 @@ from tests.docs import blocks
 
 STEPS = {"EleutherAI/pythia-70m": (0, 1, 512), "EleutherAI/pythia-2.8b": (0, 1), "EleutherAI/pythia-160m": (0, 1)}
 FINAL = ("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "openai-community/gpt2")
+OTHERS = ("facebook/opt-125m",)
 SHORTER = MappingProxyType(
     {
         "embedgeo demo": "--max-steps 4 --num-layers 2 --hidden-size 32 --vocab-size 512",
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
         "embedgeo report": "--metrics M_over_Q anisotropy",
         "embedgeo ablate": "--num-tokens 1024 --seq-len 64",
+        "embedgeo reproduce": "--text heldout.txt --num-tokens 2048 --seq-len 64 --anisotropy-batch 512 --id-batches 2",
         "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 --model.num_layers 4 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
+        "python accelerate_loop.py": "--max-steps 4",
     }
 )
-"""Options that are added to commands which otherwise take minutes."""
+"""Options that are added to commands which otherwise take minutes, or a published data set."""
 
 NOT_HERE = re.compile(
     r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
-    r"|embedgeo (reproduce|sweep .*(--on ray|--trainer.devices 4|hf://))"
+    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|--trainer.devices 4|hf://))"
 )
-"""Commands that take a cluster, a launcher, an installer or a published data set."""
+"""Commands that take a cluster, a launcher, an installer, a published data set or the six models of a paper."""
 
 SWEEPS = ("runs/demo/sweep", "runs/a", "runs/b", "runs/seed0", "runs/seed1", "runs/seed2")
 
@@ -71,7 +75,7 @@ def made_models(folder):
     for repository, steps in STEPS.items():
         for step in steps:
             HUB.add(repository, f"step{step}", files(step))
-    for seed, repository in enumerate(FINAL):
+    for seed, repository in enumerate((*FINAL, *OTHERS)):
         HUB.add(repository, "main", files(seed))
     return folder
 
@@ -127,8 +131,9 @@ def run_command(page, line):
 def run_page(page, results):
     """Run the blocks of a page in order: Python in one namespace, and each line of a shell's."""
     names = blocks.names(results)
+    languages = ("sh",) if page in blocks.INTEGRATIONS else ("python", "sh")
     with mock.patch.dict(FOREIGN.terms):
-        for block in blocks.blocks(page, "python", "sh"):
+        for block in blocks.blocks(page, *languages):
             if block.language == "python":
                 blocks.run_block(page, block, names)
                 continue

@@ -29,8 +29,8 @@ PAGES = {
     "tutorial": ["README.md", *sorted(f"docs/tutorial/{path.name}" for path in ROOT.glob("docs/tutorial/*.md"))],
     "how-to": sorted(f"docs/how-to/{path.name}" for path in ROOT.glob("docs/how-to/*.md")),
 }
-ELSEWHERE = {"docs/how-to/loggers.md", "docs/how-to/recipes.md", "docs/how-to/distributed.md"}
-"""Pages that need more than the extras: loggers and trainers (`make integrations`), or the tests' own pipeline."""
+ELSEWHERE = {"docs/how-to/loggers.md", "docs/how-to/distributed.md"}
+"""Pages that need more than the extras: loggers (`make integrations`), or the tests' own pipeline."""
 
 IN_SDIST = (
     *(f"src/{name}" for name in IN_SOURCES),
@@ -46,7 +46,7 @@ def require(holds, rule):
 
 def run(*command, cwd=None, **variables):
     """Run a command without the settings of this process that could lend it packages, or an address."""
-    lent = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EMBEDGEO_REPOSITORY", "GITHUB_REPOSITORY")
+    lent = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EMBEDGEO_REPOSITORY")
     environment = {name: value for name, value in os.environ.items() if name not in lent} | variables
     done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, check=False)
     require(done.returncode == 0, f"{' '.join(map(str, command[:6]))} … failed with status {done.returncode}")
@@ -66,7 +66,7 @@ def built(folder):
     sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
     sources = {name for name in sources if "__pycache__" not in name}
     for shipped in SHIPPED:
-        sources |= {f"embedgeo/{shipped}/{path.name}" for path in (ROOT / shipped).iterdir() if path.is_file()}
+        sources |= {f"embedgeo/{shipped}/{path.name}" for path in (ROOT / shipped).glob("[!.]*") if path.is_file()}
     packed = {name for name in names if not name.startswith("embedgeo-")}
     require(
         packed == sources,
@@ -84,7 +84,8 @@ def look_at_page(folder, sdist, metadata):
     astray = [link for link in linked if not link.startswith(("https://", "#"))]
     require(not astray, f"links of the README must be absolute where the address is known; got {astray}")
     require(f"Project-URL: Source, {ADDRESS}\n" in metadata.decode(), "the package must name its repository")
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder / "unaddressed", ROOT)
+    of_others = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "user/project"}
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder / "unaddressed", ROOT, **of_others)
     with tarfile.open(folder / "unaddressed" / sdist.name) as archive:
         (entry,) = [name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO")]
         text = archive.extractfile(entry).read().decode()

@@ -31,6 +31,9 @@ from embedgeo.sweep.settings import SweepSettings
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
+# ray 2.50, of the processes of a cluster that it starts
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning")
+
 ROOT = Path(__file__).parents[2]
 WEIGHTS = "model.safetensors"
 DOWNLOADS = Path(tempfile.gettempdir(), f"embedgeo-workers-{os.getuid()}")
@@ -90,6 +93,7 @@ def is_alive(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep(
     cluster, hub, run, options, tmp_path, capsys
 ):
@@ -125,6 +129,7 @@ def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, options, tmp_path):
     options |= {"ablate": True}
     local = {**options, "out": str(tmp_path / "local")}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from embedgeo.capture.torch_names import WRAPPERS, is_compiled_in_place
+from embedgeo.capture.torch_names import WRAPPERS, is_compiled_in_place, is_compiled_wrapper
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,7 +47,7 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
 
 def is_compiled(model: nn.Module) -> bool:
     """Tell whether a module inside is compiled, as far as modules show it."""
-    return any(hasattr(m, "_orig_mod") or is_compiled_in_place(m) for m in model.modules())
+    return any(is_compiled_wrapper(m) or is_compiled_in_place(m) for m in model.modules())
 
 
 def measured_model(model: nn.Module) -> nn.Module:

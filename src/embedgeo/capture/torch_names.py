@@ -1,5 +1,6 @@
-"""Names of torch that it does not promise, all of those that are used; in a torch without one the slower way is taken.
+"""Names of torch that it does not promise, and what is done in a torch without one: most often a slower way is taken.
 
+All are here but ``_apply`` (`embedgeo.metrics.base`), and those that torch writes into files (`checkpoints/ranges.py`).
 Those of torch.compile are taken in `in_graphs` alone, for a monitor with ``compiled="stable"``, which is refused where
 one of them is gone.
 """
@@ -46,6 +47,11 @@ def version(tensor: Tensor) -> object:
     return None if tensor.is_inference() else getattr(tensor, "_version", object())
 
 
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Tell whether a module is what ``torch.compile(module)`` gives, which a torch with another name for it hides."""
+    return hasattr(module, "_orig_mod")
+
+
 def is_compiled_in_place(module: nn.Module) -> bool:
     """Tell whether ``module.compile()`` was called, which a torch that holds the compiled call elsewhere hides."""
     return getattr(module, "_compiled_call_impl", None) is not None
@@ -61,7 +67,9 @@ class StageRun(NamedTuple):
 def running_stage() -> StageRun | None:
     """The innermost run of a pipeline's stage in which this is called; None if in none.
 
-    Where the function that runs a microbatch has another name, all runs infer shapes, and no layer is measured.
+    Where the function that runs a microbatch has another name, all runs infer shapes, and no layer is measured. Where
+    the module has one, none is found: the run that infers shapes is measured, too, and the number of stages is
+    unknown.
     """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from embedgeo.extras import require_extra
 from embedgeo.glossary import term
 from embedgeo.metrics.base import metric_classes
 
@@ -64,7 +65,12 @@ class GaussianRows:
 
 @np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything
 def baseline_values(rows: GaussianRows) -> dict[str, Array]:
-    """The expected values (medians of largest ones) by key, of those keys that have any."""
+    """The expected values (medians of largest ones) by key, of those keys that have any.
+
+    Raises:
+        ImportError: scipy, of the extra ``report``, is not installed.
+    """
+    require_extra("report", "a baseline on Gaussian rows", "scipy")
     constants = {key: term(key).gaussian for key in rows.keys}
     values = {key: np.where(np.isnan(rows.n), np.nan, each) for key, each in constants.items() if each is not None}
     for metric in metric_classes():

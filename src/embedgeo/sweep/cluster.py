@@ -59,7 +59,9 @@ def _connect(address: str | None) -> None:
             host, _, port = known.rpartition(":")
             with socket.create_connection((host, int(port)), timeout=5):
                 pass
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+        with warnings.catch_warnings():  # ray 2.50 gives every driver its advice on a variable
+            warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except SystemExit as stopped:  # what Ray makes of SIGTERM
         raise KeyboardInterrupt from stopped
     except Exception as error:
