@@ -662,7 +662,9 @@ def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool 
     """Numbers with the standard errors, or spreads over batches, of those columns that have any; the bands in words."""
     kind, prefix = ("standard deviation over batches", "std of ") if is_spread else ("standard error", "stderr of ")
     known = errors.dropna(axis=1, how="all")
-    return numbers.join(known.add_prefix(prefix)), "" if known.empty else f" Bands: one {kind} to each side."
+    if known.empty:
+        return numbers, ""
+    return numbers.join(known.add_prefix(prefix)), f" Bands: one {kind} to each side."
 
 
 def _named_gaussian(values: pd.DataFrame) -> pd.DataFrame:
