@@ -549,12 +549,17 @@ def alarms(replays: Replays, onset: int) -> str:
         keys = [f"`{each.metric}`" for each in firsts if each is not None]
         row.append(", ".join(f"{key} ({keys.count(key)})" for key in dict.fromkeys(keys)))
         rows.append(row)
-    early = [
-        sum(any(a.step < onset for a in getattr(run, way)) for (f, _), run in replays.items() if f)
-        for way in Replay._fields
-    ]
-    number_of_faulty = sum(1 for fault, _ in replays if fault)
-    rows.append(("before the fault", *(f"{each} of {number_of_faulty}" for each in early), ""))
+    seeds = {seed for fault, seed in replays if fault}  # whose runs are one run until a fault begins
+    row = ["before the fault"]
+    for way in Replay._fields:
+        early = {
+            seed
+            for (fault, seed), run in replays.items()
+            for alarm in getattr(run, way)
+            if fault and alarm.step < onset
+        }
+        row.append(f"{len(early)} of {len(seeds)}")
+    rows.append([*row, ""])
     head = ("fault", "geometry", "training loss at every step", "held-out loss as often as the geometry", "first key")
     return markdown(head, rows)
 
