@@ -40,6 +40,7 @@ _OF_PRINTED = (
     "count_range",
     "skip_first_positions",
 )
+_OF_COUNTS = ("sample", "seq_len")  # beside these
 _PRINTED = ("value", "token", "count")  # rules about printed values, which other rows give otherwise
 _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
@@ -69,13 +70,24 @@ class Measured:
     model: str  # what follows the last slash of its name
     group: str  # encoder, decoder, or unknown
     settings: SweepSettings
-    unlike: str  # how its rows were not taken as the paper's; empty if they were
+    asked: Mapping[str, Any]  # the options of the preset
     text: Mapping[str, Any]  # what the manifest has of its text
 
     @property
     def layers(self) -> list[str]:
         """Its layers from the input up; none for a model of two sides, which has two such ways."""
         return self.run.depth if len({side(layer) for layer in self.run.depth}) == 1 else []
+
+    def unlike(self, options: Sequence[str]) -> str:
+        """The first difference from the preset in the text or one of these options, in words; empty without one."""
+        of_paper = SweepSettings(**self.asked)
+        if [*self.settings.texts] != [*of_paper.texts]:
+            return f"another text: {listed([Path(text).name for text in self.settings.texts], 2) or 'the built-in one'}"
+        for name in options:
+            here, there = getattr(self.settings, name), getattr(of_paper, name)
+            if here != there:
+                return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
+        return ""
 
     def layer(self, name: str) -> str:
         """A layer by name; ``middle`` is the paper's, of which L / 2 blocks are below, ``last`` the last one."""
@@ -173,9 +185,19 @@ def phase(values: Sequence[float], errors: Sequence[float], which: int, steps: S
     pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
     low, high = max(pairs, key=lambda pair: values[pair[1]] - values[pair[0]])
     start, end, sign = {1: (0, low, -1), 2: (low, high, 1), 3: (high, len(values) - 1, -1)}[which]
-    z = widened(len(values))
+    z = widened(len(pairs) if which == 2 else len(values) - 1)  # both ends are chosen, or one
+    spans = [(start, end)]
+    if start == end:  # the one of those that the growth leaves no room for that its errors leave most room for
+        spans = [(low, i) if which == 1 else (i, high) for i in range(low, high + 1) if i != start]
+
+    def most(span: tuple[int, int]) -> float:
+        i, j = span
+        room = sign * (values[j] - values[i]) + z * sqrt(errors[i] ** 2 + errors[j] ** 2)
+        return inf if isnan(room) else room
+
+    start, end = max(spans, key=most)
     change = values[end] - values[start]
-    error = sqrt(errors[start] ** 2 + errors[end] ** 2) if start != end else 0.0
+    error = sqrt(errors[start] ** 2 + errors[end] ** 2)
     verdict = exceeds(sign * change, error, VISIBLE * max(abs(values[start]), abs(values[end])), z)
     steps = steps or range(1, len(values) + 1)
     why = f"from step {steps[start]} to step {steps[end]}, z = {z:.2f}" + _why_open(verdict, error)
@@ -192,12 +214,30 @@ def trend(values: Sequence[float], direction: str, errors: Sequence[float] = ())
     error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
     why = f"Kendall's τ over {count} layers; none would be 0"
     verdict = exceeds(tau if direction == "up" else -tau, error, LEAST_TAU, 2)
+    blur = widened(len(signs)) * sqrt(2) * float(np.max(errors)) if errors else 0.0
     if verdict == OPEN:
         why += "; too few layers to tell"
-    elif errors and max(values) - min(values) <= 2 * max(errors):
+    elif isnan(blur):
+        if verdict == FAILS:  # few tokens may have hidden one
+            verdict = OPEN
+            why += _why_open(verdict, blur)
+    elif max(values) - min(values) <= blur and (verdict == HOLDS or blur >= VISIBLE * float(np.max(np.abs(values)))):
         verdict = OPEN
         why += _TOO_FEW
     return Verdict(verdict, why, tau, error, tau, error)
+
+
+def flatter(span: float, error: float, others: Sequence[tuple[float, float]], num_layers: int) -> Verdict:
+    """Verdict on a span over the layers that is less than the mean of others, of at most so many layers.
+
+    Noise alone makes a span, of each of the others too: the error of their mean is taken as that of one of them.
+    """
+    mean, error_of_mean = (float(np.mean(each)) for each in zip(*others, strict=True))
+    both = sqrt(error**2 + error_of_mean**2)
+    z = widened(num_layers * (num_layers - 1) // 2)  # both ends of a span are chosen
+    verdict = exceeds(mean - span, both, VISIBLE * mean, z)
+    why = f"its span less the mean span of {len(others)} others, {number(mean)}, z = {z:.2f}"
+    return Verdict(verdict, why + _why_open(verdict, both), span, error, span - mean, both)
 
 
 def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
@@ -229,7 +269,7 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
     """Verdict on a claim about one model; ``others`` are all that were measured with it."""
     reason = ""
     if claim.rule in _PRINTED:
-        reason = measured.unlike
+        reason = measured.unlike((*_OF_PRINTED, *_OF_COUNTS) if claim.rule == "count" else _OF_PRINTED)
     if claim.rule != "count" and not measured.layers:
         reason = "an encoder and its decoder: the paper has models of one side"
     if not reason and claim.rule not in ("count", "token") and claim.metric not in measured.run.values:
@@ -269,6 +309,9 @@ def _count(claim: Claim, measured: Measured) -> Verdict:
     text = measured.text
     if "num_types" not in text:
         return Verdict(OPEN, "the sweep has not counted them: it is one of an earlier version")
+    if measured.settings.num_tokens - text["num_tokens"] < measured.settings.length:
+        most = f"num tokens is {measured.settings.num_tokens:,}"
+        return Verdict(OPEN, f"other rows: the sample may go on where they end, for {most}")
     if claim.metric == "types":
         value = float(text["num_types"])
         error = sqrt(2 * text["num_types_once"])
@@ -351,12 +394,8 @@ def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Ve
     span, error = _span(claim.metric, measured)
     if not compared:
         return Verdict(OPEN, f"no {claim.than} was measured beside it", span, error)
-    mean = float(np.mean([each for each, _ in compared]))
-    error_of_mean = sqrt(sum(each**2 for _, each in compared)) / len(compared)
-    both = sqrt(error**2 + error_of_mean**2)
-    verdict = exceeds(mean - span, both, VISIBLE * mean, 2)
-    why = f"its span less the mean span of {len(compared)} others, {number(mean)}" + _why_open(verdict, both)
-    return Verdict(verdict, why, span, error, span - mean, both, f"{len(measured.layers)} layers")
+    most = max(len(each.layers) for each in (measured, *others))
+    return flatter(span, error, compared, most)._replace(where=f"{len(measured.layers)} layers")
 
 
 def _span(metric: str, measured: Measured) -> tuple[float, float]:
@@ -429,7 +468,7 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     classes: dict[str, str] = {}
     for checkpoint in folder.done():
         classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get("model_class", "")
-    unlike = _unlike(settings, preset(name))
+    asked = preset(name)
     text = folder.manifest().get("text", {})
     order = [model.rstrip("/") for model in settings.models]
     measured = []
@@ -441,20 +480,8 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
         by_class = "decoder" if kind.endswith(_DECODERS) else "encoder" if kind.endswith("ForMaskedLM") else ""
         place = order.index(model) if model in order else len(order)
         of_model = text if "sha256" in text else text.get(str(run.checkpoints["model"].iloc[-1]), {})
-        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, unlike, of_model)))
+        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, asked, of_model)))
     return [each for _, each in sorted(measured, key=itemgetter(0))]
-
-
-def _unlike(settings: SweepSettings, asked: Mapping[str, Any]) -> str:
-    """Differences of the rows from those of the preset that printed values depend on, in words."""
-    of_paper = SweepSettings(**asked)
-    if [*settings.texts] != [*of_paper.texts]:
-        return f"another text: {listed([Path(text).name for text in settings.texts], 2) or 'the built-in one'}"
-    for name in _OF_PRINTED:
-        here, there = getattr(settings, name), getattr(of_paper, name)
-        if here != there:
-            return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
-    return ""
 
 
 def as_table(found: Sequence[Row]) -> pd.DataFrame:
