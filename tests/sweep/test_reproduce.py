@@ -1,5 +1,9 @@
 """The papers beside what is measured of small models, through a local Hub: verdicts on what is planted in them."""
 
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -49,12 +53,24 @@ def test_every_row_of_every_page_has_a_verdict(texts, tmp_path, capsys, paper):
     assert rows["why"].notna().all()
     claims = read_claims(paper).claims
     assert set(zip(rows["at"], rows["claim"], strict=True)) == {(each.at, each.claim) for each in claims}
+    page = (tmp_path / "out" / "reproduce" / f"{paper}.html").read_text()
+    pictures = [unquote(path) for path in re.findall(r'<img src="([^"]+)"', page)]
+    assert all((tmp_path / "out" / "reproduce" / path).is_file() for path in pictures)
+    drawn = {Path(path).stem for path in pictures}
+    assert (tmp_path / "out" / "reproduce" / paper / "index.html").is_file()
     undecided = (rows["verdict"] == "not comparable").sum()
     assert f"{undecided} not comparable" in capsys.readouterr().out
     if paper == "yamagiwa2025":  # a few thousand tokens of a small model are not 12 million of a large one
         printed = rows[rows["rule"] == "value"]
         assert len(printed) == 4
         assert printed["why"].str.startswith("not enough tokens").all()
+        numbers = {int(number) for claim in claims for number in re.findall(r"\d+", claim.at)}
+        assert numbers >= {*range(1, 12), 13, 14, *range(16, 21), 22}  # 12 and 15 are between others
+        of_pictures = rows[rows["rule"] == "picture"].set_index("at")["why"]
+        assert of_pictures["Figure 3"] == "a drawing, of nothing that is measured"
+        assert of_pictures["Figure 22"] == "it is of what was not measured"
+        assert of_pictures["Figure 8"] == "a picture, for you to compare"
+        assert {"gpt2-tokens-V-against-M", "M_over_Q-compared-profiles"} <= drawn
         (spread,) = rows[(rows["metric"] == "Q_t_cv") & (rows["model"] == "gpt2")].itertuples()
         random = float(spread.why.rpartition("independent of their tokens: ")[2])
         assert 0 < random < 1
@@ -117,6 +133,33 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
     assert not of_share["why"].iloc[:2].str.startswith("other rows").any()
 
 
+@pytest.mark.slow
+def test_the_figures_of_one_model_are_those_of_the_paper_at_its_layers(texts, tmp_path, claims):
+    texts.add("lab/deep", "main", decoder_files(4.0))  # 4 blocks: the input and all of them
+    entry = {"claim": "C", "rule": "picture"}
+    entries = [
+        {**entry, "at": "Figure 2", "shown": "tokens-V-against-M"},
+        {**entry, "at": "Figure 3"},
+        {**entry, "at": "Figure 5", "shown": ["M_over_Q-profile", "nothing-profile"]},
+        {"at": "T", "claim": "C", "rule": "token", "metric": "V", "token": "e", "layer": "middle", "printed": "1"},
+    ]
+    path = claims("yamagiwa2025", *entries)
+    file = yaml.safe_load(Path(path).read_text())
+    file["yamagiwa2025"]["layers"] = 5
+    Path(path).write_text(yaml.safe_dump(file))
+    rows = reproduced("yamagiwa2025", tmp_path / "out", "--model", "lab/deep", "--claims", path)
+    assert rows["verdict"].iloc[:3].tolist() == ["not comparable"] * 3
+    report = tmp_path / "out" / "reproduce" / "yamagiwa2025"
+    shown = pd.read_csv(report / "figures" / "tokens-V-against-M.csv")
+    assert shown["layer"].unique().tolist() == [f"hidden.0{i}" for i in range(5)]
+    assert (report / "tables" / "tokens-examples.csv").is_file()  # of the token of the table
+    page = (report.parent / "yamagiwa2025.html").read_text()
+    names = re.findall(r'<img src="yamagiwa2025/figures/(.+?)\.png"', page)
+    assert names == ["tokens-V-against-M", "M_over_Q-profile"]
+    again = reproduced("yamagiwa2025", tmp_path / "out", "--model", "lab/deep", "--claims", path)
+    assert again["why"].tolist() == rows["why"].tolist()
+
+
 def test_another_text_and_another_model_are_not_compared_with_what_is_printed(texts, options, tmp_path, claims):
     texts.add("lab/other", "main", model_files("bert", 1))
     value = {"at": "F", "claim": "C", "rule": "value", "metric": "V_on_M_slope", "layer": "middle", "printed": "1"}
@@ -156,6 +199,8 @@ def test_phases_of_the_effective_rank_are_found_where_they_are(texts, tmp_path, 
     for step, coordinates in enumerate(kept):
         texts.add("lab/run", f"step{step}", ranked_files(coordinates))
     rows = reproduced("li2025", tmp_path / "out", "--model", "lab/run", "--steps", "all", num_tokens=4096)
+    page = (tmp_path / "out" / "reproduce" / "li2025.html").read_text()
+    assert '<img src="li2025/figures/effective_rank_eigenvalues-dynamics.png"' in page
     of_rank = rows[rows["metric"] == "effective_rank_eigenvalues"]
     assert dict(zip((1, 2, 3), of_rank["verdict"], strict=True)) == verdicts
     if verdicts[1] == "holds":

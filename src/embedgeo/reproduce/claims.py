@@ -68,8 +68,12 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Where nothing but a picture is known of the paper, what was measured stands beside that of Gaussian rows that "
         "are independent of their tokens, if that is known.",
     ),
+    "picture": (
+        (),
+        "A picture is for a reader to compare: the one of what was measured here stands below it.",
+    ),
 }
-"""The fields that a claim of each rule needs beside ``metric``, and the rule in words."""
+"""The fields that a claim of each rule needs beside ``metric``, which a picture has none of, and the rule in words."""
 
 _CHOICES = {
     "direction": ("", "up", "down"),
@@ -93,7 +97,7 @@ class Claim:
     at: str
     claim: str
     rule: str
-    metric: str
+    metric: str = ""
     source: str = ""
     note: str = ""
     models: tuple[str, ...] = ()
@@ -109,11 +113,13 @@ class Claim:
     than: str = ""
     phase: int = 0
     start: str = ""
+    shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}; got {self.rule!r}")
-        if missing := [name for name in RULES[self.rule][0] if not getattr(self, name)]:
+        needed = RULES[self.rule][0] if self.rule == "picture" else ("metric", *RULES[self.rule][0])
+        if missing := [name for name in needed if not getattr(self, name)]:
             raise ValueError(f"rule {self.rule} needs {', '.join(missing)}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
@@ -153,6 +159,7 @@ class Paper:
     text: str
     claims: tuple[Claim, ...]
     code: str = ""
+    layers: int = 4  # at which the report draws token types and spectra
 
 
 def read_claims(name: str, path: Path | None = None) -> Paper:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import groupby
 from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter, itemgetter
@@ -15,13 +16,15 @@ import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from embedgeo.formatting import listed, number, shell_command, with_error
+from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional import REGRESSION_COUNT_RANGE, type_regressions
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.glossary import term
 from embedgeo.layer_names import is_input, side
 from embedgeo.presets import preset
+from embedgeo.report import write_report
 from embedgeo.report.runs import Run, read_folder, with_baseline
+from embedgeo.report.tokens import chosen_types
 from embedgeo.reproduce.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
@@ -46,6 +49,7 @@ _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
 _KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # as the page's style calls them
+_TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}  # of all models, in the report
 _TOO_FEW = "; not enough tokens to tell"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
@@ -444,11 +448,23 @@ class Row(NamedTuple):
     found: Verdict
 
 
-def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
-    """A row of each claim for each model that it is about; one that says why, where there is none."""
+def rows(paper: Paper, measured: Sequence[Measured], drawn: Sequence[str] = ()) -> list[Row]:
+    """A row of each claim for each model that it is about; one that says why, where there is none.
+
+    Args:
+        paper: its claims.
+        measured: the runs.
+        drawn: names of the figures of their report.
+    """
     found = []
     models = [each.model for each in measured]
     for claim in paper.claims:
+        if claim.rule == "picture":
+            why = "a drawing, of nothing that is measured"
+            if claim.shown:
+                why = "a picture, for you to compare" if shown(claim, drawn) else "it is of what was not measured"
+            found.append(Row(claim, "", Verdict(OPEN, why)))
+            continue
         about = [each for each in measured if not claim.models or each.model in claim.models]
         about = [each for each in about if not claim.group or each.group == claim.group]
         for each in about:
@@ -459,6 +475,18 @@ def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
                 listed(claim.models) or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
             )
             found.append(Row(claim, "", Verdict(OPEN, f"another model: {what} was not measured")))
+    return found
+
+
+def shown(claim: Claim, drawn: Sequence[str]) -> list[str]:
+    """Those of the names of a report's figures that show what a claim is about."""
+    found = list[str]()
+    for name in claim.shown:
+        metric, _, kind = name.rpartition("-")
+        for each in (f"{metric}-{_TOGETHER.get(kind, kind)}", name):
+            if of_name := [figure for figure in drawn if fnmatchcase(figure, each) or fnmatchcase(figure, f"*-{each}")]:
+                found += of_name
+                break
     return found
 
 
@@ -508,13 +536,23 @@ def as_table(found: Sequence[Row]) -> pd.DataFrame:
 
 @rank_zero_only
 def write_comparison(paper: Paper, settings: SweepSettings) -> None:
-    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the verdicts."""
+    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the verdicts.
+
+    Beside them, in ``reproduce/<paper>/``, is the report at the layers that the paper draws. The page
+    shows its figures.
+    """
     folder = SweepFolder(settings.folder)
     if not folder.done():
         print(f"{folder.path}: nothing was measured that could be compared with {paper.name}")
         return
-    found = rows(paper, read_measured(settings, paper.name))
+    measured = read_measured(settings, paper.name)
     page = folder.path / "reproduce" / f"{paper.name}.html"
+    tokens = dict.fromkeys(claim.token for claim in paper.claims if claim.token)
+    with_types = [each.run for each in measured if each.run.tokens]
+    names = [token for token in tokens if any(len(chosen_types(run, [token])) for run in with_types)]
+    report = write_report([folder.path], page.with_suffix(""), names=names or None, layers=paper.layers)
+    pictures = {path.stem: path for path in sorted((report.parent / "figures").glob("*.png"))}
+    found = rows(paper, measured, [*pictures])
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.reproduce", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -526,17 +564,37 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
             paper=paper,
             counts=counts,
             claims=[
-                (claim, [(row, _cells(row)) for row in of_claim])
+                (
+                    claim,
+                    [(row, _cells(row)) for row in of_claim],
+                    [_picture(pictures[name]) for name in shown(claim, [*pictures])],
+                )
                 for claim, of_claim in groupby(found, key=attrgetter("claim"))
             ],
             kinds=_KINDS,
             rules=[RULES[rule][1] for rule in dict.fromkeys(row.claim.rule for row in found)],
             facts=dict(_facts(settings, folder)),
-            command=shell_command("embedgeo", "report", folder.path),
+            report=report.relative_to(page.parent).as_posix(),
         )
         temporary.write_text(text, encoding="utf-8", errors="replace")
     print(*_lines(found), sep="\n")
     print(f"{page}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
+
+
+class Picture(NamedTuple):
+    """A picture on the page: its name, its path from there, and its size in pixels."""
+
+    name: str
+    path: str
+    width: int
+    height: int
+
+
+def _picture(path: Path) -> Picture:
+    with path.open("rb") as file:
+        start = file.read(24)  # of a PNG, which ends with its width and its height
+    width, height = (int.from_bytes(start[i : i + 4], "big") for i in (16, 20))
+    return Picture(path.stem, path.relative_to(path.parents[2]).as_posix(), width, height)
 
 
 def _cells(row: Row) -> dict[str, str]:
