@@ -9,7 +9,7 @@ import pytest
 from embedgeo.glossary import headlines
 from embedgeo.report import write_report
 from embedgeo.report.runs import make_run
-from embedgeo.report.story import Move, fluctuation, moves, stories, story
+from embedgeo.report.story import Move, fluctuation, moves, running_medians, stories, story
 from tests.report.synthetic import make_sweep
 
 BLOCKS = [f"block.{i:02d}" for i in range(6)]
@@ -78,6 +78,24 @@ def test_without_standard_errors_the_fluctuation_counts():
     assert story(run(values[:30], steps=steps[:30])) == []
 
 
+@pytest.mark.parametrize(("place", "count"), [(0, 1), (1, 1), (2, 2), (30, 2), (56, 2), (58, 1), (59, 1)])
+def test_an_outlier_or_two_are_no_change(place, count):
+    values = 0.1 + 0.01 * np.random.default_rng(0).standard_normal((60, 6))
+    values[place : place + count] += 50
+    assert story(run(values, steps=list(range(60)))) == []
+
+
+def test_running_medians_keep_what_rises_or_falls_and_drop_outliers():
+    rising = np.arange(8.0) ** 2
+    assert running_medians(rising).tolist() == rising.tolist()
+    assert running_medians(-rising).tolist() == (-rising).tolist()
+    level = np.repeat([0.0, 5.0], 8)
+    assert running_medians(level).tolist() == level.tolist()
+    for place in (0, 1, 2, 13, 14, 15):
+        outlier = np.where(np.arange(16) == place, 100.0, level)
+        assert running_medians(outlier) == pytest.approx(level)
+
+
 def test_final_models_and_short_runs_have_none():
     assert story(run(hump([4.0] * 6)[:2], errors=0.001, steps=STEPS[:2])) == []
     assert stories([run(hump([4.0] * 6), errors=0.3), run(hump([4.0] * 6), errors=0.01, label="b")])[0][0] == "b"
@@ -101,9 +119,11 @@ def test_fluctuation_is_that_of_an_autoregression(correlation):
     assert fluctuation(np.zeros(19)) == np.inf
 
 
-def autoregression(random, length, correlation, shape=()):
-    """Of standard deviation 1, stationary."""
+def autoregression(random, length, correlation, shape=(), freedom=np.inf):
+    """Of standard deviation 1, stationary; with finite degrees of freedom Student's t is what is new at each value."""
     noise = random.standard_normal((length + 200, *shape))
+    if freedom < np.inf:
+        noise = random.standard_t(freedom, noise.shape) * np.sqrt(1 - 2 / freedom)
     values = noise.copy()
     for t in range(1, length + 200):
         values[t] = correlation * values[t - 1] + np.sqrt(1 - correlation**2) * noise[t]
@@ -111,14 +131,16 @@ def autoregression(random, length, correlation, shape=()):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("freedom", "correlation"), [(np.inf, 0.0), (np.inf, 0.5), (np.inf, 0.9), (5, 0.5), (5, 0.9), (3, 0.0), (3, 0.5)]
+)
 @pytest.mark.parametrize("length", [20, 60, 200])
-def test_little_is_said_of_runs_in_which_nothing_changes(correlation, length):
+def test_little_is_said_of_runs_in_which_nothing_changes(freedom, correlation, length):
     random = np.random.default_rng(2)
     metrics = headlines()
     told = 0
     for _ in range(200):
-        common = autoregression(random, length, correlation, (len(metrics), 1))
+        common = autoregression(random, length, correlation, (len(metrics), 1), freedom)
         values = (common + np.zeros((length, len(metrics), len(BLOCKS)))).transpose(1, 0, 2)
         told += bool(story(run(values, steps=list(range(length)), metrics=metrics)))
     assert told <= 20  # of 200: 5 % and three standard errors

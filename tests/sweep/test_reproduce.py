@@ -1,5 +1,9 @@
 """The papers beside what is measured of small models, through a local Hub: verdicts on what is planted in them."""
 
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,8 +11,9 @@ import yaml
 
 from embedgeo.cli import main
 from embedgeo.presets import preset
+from embedgeo.reproduce import command
 from embedgeo.reproduce.claims import read_claims
-from embedgeo.reproduce.command import exceeds, peak, phase, printed_value, trend
+from embedgeo.reproduce.command import exceeds, flatter, peak, phase, printed_value, trend
 from tests.sweep.papers import FEWER, dataset_files, decoder_files, model_files, ranked_files
 
 PAPERS = ("yamagiwa2025", "razzhigaev2024", "li2025")
@@ -48,12 +53,24 @@ def test_every_row_of_every_page_has_a_verdict(texts, tmp_path, capsys, paper):
     assert rows["why"].notna().all()
     claims = read_claims(paper).claims
     assert set(zip(rows["at"], rows["claim"], strict=True)) == {(each.at, each.claim) for each in claims}
+    page = (tmp_path / "out" / "reproduce" / f"{paper}.html").read_text()
+    pictures = [unquote(path) for path in re.findall(r'<img src="([^"]+)"', page)]
+    assert all((tmp_path / "out" / "reproduce" / path).is_file() for path in pictures)
+    drawn = {Path(path).stem for path in pictures}
+    assert (tmp_path / "out" / "reproduce" / paper / "index.html").is_file()
     undecided = (rows["verdict"] == "not comparable").sum()
     assert f"{undecided} not comparable" in capsys.readouterr().out
     if paper == "yamagiwa2025":  # a few thousand tokens of a small model are not 12 million of a large one
         printed = rows[rows["rule"] == "value"]
         assert len(printed) == 4
         assert printed["why"].str.startswith("not enough tokens").all()
+        numbers = {int(number) for claim in claims for number in re.findall(r"\d+", claim.at)}
+        assert numbers >= {*range(1, 12), 13, 14, *range(16, 21), 22}  # 12 and 15 are between others
+        of_pictures = rows[rows["rule"] == "picture"].set_index("at")["why"]
+        assert of_pictures["Figure 3"] == "a drawing, of nothing that is measured"
+        assert of_pictures["Figure 22"] == "it is of what was not measured"
+        assert of_pictures["Figure 8"] == "a picture, for you to compare"
+        assert {"gpt2-tokens-V-against-M", "M_over_Q-compared-profiles"} <= drawn
         (spread,) = rows[(rows["metric"] == "Q_t_cv") & (rows["model"] == "gpt2")].itertuples()
         random = float(spread.why.rpartition("independent of their tokens: ")[2])
         assert 0 < random < 1
@@ -76,7 +93,9 @@ def claims(tmp_path):
 
 
 @pytest.mark.slow
-def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wrong(texts, tmp_path, claims):
+def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wrong(texts, tmp_path, claims, monkeypatch):
+    few = {name: FEWER["yamagiwa2025"][name] for name in ("sample", "seq_len")}
+    monkeypatch.setattr(command, "preset", lambda paper: preset(paper) | few)
     texts.add(BERT, "main", model_files(BERT, 1))
     slope = {"at": "Figure 2", "claim": "slope", "rule": "value", "metric": "V_on_M_slope", "layer": "middle"}
     token = {"at": "Table 2", "claim": "V", "rule": "token", "metric": "V", "token": "e", "layer": "middle"}
@@ -84,10 +103,10 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
         {"at": "T", "claim": key, "rule": "count", "metric": key, "models": []} for key in ("types", "occurrences")
     ]
 
-    def rows(*printed, **options):
+    def rows(*printed, out="out", **options):
         entries = [{**each, "printed": value} for each, value in zip((slope, token, *counts), printed, strict=True)]
         given = ["--model", BERT, "--claims", claims("yamagiwa2025", *entries)]
-        return reproduced("yamagiwa2025", tmp_path / "out", *given, **{"num_tokens": 30000, **options})
+        return reproduced("yamagiwa2025", tmp_path / out, *given, **{"num_tokens": 30000, **options})
 
     first = rows("-0.5", "1.0", "100", "1000")
     assert not first["measured"].isna().any()
@@ -106,6 +125,39 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
     assert wrong["difference"].iloc[0] == pytest.approx(-0.6 * first["measured"].iloc[0], abs=1e-3)
     wrong = rows(*(f"{value * 1.5:.0f}" for value in first["measured"]))
     assert wrong["verdict"].iloc[3] == "does not hold"
+    cut = rows("-0.5", "1.0", "100", "1000", num_tokens=3000, out="cut")
+    assert (cut["why"].iloc[2:] == "other rows: the sample may go on where they end, for num tokens is 3,000").all()
+    monkeypatch.setattr(command, "preset", preset)
+    of_share = rows("-0.5", "1.0", "100", "1000")
+    assert (of_share["why"].iloc[2:] == "other rows: sample is 1.0, the preset has 0.01").all()
+    assert not of_share["why"].iloc[:2].str.startswith("other rows").any()
+
+
+@pytest.mark.slow
+def test_the_figures_of_one_model_are_those_of_the_paper_at_its_layers(texts, tmp_path, claims):
+    texts.add("lab/deep", "main", decoder_files(4.0))  # 4 blocks: the input and all of them
+    entry = {"claim": "C", "rule": "picture"}
+    entries = [
+        {**entry, "at": "Figure 2", "shown": "tokens-V-against-M"},
+        {**entry, "at": "Figure 3"},
+        {**entry, "at": "Figure 5", "shown": ["M_over_Q-profile", "nothing-profile"]},
+        {"at": "T", "claim": "C", "rule": "token", "metric": "V", "token": "e", "layer": "middle", "printed": "1"},
+    ]
+    path = claims("yamagiwa2025", *entries)
+    file = yaml.safe_load(Path(path).read_text())
+    file["yamagiwa2025"]["layers"] = 5
+    Path(path).write_text(yaml.safe_dump(file))
+    rows = reproduced("yamagiwa2025", tmp_path / "out", "--model", "lab/deep", "--claims", path)
+    assert rows["verdict"].iloc[:3].tolist() == ["not comparable"] * 3
+    report = tmp_path / "out" / "reproduce" / "yamagiwa2025"
+    shown = pd.read_csv(report / "figures" / "tokens-V-against-M.csv")
+    assert shown["layer"].unique().tolist() == [f"hidden.0{i}" for i in range(5)]
+    assert (report / "tables" / "tokens-examples.csv").is_file()  # of the token of the table
+    page = (report.parent / "yamagiwa2025.html").read_text()
+    names = re.findall(r'<img src="yamagiwa2025/figures/(.+?)\.png"', page)
+    assert names == ["tokens-V-against-M", "M_over_Q-profile"]
+    again = reproduced("yamagiwa2025", tmp_path / "out", "--model", "lab/deep", "--claims", path)
+    assert again["why"].tolist() == rows["why"].tolist()
 
 
 def test_another_text_and_another_model_are_not_compared_with_what_is_printed(texts, options, tmp_path, claims):
@@ -147,6 +199,8 @@ def test_phases_of_the_effective_rank_are_found_where_they_are(texts, tmp_path, 
     for step, coordinates in enumerate(kept):
         texts.add("lab/run", f"step{step}", ranked_files(coordinates))
     rows = reproduced("li2025", tmp_path / "out", "--model", "lab/run", "--steps", "all", num_tokens=4096)
+    page = (tmp_path / "out" / "reproduce" / "li2025.html").read_text()
+    assert '<img src="li2025/figures/effective_rank_eigenvalues-dynamics.png"' in page
     of_rank = rows[rows["metric"] == "effective_rank_eigenvalues"]
     assert dict(zip((1, 2, 3), of_rank["verdict"], strict=True)) == verdicts
     if verdicts[1] == "holds":
@@ -231,6 +285,62 @@ def test_noise_is_rarely_a_peak_a_phase_or_a_trend_and_a_clear_one_nearly_always
     assert np.mean([trend(list(each), "down").verdict == "holds" for each in flat - np.arange(13) / 5]) > 0.95
 
 
+@pytest.mark.parametrize("count", [8, 20, 40])
+@pytest.mark.parametrize("which", [1, 2, 3])
+def test_a_phase_of_noise_holds_in_one_case_of_forty_and_does_not_fail_for_its_error(count, which):
+    draws = np.random.default_rng(count)
+    flat = 1 + 0.1 * draws.standard_normal((1000, count))  # so noisy that a visible change could hide
+    verdicts = [phase(list(each), [0.1] * count, which).verdict for each in flat]
+    assert verdicts.count("holds") <= 25 + 3 * 5  # one of forty, and three standard errors
+    assert verdicts.count("does not hold") <= 25 + 3 * 5
+    exact = 1 + 0.001 * draws.standard_normal((100, count))
+    verdicts = [phase(list(each), [0.001] * count, which).verdict for each in exact]
+    assert verdicts.count("does not hold") >= 95  # it would have been seen
+    shown = np.cos(np.linspace(0, 3 * np.pi, count))
+    for sign, verdict in ((1, "holds"), (-1, "does not hold")):
+        if which != 2 or sign == 1:  # what is upside down grows, too
+            values = 5 + sign * shown if which == 2 or sign == 1 else 5 + np.arange(count)
+            assert phase(list(values), [0.01] * count, which).verdict == verdict
+
+
+def test_a_phase_without_an_error_is_never_said_to_fail():
+    assert phase([1, 2, 3, 4], [10] * 4, 1).verdict == "not comparable"
+    assert phase([1, 5, 9, 12], [0.1, 0.3, 0.3, 0.3], 1).verdict == "does not hold"  # the opposite, and clear
+    assert phase([1, 5, 9, 12], [0.1, 0.3, 0.3, 0.3], 3).verdict == "does not hold"
+    assert phase([1, 2, 3, 4], [0.01] * 4, 1).verdict == "does not hold"
+    assert phase([4, 3, 2, 1], [0.01] * 4, 2).verdict == "does not hold"
+    for which in (1, 2, 3):
+        for values in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 4, 3]):
+            found = phase(values, [float("nan")] * 4, which)
+            assert found.verdict == "not comparable"
+            assert found.why.endswith("no standard error: sweep with --jackknife 16, or more tokens")
+
+
+def test_a_trend_of_noise_is_not_said_to_fail_for_its_error():
+    draws = np.random.default_rng(1)
+    flat = 1 + 0.1 * draws.standard_normal((1000, 13))
+    verdicts = [trend(list(each), "up", [0.1] * 13).verdict for each in flat]
+    assert verdicts.count("does not hold") <= 50 + 3 * 7  # the range of all has two ends
+    assert verdicts.count("holds") <= 25
+
+
+def test_a_span_of_noise_is_neither_flatter_nor_not():
+    draws = np.random.default_rng(2)
+    spans = np.ptp(draws.standard_normal((1000, 4, 13)), axis=2)
+
+    def verdicts(error, size, *, shape=0.0):
+        each = [flatter(error * own, error * 2**0.5, [(size * x + shape, size * 2**0.5) for x in others], 13)
+                for own, *others in spans]  # fmt: skip
+        return [found.verdict for found in each]
+
+    for error, size in ((0.01, 1.0), (1.0, 0.01), (1.0, 1.0)):  # of the one, of the others
+        assert verdicts(error, size).count("holds") <= 25
+    assert verdicts(1.0, 0.01, shape=0.1).count("does not hold") <= 25 + 3 * 5
+    assert verdicts(0.01, 0.01, shape=1.0).count("holds") == 1000
+    assert flatter(2.0, 0.01, [(1.0, 0.01)], 13).verdict == "does not hold"
+    assert flatter(2.0, float("nan"), [(1.0, 0.01)], 13).verdict == "not comparable"
+
+
 def test_a_trend_fails_only_where_one_would_have_been_seen():
     assert trend([1, 2, 3, 4], "up").verdict == "holds"
     assert trend([1, 2, 3, 4], "down").verdict == "does not hold"
@@ -240,7 +350,11 @@ def test_a_trend_fails_only_where_one_would_have_been_seen():
     assert trend(zigzag, "up").verdict == "does not hold"
     assert trend(zigzag, "up", [0.1] * 14).verdict == "does not hold"
     assert trend(zigzag, "up", [0.6] * 14).why.endswith("not enough tokens to tell")
-    assert trend(zigzag, "up", [float("nan")] * 14).verdict == "does not hold"
+    assert trend(zigzag, "up", [float("nan")] * 14).why.endswith("or more tokens")
+    assert trend([1, 2, 3, 4], "up", [float("nan")] * 4).verdict == "holds"
+    flat = [5.001, 5.0] * 7
+    assert trend(flat, "up", [0.01] * 14).verdict == "does not hold"
+    assert trend(flat, "up", [0.3] * 14).verdict == "not comparable"
 
 
 def test_what_is_flat_is_called_so_only_where_a_peak_would_have_been_seen():

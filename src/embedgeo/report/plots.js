@@ -315,7 +315,7 @@
     const [low, high] = within.map(forth);
     const middle = plot.at ? forth(plot.at.x) : (low + high) / 2;
     const ends = [middle - (middle - low) * factor, middle + (high - middle) * factor].map(back);
-    zoom(panel.x.over, [Math.max(whole[0], ends[0]), Math.min(whole[1], ends[1])], whole);
+    zoom(panel.x.over, ends, whole);
   };
   const press = (plot, event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -375,7 +375,7 @@
     view.zoom = {};
     for (const over of ["step", "layer", "depth"]) {
       const ends = (given.get(over) || "").split("..").map(parseFloat);
-      if (ends.length === 2 && ends[0] < ends[1]) view.zoom[over] = ends;
+      if (ends.length === 2 && ends.every(Number.isFinite)) setZoom(over, ends);
     }
     refresh();
   };
@@ -408,14 +408,19 @@
     writeAddress();
   };
   const wholeSteps = () => ["from", "to"].map(name => +form.elements[name].defaultValue);
+  const setZoom = (over, ends, whole = over === "step" && form.elements.from ? wholeSteps() : [-Infinity, Infinity]) => {
+    const [low, high] = [Math.max(ends[0], whole[0]), Math.min(ends[1], whole[1])]; // a logarithm has no negative end
+    if (low === whole[0] && high === whole[1]) delete view.zoom[over];
+    else if (rounded(low) < rounded(high)) view.zoom[over] = [low, high].map(rounded);
+  };
   const zoom = (over, ends, whole) => {
-    if (!ends || (whole && ends[0] <= whole[0] && ends[1] >= whole[1])) delete view.zoom[over];
-    else if (rounded(ends[0]) < rounded(ends[1])) view.zoom[over] = ends.map(rounded);
+    if (ends) setZoom(over, ends, whole);
+    else delete view.zoom[over];
     refresh();
   };
   form.addEventListener("change", ({ target: { name } }) => {
     const asked = ["from", "to"].map((each, i) => form.elements[each] && (form.elements[each].value || wholeSteps()[i]));
-    if (name === "from" || name === "to") zoom("step", asked.map(Number), wholeSteps());
+    if (name === "from" || name === "to") zoom("step", asked.map(Number));
     else refresh();
   });
   form.addEventListener("click", ({ target: { name, value, type } }) => {

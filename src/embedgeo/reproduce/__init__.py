@@ -30,7 +30,8 @@ def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
     It is a sweep with the preset of the paper, any of whose options can be given in place of the preset's. Then
     ``reproduce/<paper>.html`` and ``reproduce/<paper>.csv`` in the folder of the sweep have a row for each figure and
     table that the numbers speak to: what the paper prints or shows, what was measured, the difference with its standard
-    error, and whether the claim holds, does not hold, or cannot be compared, and why.
+    error, and whether the claim holds, does not hold, or cannot be compared, and why. Below them are the figures of the
+    report in ``reproduce/<paper>/``, which is written at the layers that the paper draws.
 
     Args:
         paper: which paper, and its claims.

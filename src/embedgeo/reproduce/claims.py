@@ -30,7 +30,7 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("printed",),
         "A count holds if it is no farther from the printed one than two standard errors of the difference of two such "
         "samples: of occurrences, of texts drawn at random; of types, the root of twice the number of those that occur "
-        "once. Special tokens do not count.",
+        "once. Special tokens do not count. It is comparable only of the whole of the same share of the text.",
     ),
     "below": (
         ("layer",),
@@ -41,7 +41,8 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         ("direction",),
         "A trend through the layers holds if Kendall's τ of value and depth has the sign and is more than two of its "
         "standard errors from 0, which follow from the number of layers; it does not hold if, with two of them more, "
-        f"it is less than {LEAST_TAU}. Where values have errors, they have to differ by more than two of the largest.",
+        f"it is less than {LEAST_TAU}. Values that differ by less than z of their largest errors are not comparable, "
+        f"unless those would have left {VISIBLE:.0%} to be seen; nor does a trend fail where no errors are known.",
     ),
     "peak": (
         ("over",),
@@ -51,7 +52,7 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "flatter": (
         ("than",),
         "A profile is flatter if its span over the layers (largest less smallest value) is less than the mean span of "
-        "the other group by more than two standard errors of the difference; it is not if, within two of them, it is "
+        "the other group by more than z standard errors of the difference; it is not if, within z of them, it is "
         f"less by under {VISIBLE:.0%} of that.",
     ),
     "phase": (
@@ -59,15 +60,20 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         "Phases are told apart by the two steps between which the number grows most (where it starts by growing: "
         "falls most): before them is the first, between them the second, after them the third. A phase holds if the "
         "number changes as claimed by more than z standard errors of the difference; it does not hold if, within z of "
-        f"them, it changes by less than {VISIBLE:.0%} of the larger value.",
+        f"them, it changes by less than {VISIBLE:.0%} of the larger value. Where none is before the second, or after "
+        "it, that is asked of each change within the second, and the least clear one is named.",
     ),
     "unprinted": (
         ("layer",),
         "Where nothing but a picture is known of the paper, what was measured stands beside that of Gaussian rows that "
         "are independent of their tokens, if that is known.",
     ),
+    "picture": (
+        (),
+        "A picture is for a reader to compare: the one of what was measured here stands below it.",
+    ),
 }
-"""The fields that a claim of each rule needs beside ``metric``, and the rule in words."""
+"""The fields that a claim of each rule needs beside ``metric``, which a picture has none of, and the rule in words."""
 
 _CHOICES = {
     "direction": ("", "up", "down"),
@@ -91,7 +97,7 @@ class Claim:
     at: str
     claim: str
     rule: str
-    metric: str
+    metric: str = ""
     source: str = ""
     note: str = ""
     models: tuple[str, ...] = ()
@@ -107,11 +113,13 @@ class Claim:
     than: str = ""
     phase: int = 0
     start: str = ""
+    shown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}; got {self.rule!r}")
-        if missing := [name for name in RULES[self.rule][0] if not getattr(self, name)]:
+        needed = RULES[self.rule][0] if self.rule == "picture" else ("metric", *RULES[self.rule][0])
+        if missing := [name for name in needed if not getattr(self, name)]:
             raise ValueError(f"rule {self.rule} needs {', '.join(missing)}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
@@ -151,6 +159,7 @@ class Paper:
     text: str
     claims: tuple[Claim, ...]
     code: str = ""
+    layers: int = 4  # at which the report draws token types and spectra
 
 
 def read_claims(name: str, path: Path | None = None) -> Paper:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import groupby
 from math import inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter, itemgetter
@@ -15,13 +16,15 @@ import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 
-from embedgeo.formatting import listed, number, shell_command, with_error
+from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional import REGRESSION_COUNT_RANGE, type_regressions
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.glossary import term
 from embedgeo.layer_names import is_input, side
 from embedgeo.presets import preset
+from embedgeo.report import write_report
 from embedgeo.report.runs import Run, read_folder, with_baseline
+from embedgeo.report.tokens import chosen_types
 from embedgeo.reproduce.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
@@ -40,11 +43,13 @@ _OF_PRINTED = (
     "count_range",
     "skip_first_positions",
 )
+_OF_COUNTS = ("sample", "seq_len")  # beside these
 _PRINTED = ("value", "token", "count")  # rules about printed values, which other rows give otherwise
 _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
 _KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # as the page's style calls them
+_TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}  # of all models, in the report
 _TOO_FEW = "; not enough tokens to tell"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
@@ -69,13 +74,24 @@ class Measured:
     model: str  # what follows the last slash of its name
     group: str  # encoder, decoder, or unknown
     settings: SweepSettings
-    unlike: str  # how its rows were not taken as the paper's; empty if they were
+    asked: Mapping[str, Any]  # the options of the preset
     text: Mapping[str, Any]  # what the manifest has of its text
 
     @property
     def layers(self) -> list[str]:
         """Its layers from the input up; none for a model of two sides, which has two such ways."""
         return self.run.depth if len({side(layer) for layer in self.run.depth}) == 1 else []
+
+    def unlike(self, options: Sequence[str]) -> str:
+        """The first difference from the preset in the text or one of these options, in words; empty without one."""
+        of_paper = SweepSettings(**self.asked)
+        if [*self.settings.texts] != [*of_paper.texts]:
+            return f"another text: {listed([Path(text).name for text in self.settings.texts], 2) or 'the built-in one'}"
+        for name in options:
+            here, there = getattr(self.settings, name), getattr(of_paper, name)
+            if here != there:
+                return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
+        return ""
 
     def layer(self, name: str) -> str:
         """A layer by name; ``middle`` is the paper's, of which L / 2 blocks are below, ``last`` the last one."""
@@ -173,9 +189,19 @@ def phase(values: Sequence[float], errors: Sequence[float], which: int, steps: S
     pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
     low, high = max(pairs, key=lambda pair: values[pair[1]] - values[pair[0]])
     start, end, sign = {1: (0, low, -1), 2: (low, high, 1), 3: (high, len(values) - 1, -1)}[which]
-    z = widened(len(values))
+    z = widened(len(pairs) if which == 2 else len(values) - 1)  # both ends are chosen, or one
+    spans = [(start, end)]
+    if start == end:  # the one of those that the growth leaves no room for that its errors leave most room for
+        spans = [(low, i) if which == 1 else (i, high) for i in range(low, high + 1) if i != start]
+
+    def most(span: tuple[int, int]) -> float:
+        i, j = span
+        room = sign * (values[j] - values[i]) + z * sqrt(errors[i] ** 2 + errors[j] ** 2)
+        return inf if isnan(room) else room
+
+    start, end = max(spans, key=most)
     change = values[end] - values[start]
-    error = sqrt(errors[start] ** 2 + errors[end] ** 2) if start != end else 0.0
+    error = sqrt(errors[start] ** 2 + errors[end] ** 2)
     verdict = exceeds(sign * change, error, VISIBLE * max(abs(values[start]), abs(values[end])), z)
     steps = steps or range(1, len(values) + 1)
     why = f"from step {steps[start]} to step {steps[end]}, z = {z:.2f}" + _why_open(verdict, error)
@@ -192,12 +218,30 @@ def trend(values: Sequence[float], direction: str, errors: Sequence[float] = ())
     error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
     why = f"Kendall's τ over {count} layers; none would be 0"
     verdict = exceeds(tau if direction == "up" else -tau, error, LEAST_TAU, 2)
+    blur = widened(len(signs)) * sqrt(2) * float(np.max(errors)) if errors else 0.0
     if verdict == OPEN:
         why += "; too few layers to tell"
-    elif errors and max(values) - min(values) <= 2 * max(errors):
+    elif isnan(blur):
+        if verdict == FAILS:  # few tokens may have hidden one
+            verdict = OPEN
+            why += _why_open(verdict, blur)
+    elif max(values) - min(values) <= blur and (verdict == HOLDS or blur >= VISIBLE * float(np.max(np.abs(values)))):
         verdict = OPEN
         why += _TOO_FEW
     return Verdict(verdict, why, tau, error, tau, error)
+
+
+def flatter(span: float, error: float, others: Sequence[tuple[float, float]], num_layers: int) -> Verdict:
+    """Verdict on a span over the layers that is less than the mean of others, of at most so many layers.
+
+    Noise alone makes a span, of each of the others too: the error of their mean is taken as that of one of them.
+    """
+    mean, error_of_mean = (float(np.mean(each)) for each in zip(*others, strict=True))
+    both = sqrt(error**2 + error_of_mean**2)
+    z = widened(num_layers * (num_layers - 1) // 2)  # both ends of a span are chosen
+    verdict = exceeds(mean - span, both, VISIBLE * mean, z)
+    why = f"its span less the mean span of {len(others)} others, {number(mean)}, z = {z:.2f}"
+    return Verdict(verdict, why + _why_open(verdict, both), span, error, span - mean, both)
 
 
 def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
@@ -229,7 +273,7 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
     """Verdict on a claim about one model; ``others`` are all that were measured with it."""
     reason = ""
     if claim.rule in _PRINTED:
-        reason = measured.unlike
+        reason = measured.unlike((*_OF_PRINTED, *_OF_COUNTS) if claim.rule == "count" else _OF_PRINTED)
     if claim.rule != "count" and not measured.layers:
         reason = "an encoder and its decoder: the paper has models of one side"
     if not reason and claim.rule not in ("count", "token") and claim.metric not in measured.run.values:
@@ -269,6 +313,9 @@ def _count(claim: Claim, measured: Measured) -> Verdict:
     text = measured.text
     if "num_types" not in text:
         return Verdict(OPEN, "the sweep has not counted them: it is one of an earlier version")
+    if measured.settings.num_tokens - text["num_tokens"] < measured.settings.length:
+        most = f"num tokens is {measured.settings.num_tokens:,}"
+        return Verdict(OPEN, f"other rows: the sample may go on where they end, for {most}")
     if claim.metric == "types":
         value = float(text["num_types"])
         error = sqrt(2 * text["num_types_once"])
@@ -351,12 +398,8 @@ def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Ve
     span, error = _span(claim.metric, measured)
     if not compared:
         return Verdict(OPEN, f"no {claim.than} was measured beside it", span, error)
-    mean = float(np.mean([each for each, _ in compared]))
-    error_of_mean = sqrt(sum(each**2 for _, each in compared)) / len(compared)
-    both = sqrt(error**2 + error_of_mean**2)
-    verdict = exceeds(mean - span, both, VISIBLE * mean, 2)
-    why = f"its span less the mean span of {len(compared)} others, {number(mean)}" + _why_open(verdict, both)
-    return Verdict(verdict, why, span, error, span - mean, both, f"{len(measured.layers)} layers")
+    most = max(len(each.layers) for each in (measured, *others))
+    return flatter(span, error, compared, most)._replace(where=f"{len(measured.layers)} layers")
 
 
 def _span(metric: str, measured: Measured) -> tuple[float, float]:
@@ -405,11 +448,23 @@ class Row(NamedTuple):
     found: Verdict
 
 
-def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
-    """A row of each claim for each model that it is about; one that says why, where there is none."""
+def rows(paper: Paper, measured: Sequence[Measured], drawn: Sequence[str] = ()) -> list[Row]:
+    """A row of each claim for each model that it is about; one that says why, where there is none.
+
+    Args:
+        paper: its claims.
+        measured: the runs.
+        drawn: names of the figures of their report.
+    """
     found = []
     models = [each.model for each in measured]
     for claim in paper.claims:
+        if claim.rule == "picture":
+            why = "a drawing, of nothing that is measured"
+            if claim.shown:
+                why = "a picture, for you to compare" if shown(claim, drawn) else "it is of what was not measured"
+            found.append(Row(claim, "", Verdict(OPEN, why)))
+            continue
         about = [each for each in measured if not claim.models or each.model in claim.models]
         about = [each for each in about if not claim.group or each.group == claim.group]
         for each in about:
@@ -423,13 +478,25 @@ def rows(paper: Paper, measured: Sequence[Measured]) -> list[Row]:
     return found
 
 
+def shown(claim: Claim, drawn: Sequence[str]) -> list[str]:
+    """Those of the names of a report's figures that show what a claim is about."""
+    found = list[str]()
+    for name in claim.shown:
+        metric, _, kind = name.rpartition("-")
+        for each in (f"{metric}-{_TOGETHER.get(kind, kind)}", name):
+            if of_name := [figure for figure in drawn if fnmatchcase(figure, each) or fnmatchcase(figure, f"*-{each}")]:
+                found += of_name
+                break
+    return found
+
+
 def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     """The runs in the folder of a sweep as claims of a paper are about them."""
     folder = SweepFolder(settings.folder)
     classes: dict[str, str] = {}
     for checkpoint in folder.done():
         classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get("model_class", "")
-    unlike = _unlike(settings, preset(name))
+    asked = preset(name)
     text = folder.manifest().get("text", {})
     order = [model.rstrip("/") for model in settings.models]
     measured = []
@@ -441,20 +508,8 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
         by_class = "decoder" if kind.endswith(_DECODERS) else "encoder" if kind.endswith("ForMaskedLM") else ""
         place = order.index(model) if model in order else len(order)
         of_model = text if "sha256" in text else text.get(str(run.checkpoints["model"].iloc[-1]), {})
-        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, unlike, of_model)))
+        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, asked, of_model)))
     return [each for _, each in sorted(measured, key=itemgetter(0))]
-
-
-def _unlike(settings: SweepSettings, asked: Mapping[str, Any]) -> str:
-    """Differences of the rows from those of the preset that printed values depend on, in words."""
-    of_paper = SweepSettings(**asked)
-    if [*settings.texts] != [*of_paper.texts]:
-        return f"another text: {listed([Path(text).name for text in settings.texts], 2) or 'the built-in one'}"
-    for name in _OF_PRINTED:
-        here, there = getattr(settings, name), getattr(of_paper, name)
-        if here != there:
-            return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
-    return ""
 
 
 def as_table(found: Sequence[Row]) -> pd.DataFrame:
@@ -481,13 +536,23 @@ def as_table(found: Sequence[Row]) -> pd.DataFrame:
 
 @rank_zero_only
 def write_comparison(paper: Paper, settings: SweepSettings) -> None:
-    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the verdicts."""
+    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the verdicts.
+
+    Beside them, in ``reproduce/<paper>/``, is the report at the layers that the paper draws. The page
+    shows its figures.
+    """
     folder = SweepFolder(settings.folder)
     if not folder.done():
         print(f"{folder.path}: nothing was measured that could be compared with {paper.name}")
         return
-    found = rows(paper, read_measured(settings, paper.name))
+    measured = read_measured(settings, paper.name)
     page = folder.path / "reproduce" / f"{paper.name}.html"
+    tokens = dict.fromkeys(claim.token for claim in paper.claims if claim.token)
+    with_types = [each.run for each in measured if each.run.tokens]
+    names = [token for token in tokens if any(len(chosen_types(run, [token])) for run in with_types)]
+    report = write_report([folder.path], page.with_suffix(""), names=names or None, layers=paper.layers)
+    pictures = {path.stem: path for path in sorted((report.parent / "figures").glob("*.png"))}
+    found = rows(paper, measured, [*pictures])
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("embedgeo.reproduce", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -499,17 +564,37 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
             paper=paper,
             counts=counts,
             claims=[
-                (claim, [(row, _cells(row)) for row in of_claim])
+                (
+                    claim,
+                    [(row, _cells(row)) for row in of_claim],
+                    [_picture(pictures[name]) for name in shown(claim, [*pictures])],
+                )
                 for claim, of_claim in groupby(found, key=attrgetter("claim"))
             ],
             kinds=_KINDS,
             rules=[RULES[rule][1] for rule in dict.fromkeys(row.claim.rule for row in found)],
             facts=dict(_facts(settings, folder)),
-            command=shell_command("embedgeo", "report", folder.path),
+            report=report.relative_to(page.parent).as_posix(),
         )
         temporary.write_text(text, encoding="utf-8", errors="replace")
     print(*_lines(found), sep="\n")
     print(f"{page}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
+
+
+class Picture(NamedTuple):
+    """A picture on the page: its name, its path from there, and its size in pixels."""
+
+    name: str
+    path: str
+    width: int
+    height: int
+
+
+def _picture(path: Path) -> Picture:
+    with path.open("rb") as file:
+        start = file.read(24)  # of a PNG, which ends with its width and its height
+    width, height = (int.from_bytes(start[i : i + 4], "big") for i in (16, 20))
+    return Picture(path.stem, path.relative_to(path.parents[2]).as_posix(), width, height)
 
 
 def _cells(row: Row) -> dict[str, str]:
