@@ -119,12 +119,17 @@ def _handler(hub):
                 }
                 self._send(200, {**listed, "converts": []})
                 return
+            name, _, about = rest.partition("/revision/")  # which older transformers ask for
             _, _, commit = rest.partition("/tree/")
-            commit = commit.strip("/")
-            if self._faulty("tree", commit):
+            commit = (about or commit).strip("/")
+            if not about and self._faulty("tree", commit):
                 return
             if commit not in hub.commits:
                 self._send(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
+                return
+            if about:
+                files = [{"rfilename": path} for path in sorted(hub.commits[commit])]
+                self._send(200, {"id": name, "sha": commit, "siblings": files})
                 return
             self._send(200, [_entry(path, data) for path, data in sorted(hub.commits[commit].items())])
 

@@ -88,6 +88,7 @@ def run_demo(settings: DemoSettings) -> None:
             batch_size=PROBE_BATCH,
             token_tables=True,
             after_processing=True,
+            jackknife=16,
             out=str(out / "sweep"),
             trainer={"accelerator": "cpu"},
         )
