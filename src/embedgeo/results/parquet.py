@@ -10,7 +10,7 @@ from math import nan
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, unquote
 
 import pandas as pd
@@ -183,13 +183,15 @@ class HistoryFile:
         self._paused_until = 0.0
         atexit.register(self.write)
 
-    def before(self, step: int) -> Iterator[tuple[int, list[Record]]]:
+    def before(self, step: int) -> dict[int, list[Record]]:
         """The steps before this one that the file at the path has, unless the run is new, with their records."""
         if self._is_new or not self.path.exists():
-            return
+            return {}
         written = read_parquet(self.path, HISTORY.names)
-        for earlier, of_step in written[written["step"] < step].groupby("step"):
-            yield int(earlier), of_step.to_dict("records")
+        found: dict[int, list[Record]] = {}
+        for record in written[written["step"] < step].sort_values("step").to_dict("records"):
+            found.setdefault(record["step"], []).append(cast(Record, record))
+        return found
 
     def add(self, records: Sequence[Record]) -> Path | None:
         """Add the records of one measurement, if there are any; see `write`."""

@@ -782,7 +782,7 @@ class Monitor(ABC):
         if self.alarm is None or self._file is None:
             return
         with self._guarded():
-            for earlier, records in self._file.before(step):
+            for earlier, records in self._file.before(step).items():
                 self.alarm.add(earlier, records)
 
     def _write(self, write: Callable[[], Path | None]) -> None:
