@@ -677,7 +677,7 @@ def draw_neighbours(values: Frame) -> Figure:
             ax.fill_between(x, np.nanmin(table, 0), np.nanmax(table, 0), color=colour, alpha=0.2, lw=0)
         ax.set(title=NAMES[kind], xlabel="blocks passed", ylim=(0, None))
     axes[0].set_ylabel("intrinsic dimension")
-    axes[1].legend(loc="center", bbox_to_anchor=(0.5, 0.58))
+    axes[1].legend(loc="center", bbox_to_anchor=(0.5, 0.58), fontsize=8, handlelength=1.8)
     return figure
 
 
