@@ -120,22 +120,26 @@ def running_medians(values: Array) -> Array:
 def fluctuation(values: Array) -> float:
     """Standard deviation of a number that follows a first-order autoregression; infinite for fewer than 20 values.
 
-    For heavier tails than a normal number's it is larger: by the square of the ratio of what one residual in ten
-    exceeds, since clipping takes from their standard deviation, and more than that remains beyond it.
+    It follows from its differences and its correlation with the next value, in both of which so much counts at most
+    that a jump, which is no fluctuation, does not matter. For heavier tails than a normal number's it is larger: by the
+    square of the ratio of what one difference in ten exceeds.
     """
     if len(values) < FEWEST:
         return np.inf
-    before, after = values[:-1] - values.mean(), values[1:] - values.mean()
-    square = before @ before
+    centered = _clipped(values - np.median(values))
+    square = centered @ centered
     if not square > 0:
         return 0.0
-    correlation = float(np.clip((before @ after) / square * (1 + 4 / len(values)), 0, _MOST_CORRELATED))
-    residuals = after - correlation * before
-    typical = _MAD * np.median(np.abs(residuals))
-    most = _CLIPPED * typical  # of a jump, which is no fluctuation, so much counts
-    square = np.square(residuals.clip(-most, most)).sum()
-    tail = max(1.0, np.quantile(np.abs(residuals), 0.9) / (_TENTH * typical)) if typical > 0 else 1.0
-    return float(np.sqrt(square / (len(residuals) - 2) / (1 - correlation**2)) * tail**2)
+    correlation = np.clip((centered[:-1] @ centered[1:]) / square * (1 + 4 / len(values)), 0, _MOST_CORRELATED)
+    differences = np.diff(values)
+    typical = _MAD * np.median(np.abs(differences))
+    tail = max(1.0, np.quantile(np.abs(differences), 0.9) / (_TENTH * typical)) if typical > 0 else 1.0
+    return float(np.sqrt(np.square(_clipped(differences)).mean() / 2 / (1 - correlation)) * tail**2)
+
+
+def _clipped(deviations: Array) -> Array:
+    most = _CLIPPED * _MAD * np.median(np.abs(deviations))
+    return deviations.clip(-most, most)
 
 
 def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:

@@ -179,7 +179,7 @@ def departures(found: Forecasts, groups: NDArray[np.int64] | None = None) -> Dep
 
 
 def _posterior(log_likelihoods: Array, groups: NDArray[np.int64]) -> Array:
-    """Of laws, shape (laws, ..., K), those of the numbers of a group together."""
+    """Posterior of laws, shape (laws, ..., K), given the numbers of each group together."""
     together = log_likelihoods @ (groups[:, None] == groups).astype(float)
     weights = np.exp(together - together.max(0))
     return weights / weights.sum(0)

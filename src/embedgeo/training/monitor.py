@@ -755,7 +755,7 @@ class Monitor(ABC):
             )
 
     def _departures(self, step: int, records: list[Record]) -> list[Alarm]:
-        """What departs from its past, by the verdict of rank 0, on all ranks."""
+        """Alarms of these values on all ranks, by the verdict of rank 0."""
         if self.alarm is None:
             return []
         with together(self._ranks):
