@@ -224,10 +224,8 @@ def test_training_is_bit_for_bit_the_same(tmp_path):
     assert_same_training(plain, monitored)
 
 
-def test_the_hugging_face_trainer(tmp_path):
-    called = []
-    callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm_of_norms(called.append))
-    trainer = hf_trainer(tmp_path, callback, max_steps=JUMP + 4)
+def train_disturbed(trainer, **resume):
+    """Train with the Hugging Face Trainer, and change the model once."""
     inner = trainer.training_step
 
     def changed(*args, **kwargs):
@@ -236,7 +234,14 @@ def test_the_hugging_face_trainer(tmp_path):
         return inner(*args, **kwargs)
 
     trainer.training_step = changed
-    trainer.train()
+    trainer.train(**resume)
+
+
+def test_the_hugging_face_trainer(tmp_path):
+    called = []
+    callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm_of_norms(called.append))
+    trainer = hf_trainer(tmp_path, callback, max_steps=JUMP + 4)
+    train_disturbed(trainer)
     assert [found.since for found in called] == [JUMP]
 
 
@@ -244,15 +249,7 @@ def test_a_resumed_hugging_face_run_goes_on_from_its_history(tmp_path):
     def trained(max_steps, alarm, **resume):
         callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm)
         trainer = hf_trainer(tmp_path, callback, max_steps=max_steps, save_strategy="steps", save_steps=JUMP)
-        inner = trainer.training_step
-
-        def changed(*args, **kwargs):
-            if trainer.state.global_step == JUMP:
-                disturbed(trainer.model)
-            return inner(*args, **kwargs)
-
-        trainer.training_step = changed
-        trainer.train(**resume)
+        train_disturbed(trainer, **resume)
 
     trained(JUMP, alarm_of_norms())
     resumed = alarm_of_norms()
