@@ -1,5 +1,6 @@
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         timeout=600,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
+    happened = done.stderr.splitlines()  # what the report opens with, and nothing else
+    assert "M / Q rose from" in done.stderr
+    assert all(re.match(r"[\w /]+ (rose|fell) from [\d.]+ ± [\d.]+ at step", line) for line in happened), happened
     return folder / "out", done.stdout
 
 
