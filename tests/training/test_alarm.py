@@ -290,7 +290,7 @@ def test_all_ranks_call_at_the_same_step(tmp_path):
 
 
 def on_rank_without_logger(rank):
-    """Alarms of a run whose logger fails on rank 0 when there is one, and the last step measured there."""
+    """Alarms of a run whose logger fails on rank 0 at the step of the first."""
 
     def log(step, values):
         if rank == 0 and step >= JUMP + 1:
