@@ -1,6 +1,8 @@
 """StepMonitor in loops written by hand."""
 
+import gc
 import sys
+from contextlib import ExitStack
 from inspect import signature
 
 import lightning as L
@@ -9,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.optim.optimizer import _global_optimizer_post_hooks, register_optimizer_step_post_hook
 from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
@@ -278,6 +280,29 @@ def test_an_exception_of_the_loop_passes_through_and_nothing_stays_attached(tmp_
     assert steps(monitor) == [0] if fails_at == 2 else [0, 2]
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == steps(monitor)
     assert len(_global_optimizer_post_hooks) == before
+
+
+@pytest.mark.parametrize("ends", ["dropped", "closed by log"])
+def test_the_end_of_a_monitor_while_torch_goes_through_its_hooks_leaves_the_step_as_it_is(ends):
+    """A monitor that is garbage is collected at any moment, also between two hooks of an optimizer."""
+    model = gpt_neox()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def log(step, values):
+        monitor.close()
+
+    with ExitStack() as stack:
+        stack.callback(register_optimizer_step_post_hook(lambda *call: gc.collect()).remove)
+        monitor = StepMonitor(model, metrics=moments, every_n_steps=1, window=1, log=log, on_error="raise")
+        with monitor.step(0):
+            model(**token_batch(2), labels=token_batch(2)["input_ids"]).loss.backward()
+        stack.callback(register_optimizer_step_post_hook(lambda *call: None).remove)
+        if ends == "dropped":
+            monitor.itself = monitor  # so that only the collector finds it
+            monitor = None
+        optimizer.step()
+        if ends != "dropped":
+            assert steps(monitor) == [0]
 
 
 def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():

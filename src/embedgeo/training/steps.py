@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import inf
 from typing import Any, Self, Unpack
-from weakref import WeakMethod, finalize
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import mode_restorer
 from embedgeo.capture.structure import measured_model, unwrapped
@@ -112,7 +113,8 @@ class StepMonitor(Monitor):
         self._has_stepped = False
         self._saves_alone = False  # without the other ranks
         self._handled: BaseException | None = None  # when the run began
-        self._unwatch: finalize[..., Any] | None = None
+        self._optimizer_hook: RemovableHandle | None = None
+        self._is_in_hook = False
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
         """Context for the forward and the backward pass of a training batch; every rank calls this.
@@ -248,27 +250,32 @@ class StepMonitor(Monitor):
 
     def _watch_optimizers(self) -> None:
         """Put a hook on the steps of all of torch's optimizers that does not keep this object alive."""
-        if self._unwatch is None:
+        if self._optimizer_hook is None:
             after = WeakMethod(self._after_optimizer)
 
             def hook(optimizer: Optimizer, *call: object) -> None:
                 if (found := after()) is not None:
                     found(optimizer)
 
-            self._unwatch = finalize(self, register_optimizer_step_post_hook(hook).remove)
+            # not removed with this object: garbage may be collected while torch goes through its hooks, which fails then
+            self._optimizer_hook = register_optimizer_step_post_hook(hook)
 
     def _ignore_optimizers(self) -> None:
-        """Undo `_watch_optimizers`; not to be called in a hook, because torch goes through the hooks then."""
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
+        """Undo `_watch_optimizers`, except in a hook: torch goes through the hooks then."""
+        if self._optimizer_hook is not None and not self._is_in_hook:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
 
     def _after_optimizer(self, optimizer: Optimizer) -> None:
         own = set(self._model.parameters())
         if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
             self._has_stepped = True
             if not (self._is_inside or has_other_ranks()):  # ranks must agree on when; one of them may skip a step
-                self._after_batch(self._now + 1)
+                self._is_in_hook = True
+                try:
+                    self._after_batch(self._now + 1)
+                finally:
+                    self._is_in_hook = False
 
     def _stop(self) -> None:
         super()._stop()
