@@ -48,6 +48,12 @@ def bert_to_gpt2():
     return hf.EncoderDecoderModel(encoder=hf.BertModel(hf.BertConfig(**_LAYERS)), decoder=gpt2(**cross))
 
 
+def checkpoint_activations(model, reentrant):
+    """Turn activation checkpointing on, whose method transformers has renamed."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": reentrant})
+
+
 def vit():
     size = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
     return hf.ViTForImageClassification(hf.ViTConfig(**size, image_size=16, patch_size=4))

@@ -27,6 +27,7 @@ def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
     assert "demo" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="needs a torch with threads of OpenMP")
 @pytest.mark.parametrize(("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
 def test_threads_of_a_command_sleep_while_they_wait_unless_told_otherwise(

@@ -296,6 +296,7 @@ class Total(Metric):
         return {"total": self.total}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_own", [False, True])
 def test_after_a_reset_metrics_measure_again_as_if_new_and_are_made_anew_where_one_is_the_users(has_own):
     def metrics(dim):

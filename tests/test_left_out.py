@@ -27,6 +27,7 @@ def test_a_reason_is_a_line_whatever_it_holds_for():
     assert left_out("", [], reasons) == ["2 tests: needs a GPU with CUDA", "1 test: needs a browser"]
 
 
+@pytest.mark.slow
 def test_the_terminal_says_what_was_left_out_at_the_end(tmp_path):
     """With workers, too, which skip the tests while another process writes to the terminal."""
     (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_terminal_summary")

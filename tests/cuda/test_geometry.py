@@ -37,6 +37,7 @@ def measured(device, build=gpt_neox, *, given_on=None, batches=2, **options):
     return geometry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [*OPTIONS.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values())],
@@ -46,6 +47,7 @@ def test_records_are_those_of_the_cpu(options):
     assert_same(measured(GPU, **options).records(), measured(torch.device("cpu"), **options).records())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [albert, t5])
 def test_of_other_families_too(build):
     def run(device):
@@ -140,6 +142,7 @@ def test_a_measured_step_draws_no_random_number_of_the_gpu():
     assert monitor.history
 
 
+@pytest.mark.slow
 def test_describe_measures_its_batch_on_the_gpu():
     model, batch = gpt_neox().to(GPU), token_batch()
     assert "No warnings" in str(GeometryMonitor(10).describe(model, on_device(batch, GPU)))

@@ -37,6 +37,7 @@ def computed(kind, dtype, device, *, ids_on=None, mask_on=None):
     return metric, metric.compute()
 
 
+@pytest.mark.slow
 @DTYPES
 @KIND
 def test_values_are_those_of_the_cpu(kind, dtype):

@@ -25,6 +25,7 @@ def plain():
         return trained(GPU)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [*OPTIONS.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values())],

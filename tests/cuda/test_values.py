@@ -115,6 +115,7 @@ def by_brute_force(search):
     return nearest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
     [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.bfloat16))],

@@ -218,6 +218,7 @@ def test_values_are_those_of_a_naive_search_for_the_maximum(dtype):
         assert float(got.errors[i]) == pytest.approx(error, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [5, 12])
 def test_the_dimension_of_a_manifold_is_found_at_each_scale(dim):
     x = torch.from_numpy(dadapy_values.spheres(4096, dim, seed=0)).float()

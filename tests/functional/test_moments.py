@@ -27,6 +27,7 @@ def test_rows_are_taken_many_more_at_a_time_where_launches_cost_more_than_a_cach
     assert list(row_chunks(elsewhere)) == [slice(0, 16 * CHUNK_ELEMENTS // 768)]
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(splits(40))
 def test_merging_parts_gives_the_moments_of_the_whole(parts):

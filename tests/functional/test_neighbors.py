@@ -126,6 +126,7 @@ def test_any_number_of_rows_fits_strips_and_groups(n, cloud):
     assert_two(torch.cat([x + 0.01 * i for i in range(-(-n // len(x)))])[:n])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [4500, 9001])
 @FIRST_PRODUCTS
 def test_two_distances_of_more_rows_than_a_block_has_room_for(n):
@@ -164,6 +165,7 @@ def test_a_nearest_row_whose_squared_distance_vanishes_in_float32(dtype):
     assert_two(x.to(dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("num_rows", [40, 400])
 @FIRST_PRODUCTS
@@ -203,6 +205,7 @@ def test_no_setting_of_the_process_is_changed(cloud):
     assert len(settings.seen) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x", [gaussian(600, 768).float(), manifold(3000, 64).float(), rogue().half()], ids=["gaussian", "manifold", "rogue"]
 )
@@ -258,6 +261,7 @@ def crowded(n=1000, dim=64, num_near=30):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "x",
     [CLOUDS["shell"], crowded(), gaussian(1024, 768)],
@@ -331,6 +335,7 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "more at the same distance than are kept"])
 @FIRST_PRODUCTS
 def test_memory_is_bounded_by_the_rows_and_a_block(cloud):

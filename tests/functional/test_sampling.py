@@ -29,6 +29,7 @@ def test_keys_are_uniform_and_depend_on_seed_stream_and_place():
     assert lagged[0, 1].abs() < 0.02
 
 
+@pytest.mark.slow
 def test_every_row_is_drawn_as_often():
     repeats, size = 1500, 8
     counts, together = torch.zeros(40), 0
@@ -57,6 +58,7 @@ def merged(samples):
     return functools.reduce(Sample.merge, samples)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends", [[3, 10, 12, 30, 31, 40], [20, 20, 25, 30, 40], [16, 28, 40]])
 @pytest.mark.parametrize("num_streams", [2, 3])
 def test_every_row_is_drawn_as_often_where_batches_of_streams_differ_in_size(ends, num_streams):

@@ -369,6 +369,7 @@ def test_of_few_rows_it_tells_the_exact_values():
     assert values["anisotropy_null"] == exact["anisotropy_null"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)])
 @pytest.mark.parametrize("n", [100, 250_000])

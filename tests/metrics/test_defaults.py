@@ -143,6 +143,7 @@ def test_with_room_for_all_auto_gives_the_default_numbers():
     assert histories[0] == histories[1]
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
     settings = SweepSettings("m", metrics="auto", max_state_bytes=3000, spectrum=True)
     (_, anisotropy) = sweep_factory(settings)(16)
@@ -192,6 +193,7 @@ def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, 
     assert "anisotropy_standardized" not in found
 
 
+@pytest.mark.slow
 def test_a_sweep_says_it_once_and_writes_the_errors(tmp_path, capsys):
     local_run(tmp_path / "run", steps=(0, 8), kind="gpt_neox_sketched")
     text = tmp_path / "text.txt"

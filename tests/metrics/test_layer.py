@@ -169,6 +169,7 @@ def test_words_are_found_once_a_forward_pass():
     assert found[0] == found[1] > 0
 
 
+@pytest.mark.slow
 def test_nothing_of_the_ids_is_kept_after_the_measurement():
     gc.collect()
     before = {id(each) for each in gc.get_objects() if type(each) is RowIds}

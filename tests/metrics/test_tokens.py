@@ -75,6 +75,7 @@ def test_regression_count_range():
     assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.02, 0.3])
 def test_the_spread_of_q_over_types_is_the_expected_one_where_rows_are_of_one_law_and_more_where_not(spread):
     """Of the page of definitions: C.V.(‖x‖²)² ⟨1/n⟩ (T - 1) / T, and (2 norm_cv)² for the first factor if small."""
@@ -144,6 +145,7 @@ def zipf_split(n, seed, dim=8, vocabulary=50_000):
     return values["V_W_over_V"].item(), values["V_W_over_V_unbiased"].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2_000, 8_000, 32_000])
 def test_the_unbiased_fraction_is_right_where_the_plug_in_is_far_off(n):
     plug_in, unbiased = torch.tensor([zipf_split(n, seed) for seed in range(20)]).mean(0).tolist()

@@ -72,6 +72,7 @@ def test_what_a_batch_gives_is_moved_before_it_is_added(without_float64, kind):
     assert metric.update_count == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_an_update", [200, 40_000])
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("kind", KINDS)

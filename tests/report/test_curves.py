@@ -48,6 +48,7 @@ def texts(figure):
     return [text.get_text() for ax in figure.axes for text in ax.texts]
 
 
+@pytest.mark.slow
 def test_embed_has_a_scale_of_its_own_and_the_blocks_fill_the_height():
     blocks = {layer: 0.02 + 0.002 * i for i, layer in enumerate(BLOCKS)}
     figure = drawn({"embed": 40.0, **blocks, "final_norm": 0.03})

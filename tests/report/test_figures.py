@@ -413,6 +413,7 @@ def with_errors(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "count"),
     [

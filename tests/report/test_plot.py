@@ -129,6 +129,7 @@ def test_figures_look_the_same_where_a_setting_of_the_session_is_the_report_s(sw
         pass  # it is set already, which takes no time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWN)
 def test_in_given_axes_the_same_is_drawn_with_title_legend_and_bar(sweep: Path, kind: str, ax: Axes) -> None:
     _, draw = DRAWN[kind]
@@ -216,6 +217,7 @@ def test_a_title_is_replaced_or_left_out(sweep: Path, ax: Axes) -> None:
     assert plot.dynamics(sweep, METRIC).texts[0].get_text() == words(plain)[-2]
 
 
+@pytest.mark.slow
 def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: Path) -> None:
     figure = plot.dynamics(sweep, METRIC, compact=True)
     assert figure.get_size_inches().tolist() == pytest.approx([3.25, 2.5])
@@ -277,6 +279,7 @@ def test_a_geometry_is_drawn_by_its_layers(geometry, ax: Axes) -> None:
     assert plot.heatmap(geometry, "Q").axes
 
 
+@pytest.mark.slow
 def test_token_types_are_those_of_the_report(sweep: Path, geometry, ax: Axes) -> None:
     (run,) = read_runs([sweep])
     with style():
@@ -401,6 +404,7 @@ def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ON_REQUEST)
 def test_figures_are_those_of_the_report_also_in_given_axes(rich: Path, kind: str, ax: Axes) -> None:
     of_report, draw = ON_REQUEST[kind]

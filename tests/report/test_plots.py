@@ -52,6 +52,7 @@ def test_what_figures_share_is_there_once(folder):
     assert len({panel["lines"][0]["at"] for figure in over_steps for panel in figure["panels"]}) == 1
 
 
+@pytest.mark.slow
 def test_a_name_cannot_end_the_script(tmp_path):
     names = "<!--<script>", "b"
     for name in names:

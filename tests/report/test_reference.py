@@ -142,6 +142,7 @@ def test_a_final_model_is_no_reference(tmp_path):
         behind(read_runs([own]), [one])
 
 
+@pytest.mark.slow
 def test_the_page_has_the_band_of_one_run_and_of_several(tmp_path, capsys):
     own, two, earlier = (scaled(tmp_path / name, 1 + i / 10) for i, name in enumerate(("own", "two", "earlier")))
     for dirs in ([own], [own, two]):

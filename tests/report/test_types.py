@@ -43,6 +43,7 @@ def run(folder: Path) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_a_plot_of_one_token_type_says_so(run: Run) -> None:
     table = run.tokens[1]
     alone = replace(run, tokens={1: table[table["token_id"] == 30]})

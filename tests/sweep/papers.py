@@ -47,8 +47,8 @@ def decoder_files(peak):
     The first block writes it, ``peak`` times as large as the others, with the sign of another coordinate, and the final
     norm takes it away again: so anisotropy is bell-shaped, or, with a peak of 0, flat.
     """
-    torch.manual_seed(0)
     network = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=4, n_head=2))
+    torch.manual_seed(0)  # here, for versions of transformers draw other weights
     with torch.no_grad():
         network.transformer.wte.weight.normal_(0, 1)
         network.transformer.wte.weight[:, 0] = 0

@@ -122,6 +122,7 @@ def test_two_ranks_give_what_one_gives(tmp_path, options):
     np.testing.assert_allclose(a["stderr"], b["stderr"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sweep_has_the_logit_lens_of_the_function_and_draws_it_over_depth(tmp_path, options):
     run = local_run(tmp_path / "run", (8,))
     asked = {**options, "layers": ["block.01", "final_norm", "block.00"]}

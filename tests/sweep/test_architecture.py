@@ -23,6 +23,7 @@ def squares(norm):
     return float(sum(parameter.detach().double().square().sum() for parameter in norm.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
 def test_the_manifest_says_it_and_the_numbers_are_those_of_the_weights(kind, hub, options):
     hub.add(REPOSITORY, "main", checkpoint_files(8, kind))

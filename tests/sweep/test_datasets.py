@@ -36,6 +36,7 @@ def web(datasets_hub):
     return hub
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "expected"),
     [

@@ -198,6 +198,7 @@ class WithManyParameters(nn.Module):
             self.register_parameter(str(i), parameter)
 
 
+@pytest.mark.slow
 def test_a_model_without_end_is_refused_while_it_is_made(hub, options, monkeypatch):
     monkeypatch.setattr(modeling_albert, "AlbertLayer", WithManyParameters)
     config = {"model_type": "albert", "inner_group_num": 10**12, "hidden_size": 8, "num_attention_heads": 2}
@@ -482,6 +483,7 @@ def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
     assert not any(what.endswith(".py") for _, what, _ in hub.requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["evil/kernel", {"": "evil/kernel@main:run"}])
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch, key, named):

@@ -62,6 +62,7 @@ def test_a_folder_saved_by_save_pretrained_has_the_numbers_of_observe(tmp_path, 
     np.testing.assert_allclose([got[key] for key in want], list(want.values()), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_repository_without_steps_is_its_main(hub, options, capsys):
     commit = hub.add(REPOSITORY, "main", checkpoint_files(0))
     hub.add(REPOSITORY, "v1.0", checkpoint_files(1), kind="tags")

@@ -82,7 +82,7 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     parts = [pd.read_parquet(out / "checkpoints" / f"step{step}.parquet") for step in (0, 1, 2, 10)]
     joined = pd.concat(parts, ignore_index=True)
     joined = joined.where(joined.notna(), np.nan)  # None in Parquet files
-    pd.testing.assert_frame_equal(table, joined, check_dtype=False, rtol=1e-14, atol=0)  # as far as pandas 2 reads
+    pd.testing.assert_frame_equal(table, joined, check_dtype=False, rtol=1e-11, atol=0)  # as far as pandas 2 reads
     assert [path.name for path in (out / "tensorboard").iterdir()] == ["tiny"]  # what TensorBoard calls the run
     events = EventAccumulator(str(out / "tensorboard" / "tiny"), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
@@ -180,6 +180,7 @@ def hidden(folder):
     return list(Path(folder).rglob(".*"))
 
 
+@pytest.mark.slow
 def test_a_sweep_that_evicts_only_reads_the_users_cache(run, hub, options):
     snapshot_download(REPOSITORY, revision=run["step2"])
     snapshot_download(REPOSITORY, revision=run["step10"], allow_patterns=["config.json"])
@@ -198,6 +199,7 @@ def test_nothing_is_made_where_there_is_no_cache(run, options):
     assert hidden(options["out"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("harm", ["changed", "missing"])
 def test_what_is_wrong_in_the_users_cache_is_downloaded_and_left_as_it_is(run, hub, options, harm):
     weights = Path(snapshot_download(REPOSITORY, revision=run["step0"]), "model.safetensors")
@@ -225,6 +227,7 @@ def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options, h
     assert hidden(options["out"]) == []
 
 
+@pytest.mark.slow
 def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeypatch):
     for step in range(4):
         hub.add(REPOSITORY, f"step{step}", checkpoint_files(step))
@@ -241,6 +244,7 @@ def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeyp
     assert max(seen) <= 2
 
 
+@pytest.mark.slow
 def test_the_weights_of_a_model_are_freed_before_the_next_is_loaded(run, hub, options, monkeypatch):
     hub.add(REPOSITORY, "step3", {**checkpoint_files(3), "config.json": b"{"})
     models, weights = [], []
@@ -278,6 +282,7 @@ def test_a_second_run_does_nothing(run, hub, options):
     assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
 
 
+@pytest.mark.slow
 def test_a_revision_that_has_moved_keeps_its_result_and_is_named(run, hub, options, capsys):
     sweep(REPOSITORY, **options)
     assert "moved:" not in capsys.readouterr().out
@@ -342,6 +347,7 @@ def test_the_same_weights_under_another_config_are_measured(hub, options):
     assert not first["value"].equals(second["value"])
 
 
+@pytest.mark.slow
 def test_a_family_of_repositories(hub, options):
     for seed in (0, 1):
         for step in (0, 20):

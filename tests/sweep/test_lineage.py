@@ -102,6 +102,7 @@ def found(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith(kinds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_nothing_else(fault, hub, capsys):
     plant, expected = FAULTS[fault]
@@ -113,6 +114,7 @@ def test_a_planted_fault_is_found_and_nothing_else(fault, hub, capsys):
         assert line.startswith(start)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("optimizer", "lr"), CLEAN)
 def test_nothing_is_found_in_twenty_clean_checkpoints(optimizer, lr, hub, capsys):
     assert len(STEPS) == 20
@@ -127,6 +129,7 @@ def write_run(folder, run):
         save_file({name: value.contiguous() for name, value in weights.items()}, target / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_few_values_that_round_the_other_way_are_no_jump(tmp_path, capsys):
     run = trained(0, "adamw", 1e-6)  # of which bfloat16 shows next to nothing
     write_run(tmp_path, {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()})
@@ -181,6 +184,7 @@ def test_a_run_of_two_checkpoints_is_judged_by_their_correlation(step, hub, caps
     assert found(capsys)[0].startswith(f"does not descend: step{step}, step0:")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"shards": True}, {"as_bin": True}])
 def test_other_formats_are_read_alike(options, hub, capsys):
     run = {step: weights for step, weights in trained().items() if step in (0, 32, 64, 72, 80)}

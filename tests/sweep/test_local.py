@@ -121,6 +121,7 @@ def test_layouts_of_folders(tmp_path, name):
     assert [c.step for c in list_checkpoints(str(tmp_path / "run" / name.format(10)))] == [10]
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_its_paths_are_written_otherwise(hub, tmp_path, options, monkeypatch):
     local_run(tmp_path / "ck", steps=(1,))
     monkeypatch.chdir(tmp_path)

@@ -160,6 +160,7 @@ def test_the_figures_of_one_model_are_those_of_the_paper_at_its_layers(texts, tm
     assert again["why"].tolist() == rows["why"].tolist()
 
 
+@pytest.mark.slow
 def test_another_text_and_another_model_are_not_compared_with_what_is_printed(texts, options, tmp_path, claims):
     texts.add("lab/other", "main", model_files("bert", 1))
     value = {"at": "F", "claim": "C", "rule": "value", "metric": "V_on_M_slope", "layer": "middle", "printed": "1"}
@@ -174,6 +175,7 @@ def test_another_text_and_another_model_are_not_compared_with_what_is_printed(te
     assert rows["why"].iloc[0] == "other rows: max words is 20, the preset has 63"
 
 
+@pytest.mark.slow
 def test_a_bell_holds_and_a_flat_decoder_does_not(texts, tmp_path):
     for name, size in (("bell", 4.0), ("flat", 0.0)):
         texts.add(f"lab/{name}", "main", decoder_files(size))

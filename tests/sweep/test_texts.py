@@ -237,6 +237,7 @@ def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["sequence", "document"])
 def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one_is_refused(
     small, tmp_path, capsys, unit

@@ -59,6 +59,7 @@ def test_a_jump_is_said_once_with_where_and_since_when(sign):
     assert "since step 50" in str(found)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_a_sound_run():
     assert watched(GeometryAlarm(), range(200), jump_at=1000) == []
 
@@ -237,6 +238,7 @@ def train_disturbed(trainer, **resume):
     trainer.train(**resume)
 
 
+@pytest.mark.slow
 def test_the_hugging_face_trainer(tmp_path):
     called = []
     callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm_of_norms(called.append))
@@ -245,6 +247,7 @@ def test_the_hugging_face_trainer(tmp_path):
     assert [found.since for found in called] == [JUMP]
 
 
+@pytest.mark.slow
 def test_a_resumed_hugging_face_run_goes_on_from_its_history(tmp_path):
     def trained(max_steps, alarm, **resume):
         callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm)
@@ -312,6 +315,7 @@ def test_a_logger_that_fails_on_one_rank_keeps_none_of_them_waiting(tmp_path):
     assert second == first
 
 
+@pytest.mark.slow
 def test_loggers_are_told_what_happened(tmp_path):
     with SummaryWriter(tmp_path) as writer:
         monitor = plain_loop(None, log=writer)

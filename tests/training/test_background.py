@@ -101,6 +101,7 @@ def test_lightning_logs_and_writes_the_same(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(now[1].losses, later[1].losses, strict=True))
 
 
+@pytest.mark.slow
 def test_the_hugging_face_trainer_has_it_before_it_saves(tmp_path):
     monitor = GeometryCallback(4, metrics=slow, background=True, on_error="raise")
     trainer = hf_trainer(tmp_path, monitor, max_steps=6, save_strategy="steps", save_steps=2)
@@ -155,6 +156,7 @@ def test_a_checkpoint_of_a_loop_waits(gate):
     monitor.close()
 
 
+@pytest.mark.slow
 def test_a_lightning_checkpoint_has_the_last_values(tmp_path):
     monitor = GeometryMonitor(4, metrics=slow, background=True, on_error="raise")
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3)

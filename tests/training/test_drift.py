@@ -224,6 +224,7 @@ def test_a_lightning_checkpoint_in_the_background_has_the_rows_of_its_step(tmp_p
     assert float(run.callback_metrics["geometry.procrustes_to_first/block.00"]) == expected
 
 
+@pytest.mark.slow
 def test_the_hugging_face_trainer_logs_it(tmp_path):
     callback = GeometryCallback(**OPTIONS)
     trainer = hf_trainer(tmp_path, callback, max_steps=4)

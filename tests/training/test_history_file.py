@@ -395,6 +395,7 @@ def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path, monke
     assert sorted(read(tmp_path)["step"].unique()) == [0, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_the_file_is_rewritten_in_some_2_percent_of_the_time_and_at_the_end(tmp_path, monkeypatch):
     class Clock:
         now = 0.0

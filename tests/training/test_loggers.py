@@ -107,6 +107,7 @@ def test_a_logger_that_fails_is_an_error_where_errors_are_raised(drawings):
         Media("geometry", on_error="raise").write([Taker(ValueError("no room"))], layer_records(0))
 
 
+@pytest.mark.slow
 def test_where_drawing_fails_measuring_goes_on_without_pictures(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError("no such font")

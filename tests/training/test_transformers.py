@@ -62,6 +62,7 @@ def test_training_is_bit_for_bit_the_same_with_the_callback(tmp_path, with_probe
     assert is_unwrapped(monitored)
 
 
+@pytest.mark.slow
 def test_accumulation_windows_and_epochs_count_optimizer_steps(tmp_path):
     callback = GeometryCallback(3, window=2, metrics=moments, on_error="raise")
     options = {"gradient_accumulation_steps": 2, "num_train_epochs": 2, "max_steps": -1}
@@ -112,6 +113,7 @@ class StopsInTheStep(hf.Trainer):
         return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [StopsInTheStep, StopsAfterIt])
 def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(tmp_path, kind):
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
@@ -145,6 +147,7 @@ def test_a_resumed_run_goes_on_at_its_step(tmp_path):
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 3, 4, 6, 7]
 
 
+@pytest.mark.slow
 def test_another_run_in_the_same_output_folder_keeps_the_history_that_is_there(tmp_path):
     for max_steps in (5, 2):
         hf_trainer(tmp_path, GeometryCallback(4, metrics=moments, on_error="raise"), max_steps=max_steps).train()
@@ -152,6 +155,7 @@ def test_another_run_in_the_same_output_folder_keeps_the_history_that_is_there(t
     assert [sorted(each["step"].unique()) for each in written] == [[0, 4, 5], [0, 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["get_tp_size", "get_cp_size", "get_sp_size"])
 def test_training_whose_ranks_repeat_rows_is_refused(tmp_path, size):
     class Parallel(hf.Trainer):

@@ -134,6 +134,7 @@ def test_of_tied_matrices_both_layers_have_the_same_numbers(tmp_path, capsys):
     assert "both matrices are one" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_trained_rows_alone_can_be_measured(tmp_path):
     model = write_files(tmp_path / "mine", files())
     assert run(model, tmp_path / "out", rows="trained", save_samples=True) == 0

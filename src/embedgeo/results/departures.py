@@ -22,6 +22,8 @@ PAST = 100
 _FEWEST = 8  # values that one is forecast from
 _DEGREES = np.array([2.0, 3, 4, 6, 10, 20, np.inf])  # of freedom, of Student's t: the laws that errors may follow
 _SMALLEST = 1e-9  # of the size of the values: a standard error that is not rounding
+_PRIOR = np.where(np.isinf(_DEGREES), 10.0, 1.0)  # normal errors are ten times as probable as those of another law
+_OTHER_LAW = 0.2  # probability that a group has a law of its own
 _FEWEST_ERRORS = 4  # whose mean magnitude is a scale
 _MEMORY = 16  # errors, of which the last ones tell how large the next will be, where that changes
 _ITERATIONS = 8
@@ -112,10 +114,12 @@ def departures(found: Forecasts, groups: NDArray[np.int64] | None = None) -> Dep
     """Departures of the last two values of K numbers of a run, together.
 
     Under the null hypothesis a number's forecast errors are independent and have the law of Student's t, with one
-    scale, or with one that follows the mean magnitude of the errors before, as a run settles. Numbers share which of
-    the two it is, and the degrees of freedom, 2, 3, 4, 6, 10, 20 or ∞: these laws have a posterior, given the past
-    errors of all numbers, and one given those of a number's group, such as a metric at all layers. The larger of the
-    two probabilities counts, for numbers may differ in their outliers, and a group alone may have shown none yet.
+    scale, or with one that follows the mean magnitude of the errors before, as a run settles. Which of the two it is,
+    and the degrees of freedom, 2, 3, 4, 6, 10, 20 or ∞, the numbers of a group share, such as a metric at all layers.
+    With probability 0.8 these are the laws of the other groups too, for which the past errors of these speak, and with
+    0.2 the group's own. The probability is the mean of those of the laws over their posterior. As numbers that move
+    together tell less of their law than independent ones, the log-likelihood of a group is divided by d^¾; d is the
+    variance of the sum of its errors' signs over that of independent signs.
 
     The one-sided tail probabilities of the last two errors are combined by Fisher's rule, p = 2 c (1 − log c) with
     their product c, in the direction of the first. It is 1 unless the last value is still off, by half as much as the
@@ -151,7 +155,7 @@ def departures(found: Forecasts, groups: NDArray[np.int64] | None = None) -> Dep
     sign = np.sign(one)
     two = sign * np.minimum(sign * two, 2 * np.abs(one))
     likelihoods = []
-    tails = []
+    chances = []
     deviations = []
     scales = _local_scales(past, known)
     for scale, degrees in product((np.ones_like(scales), scales), _DEGREES):
@@ -163,25 +167,33 @@ def departures(found: Forecasts, groups: NDArray[np.int64] | None = None) -> Dep
         logs = np.log(np.where(counts, before, 1.0))
         likelihoods.append(np.where(counts, density - logs, 0.0).sum(-2))
         deviation = (np.sqrt(variance) * now).clip(rounding)
-        tail = [_tail(sign * each / deviation, np.minimum(degrees, n)) for each in (one, two)]
-        tails.append(tail[0] * tail[1])
+        both = np.prod([_tail(sign * each / deviation, np.minimum(degrees, n)) for each in (one, two)], 0)
+        chances.append(2 * both * (1 - np.log(np.where(both > 0, both, 1.0))))
         deviations.append(deviation)
-    products = np.stack(tails)
+    groups = np.zeros(past.shape[-1], dtype=int) if groups is None else groups
+    posterior = _posterior(np.stack(likelihoods), np.sign(past), groups)
+    p = (posterior * np.stack(chances)).sum(0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        chances = np.where(products > 0, 2 * products * (1 - np.log(products)), 0.0)
-        all_numbers = np.zeros(chances.shape[-1], dtype=int)
-        posteriors = [_posterior(np.stack(likelihoods), each) for each in (all_numbers, groups) if each is not None]
-        p = np.max([(posterior * chances).sum(0) for posterior in posteriors], 0)
-        deviation = (posteriors[-1] * np.stack(deviations)).sum(0)
+        deviation = (posterior * np.stack(deviations)).sum(0)
         standard_errors = raw / deviation / np.sqrt(chosen(found.leverages[..., -2, :]))
     is_off = np.isfinite(p) & (n >= _FEWEST + _FEWEST_ERRORS) & (sign * late > np.abs(raw) / 2)
     return Departures(np.where(is_off, p, 1.0).clip(max=1.0), standard_errors, late)
 
 
-def _posterior(log_likelihoods: Array, groups: NDArray[np.int64]) -> Array:
-    """Posterior of laws, shape (laws, ..., K), given the numbers of each group together."""
-    together = log_likelihoods @ (groups[:, None] == groups).astype(float)
-    weights = np.exp(together - together.max(0))
+def _posterior(log_likelihoods: Array, signs: Array, groups: NDArray[np.int64]) -> Array:
+    """Posterior of laws, shape (laws, ..., K), of the group of each number, given all numbers."""
+    in_group = (groups[:, None] == groups).astype(float)
+    sums = signs @ in_group
+    design_effect = (signs * sums).sum(-2) @ in_group / ((signs**2).sum(-2) @ in_group).clip(1)
+    log_likelihoods = log_likelihoods / design_effect.clip(1) ** 0.75
+    prior = np.tile(_PRIOR / _PRIOR.sum() / 2, 2).reshape(-1, *(1,) * (log_likelihoods.ndim - 1))
+    of_others = _normalized(np.log(prior) + log_likelihoods @ (1 - in_group))
+    mixed = (1 - _OTHER_LAW) * of_others + _OTHER_LAW * prior
+    return _normalized(np.log(mixed) + log_likelihoods @ in_group)
+
+
+def _normalized(logs: Array) -> Array:
+    weights = np.exp(logs - logs.max(0))
     return weights / weights.sum(0)
 
 
@@ -214,14 +226,20 @@ def _variance(errors: Array, known: NDArray[np.bool_], n: NDArray[np.int64], deg
 
 
 def _log_density(x: Array, variance: Array, degrees: float) -> Array:
-    from scipy import stats
+    from scipy.special import gammaln
 
-    law = stats.norm if np.isinf(degrees) else stats.t(degrees)
-    scale = np.sqrt(np.where(variance > 0, variance, np.nan))
-    return np.nan_to_num(law.logpdf(x / scale) - np.log(scale))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squares = x**2 / variance
+        logs = -np.log(variance) / 2
+        if np.isinf(degrees):
+            logs = logs - (squares + np.log(2 * np.pi)) / 2
+        else:
+            constant = gammaln((degrees + 1) / 2) - gammaln(degrees / 2) - np.log(degrees * np.pi) / 2
+            logs = logs + constant - (degrees + 1) / 2 * np.log1p(squares / degrees)
+    return np.where(variance > 0, logs, 0.0)
 
 
 def _tail(x: Array, degrees: Array) -> Array:
-    from scipy import stats
+    from scipy.special import stdtr
 
-    return stats.t.sf(x, degrees.clip(1))
+    return stdtr(degrees.clip(1), -x)

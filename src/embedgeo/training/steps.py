@@ -257,7 +257,7 @@ class StepMonitor(Monitor):
                 if (found := after()) is not None:
                     found(optimizer)
 
-            # not removed with this object: garbage may be collected while torch goes through its hooks, which fails then
+            # not removed with this object: garbage may be collected while torch goes through its hooks
             self._optimizer_hook = register_optimizer_step_post_hook(hook)
 
     def _ignore_optimizers(self) -> None:
