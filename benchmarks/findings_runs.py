@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache, partial
+from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,7 +35,7 @@ import embedgeo
 from benchmarks.small_models import MASKED
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.command import HEAD_WIDTH, new_model
-from embedgeo.metrics import IntrinsicDimension, default_metrics
+from embedgeo.metrics import Anisotropy, IntrinsicDimension, default_metrics
 from embedgeo.results.files import replacing
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 from embedgeo.text.tokenizing import tokenize_joined
@@ -248,9 +249,20 @@ def measure(model: PreTrainedModel, input_ids: Tensor, **options: Any) -> pd.Dat
 _WITH_SPECTRUM = partial(default_metrics, spectrum=True)
 
 
+def _spectrum(dim: int) -> list[nn.Module]:
+    return [Anisotropy(dim, spectrum=True)]
+
+
 def apart(dim: int) -> list[nn.Module]:
     """The intrinsic dimension without neighbours of the own sequence."""
     return [IntrinsicDimension(dim, neighbors="other_sequences")]
+
+
+def of_last_rows(setting: Setting, model: PreTrainedModel) -> pd.DataFrame:
+    """The spectrum that Li et al. follow: of the last row of every sequence, after the last norm."""
+    token_ids = setting.sequences(setting.text.token_ids, torch.arange(len(setting.text.token_ids) // setting.body))
+    found = measure(model, token_ids, metrics=_spectrum, rows="last", layers="final_norm")
+    return found.assign(variant="last rows")
 
 
 def final_measurements(
@@ -387,6 +399,8 @@ def train(task: Task, size: Size) -> tuple[pd.DataFrame, pd.DataFrame]:
                 of_held_out = float(model.eval()(**held_out).loss)
             model.train()
             losses.append({"step": step, "held_out": of_held_out, "unigram": unigram})
+            if not (task.is_alarm or setting.is_encoder):
+                frames.append(of_last_rows(setting, model).assign(step=step))
             if step < last and not task.is_alarm:
                 before = deepcopy(model)
         if step < last:
@@ -421,13 +435,16 @@ def do_runs(size: str, folder: Path, processes: int) -> None:
     """Do all runs that have not been done.
 
     Raises:
-        ValueError: the folder has runs of another size or of other settings.
+        ValueError: the folder has runs of another size, of other settings or of another version of this file.
     """
-    settings = json.dumps(asdict(SIZES[size]), indent=1)
+    code = sha256(Path(__file__).read_bytes()).hexdigest()
+    settings = json.dumps({"embedgeo": embedgeo.__version__, "code": code, **asdict(SIZES[size])}, indent=1)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "settings.json"
     if file.exists() and file.read_text() != settings:
-        raise ValueError(f"--folder must be empty or have runs of these settings; {folder} has others. Name another.")
+        raise ValueError(
+            f"--folder must be empty or have runs of these settings and code; {folder} has others. Name another."
+        )
     file.write_text(settings)
     todo = tasks(SIZES[size])
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
