@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from io import BytesIO
-from math import hypot, inf, isfinite, nan, sqrt
+from math import ceil, hypot, inf, isfinite, nan, sqrt
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -79,22 +79,25 @@ def is_block(frame: Frame) -> Any:
     return frame["layer"].str.startswith("block.")
 
 
-def through_blocks(frame: Frame, metric: str) -> Frame:
-    """Values by seed and block."""
-    found = frame[is_block(frame) & (frame["metric"] == metric)]
-    return found.pivot(index="seed", columns="layer", values="value")
+def through_blocks(frame: Frame, metric: str, *, with_input: bool = False) -> Frame:
+    """Values by seed and block, which the input may stand before."""
+    is_one = is_block(frame) | (frame["layer"] == "embed") if with_input else is_block(frame)
+    found = frame[is_one & (frame["metric"] == metric)]
+    return found.pivot(index="seed", columns="layer_index", values="value").set_axis(
+        found.drop_duplicates("layer_index").sort_values("layer_index")["layer"], axis=1
+    )
 
 
 def over_steps(frame: Frame, metric: str) -> Frame:
-    """Means over blocks by step, a column a seed."""
-    found = frame[is_block(frame) & (frame["metric"] == metric)]
+    """Means over blocks by step, a column a seed; of the last rows there is one layer."""
+    found = frame[(is_block(frame) | (frame["variant"] == "last rows")) & (frame["metric"] == metric)]
     return found.pivot_table(index="step", columns="seed", values="value", aggfunc="mean")
 
 
 def middle(frame: Frame) -> str:
-    """The block that half of the others are below of."""
+    """The last block of the lower half: L / 2 blocks are passed, as at the papers' middle layer."""
     blocks = sorted(frame.loc[is_block(frame), "layer"].unique())
-    return str(blocks[len(blocks) // 2])
+    return str(blocks[len(blocks) // 2 - 1])
 
 
 def at_block(frame: Frame, metric: str, block: str) -> Array:
@@ -127,6 +130,20 @@ def peak(curve: Array) -> float:
     return float((curve[1:-1].max() - end) / abs(end))
 
 
+def bell(curve: Array) -> float:
+    """The peak in the middle half; where a value outside of it is larger, the share, below 0, that is lacking."""
+    last = len(curve) - 1
+    inside = curve[ceil(last / 4) : last * 3 // 4 + 1].max()
+    highest = curve.max()
+    end = max(curve[0], curve[-1])
+    return float(inside / end - 1 if inside == highest else inside / highest - 1)
+
+
+def span(curve: Array) -> float:
+    """The largest value less the smallest."""
+    return float(np.nanmax(curve) - np.nanmin(curve))
+
+
 def fall(curve: Array) -> float:
     """Share of the first value by which the lowest one is below it."""
     return float(1 - np.nanmin(curve) / curve[0])
@@ -155,15 +172,18 @@ class Claim(NamedTuple):
     text: str
     metric: str
     statistic: Callable[[Array], float] | None  # of the curve; None: the value at the middle block
-    over: Literal["depth", "steps", "middle"]
+    over: Literal["depth", "steps", "middle", "steps of last rows"]
     least: float
     sign: int = 1
+    kinds: Sequence[str] = KINDS  # that it is about
+    is_beside_decoder: bool = False  # the statistic is the decoder's less the own one
 
     def of_runs(self, frame: Frame) -> Array:
         """The statistic of each run."""
         if self.over == "middle":
             return at_block(frame, self.metric, middle(frame))
-        table = through_blocks(frame, self.metric) if self.over == "depth" else over_steps(frame, self.metric).T
+        is_depth = self.over == "depth"
+        table = through_blocks(frame, self.metric, with_input=True) if is_depth else over_steps(frame, self.metric).T
         assert self.statistic is not None  # of a curve there is one
         return np.array([self.statistic(curve) for curve in table.to_numpy(dtype=float)])
 
@@ -175,10 +195,22 @@ class Claim(NamedTuple):
         margin = float(stats.t.ppf((1 + TRUST) / 2, len(of_runs) - 1)) * error
         return "holds" if mean - margin > self.least else "fails" if mean + margin < self.least else "open"
 
+    def cell(self, values: Frame, kind: str, variant: str) -> str:
+        """The statistic of a kind of model measured in a way, and the verdict."""
+        if kind not in self.kinds:
+            return "–"
+        found = self.of_runs(chosen(values, kind, variant))
+        if self.is_beside_decoder:
+            decoder = chosen(values, "decoder", variant)
+            found = self.of_runs(decoder if len(decoder) else chosen(values, "decoder", "tokens")) - found
+        return f"{shown(*mean_and_error(found))}: {self.verdict(found)}"
+
 
 RAZZHIGAEV, YAMAGIWA, LI = "Razzhigaev et al.", "Yamagiwa & Shimodaira", "Li et al."
+ENCODERS = KINDS[1:]
 CLAIMS = (
-    Claim(RAZZHIGAEV, "anisotropy peaks half way through the blocks", "anisotropy", peak, "depth", VISIBLE),
+    Claim(RAZZHIGAEV, "decoder: anisotropy is highest half way", "anisotropy", bell, "depth", VISIBLE, 1, KINDS[:1]),
+    Claim(RAZZHIGAEV, "encoder: it spans less than the decoder's", "anisotropy", span, "depth", 0, 1, ENCODERS, True),
     Claim(YAMAGIWA, "M / Q grows with depth", "M_over_Q", tau, "depth", LEAST_TAU),
     Claim(YAMAGIWA, "V_W / V grows with depth", "V_W_over_V", tau, "depth", LEAST_TAU),
     Claim(YAMAGIWA, "V falls with M over token types: slope below 0", "V_on_M_slope", None, "middle", 0.0, -1),
@@ -190,9 +222,14 @@ CLAIMS = (
         RAZZHIGAEV, "dimension (all rows) rises and falls over training", "intrinsic_dimension", peak, "steps", VISIBLE
     ),
     Claim(RAZZHIGAEV, "the same of rows of different tokens", "intrinsic_dimension_between", peak, "steps", VISIBLE),
-    Claim(LI, "effective rank falls at first", "effective_rank", fall, "steps", VISIBLE),
-    Claim(LI, "effective rank grows after that", "effective_rank", rise, "steps", VISIBLE),
-    Claim(LI, "effective rank falls once more", "effective_rank", second_fall, "steps", VISIBLE),
+    *(
+        Claim(LI, text, "effective_rank_eigenvalues", statistic, "steps of last rows", VISIBLE, 1, KINDS[:1])
+        for text, statistic in (
+            ("effective rank of the last rows falls at first", fall),
+            ("effective rank of the last rows grows after that", rise),
+            ("effective rank of the last rows falls once more", second_fall),
+        )
+    ),
     Claim("", "M / Q rises and falls over training", "M_over_Q", peak, "steps", VISIBLE),
     Claim("", "anisotropy rises and falls over training", "anisotropy", peak, "steps", VISIBLE),
     Claim("", "V_W / V (unbiased) falls at first", "V_W_over_V_unbiased", fall, "steps", VISIBLE),
@@ -235,14 +272,11 @@ def models(losses: Frame, size: Size) -> str:
 
 def claims(values: Frame) -> str:
     """The claims of the papers with their verdicts."""
-    rows = []
-    for claim in CLAIMS:
-        row = [claim.text, claim.paper]
-        for kind in KINDS:
-            frame = chosen(values, kind, "training" if claim.over == "steps" else "tokens")
-            found = claim.of_runs(frame)
-            row.append(f"{shown(*mean_and_error(found))}: {claim.verdict(found)}")
-        rows.append(row)
+    ways = {"steps": "training", "steps of last rows": "last rows"}
+    rows = [
+        [claim.text, claim.paper, *(claim.cell(values, kind, ways.get(claim.over, "tokens")) for kind in KINDS)]
+        for claim in CLAIMS
+    ]
     return markdown(("claim", "after", *(NAMES[kind] for kind in KINDS)), rows)
 
 
@@ -251,20 +285,12 @@ VARIANTS = ("tokens", "no first token", "no special tokens", "text in a row", "w
 
 def sampling(values: Frame, kind: str) -> str:
     """The claims about depth and token types under other sampling."""
-    frames = {variant: chosen(values, kind, variant) for variant in VARIANTS}
-    frames = {variant: frame for variant, frame in frames.items() if len(frame)}
-    rows = []
-    for claim in CLAIMS:
-        if claim.over != "steps":
-            cells = []
-            for frame in frames.values():
-                found = claim.of_runs(frame)
-                cells.append(f"{shown(*mean_and_error(found))}: {claim.verdict(found)}")
-            rows.append((claim.text, *cells))
+    variants = [variant for variant in VARIANTS if len(chosen(values, kind, variant))]
     unbiased = Claim("", "V_W / V (unbiased) grows with depth", "V_W_over_V_unbiased", tau, "depth", LEAST_TAU)
-    cells = [f"{shown(*mean_and_error(of := unbiased.of_runs(f)))}: {unbiased.verdict(of)}" for f in frames.values()]
-    rows.insert(3, (unbiased.text, *cells))
-    return markdown((NAMES[kind], *frames), rows)
+    about = [claim for claim in CLAIMS if claim.over in ("depth", "middle") and kind in claim.kinds]
+    about.insert(3, unbiased)
+    rows = [[claim.text, *(claim.cell(values, kind, variant) for variant in variants)] for claim in about]
+    return markdown((NAMES[kind], *variants), rows)
 
 
 def neighbours(values: Frame) -> str:
@@ -273,8 +299,8 @@ def neighbours(values: Frame) -> str:
     for kind in KINDS:
         tokens = chosen(values, kind, "tokens")
         apart, same = chosen(values, kind, "other sequences"), chosen(values, kind, "same covariance")
-        for place in (0, len(through_blocks(tokens, "n").columns) // 2, -1):
-            block = through_blocks(tokens, "n").columns[place]
+        blocks = [*through_blocks(tokens, "n")]
+        for block in (blocks[0], middle(tokens), blocks[-1]):
             row = [NAMES[kind], f"`{block}`"]
             for frame, metric in (
                 (tokens, "intrinsic_dimension"),
@@ -333,7 +359,8 @@ def errors(values: Frame, size: Size, kind: str) -> str:
     """Spreads of each number at the middle block, and the probes that tell two checkpoints apart."""
     after, before = chosen(values, kind, "after"), chosen(values, kind, "before")
     block = middle(after)
-    seeds = chosen(values, kind, "tokens")
+    seeds = chosen(values, kind, "training")
+    seeds = seeds[seeds["step"] == size.trainings[kind].steps]  # which read one probe
 
     def probes(frame: Frame, metric: str, num_tokens: int, column: str = "value") -> Array:
         found = frame[
@@ -381,7 +408,7 @@ def errors(values: Frame, size: Size, kind: str) -> str:
     return markdown(head, rows)
 
 
-def beyond_the_loss(values: Frame, losses: Frame, size: Size) -> str:
+def beyond_the_loss(values: Frame, losses: Frame) -> str:
     """Where numbers turn while the held-out loss falls, and what the loss is there."""
     rows = []
     for kind in KINDS:
@@ -396,17 +423,16 @@ def beyond_the_loss(values: Frame, losses: Frame, size: Size) -> str:
             ("intrinsic_dimension_between", True),
         ):
             curves = over_steps(frame, metric)
-            curves = curves.loc[curves.index < size.trainings[kind].steps]
             places = curves.idxmin() if is_low else curves.idxmax()
-            turns = sorted(int(step) for step in places)
+            turns = [f"{step:,}" for step in sorted(int(step) for step in places)]
             at = np.array([held_out.at[step, seed] for seed, step in places.items()])
             extreme = (curves.min() if is_low else curves.max()).to_numpy(dtype=float)
-            end = over_steps(frame, metric).iloc[-1].to_numpy(dtype=float)
+            end = curves.iloc[-1].to_numpy(dtype=float)
             rows.append(
                 (
                     NAMES[kind],
                     f"`{metric}`: {'lowest' if is_low else 'highest'}",
-                    ", ".join(map(str, turns)),
+                    ", ".join(turns),
                     shown(*mean_and_error(extreme)),
                     shown(*mean_and_error(at)),
                     shown(*mean_and_error(end)),
@@ -543,7 +569,8 @@ def alarms(replays: Replays, onset: int) -> str:
             found = [each for each in firsts if each is not None]
             cell = f"{len(found)} of {len(runs)}"
             if fault and found:
-                cell += f", {np.median([each.step - start for each in found]):.0f} steps"
+                later = round(np.median([each.step - start for each in found]))
+                cell += f", {later} step{'s' * (later != 1)}"
             row.append(cell)
         firsts = [next((each for each in run.geometry if each.step >= start), None) for run in runs]
         keys = [f"`{each.metric}`" for each in firsts if each is not None]
@@ -611,6 +638,11 @@ def from_the_start(values: Frame, losses: Frame) -> str:
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def titled(metric: str) -> str:
+    """The name of a metric, which tells the unbiased one."""
+    return term(metric).name + (" (unbiased)" if metric.endswith("_unbiased") else "")
+
+
 def panels(number_of_panels: int, columns: int = 3) -> tuple[Figure, list[Any]]:
     """Axes side by side, in rows."""
     rows = -(-number_of_panels // columns)
@@ -637,7 +669,7 @@ def draw_depth(values: Frame) -> Figure:
             names = frame.drop_duplicates("layer_index").set_index("layer_index")["layer"]
             inner = [i for i in table.columns if names[i] == "embed" or names[i].startswith("block.")]
             band(ax, inner, table[inner].to_numpy(dtype=float), kind, label=NAMES[kind], marker="o", ms=3)
-        ax.set(title=term(metric).name, xlabel="blocks passed")
+        ax.set(title=titled(metric), xlabel="blocks passed")
     axes[0].legend()
     return figure
 
@@ -652,7 +684,7 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
         for ax, metric in zip(axes[1:], DRAWN, strict=True):
             table = over_steps(chosen(values, kind, "training"), metric)
             band(ax, table.index, table.to_numpy(dtype=float).T, kind)
-            ax.set_title(term(metric).name)
+            ax.set_title(titled(metric))
     axes[0].set_title("loss held out, nats")
     for ax in axes:
         step_axis(ax, [int(step) for step in sorted(values.loc[~values["is_alarm"], "step"].unique())])
@@ -699,7 +731,7 @@ def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
         for alarm in replays[fault, int(seed)].geometry:
             ax.plot(alarm.step, curve[alarm.step], "v", color="black", ms=5)
         if ax is axes[0]:
-            ax.set_ylabel(term("V_W_over_V_unbiased").name, color=RUNS[0])
+            ax.set_ylabel(titled("V_W_over_V_unbiased"), color=RUNS[0])
         if ax in (axes[2], axes[-1]):
             beside.set_ylabel("training loss, nats", color=RUNS[1])
     return figure
@@ -714,7 +746,7 @@ def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[s
         "models": models(losses, size),
         "claims": claims(values),
         "neighbours": neighbours(values),
-        "beyond": beyond_the_loss(values, losses, size),
+        "beyond": beyond_the_loss(values, losses),
         "equal loss": equal_loss(values, losses),
         "final loss": of_final_loss(values, losses),
         "alarms": alarms(replays, int(values.loc[values["is_alarm"], "onset"].iloc[0])),

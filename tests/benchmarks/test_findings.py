@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks import findings
-from benchmarks.findings import CLAIMS, PAGE, Claim, fall, peak, rise, second_fall, tau, with_tables
+from benchmarks.findings import CLAIMS, PAGE, Claim, bell, fall, peak, rise, second_fall, span, tau, with_tables
 from benchmarks.findings_runs import KINDS, SIZES, Setting, Training, do_runs, measured_steps, read_runs, tasks
 
 PLACES = [
@@ -40,9 +40,8 @@ def test_every_table_and_figure_of_the_page_is_made(made):
         assert len({row.count(" | ") for row in (rows[0], *rows[2:])}) == 1, name
         assert "nan" not in table
         assert "inf" not in table
-    assert found["claims"].count("holds") + found["claims"].count("fails") + found["claims"].count("open") == 3 * len(
-        CLAIMS
-    )
+    verdicts = sum(found["claims"].count(f": {verdict} |") for verdict in ("holds", "fails", "open"))
+    assert verdicts == sum(len(claim.kinds) for claim in CLAIMS)
     figures = re.findall(r"images/(findings-[\w-]+)\.png", page)
     names = {file.stem for file in (made / "images").glob("findings-*.png")}
     assert names == {name + shade for name in figures for shade in ("", "-dark")}
@@ -85,6 +84,10 @@ def test_shapes_are_told_by_their_size():
     curve = np.array([4.0, 1.0, 3.0, 2.0])
     assert [shape(curve) for shape in (fall, rise, second_fall)] == pytest.approx([0.75, 2.0, 1 / 3])
     assert tau(np.array([1.0, 2.0, 4.0])) == 1
+    assert bell(np.array([1.0, 2.0, 3.0, 2.0, 1.5])) == pytest.approx(1.0)
+    assert bell(np.array([1.0, 2.0, 2.0, 4.0, 3.0, 2.0, 2.0, 2.0])) == pytest.approx(1.0)
+    assert bell(np.array([1.0, 4.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0])) == pytest.approx(-0.25)  # not half way
+    assert span(np.array([1.0, 4.0, 3.0])) == 3
 
 
 def test_a_verdict_needs_the_interval_over_seeds_on_one_side_of_the_limit():

@@ -39,8 +39,21 @@ def test_a_rise_and_a_fall_are_told_with_steps_errors_and_blocks():
     (sentence,) = story(run(hump([4.0] * 6), errors=0.01))
     assert sentence == (
         "anisotropy rose from 0.094 ± 0.010 at step 0 to 0.580 ± 0.010 by step 8 (all 6 blocks), "
-        "fell to 0.094 ± 0.010 by step 128 (all 6 blocks), and has not moved since."
+        "fell to 0.094 ± 0.010 by step 128 (all 6 blocks); since then no change is significant."
     )
+
+
+def test_a_peak_is_told_where_it_is_higher_than_what_was_reached_first():
+    curve = np.array([0.08, 0.20, 0.48, 0.55, 0.58, 0.50, 0.30, 0.10, 0.08, 0.08, 0.08])
+    (sentence,) = story(run(curve[:, None], errors=0.05))
+    assert "by step 2 (all 6 blocks), highest 0.580 ± 0.050 at step 8, fell to" in sentence
+
+
+def test_a_value_without_an_error_does_not_silence_the_others():
+    errors = np.full((len(STEPS), len(BLOCKS)), 0.01)
+    errors[5, 3] = np.nan
+    (sentence,) = story(run(hump([4.0] * 6), errors=errors))
+    assert sentence.startswith("anisotropy rose from 0.094 ± 0.010 at step 0 to 0.580 ± 0.010 by step 8")
 
 
 @pytest.mark.parametrize(("sign", "said"), [(1, "the first first"), (-1, "the last first")])
@@ -60,7 +73,7 @@ def test_what_came_to_rest_is_said():
     values = np.where(np.arange(len(STEPS)) < 4, 0.1, 0.6)[:, None]
     (sentence,) = story(run(values, errors=0.01))
     assert sentence.startswith("anisotropy rose from 0.100 ± 0.010 at step 4 to 0.600 ± 0.010 by step 8")
-    assert sentence.endswith(", and has not moved since.")
+    assert sentence.endswith("; since then no change is significant.")
 
 
 @pytest.mark.parametrize("errors", [0.3, np.nan])
@@ -104,9 +117,9 @@ def test_final_models_and_short_runs_have_none():
 def test_turning_points():
     values = np.array([0.0, 5, 4, 10, 9, 3, 4, 3.5, 8])
     assert moves(values, np.full(9, 0.1), 3.0) == [
-        Move(0, 1), Move(1, 2), Move(2, 3), Move(3, 5), Move(5, 6), Move(6, 7), Move(7, 8)
+        Move(0, 1, 1), Move(1, 2, 2), Move(2, 3, 3), Move(3, 5, 5), Move(5, 6, 6), Move(6, 7, 7), Move(7, 8, 8)
     ]  # fmt: skip
-    assert moves(values, np.ones(9), 3.0) == [Move(0, 3), Move(4, 5), Move(7, 8)]
+    assert moves(values, np.ones(9), 3.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
     assert moves(values, np.full(9, 100.0), 3.0) == []
 
 

@@ -29,10 +29,11 @@ _ORDERED = 0.9  # Kendall's τ of the depth and the time of what moves through t
 
 
 class Move(NamedTuple):
-    """A rise or fall between two measurements, by their places."""
+    """A rise or fall, by the places of measurements: its start, its end, and the turning point that it leads to."""
 
     start: int
     end: int
+    turn: int
 
 
 def story(run: Run) -> list[str]:
@@ -99,7 +100,7 @@ def moves(values: Array, errors: Array, z: float) -> list[Move]:
     found = list[Move]()
     for start, turn in pairwise(turns):
         end = next(i for i in range(start + 1, turn + 1) if not is_apart(i, turn))
-        found.append(Move(next(i for i in range(end - 1, start - 1, -1) if not is_apart(i, start)), end))
+        found.append(Move(next(i for i in range(end - 1, start - 1, -1) if not is_apart(i, start)), end, turn))
     return found
 
 
@@ -154,6 +155,9 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
         if len(mean) < 3:
             continue
         errors = run.mean_errors(table, table_errors)[side].reindex(mean.index)
+        if 2 * errors.notna().sum() > max(len(mean), 4):  # where a few are unknown, what they belong to is left out
+            errors = errors.dropna()
+            mean = mean[errors.index]
         has_errors = bool(errors.notna().all())
         values = mean.to_numpy(dtype=float)
         if has_errors:
@@ -178,16 +182,26 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
             start = "" if parts else f"from {_value(values, errors, move.start)} at step {steps[move.start]:,} "
             end = f"to {_value(values, errors, move.end)} by step {steps[move.end]:,}"
             where = _where(of_blocks, block_errors, move, z)
-            parts.append(f"{verb} {start}{end}{where}")
+            farthest = "" if move is found[-1] else _farthest(values, errors, steps, move)
+            parts.append(f"{verb} {start}{end}{where}{farthest}")
         name = term(metric).name if len(run.blocks) == 1 else f"{term(metric).name} ({side})"
         since = len(values) - 1 - found[-1].end
-        rest = ", and has not moved since" if since > 0 else ""
+        rest = "; since then no change is significant" if since > 0 else ""
         sentences.append(f"{name} {', '.join(parts)}{rest}.")
     return sentences
 
 
 def _value(values: Array, errors: pd.Series, place: int) -> str:
     return with_error(values[place], errors.iloc[place]) if errors.notna().all() else number(values[place])
+
+
+def _farthest(values: Array, errors: pd.Series, steps: Sequence[int], move: Move) -> str:
+    """The turning point, where it is not the end of the move to the printed digits."""
+    turn = _value(values, errors, move.turn)
+    if turn == _value(values, errors, move.end):
+        return ""
+    which = "highest" if values[move.turn] > values[move.end] else "lowest"
+    return f", {which} {turn} at step {steps[move.turn]:,}"
 
 
 def _where(values: Array, errors: Array, move: Move, z: float) -> str:

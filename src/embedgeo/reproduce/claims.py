@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ LEAST_TAU = 0.5
 RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "value": (
         ("layer", "printed"),
-        "A value holds if it is no farther from the printed one than two standard errors and half a unit of the last "
-        "printed digit. It is not comparable with another text, or where two standard errors are more than a quarter "
+        "A value holds if it is no farther from the printed one than z standard errors and half a unit of the last "
+        "printed digit. It is not comparable with another text, or where z standard errors are more than a quarter "
         "of the printed value.",
     ),
     "token": (
@@ -28,7 +29,7 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     ),
     "count": (
         ("printed",),
-        "A count holds if it is no farther from the printed one than two standard errors of the difference of two such "
+        "A count holds if it is no farther from the printed one than z standard errors of the difference of two such "
         "samples: of occurrences, of texts drawn at random; of types, the root of twice the number of those that occur "
         "once. Special tokens do not count. It is comparable only of the whole of the same share of the text.",
     ),
@@ -42,12 +43,15 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         "A trend through the layers holds if Kendall's τ of value and depth has the sign and is more than two of its "
         "standard errors from 0, which follow from the number of layers; it does not hold if, with two of them more, "
         f"it is less than {LEAST_TAU}. Values that differ by less than z of their largest errors are not comparable, "
-        f"unless those would have left {VISIBLE:.0%} to be seen; nor does a trend fail where no errors are known.",
+        f"unless those would have left {VISIBLE:.0%} to be seen. Where no errors are known, a trend fails only if the "
+        "opposite one holds.",
     ),
     "peak": (
         ("over",),
         f"A peak holds if the largest value between the ends exceeds both ends by more than z standard errors of the "
-        f"difference; it does not hold if, within z of them, it exceeds one by less than {VISIBLE:.0%} of that end.",
+        f"difference; it does not hold if, within z of them, it exceeds one by less than {VISIBLE:.0%} of that end. "
+        "Through the layers the peak is the largest value of the middle half, and does not hold if one outside of that "
+        "is larger by more than z standard errors; if one is larger by less, it is not comparable.",
     ),
     "flatter": (
         ("than",),
@@ -136,16 +140,24 @@ class Claim:
     @property
     def number(self) -> float:
         """The printed value."""
-        try:
-            return float(self.printed.replace(",", ""))
-        except ValueError:
-            raise ValueError(f"printed must be a number, as text; got {self.printed!r}") from None
+        return float(self._decimal)
 
     @property
     def rounding(self) -> float:
         """The most that rounding has changed: half a unit of the last printed digit."""
-        decimals = len(self.printed.partition(".")[2])
-        return float(0.5 * 10**-decimals)
+        exponent = self._decimal.as_tuple().exponent
+        assert isinstance(exponent, int)  # of a finite number
+        return float(0.5 * 10.0**exponent)
+
+    @property
+    def _decimal(self) -> Decimal:
+        try:
+            found = Decimal(self.printed.replace(",", ""))
+        except InvalidOperation:
+            found = Decimal("nan")
+        if not found.is_finite():
+            raise ValueError(f"printed must be a number, as text; got {self.printed!r}")
+        return found
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
-from math import inf, isfinite, isnan, nan, sqrt
+from math import ceil, inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import jinja2
@@ -44,9 +43,9 @@ _OF_PRINTED = (
     "skip_first_positions",
 )
 _OF_COUNTS = ("sample", "seq_len")  # beside these
-_PRINTED = ("value", "token", "count")  # rules about printed values, which other rows give otherwise
+_PRINTED = ("value", "token", "count")  # rules about printed values, which another text gives otherwise
 _GROUPS = 32  # of token types, for standard errors over them
-_LARGEST_SHARE = 0.25  # of a printed value that two standard errors may be
+_LARGEST_SHARE = 0.25  # of a printed value that z standard errors may be
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
 _KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # as the page's style calls them
 _TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}  # of all models, in the report
@@ -126,11 +125,18 @@ class Measured:
     def errors(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Standard errors of a metric, and of its means over blocks: the jackknife's, or from the spread of batches."""
         bands = self.run.bands(metric)
-        batches = 1.0
-        if bands.is_spread:
-            of_dimension = term(metric).spread == "intrinsic_dimension_std"
-            batches = self.settings.id_batches if of_dimension else self.run.num_rows // self.settings.anisotropy_batch
+        batches = self._batches(metric) if bands.is_spread else 1.0
         return bands.values / sqrt(batches), bands.means / sqrt(batches)
+
+    def degrees(self, metric: str) -> float:
+        """Degrees of freedom of the standard errors of a metric: the groups or batches that they are from, less one."""
+        if self.settings.jackknife:
+            return self.settings.jackknife - 1
+        return max(1, (self._batches(metric) if self.run.bands(metric).is_spread else _GROUPS) - 1)
+
+    def _batches(self, metric: str) -> float:
+        of_dimension = term(metric).spread == "intrinsic_dimension_std"
+        return self.settings.id_batches if of_dimension else self.run.num_rows // self.settings.anisotropy_batch
 
 
 def type_errors(types: pd.DataFrame) -> dict[str, float]:
@@ -158,38 +164,63 @@ def exceeds(difference: float, error: float, visible: float, z: float) -> str:
     return FAILS if difference + z * error < visible else OPEN
 
 
-def widened(choices: int) -> float:
-    """Number of standard errors that the largest of so many differences exceeds by chance in one case of forty."""
-    return NormalDist().inv_cdf(1 - 0.025 / max(1, choices))
+def widened(choices: int, degrees: float = inf) -> float:
+    """Number of standard errors that the largest of so many differences exceeds by chance in one case of forty.
+
+    By Student's t: errors from G groups have G - 1 degrees of freedom.
+    """
+    from scipy import stats
+
+    return float(stats.t.isf(0.025 / max(1, choices), degrees))
 
 
-def peak(values: Sequence[float], errors: Sequence[float], names: Sequence[object] = ()) -> Verdict:
-    """Verdict on values that rise to a peak between their ends, and fall again; they may have names."""
-    if len(values) < 3:
-        return Verdict(OPEN, f"a peak between two ends needs three values; there are {len(values)}")
-    top = 1 + int(np.argmax(values[1:-1]))
-    z = widened(len(values) - 2)
-    differences = {end: values[top] - values[end] for end in (0, len(values) - 1)}
+def peak(
+    values: Sequence[float],
+    errors: Sequence[float],
+    names: Sequence[object] = (),
+    degrees: float = inf,
+    *,
+    in_the_middle: bool = False,
+) -> Verdict:
+    """Verdict on values that rise to a peak between their ends, or in the middle half, and fall again; with names."""
+    last = len(values) - 1
+    if last < 2:
+        return Verdict(OPEN, f"a peak between two ends needs three values; there are {last + 1}")
+    first, end_of_middle = (ceil(last / 4), last * 3 // 4) if in_the_middle else (1, last - 1)
+    top = first + int(np.argmax(values[first : end_of_middle + 1]))
+    outside = max((i for i in range(1, last) if not first <= i <= end_of_middle), key=lambda i: values[i], default=top)
+    z = widened(last - 1, degrees)
+    differences = {end: values[top] - values[end] for end in (0, last)}
     end = min(differences, key=lambda i: differences[i])
     verdicts = [
         exceeds(differences[i], sqrt(errors[top] ** 2 + errors[i] ** 2), VISIBLE * abs(values[i]), z)
         for i in differences
     ]
+    names = names or range(1, len(values) + 1)
+    of_top = "of the middle half" if in_the_middle else "between the ends"
+    other = "the larger end"
+    if values[outside] > values[top]:
+        error = sqrt(errors[top] ** 2 + errors[outside] ** 2)
+        verdicts.append(FAILS if values[outside] - values[top] > z * error else OPEN)
+        if _weakest(verdicts) == verdicts[-1]:
+            end, other = outside, "a larger value outside of it"
+            differences[end] = values[top] - values[end]
     verdict = _weakest(verdicts)
     error = sqrt(errors[top] ** 2 + errors[end] ** 2)
-    names = names or range(1, len(values) + 1)
-    why = f"the largest value between the ends, at {names[top]}, less the larger end, at {names[end]}, z = {z:.2f}"
+    why = f"the largest value {of_top}, at {names[top]}, less {other}, at {names[end]}, z = {z:.2f}"
     return Verdict(verdict, why + _why_open(verdict, error), values[top], errors[top], differences[end], error)
 
 
-def phase(values: Sequence[float], errors: Sequence[float], which: int, steps: Sequence[object] = ()) -> Verdict:
+def phase(
+    values: Sequence[float], errors: Sequence[float], which: int, steps: Sequence[object] = (), degrees: float = inf
+) -> Verdict:
     """Verdict on one of three phases of values over steps: they fall, grow and fall again."""
     if len(values) < 4:
         return Verdict(OPEN, f"three phases need four steps; there are {len(values)}")
     pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
     low, high = max(pairs, key=lambda pair: values[pair[1]] - values[pair[0]])
     start, end, sign = {1: (0, low, -1), 2: (low, high, 1), 3: (high, len(values) - 1, -1)}[which]
-    z = widened(len(pairs) if which == 2 else len(values) - 1)  # both ends are chosen, or one
+    z = widened(len(pairs) if which == 2 else len(values) - 1, degrees)  # both ends are chosen, or one
     spans = [(start, end)]
     if start == end:  # the one of those that the growth leaves no room for that its errors leave most room for
         spans = [(low, i) if which == 1 else (i, high) for i in range(low, high + 1) if i != start]
@@ -208,7 +239,7 @@ def phase(values: Sequence[float], errors: Sequence[float], which: int, steps: S
     return Verdict(verdict, why, values[end], errors[end], change, error)
 
 
-def trend(values: Sequence[float], direction: str, errors: Sequence[float] = ()) -> Verdict:
+def trend(values: Sequence[float], direction: str, errors: Sequence[float] = (), degrees: float = inf) -> Verdict:
     """Verdict on values that grow (``up``) or fall (``down``) through the layers, by Kendall's τ."""
     count = len(values)
     if count < _LEAST_LAYERS:
@@ -218,11 +249,12 @@ def trend(values: Sequence[float], direction: str, errors: Sequence[float] = ())
     error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
     why = f"Kendall's τ over {count} layers; none would be 0"
     verdict = exceeds(tau if direction == "up" else -tau, error, LEAST_TAU, 2)
-    blur = widened(len(signs)) * sqrt(2) * float(np.max(errors)) if errors else 0.0
+    blur = widened(len(signs), degrees) * sqrt(2) * float(np.max(errors)) if errors else 0.0
     if verdict == OPEN:
         why += "; too few layers to tell"
     elif isnan(blur):
-        if verdict == FAILS:  # few tokens may have hidden one
+        is_opposite = exceeds(-tau if direction == "up" else tau, error, LEAST_TAU, 2) == HOLDS
+        if verdict == FAILS and not is_opposite:  # few tokens may have hidden one
             verdict = OPEN
             why += _why_open(verdict, blur)
     elif max(values) - min(values) <= blur and (verdict == HOLDS or blur >= VISIBLE * float(np.max(np.abs(values)))):
@@ -231,31 +263,32 @@ def trend(values: Sequence[float], direction: str, errors: Sequence[float] = ())
     return Verdict(verdict, why, tau, error, tau, error)
 
 
-def flatter(span: float, error: float, others: Sequence[tuple[float, float]], num_layers: int) -> Verdict:
+def flatter(
+    span: float, error: float, others: Sequence[tuple[float, float]], num_layers: int, degrees: float = inf
+) -> Verdict:
     """Verdict on a span over the layers that is less than the mean of others, of at most so many layers.
 
     Noise alone makes a span, of each of the others too: the error of their mean is taken as that of one of them.
     """
     mean, error_of_mean = (float(np.mean(each)) for each in zip(*others, strict=True))
     both = sqrt(error**2 + error_of_mean**2)
-    z = widened(num_layers * (num_layers - 1) // 2)  # both ends of a span are chosen
+    z = widened(num_layers * (num_layers - 1) // 2, degrees)  # both ends of a span are chosen
     verdict = exceeds(mean - span, both, VISIBLE * mean, z)
     why = f"its span less the mean span of {len(others)} others, {number(mean)}, z = {z:.2f}"
     return Verdict(verdict, why + _why_open(verdict, both), span, error, span - mean, both)
 
 
-def printed_value(claim: Claim, measured: float, error: float) -> Verdict:
+def printed_value(claim: Claim, measured: float, error: float, degrees: float = inf) -> Verdict:
     """Verdict on a value that the paper prints."""
+    z = widened(1, degrees)
     difference = measured - claim.number
     numbers = (measured, error, difference, error)
     if not (isfinite(measured) and isfinite(error)):
         return Verdict(OPEN, "no standard error: sweep with --jackknife 16 or --token-tables true", *numbers)
-    if 2 * error > _LARGEST_SHARE * abs(claim.number):
-        return Verdict(
-            OPEN, f"not enough tokens: two standard errors are over {_LARGEST_SHARE:.0%} of the value", *numbers
-        )
-    is_so = abs(difference) <= 2 * error + claim.rounding
-    return Verdict(HOLDS if is_so else FAILS, "by two standard errors and rounding", *numbers)
+    if z * error > _LARGEST_SHARE * abs(claim.number):
+        return Verdict(OPEN, f"not enough tokens: z errors are over {_LARGEST_SHARE:.0%} of the value", *numbers)
+    is_so = abs(difference) <= z * error + claim.rounding
+    return Verdict(HOLDS if is_so else FAILS, f"within z errors and rounding, z = {z:.2f}", *numbers)
 
 
 def _weakest(verdicts: Collection[str]) -> str:
@@ -271,9 +304,9 @@ def _why_open(verdict: str, error: float) -> str:
 
 def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
     """Verdict on a claim about one model; ``others`` are all that were measured with it."""
-    reason = ""
-    if claim.rule in _PRINTED:
-        reason = measured.unlike((*_OF_PRINTED, *_OF_COUNTS) if claim.rule == "count" else _OF_PRINTED)
+    options = (*_OF_PRINTED, *_OF_COUNTS) if claim.rule == "count" else _OF_PRINTED
+    unlike = measured.unlike(options)
+    reason = unlike if claim.rule in _PRINTED or measured.settings.rows != measured.asked.get("rows", "tokens") else ""
     if claim.rule != "count" and not measured.layers:
         reason = "an encoder and its decoder: the paper has models of one side"
     if not reason and claim.rule not in ("count", "token") and claim.metric not in measured.run.values:
@@ -291,7 +324,8 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
         "peak": lambda: (_over_steps if claim.over == "steps" else _through_layers)(claim, measured),
         "phase": lambda: _over_steps(claim, measured),
     }
-    return find[claim.rule]()
+    found = find[claim.rule]()
+    return found._replace(why=f"{found.why}; {unlike}") if unlike else found
 
 
 def _through_layers(claim: Claim, measured: Measured) -> Verdict:
@@ -301,10 +335,11 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
     known = values.notna()
     numbers = values[known].tolist()
     widths = errors[known].tolist()
+    degrees = measured.degrees(claim.metric)
     if claim.rule == "trend":
-        found = trend(numbers, claim.direction, widths)
+        found = trend(numbers, claim.direction, widths, degrees)
     else:
-        found = peak(numbers, widths, values[known].index.tolist())
+        found = peak(numbers, widths, values[known].index.tolist(), degrees, in_the_middle=True)
     return found._replace(where=f"{len(numbers)} layers")
 
 
@@ -371,7 +406,7 @@ def _value(claim: Claim, measured: Measured) -> Verdict:
     if too_few:
         difference = value - claim.number
         return Verdict(OPEN, f"not enough tokens: {'; '.join(too_few)}", value, error, difference, error, layer)
-    return printed_value(claim, value, error)._replace(where=layer)
+    return printed_value(claim, value, error, measured.degrees(claim.metric))._replace(where=layer)
 
 
 def _below(claim: Claim, measured: Measured) -> Verdict:
@@ -383,7 +418,7 @@ def _below(claim: Claim, measured: Measured) -> Verdict:
     values = {layer: pair for layer, pair in values.items() if isfinite(pair[0])}
     if not values:
         return Verdict(OPEN, "no value: the token types that occur often enough are too few", where=listed(layers, 1))
-    z = widened(len(values))
+    z = widened(len(values), measured.degrees(claim.metric))
     verdicts = {layer: exceeds(-value, error, LEAST_SLOPE, z) for layer, (value, error) in values.items()}
     verdict = _weakest(verdicts.values())
     weakest = max((layer for layer in verdicts if verdicts[layer] == verdict), key=lambda layer: values[layer][0])
@@ -399,7 +434,8 @@ def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Ve
     if not compared:
         return Verdict(OPEN, f"no {claim.than} was measured beside it", span, error)
     most = max(len(each.layers) for each in (measured, *others))
-    return flatter(span, error, compared, most)._replace(where=f"{len(measured.layers)} layers")
+    degrees = min(each.degrees(claim.metric) for each in (measured, *others) if claim.metric in each.run.values)
+    return flatter(span, error, compared, most, degrees)._replace(where=f"{len(measured.layers)} layers")
 
 
 def _span(metric: str, measured: Measured) -> tuple[float, float]:
@@ -433,9 +469,10 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
     sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
     signed = (sign * values).tolist()
     at = [f"{step:,}" for step in values.index.tolist()]
-    found = peak(signed, widths.tolist(), [f"step {step}" for step in at])
+    degrees = measured.degrees(claim.metric)
+    found = peak(signed, widths.tolist(), [f"step {step}" for step in at], degrees)
     if claim.rule == "phase":
-        found = phase(signed, widths.tolist(), claim.phase, at)
+        found = phase(signed, widths.tolist(), claim.phase, at, degrees)
     steps = f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
     return found._replace(measured=sign * found.measured, difference=sign * found.difference, where=where + steps)
 
@@ -460,7 +497,7 @@ def rows(paper: Paper, measured: Sequence[Measured], drawn: Sequence[str] = ()) 
     models = [each.model for each in measured]
     for claim in paper.claims:
         if claim.rule == "picture":
-            why = "a drawing, of nothing that is measured"
+            why = "nothing that is measured belongs to it"
             if claim.shown:
                 why = "a picture, for you to compare" if shown(claim, drawn) else "it is of what was not measured"
             found.append(Row(claim, "", Verdict(OPEN, why)))

@@ -30,7 +30,7 @@ Series = tuple[str, str]  # metric and layer
 
 @dataclass(frozen=True)
 class Alarm:
-    """A number that has departed from its own past at two measurements in a row.
+    """A number that has departed from its own past, or is not finite, at two measurements in a row.
 
     Attributes:
         step: of the second of these measurements.
@@ -38,8 +38,9 @@ class Alarm:
         metric: key of the metric.
         layers: where, those that are farthest off first; ``"mean"`` is the mean over blocks.
         value: at ``step``, at the first of the layers.
-        expected: forecast of that value from the measurements before ``since``.
-        standard_errors: by how many standard errors of its forecast the value at ``since`` was off, with its sign.
+        expected: forecast of that value from the measurements before ``since``; where it is not finite, the last value.
+        standard_errors: by how many standard errors of its forecast the value at ``since`` was off, with its sign;
+            infinite where it is not finite.
     """
 
     step: int
@@ -51,9 +52,14 @@ class Alarm:
     standard_errors: float
 
     def __str__(self) -> str:
-        verb = "rose" if self.standard_errors > 0 else "fell"
         where = "the mean over blocks" if self.layers[0] == "mean" else self.layers[0]
         others = f" (also {listed(self.layers[1:])})" if len(self.layers) > 1 else ""
+        if not math.isfinite(self.value):
+            return (
+                f"step {self.step}: {term(self.metric).name} is {self.value} at {where}{others} since step "
+                f"{self.since}; before that it was {self.expected:.4g}."
+            )
+        verb = "rose" if self.standard_errors > 0 else "fell"
         return (
             f"step {self.step}: {term(self.metric).name} {verb} at {where}{others}: {self.value:.4g}, where "
             f"{self.expected:.4g} was expected; off by {abs(self.standard_errors):.1f} standard errors since step "
@@ -87,10 +93,12 @@ class GeometryAlarm:
     `benchmarks/alarms.py`. A jump of 5 standard deviations of all blocks is found at the second measurement where
     blocks fluctuate independently and normally. It is found less often where they move together or have outliers.
 
-    A number is tested from its 42nd value on, the first that ends two with 40 before them; values that are NaN, or
-    constant so far, are passed over. Only the order of the measurements counts, not the steps between them. Values and
-    alarms are part of the monitor's checkpoint; with the Hugging Face Trainer, a resumed run takes the values from its
-    history file.
+    A number that is NaN or infinite at two measurements in a row, and never was before, raises an alarm, too.
+
+    A number is tested from its 42nd value on, the first that ends two with 40 before them; single values that are NaN,
+    and numbers that are constant so far, are passed over. Only the order of the measurements counts, not the steps
+    between them. Values and alarms are part of the monitor's checkpoint; with the Hugging Face Trainer, a resumed run
+    takes the values from its history file.
 
     Each alarm is a line in the terminal and a text for the loggers, and an item of ``alarms``.
 
@@ -140,12 +148,15 @@ class GeometryAlarm:
         """Forget all values: another run begins."""
         self.alarms: list[Alarm] = []
         self._last_step: int | None = None
-        self._past: dict[Series, list[tuple[int, float]]] = defaultdict(list)  # steps and values
+        self._past: dict[Series, list[tuple[int, float]]] = defaultdict(list)  # steps and values that are finite
+        self._gaps: dict[Series, list[int]] = defaultdict(list)  # the first three steps of others
 
     def state_dict(self) -> dict[str, Any]:
         """The values that later ones are compared with, and the alarms so far."""
         past = [[*series, *zip(*of_series, strict=True)] for series, of_series in self._past.items() if of_series]
-        return {"last_step": self._last_step, "past": past, "alarms": [asdict(alarm) for alarm in self.alarms]}
+        gaps = [[*series, steps] for series, steps in self._gaps.items()]
+        alarms = [asdict(alarm) for alarm in self.alarms]
+        return {"last_step": self._last_step, "past": past, "gaps": gaps, "alarms": alarms}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from values of `state_dict`."""
@@ -153,10 +164,11 @@ class GeometryAlarm:
         self._past = defaultdict(list)
         for metric, layer, steps, values in state["past"]:
             self._past[metric, layer] = [*zip(steps, values, strict=True)]
+        self._gaps = defaultdict(list, {(metric, layer): [*steps] for metric, layer, steps in state["gaps"]})
         self.alarms = [Alarm(**{**alarm, "layers": tuple(alarm["layers"])}) for alarm in state["alarms"]]
 
     def add(self, step: int, records: Iterable[Record]) -> list[Series]:
-        """Add the values measured at a step, and tell of which series there is one; see `test`."""
+        """Add the values measured at a step, and tell of which series; see `test`."""
         if self._last_step is not None and step <= self._last_step:
             return []
         self._last_step = step
@@ -165,18 +177,26 @@ class GeometryAlarm:
             series = record["metric"], record["layer"]
             if math.isfinite(record["value"]):
                 self._past[series] = [*self._past[series][1 - _KEPT :], (step, record["value"])]
-                new.append(series)
+            elif len(self._gaps[series]) < 3:
+                self._gaps[series].append(step)
+            new.append(series)
         return new
 
-    def test(self, step: int, records: Iterable[Record]) -> list[Alarm]:
+    def test(self, step: int, records: Sequence[Record]) -> list[Alarm]:
         """Add the values measured at a step, and tell what departs; nothing is forgotten and nobody called.
 
         Args:
             step: the step, larger than those before; another time the same step is passed over.
             records: of the layers and of their means over blocks.
         """
-        tested = [series for series in self.add(step, records) if len(self._past[series]) > self.warm_up + 1]
-        return self._departed(tested) if tested else []
+        new = {series: self._past[series] for series in self.add(step, records) if self._past[series]}
+        tested = [series for series, past in new.items() if past[-1][0] == step and len(past) > self.warm_up + 1]
+        lost = [
+            series
+            for series, past in new.items()
+            if len(past) > self.warm_up and len(gaps := self._gaps[series]) == 2 and past[-1][0] < gaps[0]
+        ]
+        return [*self._no_numbers(lost, records), *(self._departed(tested) if tested else [])]
 
     def accept(self, alarm: Alarm) -> None:
         """Add to ``alarms``, and let what has alarmed begin a new past."""
@@ -195,6 +215,24 @@ class GeometryAlarm:
         else:
             layers = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self.layers)}
         return [record for record in records if record["metric"] in metrics and record["layer"] in layers]
+
+    def _no_numbers(self, lost: list[Series], records: Sequence[Record]) -> list[Alarm]:
+        values = {(record["metric"], record["layer"]): record["value"] for record in records}
+        of_metrics: dict[str, list[str]] = defaultdict(list)
+        for metric, layer in sorted(lost, key=lambda series: series[1] not in MEANS):
+            of_metrics[metric].append(layer)
+        return [
+            Alarm(
+                step=self._gaps[metric, layers[0]][1],
+                since=self._gaps[metric, layers[0]][0],
+                metric=metric,
+                layers=tuple(layers),
+                value=values[metric, layers[0]],
+                expected=self._past[metric, layers[0]][-1][1],
+                standard_errors=math.inf,
+            )
+            for metric, layers in of_metrics.items()
+        ]
 
     def _departed(self, tested: list[Series]) -> list[Alarm]:
         values = np.full((_KEPT, len(tested)), np.nan)
