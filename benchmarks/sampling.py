@@ -63,7 +63,7 @@ class Probes(Protocol):
 
 
 class SimulatedText:
-    """Rows of Zipf types with an effect of their text; sequences in a row are of texts of eight of them."""
+    """Rows of Zipf types with an effect of their text; consecutive sequences are of texts of eight of them."""
 
     name = "simulated"
     lengths = LENGTHS
@@ -199,12 +199,12 @@ def by_rows(probes: Probes, draws: int, sizes: Sequence[int]) -> None:
 
 
 def by_sequences(probes: Probes, draws: int, size: int) -> None:
-    """Print the errors of as many rows from more and fewer sequences, drawn at random and in a row."""
+    """Print the errors of as many rows from more and fewer sequences, drawn at random and consecutive."""
     cells = [(length, in_a_row) for in_a_row in (False, True) for length in probes.lengths]
     found = [errors(probes, draws, size, length, in_a_row=in_a_row) for length, in_a_row in cells]
     print_table(
         f"{probes.name}: error in percent, bias ± spread, of {size:,} rows",
-        ["", *(f"{size // length} × {length}{' in a row' * in_a_row}" for length, in_a_row in cells)],
+        ["", *(f"{size // length} × {length}{' consecutive' * in_a_row}" for length, in_a_row in cells)],
         ([f"`{key}`", *(str(each[key]) for each in found)] for key in NUMBERS),
     )
 
@@ -256,7 +256,7 @@ def enough_rows(sources: Sequence[Sequence[Probes]], draws: int, sizes: Sequence
 
     print_table(
         f"for an error of {SMALL_ERROR:.0%} take",
-        ["", "rows", "sequences", "rows in a row"],
+        ["", "rows", "sequences", "rows of consecutive text"],
         (
             [f"`{key}`", most(key, short), most(key, middle, middle), most(key, middle, in_a_row=True)]
             for key in NUMBERS

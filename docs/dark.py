@@ -1,5 +1,7 @@
 """Give pictures of few colours a version for dark pages: greys swap their lightness, colours keep their hue.
 
+Colours of a heatmap keep the order of their lightness, too.
+
     python docs/dark.py docs/images/*.png
 
 The scripts that make the pictures do so themselves.
@@ -9,10 +11,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib import colormaps
 from PIL import Image
 
 _GROUND, _INK = (30, 33, 41), (240, 240, 240)  # what was white, as the site's dark pages have it, and what was black
 _FULL = 0.13  # chroma of a colour that is none of the greys between a line and its ground
+_GREY = 0.0025  # chroma of a grey, at most
+_NEAR = 0.02  # distance from the colour map within which a colour is one of it
+_LEAST = 0.01  # of a picture that coloured ones of the map fill
 
 # Oklab: Björn Ottosson, "A perceptual color space for image processing", 2020
 _TO_CONES = np.array(
@@ -39,12 +45,22 @@ def dark(image: Image.Image) -> Image.Image:
     grey = lightness * ground + (1 - lightness) * ink
     bright = np.insert(hues, 0, 0.5 + 0.4 * lightness[:, 0], axis=1)
     share = (chroma / _FULL).clip(max=1) ** 2
+    mapped = _of_map(np.array(colours))
+    areas = np.array(image.histogram()[: len(colours)]) / np.prod(image.size)
+    if areas[mapped & (chroma[:, 0] > _GREY)].sum() > _LEAST:
+        share[mapped] = 1
     lab = (1 - share) * (grey + np.insert(hues, 0, 0, axis=1)) + share * bright
     linear = ((lab @ np.linalg.inv(_TO_LAB).T) ** 3 @ np.linalg.inv(_TO_CONES).T).clip(0, 1)
     rgb = np.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear ** (1 / 2.4) - 0.055)
     other = image.copy()
     other.putpalette((rgb * 255).round().astype(int).ravel().tolist())
     return other
+
+
+def _of_map(colours: np.ndarray) -> np.ndarray:
+    """Tell the colours that heatmaps, and points by their number, have."""
+    of_map = _lab(255 * colormaps["cividis"](np.arange(256))[:, :3])
+    return np.linalg.norm(colours[:, None] - of_map, axis=2).min(axis=1) < _NEAR
 
 
 def _lab(levels: np.ndarray) -> np.ndarray:

@@ -16,6 +16,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).parents[1]
+BEFORE = {path.name for path in ROOT.iterdir()}
+OF_MAKE = {"build", "dist", "runs", "site"}
+"""What other targets write into the repository's folder, perhaps at the same time."""
+
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have the pretended GPU, if a test needs it, before the first backward pass, at which autograd counts devices."""
@@ -28,6 +33,28 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     )
     if is_needed and COMPILER is not None and not torch.cuda.is_available():
         load_guard()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that compiles where torch refuses to, as 2.9 does on Python 3.14."""
+    try:
+        return (yield)
+    except RuntimeError as refused:
+        if str(refused).startswith("torch.compile is not supported"):
+            pytest.skip(f"needs torch.compile: torch {torch.__version__} refuses it on this Python")
+        raise
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if tests have left something behind."""
+    if left_behind() and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def left_behind() -> list[str]:
+    """What tests have written into the repository's folder, where it might be committed; caches have dots."""
+    return sorted(path.name for path in ROOT.glob("[!.]*") if path.name not in BEFORE | OF_MAKE)
 
 
 def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> list[str]:
@@ -44,7 +71,10 @@ def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> lis
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say at the end what was left out, a line a cause."""
+    """Say at the end what was left out, a line a cause, and what was left behind."""
+    if names := left_behind():
+        terminalreporter.section("left behind in the repository's folder")
+        terminalreporter.write_line(", ".join(names))
     reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", [])]
     if lines := left_out(config.option.markexpr, config.option.ignore or (), reasons):
         terminalreporter.section("left out")

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,21 @@ def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
     done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=600, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "demo" in done.stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "`" not in text
+    if command in ("sweep", "ablate", "reproduce"):
+        assert "a sequence of --seq-len tokens" in text
+        assert "A model is named as in --model." in text
+        named = {field.name for field in dataclasses.fields(SweepSettings) if "_" in field.name}
+        assert not named & set(re.findall(r"(?<![\w.])\w+", text))
 
 
 @pytest.mark.slow
@@ -215,10 +231,12 @@ def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
         ([], "demo"),
         (["nosuch"], "nosuch"),
         (["demo", "--nosuch", "3"], "--nosuch"),
-        (["demo", "--max_steps", "0"], "max_steps"),
-        (["demo", "--max-steps", "many"], "max_steps"),
+        (["demo", "--max_steps", "0"], "argument --max-steps: "),
+        (["demo", "--max-steps", "many"], "argument --max-steps: "),
         (["demo", "--config", "nosuch.yaml"], "nosuch.yaml"),
-        (["sweep"], "required: model"),
+        (["sweep"], "required: --model (embedgeo sweep --help lists the options)"),
+        (["report"], "required: DIR (embedgeo report --help lists the options)"),
+        (["reproduce"], "required: PAPER (embedgeo reproduce --help lists the options)"),
         (["sweep", "--model", "m", "--evict", "maybe"], "--evict: must be true or false; got 'maybe'"),
         (["sweep", "--model", "m", "--ignore-token-ids", "x"], "must be whole numbers, as 0 1 or 0,1; got 'x'"),
         (["sweep", "--nosuch", "3"], "(embedgeo sweep --help lists the options)"),

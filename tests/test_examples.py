@@ -44,7 +44,7 @@ def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
     names = ["pretrain.py", "pretrain.yaml"]
     (tmp_path / names[1]).write_text("mine")
     assert main(["examples", "pretrain"]) == 2
-    said = "an example never replaces a file; pretrain.yaml exists: rename or remove it first."
+    said = "an example never replaces a file; there already: pretrain.yaml. Rename or remove that first."
     assert capsys.readouterr().err == f"embedgeo: error: {said}\n"
     assert [path.name for path in tmp_path.iterdir()] == names[1:]
     (tmp_path / names[1]).unlink()

@@ -7,7 +7,15 @@ from embedgeo.formatting import listed, number, printable, short, size, with_err
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(143_000, "143k"), (2e6, "2M"), (999.9, "1000"), (0.12345, "0.123"), (1e-7, "1e-7"), (-0.00025, "-2.5e-4")],
+    [
+        (143_000, "143k"),
+        (2e6, "2M"),
+        (999.9, "1000"),
+        (0.12345, "0.123"),
+        (1e-7, "1e−7"),
+        (2.0000001e-5, "2e−5"),
+        (-0.00025, "−2.5e−4"),
+    ],
 )
 def test_numbers_on_axes(value, text):
     assert short(value) == text

@@ -124,6 +124,21 @@ def test_what_several_packages_miss_is_one_line():
         extras.require_extra("x", "it", "no_a", "torch", "no_b")
 
 
+def test_what_is_missing_has_the_name_that_pip_knows(monkeypatch):
+    for module in ("PIL", "yaml"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"^it needs pillow, pyyaml, which are not installed"):
+        extras.require_extra("report", "it", "PIL", "yaml")
+
+
+@pytest.mark.slow
+def test_the_page_of_installing_shows_what_is_said_without_an_extra(tmp_path):
+    done = python_with(tmp_path / "packages", "sweep", "-m", "embedgeo.cli", "report", "a-run")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line in (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+
+
 def test_a_folder_is_not_a_package(tmp_path, monkeypatch):
     tmp_path.joinpath("no_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)

@@ -94,7 +94,7 @@ _STYLE: dict[str, Any] = {
 _SIZES = ("axes.titlesize", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
 _TEXTS = (
     *(name for name in mpl.rcParamsDefault if name.startswith(("font.", "mathtext."))),
-    *(*_SIZES, "axes.titleweight", "axes.labelweight"),
+    *(*_SIZES, "axes.titleweight", "axes.titlecolor", "axes.labelweight"),
 )
 """Settings of texts, which are those of the session in figures that are asked for one by one."""
 
@@ -210,6 +210,10 @@ def figure_style(
     if ax is not None and (compact or figsize is not None):
         option = "compact" if compact else "figsize"
         raise ValueError(f"{option} is of a new figure; the one of ax= has its size and its texts already.")
+    if not isinstance(title, str | None):
+        raise TypeError(f"title must be a string; got {title!r}.")
+    if figsize is not None and not _is_size(figsize):
+        raise ValueError(f"figsize must be a width and a height above 0, in inches; got {figsize!r}.")
     texts = _texts()
     if ax is None:
         usual: Any = mpl.rcParamsDefault
@@ -222,6 +226,14 @@ def figure_style(
             yield
     finally:
         _asked.reset(token)
+
+
+def _is_size(figsize: Any) -> bool:
+    try:
+        width, height = map(float, figsize)
+    except (TypeError, ValueError):
+        return False
+    return 0 < width < math.inf and 0 < height < math.inf
 
 
 def _texts() -> dict[str, Any]:
@@ -243,7 +255,9 @@ def new_picture(width: float, height: float, title: str, subtitle: str) -> Pictu
     figure.scale = points(1)
     figure.lifted = 0.0 if title else _TITLE_LINE
     size = points(10.5, "axes.titlesize")
-    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=size, weight="bold")
+    colour: Any = mpl.rcParams["axes.titlecolor"]
+    look: dict[str, Any] = {"weight": "bold", "color": None if colour == "auto" else colour}
+    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=size, **look)
     letters = (width - 0.2) * _SUBTITLE_LETTERS
     size = max(7.0, 8.5 * min(1, letters / max(1, len(subtitle))))
     shown = textwrap.shorten(subtitle, int(letters * 8.5 / size), placeholder=" …")
@@ -270,18 +284,25 @@ def new_figure(
     title = title if asked.title is None else asked.title
     if ax is not None:
         return _dress(ax, title, subtitle), [ax]
-    width, height = (side / points(1) for side in mpl.rcParams["figure.figsize"])
+    size = tuple(mpl.rcParams["figure.figsize"])
+    width, height = (side / points(1) for side in size)
     width *= 1 if panels == 1 or asked.size else 0.8 * panels
     longest = max((len(str(line.get_label())) for line in key), default=0)
     ncols = max(1, int(width / WIDTH * (1 if longest > 25 else 2 if longest > 13 else 3)))
     below = _LEGEND_LINE * math.ceil(len(key) / ncols)
-    height += below - (0.22 if key else 0)
+    added = below - (0.22 if key else 0)
+    height += added
+    right = 0.96 if sidebar else 0.32
+    bottom = 0.54 + below
+    top = (0.5 if key else 0.88 if panels > 1 else 0.72) - (0 if title else _TITLE_LINE)
+    if width <= 0.88 + right or height <= bottom + top:
+        margins = " × ".join(f"{points(side):.2f}" for side in (0.88 + right, bottom + top - added))
+        raise ValueError(
+            f"figsize must be larger than the margins with texts of this size, {margins} inches; got {size}."
+        )
     figure = new_picture(width, height, title, subtitle)
     figure.is_sized = asked.size is not None
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    right = 0.96 if sidebar else 0.32
-    bottom = 0.54 + below
-    top = (0.5 if key else 0.88 if panels > 1 else 0.72) - figure.lifted
     figure.subplots_adjust(0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
     for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
         panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
@@ -711,7 +732,7 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
         span = (high - low) or 1
         ax.set_xlim(low - 0.05 * span, high + 0.25 * span)
     for y, value in enumerate(finite):
-        text, x = ("–", 0) if math.isnan(value) else (f"{value:.4g}", max(value, 0))
+        text, x = ("–", 0) if math.isnan(value) else (formatting.with_minus(f"{value:.4g}"), max(value, 0))
         ax.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize="small")
     ax.set_yticks(at, list(values), fontsize="small", parse_math=False)
     ax.set_ylim(len(values) - 0.5, -0.5)

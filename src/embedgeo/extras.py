@@ -14,6 +14,9 @@ EXTRA_MODULES = {
 COMMAND_MODULES = ("docstring_parser", "jsonargparse", "safetensors", "yaml")
 """Modules that every command imports."""
 
+_PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
+"""Names that pip knows of modules that have another one."""
+
 
 def require_extra(extra: str, purpose: str, *modules: str) -> None:
     """Raise ImportError, with the command that installs them, if packages are missing; none is imported.
@@ -21,7 +24,7 @@ def require_extra(extra: str, purpose: str, *modules: str) -> None:
     The extra is one of this package, as ``report``, or several, as ``report,sweep``, whose modules are the default.
     """
     wanted = modules or [module for each in extra.split(",") for module in EXTRA_MODULES[each]]
-    missing = [module for module in dict.fromkeys(wanted) if not _is_installed(module)]
+    missing = [_PACKAGES.get(module, module) for module in dict.fromkeys(wanted) if not _is_installed(module)]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise ImportError(

@@ -13,9 +13,15 @@ def short(number: float, digits: int = 3) -> str:
     import numpy as np
 
     if 0 < abs(number) < 1e-3:
-        return np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
+        rounded = np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
+        return with_minus(rounded.replace(".e", "e"))
     size, letter = next(((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size), (1, ""))
-    return np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter
+    return with_minus(np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter)
+
+
+def with_minus(numbers: str) -> str:
+    """Numbers as they are drawn: with signs that are as wide as a plus, where Python writes hyphens."""
+    return numbers.replace("-", "\N{MINUS SIGN}")
 
 
 def number(value: float) -> str:

@@ -3,7 +3,7 @@
 import re
 import sys
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from inspect import Parameter, signature
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -59,6 +59,8 @@ def _numbers(value: str) -> list[Any]:
 
 
 class _Parser(ArgumentParser):
+    commands: dict[str, "_Parser"]
+
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """Options that an abbreviation stands for: each once, though it has two spellings."""
         found = super()._get_option_tuples(option_string)  # type: ignore[no-untyped-call]
@@ -77,14 +79,17 @@ class _Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, and which command lists its options."""
         of_command = getattr(ex, "subcommand_parser", None) or self
+        if missing := re.search(r"are required: ((\w+)\..*)", message):  # names of a command and its argument
+            of_command = self.commands[missing[2]]
+            names = [_option(name.removeprefix(f"{missing[2]}.")) for name in missing[1].split(", ")]
+            message = f"the following arguments are required: {', '.join(names)}"
         asked = f"{of_command.prog.replace(' [options]', '')} --help"
+        message = re.sub(r'Parser key "(\w+)":', lambda found: f"argument {_option(found[1])}:", message)
         message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
             hint = did_you_mean(unknown[1], of_command.option_names(), 0.75)
             message += f".{hint}" if hint else ""
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
-        if "are required: " in message:  # names of a command and its argument
-            message = re.sub(r"(: |, )\w+\.(?=\w)", r"\1", message)
         print(f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)", file=sys.stderr)
         raise SystemExit(2)
 
@@ -113,22 +118,40 @@ class _Preset(Action):
 def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], ...]]) -> ArgumentParser:
     """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its options."""
     parser = _Parser(prog="embedgeo", description=summary, allow_abbrev=True, version=__version__)
+    parser.commands = {}
     subcommands = parser.add_subcommands(required=True)
     for name, (run, *settings) in commands.items():
-        command = _Parser(description=parse(run.__doc__ or "").description, allow_abbrev=True)
+        arguments = {argument for each in settings for argument in signature(each).parameters}
+        described = parse(run.__doc__ or "")
+        command = _Parser(description=_plain(described.description, arguments), allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
         if settings == [SweepSettings]:
             named = "a preset by name, whose options those after it take the place of; list: print their names"
             command.add_argument("--preset", metavar="NAME|list", action=_Preset, default=SUPPRESS, help=named)
         for each in settings:
-            _add_options(command, each)
-        subcommands.add_subcommand(name, command, help=parse(run.__doc__ or "").short_description)
+            _add_options(command, each, arguments)
+        parser.commands[name] = command
+        subcommands.add_subcommand(name, command, help=_plain(described.short_description, arguments))
     return parser
 
 
-def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
-    """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position."""
-    described = {argument.arg_name: argument.description for argument in parse(settings.__doc__ or "").params}
+def _option(argument: str) -> str:
+    """An argument as it is written on the command line."""
+    return _POSITIONAL.get(argument) or f"--{argument.replace('_', '-')}"
+
+
+def _plain(text: str | None, arguments: Collection[str]) -> str:
+    """A text of a docstring without its marks of code, in which these arguments are named as options."""
+    return re.sub(r"``?([^`]+)``?", lambda code: _option(code[1]) if code[1] in arguments else code[1], text or "")
+
+
+def _add_options(parser: ArgumentParser, settings: Callable[..., Any], arguments: Collection[str]) -> None:
+    """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position.
+
+    They are among all arguments of the command. What has no default is required, unless a paper's preset gives it.
+    """
+    parameters = parse(settings.__doc__ or "").params
+    described = {argument.arg_name: _plain(argument.description, arguments) for argument in parameters}
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         annotation = parameter.annotation
         literals = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
@@ -148,7 +171,9 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
                 kind["nargs"] = "?"
             parser.add_argument(name, metavar=_POSITIONAL[name], help=described[name], **kind)
             continue
-        hyphened = f"--{name.replace('_', '-')}"
-        presence = {"required": True} if parameter.default is Parameter.empty else {"default": parameter.default}
+        hyphened = _option(name)
+        presence: dict[str, Any] = {"default": parameter.default}
+        if parameter.default is Parameter.empty:
+            presence = {"default": SUPPRESS} if "paper" in arguments else {"required": True}
         option = parser.add_argument(*dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind)
         option.option_strings = [hyphened]  # the only one that the help shows

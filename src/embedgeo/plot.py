@@ -64,8 +64,9 @@ def dynamics(
         The figure.
 
     Raises:
-        TypeError: ``results`` or ``ax`` is something else.
-        ValueError: nothing was measured, not this metric, or of several runs; ``figsize`` or ``compact`` with ``ax``.
+        TypeError: ``results``, ``ax`` or ``title`` is something else.
+        ValueError: nothing was measured, not this metric, or of several runs; ``figsize`` has no room for axes;
+            ``figsize`` or ``compact`` with ``ax``.
         FileNotFoundError: there is no such folder.
     """
     with figure_style(ax, title, figsize, compact=compact):

@@ -66,7 +66,7 @@ def write_example(name: str, folder: Path) -> list[Path]:
     targets = [folder / path.name for path in files]
     if there := [str(target) for target in targets if target.exists()]:
         raise FileExistsError(
-            f"an example never replaces a file; {', '.join(there)} exists: rename or remove it first."
+            f"an example never replaces a file; there already: {', '.join(there)}. Rename or remove that first."
         )
     for path, target in zip(files, targets, strict=True):
         target.write_bytes(path.read_bytes())

@@ -14,6 +14,8 @@ from PIL import Image
 from embedgeo import cli
 from embedgeo.options import make_parser
 from embedgeo.presets import example_files
+from embedgeo.report import summary
+from embedgeo.report.runs import read_runs
 from embedgeo.sweep import SweepSettings
 from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT
@@ -143,6 +145,17 @@ def test_the_readme_is_short():
         with Image.open(ROOT / picture) as image:
             assert image.height < image.width / 2
     assert len(blocks.blocks("README.md", "python")) == 1
+
+
+def test_the_flags_on_the_page_are_those_that_a_report_can_raise(results):
+    """They are made for every run, and kept where they have cases."""
+    run, *_ = read_runs([results])
+    with mock.patch.object(summary, "Flag", wraps=summary.Flag) as made:
+        summary.flags(run)
+    table = blocks.text("docs/tutorial/report.md").partition("## Flags")[2].partition("\n## ")[0]
+    on_page = re.findall(r"^\| ([^|]+) \|", table, re.M)
+    assert on_page[0] == "flag"
+    assert sorted(on_page[1:]) == sorted(call.args[0] for call in made.call_args_list)
 
 
 @pytest.mark.parametrize("option", [field.name for field in fields(SweepSettings)])

@@ -38,7 +38,7 @@ def test_each_value_has_a_row_and_its_number(kind):
     drawn, numbers = points(ax)
     assert plt.gcf() is figure
     np.testing.assert_equal(drawn, values)
-    assert numbers == ["–" if math.isnan(value) else f"{value:.4g}" for value in values.values()]
+    assert numbers == ["–" if math.isnan(value) else f"{value:.4g}".replace("-", "−") for value in values.values()]
     boxes = [text.get_window_extent() for text in ax.texts]
     assert all(box.x1 <= figure.bbox.x1 for box in boxes)
     assert all(above.y0 >= below.y1 - 1 for above, below in pairwise(boxes))

@@ -284,7 +284,7 @@ def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(tmp_path: Path) -
             ax = draw(run, "M_over_V").figure.axes[0]
             low, high = ax.get_ylim()
             assert (-0.3 < low < 0.2, 0.4 < high < 0.6) == (True, True), draw
-            assert {text.get_text() for text in ax.texts} == {"↑ beyond: embed 90", "↓ beyond: norm -3"}
+            assert {text.get_text() for text in ax.texts} == {"↑ beyond: embed 90", "↓ beyond: norm −3"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
+from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
 from embedgeo.report import figures, tokens, variance
 from embedgeo.report.runs import read_runs
@@ -251,6 +251,26 @@ def test_a_new_figure_has_the_size_that_is_asked_for_and_the_fonts_of_the_sessio
     assert plot.spectrum(rich, "block.01").axes[0].xaxis.label.get_fontsize() == 9.5
 
 
+def test_a_title_has_the_colour_of_the_session(sweep: Path, ax: Axes) -> None:
+    assert plot.dynamics(sweep, METRIC).texts[0].get_color() == "black"
+    with mpl.rc_context({"axes.titlecolor": "#c00000"}):
+        figure = plot.dynamics(sweep, METRIC, title="Offset")
+        plot.dynamics(sweep, METRIC, ax=ax, title="Offset")
+    of_axes = [text for text in ax.findobj(Text) if text.get_text() == "Offset"]
+    assert {text.get_color() for text in (figure.texts[0], *of_axes)} == {"#c00000"}
+
+
+def test_numbers_below_zero_have_a_minus_sign() -> None:
+    rows = [{"step": step, "layer": "block.00", "metric": "Q", "value": -1.0 - step} for step in range(4)]
+    labels = [label.get_text() for label in plot.dynamics(rows, "Q").axes[0].get_yticklabels()]
+    assert "−2" in labels
+    table = pd.DataFrame({"token_id": range(3), "n": 20, "Q": 3.0, "M": [0.0, 1, 2], "V": [3.0, 2, 1]})
+    assert plot.tokens(table).axes[0].get_title("left") == "all rows: slope −1, R² 1"
+    _, axes = EmbeddingMoments(1).plot({"Q": torch.tensor(-0.5)})
+    assert [text.get_text() for text in axes.texts] == ["−0.5"]
+    plt.close("all")
+
+
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(sweep: Path) -> None:
     def painted() -> np.ndarray:
         figure = plot.profile(sweep, METRIC)
@@ -357,6 +377,20 @@ def test_two_models_at_the_same_steps_are_two_runs() -> None:
             lambda sweep: plot.composition(sweep, ax=Figure().subplots(), compact=True),
             ValueError,
             "compact is of a new figure",
+        ),
+        (lambda sweep: plot.profile(sweep, METRIC, title=3), TypeError, "title must be a string; got 3"),
+        *(
+            (
+                partial(plot.profile, metric=METRIC, figsize=wrong),
+                ValueError,
+                "figsize must be a width and a height above",
+            )
+            for wrong in ((0, 1), (1,), 3, "ab", (np.nan, 2), (-1, 3))
+        ),
+        (
+            lambda sweep: plot.heatmap(sweep, METRIC, figsize=(0.5, 3)),
+            ValueError,
+            r"figsize must be larger than the margins with texts of this size, 1.84 × 1.26 inches; got \(0.5, 3.0\)",
         ),
         (lambda sweep: plot.tokens(pd.DataFrame({"token_id": [1]})), ValueError, "n, Q, M, V missing"),
     ],

@@ -30,6 +30,7 @@ from embedgeo.report.runs import read_runs
 from embedgeo.report.summary import apart, flags, origins
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
+from tests.browser.chromium import CHROMIUM
 from tests.files import contents
 from tests.models import gpt2, gpt_neox, token_batch
 from tests.report.synthetic import layer_names, make_models, make_sweep
@@ -976,9 +977,6 @@ def test_options_may_stand_before_and_after_the_folders(tmp_path: Path, capsys: 
         placed = [str(tmp_path / a) if a in "xyz" else a.replace("=y", f"={tmp_path / 'y'}") for a in arguments]
         assert main(["report", *placed]) == 0
         assert (Path(capsys.readouterr().out.strip()).parent.name) == ("report" if out == "z" else out)
-
-
-CHROMIUM = shutil.which("chromium")
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The story of a run: what is said of planted changes, and how seldom anything of none."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -116,11 +117,16 @@ def test_final_models_and_short_runs_have_none():
 
 def test_turning_points():
     values = np.array([0.0, 5, 4, 10, 9, 3, 4, 3.5, 8])
-    assert moves(values, np.full(9, 0.1), 3.0) == [
+
+    def constant(error):
+        return lambda i, j: error * 2**0.5
+
+    assert moves(values, constant(0.1), 3.0) == [
         Move(0, 1, 1), Move(1, 2, 2), Move(2, 3, 3), Move(3, 5, 5), Move(5, 6, 6), Move(6, 7, 7), Move(7, 8, 8)
     ]  # fmt: skip
-    assert moves(values, np.ones(9), 3.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
-    assert moves(values, np.full(9, 100.0), 3.0) == []
+    assert moves(values, constant(1.0), 3.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
+    assert moves(values, constant(100.0), 3.0) == []
+    assert moves(values, constant(0.0), 3.0, least=2.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
@@ -168,6 +174,41 @@ def test_little_is_said_where_standard_errors_are_known():
         values = random.standard_normal((len(metrics), len(STEPS), 1)) + np.zeros(len(BLOCKS))
         told += bool(story(run(values, errors=1.0, metrics=metrics)))
     assert told <= 20
+
+
+def of_groups(random, values, *, shared, own, groups=16):
+    """A run of a sweep whose numbers are means over groups of text, which have much in common at all checkpoints."""
+    num_metrics, num_steps, num_blocks = values.shape
+    of_texts = shared * random.standard_normal((num_metrics, 1, num_blocks, groups))
+    found = values[..., None] + of_texts + own * random.standard_normal((num_metrics, num_steps, num_blocks, groups))
+    deviations = (found - found.mean(-1, keepdims=True)) / np.sqrt(groups * (groups - 1))
+    metrics = headlines()[:num_metrics]
+    errors = np.sqrt(np.square(deviations).sum(-1))
+    made = run(found.mean(-1), errors, steps=STEPS[:num_steps], metrics=metrics)
+    index = pd.MultiIndex.from_product([STEPS[:num_steps], BLOCKS], names=["step", "layer"])
+    tables = {key: pd.DataFrame(deviations[i].reshape(-1, groups), index) for i, key in enumerate(metrics)}
+    return made, replace(made, deviations=tables)
+
+
+def test_what_all_checkpoints_have_in_common_cancels_in_the_errors_of_changes():
+    values = hump([4.0] * 6, height=0.05)[None]
+    unpaired, paired = of_groups(np.random.default_rng(0), values, shared=0.2, own=0.002)
+    assert story(unpaired) == []
+    (sentence,) = story(paired)
+    assert "rose from" in sentence
+    assert "(all 6 blocks)" in sentence
+    assert "fell to" in sentence
+    wiggles = values + 0.002 * np.resize([1, -1], len(STEPS))[:, None]  # each is significant
+    _, paired = of_groups(np.random.default_rng(0), wiggles, shared=0.2, own=0.0001)
+    assert story(paired)[0].count("fell") == 1
+
+
+@pytest.mark.slow
+def test_little_is_said_of_a_sweep_in_which_nothing_changes():
+    random = np.random.default_rng(4)
+    flat = np.ones((len(headlines()), len(STEPS), len(BLOCKS)))
+    told = sum(bool(story(of_groups(random, flat, shared=0.2, own=0.01)[1])) for _ in range(200))
+    assert told <= 10
 
 
 def test_page_and_terminal_open_with_it(tmp_path, capsys):

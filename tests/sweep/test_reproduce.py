@@ -253,7 +253,7 @@ def test_claims_that_cannot_be_are_refused_in_one_line(tmp_path, capsys, claims,
     ("given", "said"),
     [
         (["nobody2020"], "invalid choice: 'nobody2020' (choose from 'yamagiwa2025', 'razzhigaev2024', 'li2025')"),
-        ([], "required: paper"),
+        ([], "required: PAPER (embedgeo reproduce --help"),
         (["--num-tokens", "9", "li2025"], "PAPER: comes first, and options after it; got --num-tokens before li2025"),
         (["li2025", "--nosuch", "1"], "unrecognized arguments: --nosuch 1"),
     ],
@@ -302,6 +302,27 @@ def test_noise_is_rarely_a_peak_a_phase_or_a_trend_and_a_clear_one_nearly_always
     for which in (1, 2, 3):
         assert np.mean([phase(list(each), errors, which).verdict == "holds" for each in fallen]) > 0.95
     assert np.mean([trend(list(each), "down").verdict == "holds" for each in flat - np.arange(13) / 5]) > 0.95
+
+
+def test_what_layers_and_steps_have_in_common_cancels_in_the_errors_of_differences():
+    draws = np.random.default_rng(5)
+    shape = 1 + 0.2 * np.sin(np.linspace(0, np.pi, 13))
+
+    def measured(shape):
+        of_groups = shape[:, None] + draws.standard_normal(16) + 0.02 * draws.standard_normal((13, 16))
+        return of_groups.mean(1), (of_groups - of_groups.mean(1, keepdims=True)) / np.sqrt(16 * 15)
+
+    values, deviations = measured(shape)
+    errors = np.linalg.norm(deviations, axis=1)
+    assert peak(values, errors, degrees=15).verdict == "not comparable"
+    found = peak(values, deviations, degrees=15)
+    assert found.verdict == "holds"
+    assert found.error == pytest.approx(errors[6], rel=0.2)
+    assert found.error_of_difference < 0.1 * found.error
+    assert phase(-values, deviations, 1, degrees=15).verdict == "holds"
+    flat = [measured(np.ones(13)) for _ in range(400)]
+    assert [peak(*each, degrees=15).verdict for each in flat].count("holds") <= 10 + 3 * 3
+    assert [phase(*each, 3, degrees=15).verdict for each in flat].count("holds") <= 10 + 3 * 3
 
 
 def test_noise_with_errors_from_few_groups_is_rarely_a_peak_or_a_phase():

@@ -265,15 +265,15 @@ def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():
 def test_values_that_the_rows_are_too_few_for_are_named_with_what_would_be_enough():
     model = gpt_neox()
     few = describe(model, batch_size=2, seq_len=16).errors
-    assert few.startswith("expect more than 5 % of V_W_over_V_unbiased (4,096 from 64), ")
+    assert few.startswith("above 5 % expected for V_W_over_V_unbiased (enough: 4,096 rows from 64 sequences), ")
     assert "intrinsic_dimension_between (4,096 from 256)" in few
-    assert few.endswith(": in brackets the rows from sequences that are enough")
+    assert few.endswith("intrinsic_dimension_within (32,768 from 256)")
     assert "effective_rank" not in few  # of the spectrum, which is not measured
     assert "at most" not in few
     assert describe(model, rows="mean").errors == ""
     assert describe(model, metrics=lambda dim: [embedgeo.OutlierCoordinates(dim)]).errors == ""
     enough = describe(model, batch_size=1024, seq_len=32, metrics=lambda dim: [embedgeo.Anisotropy(dim, spectrum=True)])
-    assert enough.errors == "expect at most 5 % of anisotropy, effective_rank"
+    assert enough.errors == "at most 5 % expected for anisotropy, effective_rank"
     assert f"errors     {enough.errors}" in str(enough)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
     without_ids = describe(encoder).errors
@@ -288,7 +288,7 @@ def test_long_texts_are_not_enough_where_they_are_few():
     found = describe(gpt_neox(max_position_embeddings=2048), batch_size=2, seq_len=2048, **spectrum)
     assert found.num_rows == 4096
     assert found.errors.startswith(
-        "expect more than 5 % of anisotropy (2,048 from 16), effective_rank (1,024 from 8): "
+        "above 5 % expected for anisotropy (enough: 2,048 rows from 16 sequences), effective_rank (1,024 from 8)"
     )
 
 
@@ -300,6 +300,6 @@ def test_what_is_enough_is_what_the_page_on_sampling_says():
     wanted = {key: "more than was tried" if "more" in cells else cells for key, cells in rows.items()}
     every = partial(embedgeo.default_metrics, spectrum=True)
     said = describe(gpt_neox(), batch_size=1, seq_len=4, metrics=every).errors
-    found = dict(re.findall(r"(\w+) \(([^)]+)\)", said))
+    found = dict(re.findall(r"(\w+) \(([^)]+)\)", re.sub(r"enough: | rows| sequences", "", said)))
     assert {key: enough.replace(" from ", " | ") for key, enough in found.items()} == wanted
     assert len(wanted) == 9

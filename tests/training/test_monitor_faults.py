@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.loggers import CSVLogger
+from torch._dynamo import eval_frame
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
@@ -92,10 +93,9 @@ ANSWERS = [
 @pytest.fixture(autouse=True)
 def stance():
     """The compiler's stance: as it was, whatever happened."""
-    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
-    before = torch._dynamo.eval_frame._stance
+    before = eval_frame._stance
     yield
-    assert torch._dynamo.eval_frame._stance is before
+    assert eval_frame._stance is before
 
 
 @pytest.mark.parametrize("broken", [Breaks, BreaksLate])

@@ -10,6 +10,7 @@ import torch
 import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
+from torch._dynamo import eval_frame
 
 from embedgeo import observe
 from embedgeo.training.transformers import GeometryCallback
@@ -116,15 +117,14 @@ class StopsInTheStep(hf.Trainer):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [StopsInTheStep, StopsAfterIt])
 def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(tmp_path, kind):
-    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.zeros(1, 2))
-    before = torch._dynamo.eval_frame._stance
+    before = eval_frame._stance
     callback = GeometryCallback(1, metrics=moments)
     trainer = hf_trainer(tmp_path, callback, kind=kind)
     with pytest.raises(ZeroDivisionError, match="in the user's code"):
         trainer.train()
     assert steps(callback) == [0, 1]
     assert hooks(trainer.model) == 0
-    assert torch._dynamo.eval_frame._stance is before
+    assert eval_frame._stance is before
     assert is_unwrapped(trainer) == (kind is StopsInTheStep)  # until it trains again
 
 

@@ -27,14 +27,26 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     It is right for smooth functions of means of many independent groups; for a maximum or a quantile it is not. Empty
     groups do not count; NaN for fewer than two others, and where an estimate is NaN.
     """
-    left_out, sizes = left_out[sizes > 0], sizes[sizes > 0].to(left_out.dtype)
-    if len(sizes) < 2:
-        return torch.full_like(estimate, torch.nan)
+    return deviations(estimate, left_out, sizes).square().sum(0).sqrt()
+
+
+def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
+    """Deviations of the groups, shape (G, ...): the sum of their squares is the square of the `standard_error`.
+
+    Of a difference or a mean of estimates from the same groups they are the difference or the mean of the estimates'
+    deviations. So what the choice of texts does to both estimates cancels in the error of their difference.
+    """
+    is_full = sizes > 0
+    found = torch.zeros_like(left_out)
+    if is_full.sum() < 2:
+        return found.fill_(torch.nan)
+    left_out, sizes = left_out[is_full], sizes[is_full].to(left_out.dtype)
     others = sizes.sum() / sizes - 1  # rows of the other groups for each of the group's own
     others = others.reshape(-1, *[1] * estimate.ndim)
-    deviations = others * (estimate - left_out)  # of the pseudo-values from the estimate
-    centred = deviations - (deviations / (others + 1)).sum(0)
-    return (centred.square() / others).mean(0).sqrt()
+    of_pseudo_values = others * (estimate - left_out)
+    centred = of_pseudo_values - (of_pseudo_values / (others + 1)).sum(0)
+    found[is_full] = centred / (others * len(sizes)).sqrt()
+    return found
 
 
 def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:

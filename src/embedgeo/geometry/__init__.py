@@ -235,7 +235,11 @@ class Geometry:
         return export.tables_of_types("token_planes", self.measured_layers(), "projections")
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """All eigenvalues (``spectra``) and the largest ``coordinates``, where metrics have them; for every rank."""
+        """All eigenvalues (``spectra``), the largest ``coordinates``, deviations of the groups (``jackknife``), if any.
+
+        Every rank must call this. There are deviations after `records` or `compute`: of a difference or a mean of
+        values from the same groups take those of the deviations; its squared standard error is the sum of squares.
+        """
         return export.layer_tables(self.measured_layers())
 
     def samples(self) -> dict[str, LayerSample]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import torch
 from torch import Tensor
 
 from embedgeo.extras import require_extra
@@ -64,6 +66,10 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
         for metric in layer.metrics.synced(lambda metric: metric.layer_tables()):
             for kind, table in metric.layer_tables().items():
                 found.setdefault(kind, []).append(_layer_table(layer, table()))
+        for metric in layer.metrics.wanted(attrgetter("deviations")):
+            for key, of_groups in metric.deviations.items():
+                table = {"group": torch.arange(len(of_groups)), "deviation": of_groups.double()}
+                found.setdefault("jackknife", []).append(_layer_table(layer, table).assign(metric=key))
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
 
 

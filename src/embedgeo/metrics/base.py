@@ -18,7 +18,7 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, exchanged, total
-from embedgeo.functional.jackknife import merge_all_but_one, standard_error
+from embedgeo.functional.jackknife import deviations, merge_all_but_one
 from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
@@ -134,6 +134,7 @@ class GeometryMetric(Metric):
         self._place = torch.get_default_device()  # of the states
         self._empty_states: dict[str, Any] = {}
         self._own_states: dict[str, Any] | None = None  # while `sync` has put those of all ranks in their place
+        self.deviations: dict[str, Tensor] = {}  # of the groups, by key, once `compute_with_errors` has run
         self._declared: dict[type[Any], tuple[str, Any]] = {}
         self._untouched = set[type[Any]]()  # the states that are still those of no rows, while rows are taken in
         self._on_cpu = {"num_rows", "settings"}
@@ -342,7 +343,8 @@ class GeometryMetric(Metric):
             for key, estimate in zip(values, of_keys, strict=True):
                 left_out[key].append(estimate)
         of_groups = torch.stack(sizes)
-        return values, {key: standard_error(values[key], torch.stack(left_out[key]), of_groups) for key in values}
+        self.deviations = {key: deviations(values[key], torch.stack(left_out[key]), of_groups) for key in values}
+        return values, {key: each.square().sum(0).sqrt() for key, each in self.deviations.items()}
 
     def plot(self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
         """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.
@@ -425,6 +427,7 @@ class GeometryMetric(Metric):
     def reset(self) -> None:
         """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before they are used."""
         self._own_states = None
+        self.deviations = {}
         if self.device.type != "cpu":
             for name, empty in self._empty_states.items():
                 setattr(self, name, empty)

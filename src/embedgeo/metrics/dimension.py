@@ -22,7 +22,7 @@ from embedgeo.functional.dimension import (
     twonn_dimension,
 )
 from embedgeo.functional.distributed import current_rank, num_ranks
-from embedgeo.functional.jackknife import standard_error
+from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Projections, projections
 from embedgeo.functional.precision import is_asynchronous, sent
@@ -285,13 +285,15 @@ class IntrinsicDimension(GeometryMetric):
         )
         values = self._values(estimates, sample)
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+        self.deviations = {}
         for infix, each in _by_infix(estimates).items():
             left_out = [estimate.left_out for estimate in each if estimate.left_out is not None]
             if left_out:
                 mean = torch.stack(left_out).mean(0)
                 mean = mean.view(len(mean), -1)  # a column for each of the keys below
                 for key, without in zip(self._keys(infix), mean.unbind(1), strict=True):
-                    errors[key] = standard_error(values[key], without, group.bincount())
+                    self.deviations[key] = deviations(values[key], without, group.bincount())
+                    errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
     def _batches(self) -> Computation[tuple[list[tuple[Tensor, Sample, Projections | None]], Sample]]:

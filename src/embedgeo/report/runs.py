@@ -75,6 +75,7 @@ class Run:
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     group: str = ""  # of models, if it is in one
     num_parameters: float = np.nan  # of the last checkpoint's model; NaN where unknown
+    deviations: dict[str, pd.DataFrame] = field(default_factory=dict)  # of the jackknife's groups, by metric
     settings: dict[str, str] = field(default_factory=dict)  # that values depend on, as far as recorded
     date: str = ""  # when it was measured, if known
     differences: dict[str, tuple[str, str]] = field(default_factory=dict)  # in its settings from the first of the runs
@@ -151,6 +152,20 @@ class Run:
     def mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
         """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks may err together."""
         return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
+
+    def deviations_of_blocks(self, metric: str, steps: Sequence[int]) -> dict[str, NDArray[np.float64]]:
+        """The `deviations` by side, shape (steps, groups, blocks), where they are known of all of its `blocks`."""
+        if metric not in self.deviations:
+            return {}
+        table = pd.DataFrame(self.deviations[metric].unstack("layer"))  # a column for each group and layer
+        groups = [*table.columns.unique(0)]
+        known = {}
+        for name, blocks in self.blocks.items():
+            columns = pd.MultiIndex.from_product([groups, blocks])
+            of_blocks = table.reindex(index=[*steps], columns=columns).to_numpy(dtype=float)
+            if len(groups) > 1 and np.isfinite(of_blocks).all():
+                known[name] = of_blocks.reshape(len(steps), len(groups), len(blocks))
+        return known
 
     def bands(self, metric: str, *, spreads: bool = True) -> Bands:
         """The bands around the values of a metric: standard errors; else, if wanted, spreads over batches."""
@@ -399,7 +414,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
         tables = {
             kind: dict(sorted((steps[name], path) for name, path in sweep.tables(kind).items() if name in steps))
-            for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates")
+            for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates", "jackknife")
         }
         last = facts[[*checkpoints][-1]]
         yield replace(
@@ -413,6 +428,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             distances=_read_types(tables["distances"], layers),
             spectra=read_spectra(tables["spectra"], layers),
             coordinates=_read_coordinates(tables["coordinates"], layers),
+            deviations=_read_deviations(tables["jackknife"], layers),
             cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
             text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
             failures=failures,
@@ -466,6 +482,19 @@ def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dic
         is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0) & table["layer"].isin(layers)
         tables[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
     return {step: table for step, table in tables.items() if len(table)}
+
+
+def _read_deviations(paths: Mapping[int, Path], layers: Collection[str]) -> dict[str, pd.DataFrame]:
+    """Deviations of the jackknife's groups by metric: a row for each step and layer, and a column for each group."""
+    parts = [read_table(path).assign(step=step) for step, path in paths.items()]
+    if not parts:
+        return {}
+    table = pd.concat(parts, ignore_index=True)
+    table = table[table["layer"].isin(layers)].drop_duplicates(["step", "layer", "metric", "group"])
+    return {
+        str(metric): of_metric.pivot(index=["step", "layer"], columns="group", values="deviation")
+        for metric, of_metric in table.groupby("metric")
+    }
 
 
 def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:

@@ -1,6 +1,6 @@
 """The story of a run in words: where each headline number turned, by how much, and at which blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,6 +18,9 @@ FALSE = 0.05
 
 FEWEST = 20
 """Measurements from whose own fluctuation errors are taken, where no standard errors are known."""
+
+VISIBLE = 0.1
+"""Share of its range by which a number has to change for it to be said, where errors of differences are known."""
 
 _MOST_CORRELATED = 0.95  # a value with the next, of what is still fluctuation
 _WITHIN = 2.0  # standard errors of a difference, in which a value is still, or already, that of a turning point
@@ -41,8 +44,10 @@ def story(run: Run) -> list[str]:
 
     A number moves from one turning point to the next where any two of its values differ by more than z standard errors
     of the difference: see `moves`. z is such that of at most 5 % of runs in which nothing changes anything is said,
-    over all pairs of measurements and all headlines, if errors are normal. Standard errors are those of the records
-    (jackknife), taken as those of unrelated samples, which is too large on the fixed text of a sweep or a probe.
+    over all pairs of measurements and all headlines, if errors are normal. Errors are the jackknife's: of a sweep those
+    of the difference, paired by sequence, by Student's t; of a monitor those of the records, taken as those of
+    unrelated samples, which is too large on a fixed probe. Pairs tell small changes, too: those of less than a tenth of
+    the number's range are left out.
 
     Without them, of 20 measurements or more, values are running medians of five, so that one or two outliers (near an
     end one) are no change, and their errors the number's own `fluctuation`. In simulations of up to 200 measurements
@@ -61,7 +66,7 @@ def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(label, sentences) for label, sentences in told if sentences]
 
 
-def moves(values: Array, errors: Array, z: float) -> list[Move]:
+def moves(values: Array, error: Callable[[int, int], float], z: float, least: float = 0.0) -> list[Move]:
     """Rises and falls of a curve, each from the turning point before to the next.
 
     A turning point is the highest value before the first that is lower by more than ``z`` standard errors of their
@@ -70,12 +75,13 @@ def moves(values: Array, errors: Array, z: float) -> list[Move]:
 
     Args:
         values: shape (T,), finite.
-        errors: their standard errors, shape (T,).
+        error: the standard error of the difference of two of them, by their places.
         z: how many standard errors count.
+        least: the smallest change that counts.
     """
 
     def is_more(i: int, j: int, z: float = z) -> bool:
-        return bool(values[i] - values[j] > z * np.hypot(errors[i], errors[j]))
+        return bool(values[i] - values[j] > max(least, z * error(i, j)))
 
     def is_apart(i: int, j: int) -> bool:
         return is_more(i, j, _WITHIN) or is_more(j, i, _WITHIN)
@@ -169,8 +175,12 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
             continue
         num_pairs = len(mean) * (len(mean) - 1) / 2 * num_metrics * len(run.blocks)
         law = stats.norm if has_errors else stats.t(len(mean) - 3)
+        deviations = run.deviations_of_blocks(metric, [*mean.index]).get(side)
+        if deviations is not None:  # the errors of both values are paired
+            law = stats.t(deviations.shape[1] - 1)
         z = float(law.isf(FALSE / num_pairs / 2))
-        found = moves(values, scale, z)
+        least = VISIBLE * float(np.ptp(values)) if deviations is not None else 0.0
+        found = moves(values, _of_difference(scale, deviations), z, least)
         if not found:
             continue
         steps = list(mean.index)
@@ -181,7 +191,7 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
             verb = "rose" if values[move.end] > values[move.start] else "fell"
             start = "" if parts else f"from {_value(values, errors, move.start)} at step {steps[move.start]:,} "
             end = f"to {_value(values, errors, move.end)} by step {steps[move.end]:,}"
-            where = _where(of_blocks, block_errors, move, z)
+            where = _where(of_blocks, block_errors, deviations, move, z)
             farthest = "" if move is found[-1] else _farthest(values, errors, steps, move)
             parts.append(f"{verb} {start}{end}{where}{farthest}")
         name = term(metric).name if len(run.blocks) == 1 else f"{term(metric).name} ({side})"
@@ -189,6 +199,14 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
         rest = "; since then no change is significant" if since > 0 else ""
         sentences.append(f"{name} {', '.join(parts)}{rest}.")
     return sentences
+
+
+def _of_difference(errors: Array, deviations: Array | None) -> Callable[[int, int], float]:
+    """The standard error of the difference of two values, by their places."""
+    if deviations is None:
+        return lambda i, j: float(np.hypot(errors[i], errors[j]))
+    of_means = deviations.mean(-1)
+    return lambda i, j: float(np.linalg.norm(of_means[i] - of_means[j]))
 
 
 def _value(values: Array, errors: pd.Series, place: int) -> str:
@@ -204,10 +222,12 @@ def _farthest(values: Array, errors: pd.Series, steps: Sequence[int], move: Move
     return f", {which} {turn} at step {steps[move.turn]:,}"
 
 
-def _where(values: Array, errors: Array, move: Move, z: float) -> str:
+def _where(values: Array, errors: Array, deviations: Array | None, move: Move, z: float) -> str:
     """The blocks that moved as their mean did, and the end of the model at which they began."""
     scale = np.hypot(errors[move.start], errors[move.end])
-    if np.isnan(scale).any() and len(values) >= FEWEST:
+    if deviations is not None:
+        scale = np.linalg.norm(deviations[move.start] - deviations[move.end], axis=0)
+    elif np.isnan(scale).any() and len(values) >= FEWEST:
         scale = np.array([fluctuation(column) * np.sqrt(2) for column in values.T])
         values = np.stack([running_medians(column) for column in values.T], axis=1)
     up = np.sign(np.nanmean(values[move.end] - values[move.start]))

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
-from embedgeo.formatting import number
+from embedgeo.formatting import number, with_minus
 from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
 from embedgeo.glossary import GAUSSIAN
 from embedgeo.report.runs import Run
@@ -252,7 +252,7 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
     values = {"slope": slope, "R²": r2}
     words = (f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined" for name, value in values.items())
-    return slope, ", ".join(words)
+    return slope, with_minus(", ".join(words))
 
 
 def histograms(run: Run) -> FigureData:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from numpy.typing import NDArray
 
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional import REGRESSION_COUNT_RANGE, type_regressions
@@ -128,6 +129,13 @@ class Measured:
         batches = self._batches(metric) if bands.is_spread else 1.0
         return bands.values / sqrt(batches), bands.means / sqrt(batches)
 
+    def deviations(self, metric: str, places: Sequence[tuple[int, str]]) -> NDArray[np.float64] | None:
+        """Deviations of the jackknife's groups of a metric at steps and layers; None where any is not known."""
+        if metric not in self.run.deviations or not places:
+            return None
+        found = self.run.deviations[metric].reindex(pd.MultiIndex.from_tuples(places)).to_numpy(dtype=float)
+        return found if np.isfinite(found).all() else None
+
     def degrees(self, metric: str) -> float:
         """Degrees of freedom of the standard errors of a metric: the groups or batches that they are from, less one."""
         if self.settings.jackknife:
@@ -155,6 +163,18 @@ def type_errors(types: pd.DataFrame) -> dict[str, float]:
     }
 
 
+Errors = Sequence[float] | NDArray[np.float64]
+"""Standard errors of some values, or their deviations, shape (values, groups), of which pairs of values have errors."""
+
+
+def _own_and_of_difference(errors: Errors) -> tuple[Callable[[int], float], Callable[[int, int], float]]:
+    """The standard error of a value, and that of the difference of two, by their places."""
+    given = np.asarray(errors, dtype=float)
+    if given.ndim == 1:
+        return lambda i: float(given[i]), lambda i, j: float(np.hypot(given[i], given[j]))
+    return lambda i: float(np.linalg.norm(given[i])), lambda i, j: float(np.linalg.norm(given[i] - given[j]))
+
+
 def exceeds(difference: float, error: float, visible: float, z: float) -> str:
     """Verdict on a difference that should be above 0, and would be ``visible`` if it were what the paper shows."""
     if not (isfinite(difference) and isfinite(error)):
@@ -176,13 +196,14 @@ def widened(choices: int, degrees: float = inf) -> float:
 
 def peak(
     values: Sequence[float],
-    errors: Sequence[float],
+    errors: Errors,
     names: Sequence[object] = (),
     degrees: float = inf,
     *,
     in_the_middle: bool = False,
 ) -> Verdict:
     """Verdict on values that rise to a peak between their ends, or in the middle half, and fall again; with names."""
+    own, of_difference = _own_and_of_difference(errors)
     last = len(values) - 1
     if last < 2:
         return Verdict(OPEN, f"a peak between two ends needs three values; there are {last + 1}")
@@ -192,29 +213,26 @@ def peak(
     z = widened(last - 1, degrees)
     differences = {end: values[top] - values[end] for end in (0, last)}
     end = min(differences, key=lambda i: differences[i])
-    verdicts = [
-        exceeds(differences[i], sqrt(errors[top] ** 2 + errors[i] ** 2), VISIBLE * abs(values[i]), z)
-        for i in differences
-    ]
+    verdicts = [exceeds(differences[i], of_difference(top, i), VISIBLE * abs(values[i]), z) for i in differences]
     names = names or range(1, len(values) + 1)
     of_top = "of the middle half" if in_the_middle else "between the ends"
     other = "the larger end"
     if values[outside] > values[top]:
-        error = sqrt(errors[top] ** 2 + errors[outside] ** 2)
-        verdicts.append(FAILS if values[outside] - values[top] > z * error else OPEN)
+        verdicts.append(FAILS if values[outside] - values[top] > z * of_difference(top, outside) else OPEN)
         if _weakest(verdicts) == verdicts[-1]:
             end, other = outside, "a larger value outside of it"
             differences[end] = values[top] - values[end]
     verdict = _weakest(verdicts)
-    error = sqrt(errors[top] ** 2 + errors[end] ** 2)
+    error = of_difference(top, end)
     why = f"the largest value {of_top}, at {names[top]}, less {other}, at {names[end]}, z = {z:.2f}"
-    return Verdict(verdict, why + _why_open(verdict, error), values[top], errors[top], differences[end], error)
+    return Verdict(verdict, why + _why_open(verdict, error), values[top], own(top), differences[end], error)
 
 
 def phase(
-    values: Sequence[float], errors: Sequence[float], which: int, steps: Sequence[object] = (), degrees: float = inf
+    values: Sequence[float], errors: Errors, which: int, steps: Sequence[object] = (), degrees: float = inf
 ) -> Verdict:
     """Verdict on one of three phases of values over steps: they fall, grow and fall again."""
+    own, of_difference = _own_and_of_difference(errors)
     if len(values) < 4:
         return Verdict(OPEN, f"three phases need four steps; there are {len(values)}")
     pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
@@ -227,16 +245,16 @@ def phase(
 
     def most(span: tuple[int, int]) -> float:
         i, j = span
-        room = sign * (values[j] - values[i]) + z * sqrt(errors[i] ** 2 + errors[j] ** 2)
+        room = sign * (values[j] - values[i]) + z * of_difference(i, j)
         return inf if isnan(room) else room
 
     start, end = max(spans, key=most)
     change = values[end] - values[start]
-    error = sqrt(errors[start] ** 2 + errors[end] ** 2)
+    error = of_difference(start, end)
     verdict = exceeds(sign * change, error, VISIBLE * max(abs(values[start]), abs(values[end])), z)
     steps = steps or range(1, len(values) + 1)
     why = f"from step {steps[start]} to step {steps[end]}, z = {z:.2f}" + _why_open(verdict, error)
-    return Verdict(verdict, why, values[end], errors[end], change, error)
+    return Verdict(verdict, why, values[end], own(end), change, error)
 
 
 def trend(values: Sequence[float], direction: str, errors: Sequence[float] = (), degrees: float = inf) -> Verdict:
@@ -339,7 +357,9 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
     if claim.rule == "trend":
         found = trend(numbers, claim.direction, widths, degrees)
     else:
-        found = peak(numbers, widths, values[known].index.tolist(), degrees, in_the_middle=True)
+        layers = values[known].index.tolist()
+        of_groups = measured.deviations(claim.metric, [(measured.run.steps[-1], layer) for layer in layers])
+        found = peak(numbers, widths if of_groups is None else of_groups, layers, degrees, in_the_middle=True)
     return found._replace(where=f"{len(numbers)} layers")
 
 
@@ -446,8 +466,10 @@ def _span(metric: str, measured: Measured) -> tuple[float, float]:
     if values.empty:
         return nan, nan
     errors = measured.errors(metric)[0][values.index].iloc[-1].to_numpy()
-    ends = values.to_numpy().argmax(), values.to_numpy().argmin()
-    return float(values.max() - values.min()), sqrt(sum(float(errors[end]) ** 2 for end in ends))
+    ends = int(values.to_numpy().argmax()), int(values.to_numpy().argmin())
+    of_groups = measured.deviations(metric, [(measured.run.steps[-1], layer) for layer in values.index])
+    _, of_difference = _own_and_of_difference(errors if of_groups is None else of_groups)
+    return float(values.max() - values.min()), of_difference(*ends)
 
 
 def _over_steps(claim: Claim, measured: Measured) -> Verdict:
@@ -457,24 +479,29 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
     table = run.table(claim.metric)
     errors, errors_of_means = measured.errors(claim.metric)
     if claim.rule == "phase":
-        layer = measured.layers[-1]
-        values, widths = table[layer], errors[layer]
-        where = layer
+        where = measured.layers[-1]
+        values = table[where].dropna()
+        steps = [int(step) for step in values.index]
+        widths = errors.loc[steps, where]
+        of_groups = measured.deviations(claim.metric, [(step, where) for step in steps])
     else:
-        values = run.means(table).iloc[:, 0]
-        widths = errors_of_means.iloc[:, 0]
         where = "mean over blocks"
-    widths = widths[values.notna()]
-    values = values.dropna()
+        values = run.means(table).iloc[:, 0].dropna()
+        steps = [int(step) for step in values.index]
+        widths = errors_of_means.iloc[:, 0].loc[steps]
+        of_blocks = run.deviations_of_blocks(claim.metric, steps).get(str(errors_of_means.columns[0]))
+        of_groups = None if of_blocks is None else of_blocks.mean(-1)
+    known = widths.tolist() if of_groups is None else of_groups
     sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
     signed = (sign * values).tolist()
-    at = [f"{step:,}" for step in values.index.tolist()]
+    at = [f"{step:,}" for step in steps]
     degrees = measured.degrees(claim.metric)
-    found = peak(signed, widths.tolist(), [f"step {step}" for step in at], degrees)
     if claim.rule == "phase":
-        found = phase(signed, widths.tolist(), claim.phase, at, degrees)
-    steps = f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
-    return found._replace(measured=sign * found.measured, difference=sign * found.difference, where=where + steps)
+        found = phase(signed, known, claim.phase, at, degrees)
+    else:
+        found = peak(signed, known, [f"step {step}" for step in at], degrees)
+    where += f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
+    return found._replace(measured=sign * found.measured, difference=sign * found.difference, where=where)
 
 
 class Row(NamedTuple):

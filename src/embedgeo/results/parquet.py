@@ -56,13 +56,14 @@ TABLES = {
     "occurrences": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
     "spectra": pa.schema([*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
     "coordinates": pa.schema([*_LAYER, ("coordinate", pa.int64()), *_columns(pa.float64(), *_COORDINATE)]),
+    "jackknife": pa.schema([*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]),
     "vocabulary": pa.schema([*_TYPE, ("token", pa.string()), ("same_as", pa.int64()), *_UNUSED]),
 }
 """Columns of the tables beside the records, by their folder.
 
 Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers. Of spectra: the
 eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
-`embedgeo.OutlierCoordinates.coordinates`.
+`embedgeo.OutlierCoordinates.coordinates`. Of the jackknife: see `embedgeo.functional.jackknife.deviations`.
 """
 
 _TERMS = b"terms"  # of metrics, in the metadata of records

@@ -30,9 +30,9 @@ class SweepSettings:
             ``final``: the branch ``main`` of a repository, also of one with steps, and a folder that is itself a model;
             of a folder of checkpoints the last step. A model without steps is always taken.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons tell apart by line
-            style; in YAML also a mapping. A model is named as in model.
+            style; in YAML also a mapping. A model is named as in ``model``.
         revisions: take only the branches and tags that match this pattern.
-        text: files of text, plain or ``.jsonl`` (field ``text``), also as ``.gz``, in UTF-8 or as a byte order mark
+        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8 or as a byte order mark
             says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, where NAME is ``author/name``, read as
             far as it is needed; default: Python's documentation.
         unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents in a row; or one
@@ -82,7 +82,8 @@ class SweepSettings:
             these and of the largest coordinates by ``ablate`` (default: 1, 3 and 10), each number by itself: ``1,5``.
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
             list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
-        jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none.
+        jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none. Also
+            writes ``jackknife/<name>.parquet``, from which the report has the errors of changes between checkpoints.
         ablate: also measure how the loss changes when a layer's output is replaced by what lacks its offset, its top
             directions, its largest coordinates, its context or its tokens (`embedgeo.ablation`): 22 more passes a layer
             and one, as long as ``removed_directions`` are three; with ``skip_first_positions`` (or 1) of them replaced,
@@ -274,6 +275,7 @@ class SweepSettings:
         kinds = ["tokens", "projections"] if self.token_tables else []
         kinds += ["means"] if self.save_means else []
         kinds += ["spectra"] if self.spectrum else []
+        kinds += ["jackknife"] if self.jackknife else []
         return [*kinds, "coordinates"] if "coordinates" in self.extra_names else kinds
 
     @property

@@ -408,19 +408,19 @@ def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
         return ""
     measured = measured_keys(geometry.make_metrics, token_ids=rows.num_types > 0)
     small, large = list[str](), list[str]()
+    enough = "enough: {:,} rows from {:,} sequences"
     for key, (num_rows, num_sequences) in _ENOUGH.items():
         if key in measured and rows.total >= num_rows and rows.num_sequences >= num_sequences:
             small.append(key)
+        elif key in measured and num_rows + num_sequences < inf:
+            large.append(f"{key} ({enough.format(num_rows, num_sequences)})")
+            enough = "{:,} from {:,}"  # the first says of what
         elif key in measured:
-            is_known = num_rows + num_sequences < inf
-            large.append(f"{key} ({f'{num_rows:,} from {num_sequences:,}' if is_known else 'more than was tried'})")
-    parts = [f"at most 5 % of {listed(small, len(small))}"] if small else []
-    if large:
-        parts.append(
-            f"more than 5 % of {listed(large, len(large))}: in brackets the rows from sequences that are enough"
-        )
-    of_rows = ", of the rows of one rank," if num_ranks() > 1 else ""
-    return f"expect{of_rows} {'; '.join(parts)}" if parts else ""
+            large.append(f"{key} (enough: more than was tried)")
+    of_rows = "with the rows of one rank, " if num_ranks() > 1 else ""
+    parts = [f"at most 5 % expected for {', '.join(small)}"] if small else []
+    parts += [f"above 5 % expected for {', '.join(large)}"] if large else []
+    return of_rows + "; ".join(parts) if parts else ""
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
