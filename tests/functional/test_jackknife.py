@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional import Moments, moment_values, row_moments
-from embedgeo.functional.jackknife import merge_all_but_one, standard_error
+from embedgeo.functional.jackknife import deviations, merge_all_but_one, standard_error
 from tests.data import generator
 
 
@@ -37,6 +37,23 @@ def test_empty_groups_do_not_count() -> None:
     left_out, sizes = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 3, 4])
     with_empty = standard_error(torch.tensor(2.5), torch.tensor([1.0, 2.5, 2.0, 4.0]), torch.tensor([2, 0, 3, 4]))
     assert with_empty == standard_error(torch.tensor(2.5), left_out, sizes)
+
+
+def test_deviations_of_differences_and_means_are_those_of_the_deviations() -> None:
+    means = torch.randn(2, 6, dtype=torch.float64, generator=generator())  # of two numbers, in six groups
+    sizes = torch.tensor([3, 5, 0, 4, 4, 2])
+    whole = (means * sizes).sum(1) / sizes.sum()
+    left_out = (whole[:, None] * sizes.sum() - means * sizes) / (sizes.sum() - sizes)
+
+    def found(weights: tuple[float, float]) -> Tensor:
+        of_both = torch.tensor(weights, dtype=torch.float64)
+        return deviations(of_both @ whole, of_both @ left_out, sizes)
+
+    one, other = found((1, 0)), found((0, 1))
+    assert torch.allclose(one.square().sum().sqrt(), standard_error(whole[0], left_out[0], sizes))
+    assert torch.allclose(found((1, -1)), one - other)
+    assert torch.allclose(found((0.5, 0.5)), (one + other) / 2)
+    assert one[2] == 0
 
 
 @pytest.mark.parametrize("sizes", [[], [0, 0], [5, 0]])

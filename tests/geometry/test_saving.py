@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -98,6 +99,26 @@ def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
     measured().save(tmp_path / "without", model="lab/tiny", step=8)
     assert not (tmp_path / "without" / "coordinates").exists()
     assert "coordinates" not in measured().layer_tables()
+
+
+def test_deviations_of_the_groups_of_the_jackknife_are_saved_and_give_the_errors_of_changes(tmp_path):
+    models = [measured(jackknife=4, seed=seed, batches=range(4)) for seed in (0, 1)]
+    for step, geometry in enumerate(models):
+        geometry.save(tmp_path, model="lab/tiny", step=step)
+    tables = [read_table(tmp_path / "jackknife" / f"lab--tiny--step{step}.parquet") for step in (0, 1)]
+    assert list(tables[0]) == TABLES["jackknife"].names
+    (run,) = read_runs([tmp_path])
+    for metric in ("M_over_Q", "V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension"):
+        of_steps = run.deviations[metric]
+        errors = np.sqrt(np.square(of_steps).sum(axis=1))
+        known = run.errors[metric].reindex(errors.index)
+        assert errors.to_numpy() == pytest.approx(known.to_numpy(), rel=1e-9, nan_ok=True)
+        (of_blocks,) = run.deviations_of_blocks(metric, run.steps).values()
+        assert of_blocks.shape == (2, 4, len(run.all_blocks))
+        assert of_blocks[1, :, 0] == pytest.approx(of_steps.loc[1, run.all_blocks[0]].to_numpy())
+    measured().save(tmp_path / "without", model="a", step=1)
+    assert not (tmp_path / "without" / "jackknife").exists()
+    assert read_runs([tmp_path / "without"])[0].deviations == {}
 
 
 def test_a_model_without_a_step_is_main(tmp_path):

@@ -27,6 +27,8 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     It is right for smooth functions of means of many independent groups; for a maximum or a quantile it is not. Empty
     groups do not count; NaN for fewer than two others, and where an estimate is NaN.
     """
+    if (sizes > 0).sum() < 2:
+        return torch.full_like(estimate, torch.nan)
     return deviations(estimate, left_out, sizes).square().sum(0).sqrt()
 
 
@@ -34,7 +36,8 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     """Deviations of the groups, shape (G, ...): the sum of their squares is the square of the `standard_error`.
 
     Of a difference or a mean of estimates from the same groups they are the difference or the mean of the estimates'
-    deviations. So what the choice of texts does to both estimates cancels in the error of their difference.
+    deviations. So what the choice of texts does to both estimates cancels in the error of their difference. An empty
+    group has 0; NaN for fewer than two others, and where an estimate is NaN.
     """
     is_full = sizes > 0
     found = torch.zeros_like(left_out)
