@@ -126,7 +126,7 @@ def test_turning_points():
     ]  # fmt: skip
     assert moves(values, constant(1.0), 3.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
     assert moves(values, constant(100.0), 3.0) == []
-    assert moves(values, constant(0.0), 3.0, least=2.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
+    assert moves(values, constant(0.0), 3.0, least=2.0) == [Move(0, 3, 3), Move(3, 5, 5), Move(5, 8, 8)]
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])

@@ -24,6 +24,7 @@ VISIBLE = 0.1
 
 _MOST_CORRELATED = 0.95  # a value with the next, of what is still fluctuation
 _WITHIN = 2.0  # standard errors of a difference, in which a value is still, or already, that of a turning point
+_NEAR = 0.2  # of the smallest change that counts, in which it is, too
 _MAD = 1.4826  # standard deviation over the median absolute one, of normal numbers
 _CLIPPED = 3.0  # standard deviations
 _TENTH = 1.645  # standard deviations that the absolute value of one normal number in ten exceeds
@@ -71,7 +72,7 @@ def moves(values: Array, error: Callable[[int, int], float], z: float, least: fl
 
     A turning point is the highest value before the first that is lower by more than ``z`` standard errors of their
     difference, or the lowest one before a higher. A move begins at the last value within two standard errors of the
-    turning point before it, and ends at the first one within two of the next.
+    turning point before it, and ends at the first one within two of the next (or within a fifth of ``least``).
 
     Args:
         values: shape (T,), finite.
@@ -80,11 +81,11 @@ def moves(values: Array, error: Callable[[int, int], float], z: float, least: fl
         least: the smallest change that counts.
     """
 
-    def is_more(i: int, j: int, z: float = z) -> bool:
+    def is_more(i: int, j: int) -> bool:
         return bool(values[i] - values[j] > max(least, z * error(i, j)))
 
     def is_apart(i: int, j: int) -> bool:
-        return is_more(i, j, _WITHIN) or is_more(j, i, _WITHIN)
+        return bool(abs(values[i] - values[j]) > max(_NEAR * least, _WITHIN * error(i, j)))
 
     lowest = 0
     highest = 0
