@@ -5,6 +5,8 @@ import re
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import ModernBertConfig
 
 from benchmarks import sampling, small_models
 from benchmarks.sampling import NUMBERS, Errors, SimulatedText, enough
@@ -31,7 +33,21 @@ def test_rows_are_enough_from_which_on_the_error_stays_small():
     assert [str(each) for each in (small, large, none)] == ["+3 ± 4", "−4 ± 3", "–"]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder"])
+def can_have_an_encoder():
+    """Some versions of transformers refuse a ModernBERT without blocks that see a part of the sequence alone."""
+    try:
+        ModernBertConfig(num_hidden_layers=1, global_attn_every_n_layers=1)
+    except StrictDataclassError:
+        return False
+    return True
+
+
+needs_an_encoder = pytest.mark.skipif(
+    not can_have_an_encoder(), reason="needs a later transformers, whose ModernBERT can have full attention alone"
+)
+
+
+@pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=needs_an_encoder)])
 def test_small_models_learn_from_the_text(kind):
     settings = DemoSettings(max_steps=8, num_layers=1, hidden_size=32, vocab_size=512, seq_len=32, batch_size=8)
     found = small_models.trained(kind, settings)
