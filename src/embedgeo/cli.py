@@ -124,6 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.pop("config")
     run, *settings = COMMANDS[name]
     try:
+        if name == "reproduce" and "model" not in options:
+            raise ValueError("model must be given, or PAPER on the command line, whose preset has it.")
         if settings == [run]:
             status = run(**options)
         else:

@@ -56,6 +56,11 @@ def test_deviations_of_differences_and_means_are_those_of_the_deviations() -> No
     assert one[2] == 0
 
 
+def test_integers_have_errors_too() -> None:
+    found = standard_error(torch.tensor(9.0, dtype=torch.float64), torch.tensor([6, 6, 6]), torch.tensor([3, 3, 3]))
+    assert (found.dtype, float(found)) == (torch.float64, 0.0)
+
+
 @pytest.mark.parametrize("sizes", [[], [0, 0], [5, 0]])
 def test_fewer_than_two_groups_give_nan(sizes: list[int]) -> None:
     assert standard_error(torch.tensor(1.0), torch.ones(len(sizes)), torch.tensor(sizes)).isnan()

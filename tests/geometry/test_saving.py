@@ -116,6 +116,12 @@ def test_deviations_of_the_groups_of_the_jackknife_are_saved_and_give_the_errors
         (of_blocks,) = run.deviations_of_blocks(metric, run.steps).values()
         assert of_blocks.shape == (2, 4, len(run.all_blocks))
         assert of_blocks[1, :, 0] == pytest.approx(of_steps.loc[1, run.all_blocks[0]].to_numpy())
+    with observe(models[0].model, metrics=metrics, jackknife=4) as geometry, torch.no_grad():
+        models[0].model(**token_batch(seed=0, padding="right"))
+        geometry.records()
+        assert "jackknife" in geometry.layer_tables()
+        models[0].model(**token_batch(seed=1, padding="right"))
+        assert "jackknife" not in geometry.layer_tables()  # of other rows
     measured().save(tmp_path / "without", model="a", step=1)
     assert not (tmp_path / "without" / "jackknife").exists()
     assert read_runs([tmp_path / "without"])[0].deviations == {}

@@ -266,6 +266,13 @@ def test_a_wrong_option_is_refused_in_one_line(capsys, given, said):
     assert said in line
 
 
+def test_a_paper_in_a_file_needs_a_model_beside_it(tmp_path, capsys):
+    (tmp_path / "c.yaml").write_text("paper: li2025")
+    assert main(["reproduce", "--config", str(tmp_path / "c.yaml")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "model must be given" in line
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

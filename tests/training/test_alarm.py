@@ -144,6 +144,12 @@ def test_a_number_that_is_lost_is_an_alarm_once_and_one_that_was_never_safe_is_n
     (found,) = run(range(60, 62), math.inf)  # and comes back
     assert "is inf at" in str(found)
     assert run({60, 62, 64, 66, 67}) == []
+    alarm = GeometryAlarm()
+    assert len(watched(alarm, range(60))) == 1  # a jump, and then
+    for step in range(60, 64):
+        for each in alarm.test(step, [one | {"value": math.nan} for one in records(step)]):
+            alarm.accept(each)
+    assert [each.step for each in alarm.alarms] == [51, 61]
     assert run({10, 60, 61}) == []
     assert run(range(30, 70)) == []  # too early to know what it is
     half = GeometryAlarm()

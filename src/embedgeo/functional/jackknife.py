@@ -39,6 +39,7 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     deviations. So what the choice of texts does to both estimates cancels in the error of their difference. An empty
     group has 0; NaN for fewer than two others, and where an estimate is NaN.
     """
+    left_out = left_out.to(torch.promote_types(left_out.dtype, torch.promote_types(estimate.dtype, torch.float32)))
     is_full = sizes > 0
     found = torch.zeros_like(left_out)
     if is_full.sum() < 2:

@@ -200,6 +200,8 @@ class GeometryMetric(Metric):
         self._untouched = set() if int(self.num_rows) else set(self._declared)
         self.update_states(rows)
         self._untouched = set()
+        if self.deviations:
+            self.deviations = {}
         nonfinite = rows.num_nonfinite
         self.num_rows = self.num_rows + rows.num_kept
         nonfinite = nonfinite.to(self.device) if isinstance(nonfinite, Tensor) else nonfinite
@@ -324,6 +326,7 @@ class GeometryMetric(Metric):
             smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
         """
         values = require_values((yield from steps(type(self).compute, self)))  # as a plain method: see below
+        self.deviations = {}
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         without = copy(groups[0])

@@ -486,15 +486,15 @@ def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dic
 
 def _read_deviations(paths: Mapping[int, Path], layers: Collection[str]) -> dict[str, pd.DataFrame]:
     """Deviations of the jackknife's groups by metric: a row for each step and layer, and a column for each group."""
-    parts = [read_table(path).assign(step=step) for step, path in paths.items()]
+    parts = {}
+    for step, path in paths.items():
+        table = read_table(path)
+        table = table[table["layer"].isin(layers)].drop_duplicates(["layer", "metric", "group"])
+        parts[step] = table.pivot(index=["metric", "layer"], columns="group", values="deviation")
     if not parts:
         return {}
-    table = pd.concat(parts, ignore_index=True)
-    table = table[table["layer"].isin(layers)].drop_duplicates(["step", "layer", "metric", "group"])
-    return {
-        str(metric): of_metric.pivot(index=["step", "layer"], columns="group", values="deviation")
-        for metric, of_metric in table.groupby("metric")
-    }
+    of_metrics = pd.concat(parts, names=["step"]).groupby("metric")
+    return {str(metric): of_metric.droplevel("metric") for metric, of_metric in of_metrics}
 
 
 def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:

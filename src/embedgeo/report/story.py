@@ -24,6 +24,7 @@ VISIBLE = 0.1
 
 _MOST_CORRELATED = 0.95  # a value with the next, of what is still fluctuation
 _WITHIN = 2.0  # standard errors of a difference, in which a value is still, or already, that of a turning point
+_FEW = 0.1  # share of the values, whose errors may be unknown
 _NEAR = 0.2  # of the smallest change that counts, in which it is, too
 _MAD = 1.4826  # standard deviation over the median absolute one, of normal numbers
 _CLIPPED = 3.0  # standard deviations
@@ -46,9 +47,9 @@ def story(run: Run) -> list[str]:
     A number moves from one turning point to the next where any two of its values differ by more than z standard errors
     of the difference: see `moves`. z is such that of at most 5 % of runs in which nothing changes anything is said,
     over all pairs of measurements and all headlines, if errors are normal. Errors are the jackknife's: of a sweep those
-    of the difference, paired by sequence, by Student's t; of a monitor those of the records, taken as those of
-    unrelated samples, which is too large on a fixed probe. Pairs tell small changes, too: those of less than a tenth of
-    the number's range are left out.
+    of the difference, paired by group of sequences, by Student's t; of a monitor those of the records, taken as those
+    of unrelated samples, which is too large on a fixed probe. Pairs tell small changes, too: those of less than a tenth
+    of the number's range are left out.
 
     Without them, of 20 measurements or more, values are running medians of five, so that one or two outliers (near an
     end one) are no change, and their errors the number's own `fluctuation`. In simulations of up to 200 measurements
@@ -162,7 +163,7 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
         if len(mean) < 3:
             continue
         errors = run.mean_errors(table, table_errors)[side].reindex(mean.index)
-        if 2 * errors.notna().sum() > max(len(mean), 4):  # where a few are unknown, what they belong to is left out
+        if len(mean) > 3 and errors.isna().sum() <= max(1, _FEW * len(mean)) and errors.notna().iloc[-1]:  # left out
             errors = errors.dropna()
             mean = mean[errors.index]
         has_errors = bool(errors.notna().all())
@@ -178,7 +179,7 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
         law = stats.norm if has_errors else stats.t(len(mean) - 3)
         deviations = run.deviations_of_blocks(metric, [*mean.index]).get(side)
         if deviations is not None:  # the errors of both values are paired
-            law = stats.t(deviations.shape[1] - 1)
+            law = stats.t(np.any(deviations, axis=(0, 2)).sum() - 1)
         z = float(law.isf(FALSE / num_pairs / 2))
         least = VISIBLE * float(np.ptp(values)) if deviations is not None else 0.0
         found = moves(values, _of_difference(scale, deviations), z, least)
@@ -197,7 +198,8 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
             parts.append(f"{verb} {start}{end}{where}{farthest}")
         name = term(metric).name if len(run.blocks) == 1 else f"{term(metric).name} ({side})"
         since = len(values) - 1 - found[-1].end
-        rest = "; since then no change is significant" if since > 0 else ""
+        what = "is more than a tenth of its range" if least else "is significant"
+        rest = f"; since then no change {what}" if since > 0 else ""
         sentences.append(f"{name} {', '.join(parts)}{rest}.")
     return sentences
 

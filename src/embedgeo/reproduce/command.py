@@ -82,6 +82,14 @@ class Measured:
         """Its layers from the input up; none for a model of two sides, which has two such ways."""
         return self.run.depth if len({side(layer) for layer in self.run.depth}) == 1 else []
 
+    @property
+    def unlike_rows(self) -> str:
+        """What rows are, if not what they are in the preset, in words."""
+        rows = self.asked.get("rows", "tokens")
+        return (
+            "" if self.settings.rows == rows else f"other rows: rows is {self.settings.rows!r}, the preset has {rows!r}"
+        )
+
     def unlike(self, options: Sequence[str]) -> str:
         """The first difference from the preset in the text or one of these options, in words; empty without one."""
         of_paper = SweepSettings(**self.asked)
@@ -139,7 +147,8 @@ class Measured:
     def degrees(self, metric: str) -> float:
         """Degrees of freedom of the standard errors of a metric: the groups or batches that they are from, less one."""
         if self.settings.jackknife:
-            return self.settings.jackknife - 1
+            of_groups = self.run.deviations.get(metric, pd.DataFrame()).fillna(0.0)
+            return max(1, (int(of_groups.ne(0).any().sum()) or self.settings.jackknife) - 1)
         return max(1, (self._batches(metric) if self.run.bands(metric).is_spread else _GROUPS) - 1)
 
     def _batches(self, metric: str) -> float:
@@ -324,7 +333,7 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
     """Verdict on a claim about one model; ``others`` are all that were measured with it."""
     options = (*_OF_PRINTED, *_OF_COUNTS) if claim.rule == "count" else _OF_PRINTED
     unlike = measured.unlike(options)
-    reason = unlike if claim.rule in _PRINTED or measured.settings.rows != measured.asked.get("rows", "tokens") else ""
+    reason = unlike if claim.rule in _PRINTED else measured.unlike_rows
     if claim.rule != "count" and not measured.layers:
         reason = "an encoder and its decoder: the paper has models of one side"
     if not reason and claim.rule not in ("count", "token") and claim.metric not in measured.run.values:

@@ -36,6 +36,7 @@ from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
+from embedgeo.results.parquet import TABLES
 from embedgeo.results.records import Record, model_record
 from embedgeo.results.samples import LayerSample
 from embedgeo.sweep.plan import Planned
@@ -298,7 +299,10 @@ class Worker:
         if self.settings.save_means:
             means = geometry.token_tables("means")
             tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
-        return Measured(records, tables | geometry.layer_tables(), facts, sample)
+        tables |= geometry.layer_tables()
+        if self.settings.jackknife:
+            tables.setdefault("jackknife", pd.DataFrame(columns=TABLES["jackknife"].names))  # of too few sequences
+        return Measured(records, tables, facts, sample)
 
 
 def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:

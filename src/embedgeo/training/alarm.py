@@ -164,7 +164,7 @@ class GeometryAlarm:
         self._past = defaultdict(list)
         for metric, layer, steps, values in state["past"]:
             self._past[metric, layer] = [*zip(steps, values, strict=True)]
-        self._gaps = defaultdict(list, {(metric, layer): [*steps] for metric, layer, steps in state["gaps"]})
+        self._gaps = defaultdict(list, {(metric, layer): [*steps] for metric, layer, steps in state.get("gaps", ())})
         self.alarms = [Alarm(**{**alarm, "layers": tuple(alarm["layers"])}) for alarm in state["alarms"]]
 
     def add(self, step: int, records: Iterable[Record]) -> list[Series]:
@@ -191,10 +191,13 @@ class GeometryAlarm:
         """
         new = {series: self._past[series] for series in self.add(step, records) if self._past[series]}
         tested = [series for series, past in new.items() if past[-1][0] == step and len(past) > self.warm_up + 1]
+        alarmed = {(alarm.metric, layer) for alarm in self.alarms for layer in alarm.layers}
         lost = [
             series
             for series, past in new.items()
-            if len(past) > self.warm_up and len(gaps := self._gaps[series]) == 2 and past[-1][0] < gaps[0]
+            if (len(past) > self.warm_up or series in alarmed)
+            and len(gaps := self._gaps[series]) == 2
+            and past[-1][0] < gaps[0]
         ]
         return [*self._no_numbers(lost, records), *(self._departed(tested) if tested else [])]
 
