@@ -178,6 +178,7 @@ def test_monitors_refuse_words_without_word_ids(monitor):
         monitor(word_ids=lambda batch: batch["words"])
 
 
+@pytest.mark.slow
 def test_a_monitor_takes_the_words_of_its_batches(tmp_path):
     def words(batch):
         return torch.arange(12).expand_as(batch["input_ids"]) // 3

@@ -161,6 +161,7 @@ def test_what_a_gpu_is_asked_for():
     holds(launches.Rows(100, 2.5))
 
 
+@pytest.mark.slow
 def test_what_a_sweep_costs(tmp_path, monkeypatch):
     for name, value in {"NUM_TOKENS": 64, "SEQ_LEN": 16, "BATCH_SIZE": 2, "SIZE": SIZES}.items():
         monkeypatch.setattr(sweep, name, value)

@@ -61,6 +61,7 @@ def step():
         return process.submit(counted).result()
 
 
+@pytest.mark.slow
 def test_a_measured_step_runs_no_more_functions_and_modules(step):
     modules, _ = step
     assert sum(map(len, modules.values())) <= FUNCTIONS
@@ -68,6 +69,7 @@ def test_a_measured_step_runs_no_more_functions_and_modules(step):
     assert "training/lightning.py" in modules
 
 
+@pytest.mark.slow
 def test_a_number_takes_no_more_calls(step):
     _, way = step
     assert way[-1].startswith("training/lightning.py")

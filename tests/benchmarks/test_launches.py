@@ -24,6 +24,7 @@ def limited(stages):
     return {stage.name for stage in found}
 
 
+@pytest.mark.slow
 def test_a_further_layer(count):
     assert len(limited(launches.of_metrics(count, "default metrics", (1, 2)))) == 2
 

@@ -131,6 +131,7 @@ def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared
 
 @pytest.mark.parametrize(("compiled", "is_first"), [(whole, True), (whole, False), (checkpointed_blocks, False)])
 @torch._dynamo.config.patch(error_on_recompile=False)
+@pytest.mark.slow
 def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_one(compiled, is_first):
     model, other, ids = Model(), Model(), torch.randint(0, 96, (2, 6))
     geometry = Geometry(model, metrics=moments)
@@ -205,6 +206,7 @@ def test_copies_and_pickles_of_a_prepared_model_are_not_read_and_its_state_is_as
     assert [len(block._forward_hooks) + len(block._forward_pre_hooks) for block in others[0].h] == [2, 2]
 
 
+@pytest.mark.slow
 def test_an_error_of_a_listener_has_the_name_of_the_layer():
     model, errors = Model(), []
     geometry = Geometry(model, metrics=lambda dim: [Breaks(dim)], on_error=errors.append)

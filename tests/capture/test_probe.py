@@ -200,6 +200,7 @@ CHECKPOINTING = {
 
 @pytest.mark.parametrize("no_grad_passes", [True, False])
 @pytest.mark.parametrize("form", CHECKPOINTING)
+@pytest.mark.slow
 def test_each_token_is_counted_once_under_activation_checkpointing(form, no_grad_passes):
     torch.manual_seed(0)
     model = CHECKPOINTING[form]()

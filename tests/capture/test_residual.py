@@ -131,6 +131,7 @@ def test_parts_add_up_to_the_blocks_own_moments(name, dtype, rtol):
 
 
 @pytest.mark.parametrize("name", BUILD)
+@pytest.mark.slow
 def test_layers_inside_are_what_modules_write_and_what_is_between(name):
     model, ids = built(name), token_batch()["input_ids"]
     paths = dict(zip(("attention", "mlp", "middle"), WRITTEN[name], strict=True))

@@ -95,6 +95,7 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     assert all(map(OWN.find, KEYS))
 
 
+@pytest.mark.slow
 def test_the_facts_of_the_page_are_those_of_the_metrics():
     """``python docs/facts.py`` writes them."""
     assert with_facts(TEXT).splitlines() == TEXT.splitlines()

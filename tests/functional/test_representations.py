@@ -149,6 +149,7 @@ def test_rotated_and_scaled_copies_are_the_same(dtype, dim):
 
 
 @given(st.integers(4, 40), st.integers(1, 12), st.integers(1, 12), st.floats(-3, 3), st.integers(0, 99))
+@pytest.mark.slow
 def test_order_place_and_scale_of_the_rows_do_not_matter(n, d1, d2, scale, seed):
     x, y = gaussian(n, d1, seed=seed), gaussian(n, d2, seed=seed + 100)
     order = torch.randperm(n, generator=generator(seed))

@@ -105,6 +105,7 @@ def test_numbers_do_not_depend_on_how_many_layers_are_computed_at_a_time():
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.slow
 def test_no_setting_of_the_whole_process_is_touched_beside_the_main_thread(monkeypatch):
     def notes(function):
         def noted(*args, **kwargs):

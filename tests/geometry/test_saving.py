@@ -68,6 +68,7 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert (asked["layers"], asked["rows"], asked["jackknife"]) == ("blocks", "tokens", 2)
 
 
+@pytest.mark.slow
 def test_there_are_spectra_where_the_metrics_have_them(tmp_path):
     measured(metrics=None).save(tmp_path / "default", model="a", step=1)
     assert not (tmp_path / "default" / "spectra").exists()
@@ -101,6 +102,7 @@ def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
     assert "coordinates" not in measured().layer_tables()
 
 
+@pytest.mark.slow
 def test_deviations_of_the_groups_of_the_jackknife_are_saved_and_give_the_errors_of_changes(tmp_path):
     models = [measured(jackknife=4, seed=seed, batches=range(4)) for seed in (0, 1)]
     for step, geometry in enumerate(models):
@@ -136,6 +138,7 @@ def test_a_model_without_a_step_is_main(tmp_path):
     assert folder.read(name)[["revision", "step"]].drop_duplicates().values.tolist() == [["main", 0]]
 
 
+@pytest.mark.slow
 def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_path):
     measured().save(tmp_path, model="a", step=0, save_samples=True)
     measured(seed=1).save(tmp_path, model="a", step=10, save_samples=True)

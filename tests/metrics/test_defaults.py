@@ -80,6 +80,7 @@ def test_what_only_a_scatter_tells_keeps_it():
 
 @pytest.mark.parametrize("limit", [1, 1000, 3000, 20_000, 30_000, 400_000, 10_000_000])
 @pytest.mark.parametrize("jackknife", [0, 3])
+@pytest.mark.slow
 def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
     torch.manual_seed(0)
     with observe(gpt_neox(), metrics="auto", max_state_bytes=limit, jackknife=jackknife) as geometry:

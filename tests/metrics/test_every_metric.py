@@ -178,6 +178,7 @@ def test_values_are_those_of_the_functions(kind, dtype):
 @KIND
 @settings(max_examples=5)
 @given(places=st.lists(st.integers(0, 2), min_size=20, max_size=20))
+@pytest.mark.slow
 def test_any_split_of_whole_sequences_over_updates_and_metrics_gives_the_same(kind, places):
     x, ids, sequences = texts(200, DIM, mean=100.0)
     place = torch.tensor(places)[(sequences + 5) // 10**12]

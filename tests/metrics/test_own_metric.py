@@ -25,6 +25,8 @@ from tests.training.runs import fit
 
 KEYS = ("positive_share", "positive_share_spread")
 
+pytestmark = pytest.mark.slow  # a run, a sweep and their report
+
 
 def metrics(dim):
     return [EmbeddingMoments(dim), PositiveShare(dim)]

@@ -92,6 +92,7 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
         (Anisotropy, {"spectrum": True}),
     ],
 )
+@pytest.mark.slow
 def test_errors_are_those_of_estimates_without_each_group(metric, options, num_groups) -> None:
     _, errors = measured(lambda dim: [metric(dim, **options)], num_groups)
     expected = naive(metric, num_groups, **options)

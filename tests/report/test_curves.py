@@ -97,5 +97,6 @@ def test_encoder_and_decoder():
 @pytest.mark.parametrize("value", [0.0, -3.0, np.nan])
 @pytest.mark.parametrize("layers", [["embed"], ["embed", "block.00", "final_norm"], ["a.mlp", "x" * 40]])
 @pytest.mark.parametrize("steps", [[5], STEPS])
+@pytest.mark.slow
 def test_anything_can_be_drawn(layers, value, steps):
     assert panels(drawn(dict.fromkeys(layers, value), steps, "Q"))

@@ -264,10 +264,11 @@ def test_equal_values_at_a_single_step_can_be_drawn(value):
     assert writer.at("curves") == writer.at("heatmap") == writer.at("profile") == [5]
 
 
+@pytest.mark.slow
 def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "profile", lambda run, metric: drawn.append(run) or profile(run, metric))
-    pictures, writer = Media("geometry"), Writer()
+    pictures, writer = Media("geometry", clock=lambda: 0.0), Writer()  # however long it takes
     history = [*records(0, 2.0), *records(10, 3.0), *records(10, np.inf, LAYERS[:1])]
     pictures.write([writer], [*history, *records(20, 4.0, [*LAYERS, "late"])[-3:]], last=True)
     run = drawn[0]

@@ -185,6 +185,7 @@ def test_models_of_one_short_name_have_their_whole_names(tmp_path: Path) -> None
     assert [run.label for run in read_runs([folder])] == ["one/bert", "two/bert", "gpt"]
 
 
+@pytest.mark.slow
 def test_one_final_model_is_drawn_over_its_layers(tmp_path: Path) -> None:
     folder = make_models(tmp_path / "bert", {"lab/bert": 1}, metrics=("n", "Q", "M", "V"), tokens=True)
     said = words(write_report([folder]).read_text())

@@ -192,6 +192,7 @@ def test_a_monitor_takes_folders_that_exist(tmp_path):
         GeometryMonitor(reference=["nowhere"])
 
 
+@pytest.mark.slow
 def test_a_monitor_that_is_given_earlier_runs_draws_them(tmp_path):
 
     other = monitored(tmp_path / "other", rows=10.0)

@@ -195,6 +195,7 @@ HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimensi
 
 
 @pytest.mark.usefixtures("unpainted")
+@pytest.mark.slow
 def test_five_small_figures_come_first_then_flags(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "a", metrics=("n", "Q", "norm_cv", *HEADLINES), duplicates={1: 0})
     html = write_report([folder]).read_text()
@@ -229,6 +230,7 @@ class Small:
 
 
 @pytest.mark.parametrize("tag", ["train_loss", "train/loss", "loss"])
+@pytest.mark.slow
 def test_the_training_loss_of_a_monitored_run_stands_beside_its_numbers(tmp_path: Path, tag: str) -> None:
     steps = [0, 1, 2, 4, 8, 16, 32, 64, 100, 200, 300]
     records = [
@@ -353,6 +355,7 @@ def test_text_has_contrast(sweep: Path, page: Page, is_dark: bool) -> None:
     assert not re.findall(r"[ {;]color: #", css)
 
 
+@pytest.mark.slow
 def test_the_overview_shows_the_headlines_and_folds_the_others(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path, (0,), 2, metrics=("n", "M_over_Q", "anisotropy", "V", "Q"))
     html = write_report([folder]).read_text()
@@ -535,6 +538,7 @@ def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_
         assert words in text
 
 
+@pytest.mark.slow
 def test_two_runs_stand_side_by_side_in_one_table(tmp_path: Path) -> None:
     folders = [make_sweep(tmp_path / name, (0, 1), 1, metrics=("n", "M")) for name in ("x", "y")]
     page = Page(write_report(folders, tmp_path / "out"))
@@ -839,6 +843,7 @@ def test_whatever_ends_it_the_earlier_report_stays(
     assert contents(tmp_path / "a") == before
 
 
+@pytest.mark.slow
 def test_a_failure_while_the_new_report_takes_its_place_brings_the_old_one_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -879,6 +884,7 @@ def test_a_report_that_is_killed_leaves_the_earlier_one_and_the_next_one_cleans_
     assert contents(folder / "report") == before
 
 
+@pytest.mark.slow
 def test_a_terminal_has_a_bar_and_a_file_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1004,6 +1010,7 @@ def test_a_browser_shows_all_pictures_without_errors_or_overflow(sweep: Path, pa
         assert f"<title>[{len(page.all('img'))},true]</title>" in done.stdout
 
 
+@pytest.mark.slow
 def test_of_very_many_metrics_all_but_the_headlines_have_one_figure(tmp_path) -> None:
     others = [f"own_{i}" for i in range(40)]
     folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "mean_cosine", "Q", *others))

@@ -153,6 +153,7 @@ def test_histograms_mark_the_means(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("many", "drawn"), [(1, 1), (3, 3), (9, 4)])
+@pytest.mark.slow
 def test_token_types_are_drawn_at_as_many_layers_as_asked_for(folder: Path, many: int, drawn: int) -> None:
     with style():
         figure = plot.tokens(folder, layers=many)

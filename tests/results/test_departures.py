@@ -144,6 +144,7 @@ def test_values_before_the_first_do_not_matter():
 
 
 @given(st.floats(1e-6, 1e6), st.floats(-100, 100), st.booleans())
+@pytest.mark.slow
 def test_units_do_not_matter(scale, shift, is_mirrored):
     values = run(50, seed=5)
     values[-2:, 3] += 4

@@ -23,6 +23,7 @@ def changes(out):
     return records[records["metric"].str.startswith("loss_change_")]
 
 
+@pytest.mark.slow
 def test_a_sweep_with_ablation_has_the_values_of_the_function(tmp_path, options):
     run = local_run(tmp_path / "run", (8,))
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

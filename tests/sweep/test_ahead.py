@@ -41,6 +41,7 @@ def records(out):
     return {name: SweepFolder(Path(out)).read(name) for name in SweepFolder(Path(out)).done()}
 
 
+@pytest.mark.slow
 def test_the_next_checkpoint_is_loaded_in_place_of_the_present_one_while_its_metrics_are_computed(
     tmp_path, options, loads, monkeypatch
 ):

@@ -53,6 +53,7 @@ def test_models_that_differ_are_told_apart(options, tmp_path):
     assert manifest["architecture"] == dict(zip(models, ("pre-ln", "post-ln"), strict=True))
 
 
+@pytest.mark.slow
 def test_the_report_draws_it_dashed_beside_Q(options, tmp_path):  # noqa: N802
     assert sweep(str(local_run(tmp_path / "run", (0, 8))), **options) == 0
     out = Path(options["out"])

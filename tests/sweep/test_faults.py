@@ -496,6 +496,7 @@ def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeyp
     assert f"{key} must not name code on the Hub" in reasons(options)["step1"]
 
 
+@pytest.mark.slow
 def test_names_that_lead_out_of_the_folder_are_not_fetched(hub, options, tmp_path):
     evil = {"../../../../escaped.json": b"{}", "/abs/model.safetensors": b"x", "sub/../../../tokenizer.json": b"{}"}
     hub.add(REPOSITORY, "step0", {**checkpoint_files(0), **evil})

@@ -273,6 +273,7 @@ def test_evict_false_keeps_everything(run, options):
     assert {r.commit_hash for r in repo.revisions} == {run["step0"], run["step2"]}
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing(run, hub, options):
     sweep(REPOSITORY, **options)
     before = {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
@@ -294,6 +295,7 @@ def test_a_revision_that_has_moved_keeps_its_result_and_is_named(run, hub, optio
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_next_checkpoint_is_fetched_while_one_is_measured(run, hub, options, monkeypatch):
     seen = []
 

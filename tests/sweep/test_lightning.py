@@ -60,6 +60,7 @@ def class_of(model):
     return f"{__name__}.{type(model).__name__}"
 
 
+@pytest.mark.slow
 def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
     model = Forward()
     for step in (1, 2):

@@ -137,6 +137,7 @@ def test_a_few_values_that_round_the_other_way_are_no_jump(tmp_path, capsys):
     assert [line for line in found(capsys) if line.startswith("jump")] == []
 
 
+@pytest.mark.slow
 def test_a_jump_is_found_in_bfloat16(tmp_path, capsys):
     run = trained() | {80: trained()[160]}
     write_run(tmp_path, {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()})
@@ -176,6 +177,7 @@ def test_rows_of_tokens_that_were_not_seen_may_stay_as_they_are(tmp_path, capsys
 
 
 @pytest.mark.parametrize("step", [1, 160])
+@pytest.mark.slow
 def test_a_run_of_two_checkpoints_is_judged_by_their_correlation(step, hub, capsys):
     put(hub, {0: trained()[0], step: trained()[step]})
     assert check(REPOSITORY, lineage=True) == 0

@@ -225,6 +225,7 @@ class Plain(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+@pytest.mark.slow
 def test_lightning_checkpoints(tmp_path, options):
     checkpoint = pl.callbacks.ModelCheckpoint(tmp_path / "run", save_top_k=-1, every_n_train_steps=2, save_last=True)
     trainer = pl.Trainer(

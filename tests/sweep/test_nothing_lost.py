@@ -33,6 +33,7 @@ def done_of(said: str) -> str:
 
 
 @pytest.mark.parametrize("is_older", [False, True])
+@pytest.mark.slow
 def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, capsys, is_older):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
@@ -98,6 +99,7 @@ def test_a_copy_of_weights_that_were_replaced_is_measured_itself(tmp_path, optio
     assert folder.read("step3")["duplicate_of"].iloc[0] == "step1"
 
 
+@pytest.mark.slow
 def test_a_copy_whose_original_was_replaced_is_none_any_more(tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1,))
     write_files(run / "step3", checkpoint_files(1))
@@ -233,6 +235,7 @@ def damaged(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "no columns", "a column of another kind", "no rows"])
+@pytest.mark.slow
 def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options, how):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)

@@ -125,6 +125,7 @@ def test_values_that_are_missing_are_passed_over():
     assert 80 <= found.since < found.step <= 84
 
 
+@pytest.mark.slow
 def test_a_number_that_is_lost_is_an_alarm_once_and_one_that_was_never_safe_is_none():
     def run(lost, value=math.nan, steps=70, first=None):
         alarm = first or GeometryAlarm()
@@ -219,6 +220,7 @@ def plain_loop(alarm, **options):
 
 
 @pytest.mark.parametrize("background", [False, True])
+@pytest.mark.slow
 def test_a_loop_of_ones_own(background):
     called = []
     monitor = plain_loop(alarm_of_norms(called.append), background=background)
@@ -227,6 +229,7 @@ def test_a_loop_of_ones_own(background):
     assert monitor.alarm.alarms == called
 
 
+@pytest.mark.slow
 def test_lightning_says_it_and_saves_a_checkpoint(tmp_path, caplog):
     model, saved = Disturbed(), tmp_path / "alarm.ckpt"
     alarm = alarm_of_norms(lambda _: model.trainer.save_checkpoint(saved))
@@ -252,6 +255,7 @@ def test_lightning_says_it_and_saves_a_checkpoint(tmp_path, caplog):
     assert f"geometry/alarm at step {JUMP + 1}/text_summary" in tags
 
 
+@pytest.mark.slow
 def test_training_is_bit_for_bit_the_same(tmp_path):
     callback = GeometryMonitor(every_n_steps=1, metrics=moments, alarm=alarm_of_norms())
     monitored, _ = fit(tmp_path, callback, max_steps=30)

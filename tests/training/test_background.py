@@ -67,6 +67,7 @@ def breaking(dim):
 
 
 @pytest.mark.parametrize("with_probe", [False, True])
+@pytest.mark.slow
 def test_a_loops_numbers_and_training_are_the_same_bit_for_bit(with_probe):
     plain, _ = loop(5)
     state, logged = random_state(), ({}, {})
@@ -83,6 +84,7 @@ def test_a_loops_numbers_and_training_are_the_same_bit_for_bit(with_probe):
     assert state[1:] == after[1:]
 
 
+@pytest.mark.slow
 def test_lightning_logs_and_writes_the_same(tmp_path):
     runs = {}
     for background in (False, True):

@@ -33,6 +33,7 @@ def loop(monitor, model, num_steps=5):
     return stances
 
 
+@pytest.mark.slow
 def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
     model = gpt_neox(use_cache=False, num_hidden_layers=1).eval()
     expected = StepMonitor(model, every_n_steps=2, metrics=moments, on_error="raise")
@@ -46,6 +47,7 @@ def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
 
 
 @pytest.mark.parametrize("prepares", [True, False])
+@pytest.mark.slow
 def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepares):
     model = torch.compile(gpt_neox(use_cache=False, num_hidden_layers=1), backend="eager")
     monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise")

@@ -84,7 +84,7 @@ class Measured:
 
     @property
     def unlike_rows(self) -> str:
-        """What rows are, if not what they are in the preset, in words."""
+        """The kind of rows, if it is not that of the preset, in words."""
         rows = self.asked.get("rows", "tokens")
         return (
             "" if self.settings.rows == rows else f"other rows: rows is {self.settings.rows!r}, the preset has {rows!r}"
