@@ -97,7 +97,7 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
 
 def _with_terms(table: pa.Table) -> pa.Table:
     """Records with the terms of their metrics that are not this package's, which another process cannot know."""
-    terms = foreign_terms(table["metric"].unique().to_pylist()) if "metric" in table.column_names else ""
+    terms = foreign_terms(table["metric"].drop_null().unique().to_pylist()) if "metric" in table.column_names else ""
     return table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms}) if terms else table
 
 
