@@ -92,6 +92,7 @@ def test_a_mask_of_four_dimensions_says_nothing_of_padding():
     assert geometry.compute()["block.00"]["n"] == keep.sum()
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # from transformers 5.24 on
 def test_what_a_cache_holds_is_not_counted_again():
     model, batch = gpt_neox().eval(), token_batch(padding="left", length=10)
     ids, mask = batch["input_ids"], batch["attention_mask"]
@@ -158,6 +159,7 @@ class Prompted(nn.Module):
 
 @pytest.mark.parametrize("padding", ["left", "right", None])
 @pytest.mark.parametrize(("prefix", "family"), [(False, "gpt_neox"), (False, "bert"), (True, "gpt_neox")])
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # from transformers 5.24 on
 def test_virtual_tokens_are_no_rows(prefix, family, padding):
     model, batch = Prompted(5, prefix=prefix, family=family).eval(), token_batch(padding=padding)
     keep = batch["attention_mask"].bool()
