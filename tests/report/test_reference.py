@@ -193,7 +193,7 @@ def test_a_monitor_takes_folders_that_exist(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_monitor_that_is_given_earlier_runs_draws_them(tmp_path):
+def test_a_monitor_warns_of_an_earlier_run_that_was_measured_otherwise(tmp_path):
     other = monitored(tmp_path / "other", rows=10.0)
     with pytest.warns(UserWarning, match="a reference must be measured like the runs before it; other is not like"):
         fit(
