@@ -1,9 +1,11 @@
-"""Metadata that has the repository's address: the project's URLs, and the README's links and picture for PyPI.
+"""Metadata that has the repository's address: the project's URLs, and the README's links and
+picture for PyPI.
 
-The address is known to the repository's owner alone, whose release gives it in the environment variable
-``EMBEDGEO_REPOSITORY`` (``https://…``, without a slash at the end). GitHub's Actions are not asked for it: those of
-another project, which install embedgeo from git, would give their own. Where there is none, as on a clone, the package
-has no URLs, and the README's relative links are their text.
+The address is known to the repository's owner alone, whose release gives it in the environment
+variable ``EMBEDGEO_REPOSITORY`` (``https://…``, without a slash at the end). GitHub's Actions are
+not asked for it: those of another project, which install embedgeo from git, would give their own.
+Where there is none, as on a clone, the package has no URLs, and the README's relative links are
+their text.
 """
 
 import os
@@ -23,7 +25,10 @@ class CustomMetadataHook(MetadataHookInterface):
             return
         repository, version = os.environ.get("EMBEDGEO_REPOSITORY", ""), metadata["version"]
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
-        metadata["readme"] = {"content-type": "text/markdown", "text": for_pypi(text, repository, f"v{version}")}
+        metadata["readme"] = {
+            "content-type": "text/markdown",
+            "text": for_pypi(text, repository, f"v{version}"),
+        }
         if repository:
             files = f"{repository}/blob/v{version}"
             metadata["urls"] = {
@@ -35,7 +40,9 @@ class CustomMetadataHook(MetadataHookInterface):
 
 
 def for_pypi(text: str, repository: str, tag: str) -> str:
-    """A README whose relative links and pictures lead into the repository at a tag, or without it are left out."""
+    """A README whose relative links and pictures lead into the repository at a tag, or without it
+    are left out.
+    """
     there = r"(?!\w+:|#)(?P<path>[^)\s\"]+)"
     picture = re.compile(rf"!\[(?P<text>[^]]*)\]\({there}\)")
     link = re.compile(rf"\[(?P<text>[^]]*)\]\({there}\)")

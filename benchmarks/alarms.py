@@ -2,11 +2,12 @@
 
     python -m benchmarks.alarms [--runs 2000] [--law "AR 0.9, t with 3"] [--processes 2]
 
-Runs of 200 measurements of 4 metrics at 8 blocks, and their means over blocks, are autoregressions whose standard
-deviation is 1 or falls with a learning rate, about nothing or about smooth trends. For each law of runs the table has
-the share of them with any false alarm, and the share of jumps of 5 standard deviations, after 50 values, that are found
-at the first or second measurement: of one metric at all blocks, and at a single one. Beside the latter stands the share
-that the best test finds which knows the law, the scale and the time of the jump, at the same rate of false alarms.
+Runs of 200 measurements of 4 metrics at 8 blocks, and their means over blocks, are autoregressions
+whose standard deviation is 1 or falls with a learning rate, about nothing or about smooth trends.
+For each law of runs the table has the share of them with any false alarm, and the share of jumps of
+5 standard deviations, after 50 values, that are found at the first or second measurement: of one
+metric at all blocks, and at a single one. Beside the latter stands the share that the best test
+finds which knows the law, the scale and the time of the jump, at the same rate of false alarms.
 """
 
 import argparse
@@ -35,7 +36,8 @@ class Law(NamedTuple):
     correlation: float = 0.0  # of one value with the next
     degrees: float = np.inf  # of freedom, of Student's t
     together: float = 0.0  # share of the variance that the blocks of a metric have in common
-    first: float | None = None  # degrees of freedom of the first metric, where they are not those of the others
+    # degrees of freedom of the first metric, where they are not those of the others
+    first: float | None = None
     trend: str = "none"
     falls: bool = False  # the standard deviation, to a twentieth, as a cosine
 
@@ -93,7 +95,10 @@ def simulated(law: Law, runs: int, length: int, seed: int) -> Array:
         case "saturating":
             x += size * (1 - np.exp(-time / random.uniform(20, 120, shape)))
         case "hump":
-            x += size * np.exp(-(((time - random.uniform(20, 180, shape)) / random.uniform(30, 60, shape)) ** 2) / 2)
+            x += size * np.exp(
+                -(((time - random.uniform(20, 180, shape)) / random.uniform(30, 60, shape)) ** 2)
+                / 2
+            )
         case "linear":
             x += size * time / MEASUREMENTS
     return x
@@ -105,10 +110,14 @@ def with_means(x: Array) -> Array:
 
 
 def raises(found: Forecasts, stop: int) -> NDArray[np.bool_]:
-    """Tell for each of some runs and numbers if there is an alarm at the last of ``stop`` measurements."""
+    """Tell for each of some runs and numbers if there is an alarm at the last of ``stop``
+    measurements.
+    """
     is_mean = np.arange(NUM_METRICS * (NUM_BLOCKS + 1)) >= NUM_METRICS * NUM_BLOCKS
     seen = Forecasts(*(each[..., max(0, stop - WINDOW - PAST - 2) : stop, :] for each in found))
-    metrics = np.concatenate((np.repeat(np.arange(NUM_METRICS), NUM_BLOCKS), np.arange(NUM_METRICS)))
+    metrics = np.concatenate(
+        (np.repeat(np.arange(NUM_METRICS), NUM_BLOCKS), np.arange(NUM_METRICS))
+    )
     return departures(seen, metrics).p < alarm_levels(is_mean, 0.05)
 
 
@@ -130,7 +139,9 @@ def found_jumps(law: Law, seed: int, blocks: slice) -> int:
 
 
 def best_power(law: Law) -> float:
-    """Share of jumps at one block that a test finds which knows the law, the scale and the time: Neyman & Pearson."""
+    """Share of jumps at one block that a test finds which knows the law, the scale and the time:
+    Neyman & Pearson.
+    """
     level = 0.05 / MEASUREMENTS / NUM_METRICS / NUM_BLOCKS
     scale = np.sqrt(1 - law.correlation**2)
     means = np.array([JUMP, JUMP * (1 - law.correlation)]) / scale
@@ -139,7 +150,8 @@ def best_power(law: Law) -> float:
     random = np.random.default_rng(0)
     unit = stats.t(law.degrees, scale=np.sqrt((law.degrees - 2) / law.degrees))
     errors = unit.rvs((2_000_000, 2), random_state=random)
-    ratio = unit.logpdf(errors - means).sum(-1) - unit.logpdf(errors).sum(-1)  # of likelihoods, under none
+    # of likelihoods, under none
+    ratio = unit.logpdf(errors - means).sum(-1) - unit.logpdf(errors).sum(-1)
     jumped = unit.logpdf(errors).sum(-1) - unit.logpdf(errors + means).sum(-1)
     return float((jumped > np.quantile(ratio, 1 - level / 2)).mean())
 
@@ -162,17 +174,24 @@ def main(runs: int, only: str | None, processes: int) -> None:
             is_plain = not (law.falls or law.first or law.trend != "none")
             best = f"{best_power(law):.0%}" if is_plain else ""
             print(
-                f"{law!s:<46} {false / each:>12.1%} {every / each:>17.0%} {one / each:>10.0%} {best:>6}",
+                f"{law!s:<46} {false / each:>12.1%} {every / each:>17.0%} {one / each:>10.0%} "
+                f"{best:>6}",
                 flush=True,
             )
     print(f"{f'all {each * len(laws)} runs':<46} {total / each / len(laws):>12.1%}")
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument(
-        "--law", dest="only", choices=[*map(str, LAWS)], metavar="NAME", help="as the table has it; default: all"
+        "--law",
+        dest="only",
+        choices=[*map(str, LAWS)],
+        metavar="NAME",
+        help="as the table has it; default: all",
     )
     parser.add_argument("--processes", type=int, default=2)
     main(**vars(parser.parse_args()))

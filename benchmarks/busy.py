@@ -1,10 +1,12 @@
-"""A checkpoint and a measurement beside other work: one busy process a processor, as data loaders are.
+"""A checkpoint and a measurement beside other work: one busy process a processor, as data loaders
+are.
 
     python -m benchmarks.busy [--rounds N] [--json FILE]
 
-Printed is how many times as long each takes beside the busy processes, and that divided by what a forward pass with
-one thread slows down. Sides take turns alone and beside them, each in a process of its own environment; the
-processor time tells of threads that spin, also on a machine where nothing is ever alone.
+Printed is how many times as long each takes beside the busy processes, and that divided by what a
+forward pass with one thread slows down. Sides take turns alone and beside them, each in a process
+of its own environment; the processor time tells of threads that spin, also on a machine where
+nothing is ever alone.
 """
 
 import os
@@ -38,7 +40,9 @@ SIDES: dict[str, tuple[str, dict[str, str]]] = {
 
 @dataclass
 class Slowdown:
-    """Seconds alone and beside busy processes, and the slowdown ÷ that of a forward pass with one thread."""
+    """Seconds alone and beside busy processes, and the slowdown ÷ that of a forward pass with one
+    thread.
+    """
 
     name: str
     alone: list[float]
@@ -48,12 +52,22 @@ class Slowdown:
 
     def as_dict(self) -> dict[str, Any]:
         found = spread(self.ratios)
-        return {"kind": "slowdown", **asdict(self), "ratio": found, "holds": found["median"] <= self.at_most}
+        return {
+            "kind": "slowdown",
+            **asdict(self),
+            "ratio": found,
+            "holds": found["median"] <= self.at_most,
+        }
 
     def __str__(self) -> str:
-        alone, beside, ratio = (float(np.median(each)) for each in (self.alone, self.beside, self.ratios))
+        alone, beside, ratio = (
+            float(np.median(each)) for each in (self.alone, self.beside, self.ratios)
+        )
         times = f"{duration(alone)} alone, {duration(beside)} beside busy processes"
-        return f"{self.name}: {times}; slowdown ÷ a forward pass's {ratio:.2f}, at most {self.at_most:g}"
+        return (
+            f"{self.name}: {times}; slowdown ÷ a forward pass's {ratio:.2f}, at most "
+            f"{self.at_most:g}"
+        )
 
 
 def slowdowns(rounds: int) -> Iterator[Slowdown]:
@@ -72,18 +86,26 @@ def slowdowns(rounds: int) -> Iterator[Slowdown]:
     slower = {name: np.divide(beside[name], alone[name]) for name in sides}
     forward, *others = sides
     for name in others:
-        yield Slowdown(name, alone[name], beside[name], (slower[name] / slower[forward]).tolist(), 1.25)
+        yield Slowdown(
+            name, alone[name], beside[name], (slower[name] / slower[forward]).tolist(), 1.25
+        )
 
 
 def process(environment: Mapping[str, str]) -> Worker:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_", "KMP_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("OMP_", "GOMP_", "KMP_"))
+    }
     return Worker("benchmarks.busy --worker", environment={**kept, **environment})
 
 
 @contextmanager
 def busy(number: int) -> Iterator[None]:
     """Context beside so many processes that never wait."""
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)
+    ]
     try:
         time.sleep(0.3)
         yield

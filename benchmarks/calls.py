@@ -1,7 +1,9 @@
-"""Functions of the project that one measured step runs: from the start of the batch to its end, logging included.
+"""Functions of the project that one measured step runs: from the start of the batch to its end,
+logging included.
 
 python benchmarks/calls.py          numbers, and functions by module
-python benchmarks/calls.py --way    also the calls that a number takes from the hook on a layer to the logger
+python benchmarks/calls.py --way    also the calls that a number takes from the hook on a layer to
+the logger
 """
 
 import argparse
@@ -32,7 +34,8 @@ STATIONS = ("TokenMoments.update_states", "TokenMoments.compute", "CSVLogger.log
 
 
 class MeasuredStep(embedgeo.GeometryMonitor):
-    """A monitor with default metrics that notes the functions of one step, and the stacks at the stations of a number.
+    """A monitor with default metrics that notes the functions of one step, and the stacks at the
+    stations of a number.
 
     Args:
         step: the step.
@@ -91,7 +94,9 @@ def measured_step() -> MeasuredStep:
     """The monitor after a run of three steps, of which the last one has been noted."""
     torch.manual_seed(0)
     ids = torch.randint(97, (3, 4, 32))
-    batches = [{"input_ids": each, "attention_mask": torch.ones_like(each), "labels": each} for each in ids]
+    batches = [
+        {"input_ids": each, "attention_mask": torch.ones_like(each), "labels": each} for each in ids
+    ]
     monitor = MeasuredStep(step=2)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -118,7 +123,9 @@ def by_module(functions: Iterable[CodeType]) -> dict[str, list[str]]:
 
 
 def besides_functional(modules: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {name: functions for name, functions in modules.items() if not name.startswith("functional")}
+    return {
+        name: functions for name, functions in modules.items() if not name.startswith("functional")
+    }
 
 
 def way_of_a_number(monitor: MeasuredStep) -> list[str]:
@@ -130,8 +137,13 @@ def _stack(frame: FrameType | None) -> list[str]:
     """The project's functions that are running, from the outermost one on."""
     found = []
     while frame is not None:
-        if frame.f_code.co_filename.startswith(SOURCE) and frame.f_code.co_name not in NOT_FUNCTIONS:
-            found.append(f"{frame.f_code.co_filename.removeprefix(SOURCE)}: {frame.f_code.co_qualname}")
+        if (
+            frame.f_code.co_filename.startswith(SOURCE)
+            and frame.f_code.co_name not in NOT_FUNCTIONS
+        ):
+            found.append(
+                f"{frame.f_code.co_filename.removeprefix(SOURCE)}: {frame.f_code.co_qualname}"
+            )
         frame = frame.f_back
     return found[::-1]
 

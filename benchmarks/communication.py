@@ -1,11 +1,14 @@
-"""What the ranks of a run exchange in one measured step: collectives and bytes, with 2, 4 and 8 gloo ranks.
+"""What the ranks of a run exchange in one measured step: collectives and bytes, with 2, 4 and 8
+gloo ranks.
 
-python -m benchmarks.communication            # some minutes: 14 layers of width 768, 2,048 rows a rank, default metrics
+python -m benchmarks.communication            # some minutes: 14 layers of width 768, 2,048 rows a
+rank, default metrics
 
-All that a `StepMonitor` exchanges counts, that ranks tell each other that they have come among it. Bytes are those a
-rank sends in a ring: 2 (R - 1) / R times what it gives to a reduction, (R - 1) / R times what it deals out. Those with
-1,024 ranks are extrapolated: only the rows of the token tables grow, with the token types that any rank has seen, and
-192 bytes a layer and rank. Nothing is timed.
+All that a `StepMonitor` exchanges counts, that ranks tell each other that they have come among it.
+Bytes are those a rank sends in a ring: 2 (R - 1) / R times what it gives to a reduction, (R - 1) /
+R times what it deals out. Those with 1,024 ranks are extrapolated: only the rows of the token
+tables grow, with the token types that any rank has seen, and 192 bytes a layer and rank. Nothing is
+timed.
 """
 
 import tempfile
@@ -27,7 +30,13 @@ from tests.ranks import on_two_ranks
 RANKS, MANY = (2, 4, 8), 1024
 AT_MOST = 12  # collectives of a measured step
 AT_A_TIME = 1 << 29  # bytes; what is more takes two collectives for as many
-COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all_single", "broadcast")
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_to_all_single",
+    "broadcast",
+)
 
 
 @dataclass
@@ -45,11 +54,19 @@ class Traffic:
         return AT_MOST + more_calls(self.megabytes, self.ranks)
 
     def as_dict(self) -> dict[str, Any]:
-        return {"kind": "traffic", **asdict(self), "at_most": self.at_most, "holds": self.calls <= self.at_most}
+        return {
+            "kind": "traffic",
+            **asdict(self),
+            "at_most": self.at_most,
+            "holds": self.calls <= self.at_most,
+        }
 
     def __str__(self) -> str:
         how = ", extrapolated" if self.is_extrapolated else ""
-        return f"{self.name}, {self.ranks} ranks: {self.calls} collectives, {self.megabytes:.1f} MB{how}"
+        return (
+            f"{self.name}, {self.ranks} ranks: {self.calls} collectives, {self.megabytes:.1f} "
+            f"MB{how}"
+        )
 
 
 def more_calls(megabytes: float, ranks: int) -> int:
@@ -58,7 +75,9 @@ def more_calls(megabytes: float, ranks: int) -> int:
     return 2 * int(1e6 * given / AT_A_TIME)
 
 
-def measured_step(rank: int, num_layers: int, width: int, num_rows: int, options: dict[str, Any]) -> list[float]:
+def measured_step(
+    rank: int, num_layers: int, width: int, num_rows: int, options: dict[str, Any]
+) -> list[float]:
     """Bytes that a rank sends in each collective of the third measured step.
 
     What the first one leaves in the background is among it.
@@ -71,17 +90,27 @@ def measured_step(rank: int, num_layers: int, width: int, num_rows: int, options
     def counted(collective: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             given = max(each.nbytes for each in args if isinstance(each, torch.Tensor))
-            share = {"all_reduce": 2 / (others + 1), "all_to_all_single": 1 / (others + 1)}.get(collective.__name__, 1)
+            share = {"all_reduce": 2 / (others + 1), "all_to_all_single": 1 / (others + 1)}.get(
+                collective.__name__, 1
+            )
             sizes.append(given * share * others)
             return collective(*args, **kwargs)
 
         return call
 
-    options = {"layers": "blocks.*", "measure_last": False, "no_grad_passes": True, "on_error": "raise", **options}
+    options = {
+        "layers": "blocks.*",
+        "measure_last": False,
+        "no_grad_passes": True,
+        "on_error": "raise",
+        **options,
+    }
     with torch.no_grad():
         monitor = StepMonitor(model, 1, **options)
         for step in range(3):
-            with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}):
+            with mock.patch.multiple(
+                dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}
+            ):
                 sizes.clear()
                 with monitor.step(step):
                     model(tokens)
@@ -89,8 +118,12 @@ def measured_step(rank: int, num_layers: int, width: int, num_rows: int, options
     return sizes
 
 
-def traffic(ranks: int, num_layers: int = 14, width: int = 768, num_rows: int = 2048, **options: Any) -> Traffic:
-    """That of so many gloo ranks, each of which has so many rows at every layer; ``options`` are the monitor's."""
+def traffic(
+    ranks: int, num_layers: int = 14, width: int = 768, num_rows: int = 2048, **options: Any
+) -> Traffic:
+    """That of so many gloo ranks, each of which has so many rows at every layer; ``options`` are
+    the monitor's.
+    """
     with tempfile.TemporaryDirectory() as folder:
         given = num_layers, width, num_rows, options
         sizes, *_ = on_two_ranks(measured_step, Path(folder), *given, seconds=600, world_size=ranks)
@@ -98,8 +131,12 @@ def traffic(ranks: int, num_layers: int = 14, width: int = 768, num_rows: int = 
     return Traffic(name, ranks, len(sizes), sum(sizes) / 1e6)
 
 
-def extrapolated(last: Traffic, num_layers: int = 14, width: int = 768, num_rows: int = 2048) -> Traffic:
-    """The traffic of 1,024 ranks, from that of fewer: token types are more, and what each rank says of itself."""
+def extrapolated(
+    last: Traffic, num_layers: int = 14, width: int = 768, num_rows: int = 2048
+) -> Traffic:
+    """The traffic of 1,024 ranks, from that of fewer: token types are more, and what each rank says
+    of itself.
+    """
     few, many = num_types(num_rows * np.array([last.ranks, MANY]))
     shares = 2 * (MANY - 1) / MANY, 2 * (last.ranks - 1) / last.ranks
     of_types = (many - few) * num_layers * 8 * ((width + 5) / 2 + 7)

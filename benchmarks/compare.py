@@ -1,9 +1,10 @@
 """This tree beside another revision: two processes take turns, in one run.
 
-    make bench-compare BASE=<revision>   or   python -m benchmarks.compare REVISION [--only 'TwoNN*'] [--rounds 9]
+    make bench-compare BASE=<revision>   or   python -m benchmarks.compare REVISION [--only
+    'TwoNN*'] [--rounds 9]
 
-The revision's ``src`` is extracted into a temporary folder; the cases are those of this tree. Printed is the revision's
-time ÷ this tree's: above 1, this tree is faster.
+The revision's ``src`` is extracted into a temporary folder; the cases are those of this tree.
+Printed is the revision's time ÷ this tree's: above 1, this tree is faster.
 """
 
 import argparse
@@ -30,7 +31,10 @@ def compared(base: str, only: str, rounds: int) -> Iterator[Line]:
         extract(base, Path(folder))
         with worker(ROOT) as this, worker(Path(folder)) as other:
             for case in (case for case in cases() if fnmatch(case, only)):
-                sides = {"embedgeo": partial(this.seconds, case), base: partial(other.seconds, case)}
+                sides = {
+                    "embedgeo": partial(this.seconds, case),
+                    base: partial(other.seconds, case),
+                }
                 try:
                     yield Line(case, take_turns(sides, rounds))
                 except RuntimeError as error:
@@ -43,16 +47,22 @@ def extract(base: str, folder: Path) -> None:
     Raises:
         SystemExit: there is no such revision, or it has none.
     """
-    archived = subprocess.run(["git", "archive", base, "--", "src"], check=False, cwd=ROOT, capture_output=True)
+    archived = subprocess.run(
+        ["git", "archive", base, "--", "src"], check=False, cwd=ROOT, capture_output=True
+    )
     if archived.returncode:
         said = archived.stderr.decode().strip().removeprefix("fatal: ")
-        sys.exit(f"BASE must be a git revision with a folder src, such as main; got {base!r} ({said}).")
+        sys.exit(
+            f"BASE must be a git revision with a folder src, such as main; got {base!r} ({said})."
+        )
     with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as files:
         files.extractall(folder, filter="data")
 
 
 def worker(tree: Path) -> Worker:
-    return Worker("benchmarks.compare --worker", environment={**os.environ, "PYTHONPATH": str(tree / "src")})
+    return Worker(
+        "benchmarks.compare --worker", environment={**os.environ, "PYTHONPATH": str(tree / "src")}
+    )
 
 
 def main() -> None:

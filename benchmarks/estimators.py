@@ -36,7 +36,9 @@ def twonn(n: int, d: int, kind: str, rounds: int, at_least: float | None = None)
     x = ROWS[kind](n, d)
     with peers.twonn_peers(x) as others:
         seconds = take_turns({"embedgeo": clocked(lambda: twonn_dimension(x)), **others}, rounds)
-    return Line(f"TwoNN, {n:,} × {d}, {kind}", seconds, at_least=at_least, floors=floors(n, d, n * n * d))
+    return Line(
+        f"TwoNN, {n:,} × {d}, {kind}", seconds, at_least=at_least, floors=floors(n, d, n * n * d)
+    )
 
 
 def all_twonn(rounds: int) -> Iterator[Line]:
@@ -46,11 +48,15 @@ def all_twonn(rounds: int) -> Iterator[Line]:
 
 
 def twonn_beside_a_product(n: int, d: int, rounds: int) -> Line:
-    """TwoNN beside all products of the rows, of which it needs half, in the dtype that takes less time."""
+    """TwoNN beside all products of the rows, of which it needs half, in the dtype that takes less
+    time.
+    """
     x = gaussian(n, d)
     sides = {"embedgeo": clocked(lambda: twonn_dimension(x))}
     for dtype in (torch.float32, torch.bfloat16):
-        sides[f"product in {str(dtype).removeprefix('torch.')}"] = clocked(partial(product, x.to(dtype)))
+        sides[f"product in {str(dtype).removeprefix('torch.')}"] = clocked(
+            partial(product, x.to(dtype))
+        )
     seconds = take_turns(sides, rounds)
     faster = min([*sides][1:], key=lambda side: median(seconds[side]))
     name = f"TwoNN, {n:,} × {d}, beside a product: 1.4 times half of it"
@@ -62,11 +68,16 @@ def product(x: torch.Tensor) -> torch.Tensor:
 
 
 def labelled(n: int, d: int, rounds: int, num_sequences: int = 32) -> Line:
-    """TwoNN of all rows, between and within Zipf distributed token types, and who their neighbours are."""
+    """TwoNN of all rows, between and within Zipf distributed token types, and who their neighbours
+    are.
+    """
     x, types = gaussian(n, d), zipf_tokens(n)
     order = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     labels = RowLabels(types, torch.arange(n) * num_sequences // n, order)
-    sides = {"all three": lambda: labelled_dimensions(x, labels), "TwoNN": lambda: twonn_dimension(x)}
+    sides = {
+        "all three": lambda: labelled_dimensions(x, labels),
+        "TwoNN": lambda: twonn_dimension(x),
+    }
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     name = f"between and within {len(types.unique()):,} token types, too, {n:,} × {d}"
     return Line(name, seconds, under="TwoNN", at_most=1.5)
@@ -82,7 +93,10 @@ def anisotropies(n: int, d: int, rounds: int) -> Line:
 def token_tables(n: int, d: int, rounds: int) -> Line:
     x, tokens = gaussian(n, d), zipf_tokens(n)
     ids = tokens.tolist()
-    sides = {"embedgeo": lambda: token_table(x, tokens), "per-token loop": lambda: peers.running_means(x, ids)}
+    sides = {
+        "embedgeo": lambda: token_table(x, tokens),
+        "per-token loop": lambda: peers.running_means(x, ids),
+    }
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     return Line(f"token table, {n:,} × {d}", seconds, at_least=6, floors=floors(n, d, 0))
 
@@ -92,22 +106,37 @@ def merged_first(x: torch.Tensor) -> torch.Tensor:
     return two_nearest_distances(merge_duplicates(x))
 
 
-def engines(shapes: list[tuple[int, int]], sketched: tuple[int, int], rounds: int) -> Iterator[Line]:
-    """The private engines beside the plain ways to their numbers, for so many rows of such widths."""
+def engines(
+    shapes: list[tuple[int, int]], sketched: tuple[int, int], rounds: int
+) -> Iterator[Line]:
+    """The private engines beside the plain ways to their numbers, for so many rows of such
+    widths.
+    """
 
     def line(name: str, sides: dict[str, Callable[[], object]]) -> Line:
         return Line(name, take_turns({side: clocked(run) for side, run in sides.items()}, rounds))
 
     for n, d in shapes:
         x = gaussian(n, d)
-        two = {"embedgeo": partial(two_nearest_distances, x), "products in float64": partial(nearest_distances, x, 2)}
-        yield line(f"nearest two, {n:,} × {d}", {**two, "cdist + topk": partial(peers.cdist_nearest, x)})
+        two = {
+            "embedgeo": partial(two_nearest_distances, x),
+            "products in float64": partial(nearest_distances, x, 2),
+        }
+        yield line(
+            f"nearest two, {n:,} × {d}", {**two, "cdist + topk": partial(peers.cdist_nearest, x)}
+        )
         sides = {"embedgeo": partial(twonn_dimension, x), "copies first": partial(merged_first, x)}
         yield line(f"copies, {n:,} × {d}", sides)
-        sides = {"embedgeo": partial(row_scatter, x), "whole product": partial(peers.whole_scatter, x)}
+        sides = {
+            "embedgeo": partial(row_scatter, x),
+            "whole product": partial(peers.whole_scatter, x),
+        }
         yield line(f"scatter, {n:,} × {d}", sides)
         s = row_scatter(x).scatter
-        sides = {"embedgeo": partial(top_eigenvalue, s), "eigvalsh": partial(torch.linalg.eigvalsh, s)}
+        sides = {
+            "embedgeo": partial(top_eigenvalue, s),
+            "eigvalsh": partial(torch.linalg.eigvalsh, s),
+        }
         yield line(f"top eigenvalue, {d}, of Gaussian rows", sides)
     x, columns = gaussian(*sketched), 512
     sides = {
@@ -127,7 +156,11 @@ def updates(batch: tuple[int, int], d: int, num_layers: int, rounds: int) -> Lin
         for _ in range(num_layers):
             peers.plain_sums(x, ids)
 
-    sides = {"embedgeo": measurement.update, "plain sums in torch": plain_sums, "their compute": measurement.compute}
+    sides = {
+        "embedgeo": measurement.update,
+        "plain sums in torch": plain_sums,
+        "their compute": measurement.compute,
+    }
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     name = f"update of all default metrics, {num_layers} layers of {batch[0]} × {batch[1]} × {d}"
     lowest = floors(num_layers * n, d, num_layers * n * d * d)
@@ -138,17 +171,29 @@ def published(rounds: int) -> Iterator[Line]:
     """The functions of llm-microscope, whose loop over points takes minutes for 4,096 rows."""
     x = gaussian(1024, 768)
     for name, ours, theirs in (
-        ("TwoNN", lambda: twonn_dimension(x), partial(peers.llm_microscope("intrinsic_dimension"), x, "cpu")),
-        ("anisotropy", lambda: anisotropy(x), partial(peers.llm_microscope("calculate_anisotropy_torch"), x)),
+        (
+            "TwoNN",
+            lambda: twonn_dimension(x),
+            partial(peers.llm_microscope("intrinsic_dimension"), x, "cpu"),
+        ),
+        (
+            "anisotropy",
+            lambda: anisotropy(x),
+            partial(peers.llm_microscope("calculate_anisotropy_torch"), x),
+        ),
     ):
         seconds = take_turns({"embedgeo": clocked(ours), "llm-microscope": clocked(theirs)}, rounds)
         yield Line(f"{name}, 1,024 × 768, llm-microscope", seconds)
 
 
 def cases() -> dict[str, Callable[[], Callable[[], object]]]:
-    """What one revision is compared with another by: by name, what makes the rows and gives what is timed."""
+    """What one revision is compared with another by: by name, what makes the rows and gives what is
+    timed.
+    """
 
-    def of_rows(function: Callable[..., object], rows: Callable[..., torch.Tensor], n: int, d: int) -> partial[object]:
+    def of_rows(
+        function: Callable[..., object], rows: Callable[..., torch.Tensor], n: int, d: int
+    ) -> partial[object]:
         return partial(function, rows(n, d))
 
     def computed(*size: int) -> Callable[[], object]:
@@ -163,7 +208,9 @@ def cases() -> dict[str, Callable[[], Callable[[], object]]]:
             for kind, rows in ROWS.items()
         },
         "anisotropy, 4,096 × 768": partial(of_rows, anisotropy, gaussian, 4096, 768),
-        "token table, 65,536 × 768": lambda: partial(token_table, gaussian(65_536, 768), zipf_tokens(65_536)),
+        "token table, 65,536 × 768": lambda: partial(
+            token_table, gaussian(65_536, 768), zipf_tokens(65_536)
+        ),
         "update, 8 layers of 8 × 512 × 512": lambda: Measurement((8, 512), 512, 8).update,
         "update, 14 layers of 4 × 512 × 768": lambda: Measurement((4, 512), 768, 14).update,
         "compute, 8 layers of 8 × 512 × 512": partial(computed, 512, 8),

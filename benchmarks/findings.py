@@ -2,9 +2,9 @@
 
     python -m benchmarks.findings [--size full|small] [--processes 2]
 
-Does the runs of `benchmarks.findings_runs` that have not been done, and writes their tables into the page, each between
-its marks, and the figures beside it. The sentences of the page are not touched. The small size, which is for tests,
-writes a copy of the page beside its runs.
+Does the runs of `benchmarks.findings_runs` that have not been done, and writes their tables into
+the page, each between its marks, and the figures beside it. The sentences of the page are not
+touched. The small size, which is for tests, writes a copy of the page beside its runs.
 """
 
 import re
@@ -53,7 +53,9 @@ NUMBERS = (
 )
 DRAWN = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between")
 VISIBLE = 0.1
-"""Share of the ends by which a peak has to exceed them: less is nothing that a reader of a figure would see."""
+"""Share of the ends by which a peak has to exceed them: less is nothing that a reader of a figure
+would see.
+"""
 
 LEAST_TAU = 0.5
 """Kendall's correlation with the depth that is a trend."""
@@ -66,7 +68,8 @@ Array = NDArray[np.float64]
 Frame = pd.DataFrame
 
 
-# ── values of runs ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── values of runs
+# ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def chosen(values: Frame, kind: str, variant: str) -> Frame:
@@ -90,7 +93,9 @@ def through_blocks(frame: Frame, metric: str, *, with_input: bool = False) -> Fr
 
 def over_steps(frame: Frame, metric: str) -> Frame:
     """Means over blocks by step, a column a seed; of the last rows there is one layer."""
-    found = frame[(is_block(frame) | (frame["variant"] == "last rows")) & (frame["metric"] == metric)]
+    found = frame[
+        (is_block(frame) | (frame["variant"] == "last rows")) & (frame["metric"] == metric)
+    ]
     return found.pivot_table(index="step", columns="seed", values="value", aggfunc="mean")
 
 
@@ -116,11 +121,14 @@ def mean_and_error(of_seeds: Array) -> tuple[float, float]:
 
 def shown(value: float, error: float = nan) -> str:
     """A value with its error; a dash where there is none."""
-    text = with_error(value, error) if isfinite(error) else f"{value:.3g}" if isfinite(value) else "–"
+    text = (
+        with_error(value, error) if isfinite(error) else f"{value:.3g}" if isfinite(value) else "–"
+    )
     return text.replace("-", "−")
 
 
-# ── claims ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── claims
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def peak(curve: Array) -> float:
@@ -131,7 +139,9 @@ def peak(curve: Array) -> float:
 
 
 def bell(curve: Array) -> float:
-    """The peak in the middle half; where a value outside of it is larger, the share, below 0, that is lacking."""
+    """The peak in the middle half; where a value outside of it is larger, the share, below 0, that
+    is lacking.
+    """
     last = len(curve) - 1
     inside = curve[ceil(last / 4) : last * 3 // 4 + 1].max()
     highest = curve.max()
@@ -183,7 +193,11 @@ class Claim(NamedTuple):
         if self.over == "middle":
             return at_block(frame, self.metric, middle(frame))
         is_depth = self.over == "depth"
-        table = through_blocks(frame, self.metric, with_input=True) if is_depth else over_steps(frame, self.metric).T
+        table = (
+            through_blocks(frame, self.metric, with_input=True)
+            if is_depth
+            else over_steps(frame, self.metric).T
+        )
         assert self.statistic is not None  # of a curve there is one
         return np.array([self.statistic(curve) for curve in table.to_numpy(dtype=float)])
 
@@ -193,7 +207,13 @@ class Claim(NamedTuple):
         if not isfinite(error):
             return "open"
         margin = float(stats.t.ppf((1 + TRUST) / 2, len(of_runs) - 1)) * error
-        return "holds" if mean - margin > self.least else "fails" if mean + margin < self.least else "open"
+        return (
+            "holds"
+            if mean - margin > self.least
+            else "fails"
+            if mean + margin < self.least
+            else "open"
+        )
 
     def cell(self, values: Frame, kind: str, variant: str) -> str:
         """The statistic of a kind of model measured in a way, and the verdict."""
@@ -202,28 +222,83 @@ class Claim(NamedTuple):
         found = self.of_runs(chosen(values, kind, variant))
         if self.is_beside_decoder:
             decoder = chosen(values, "decoder", variant)
-            found = self.of_runs(decoder if len(decoder) else chosen(values, "decoder", "tokens")) - found
+            found = (
+                self.of_runs(decoder if len(decoder) else chosen(values, "decoder", "tokens"))
+                - found
+            )
         return f"{shown(*mean_and_error(found))}: {self.verdict(found)}"
 
 
 RAZZHIGAEV, YAMAGIWA, LI = "Razzhigaev et al.", "Yamagiwa & Shimodaira", "Li et al."
 ENCODERS = KINDS[1:]
 CLAIMS = (
-    Claim(RAZZHIGAEV, "decoder: anisotropy is highest half way", "anisotropy", bell, "depth", VISIBLE, 1, KINDS[:1]),
-    Claim(RAZZHIGAEV, "encoder: it spans less than the decoder's", "anisotropy", span, "depth", 0, 1, ENCODERS, True),
+    Claim(
+        RAZZHIGAEV,
+        "decoder: anisotropy is highest half way",
+        "anisotropy",
+        bell,
+        "depth",
+        VISIBLE,
+        1,
+        KINDS[:1],
+    ),
+    Claim(
+        RAZZHIGAEV,
+        "encoder: it spans less than the decoder's",
+        "anisotropy",
+        span,
+        "depth",
+        0,
+        1,
+        ENCODERS,
+        True,
+    ),
     Claim(YAMAGIWA, "M / Q grows with depth", "M_over_Q", tau, "depth", LEAST_TAU),
     Claim(YAMAGIWA, "V_W / V grows with depth", "V_W_over_V", tau, "depth", LEAST_TAU),
-    Claim(YAMAGIWA, "V falls with M over token types: slope below 0", "V_on_M_slope", None, "middle", 0.0, -1),
+    Claim(
+        YAMAGIWA,
+        "V falls with M over token types: slope below 0",
+        "V_on_M_slope",
+        None,
+        "middle",
+        0.0,
+        -1,
+    ),
     Claim(YAMAGIWA, "the same: R² above 0.5", "V_on_M_r2", None, "middle", 0.5),
-    Claim(YAMAGIWA, "Q falls with frequency: slope below 0", "Q_freq_slope", None, "middle", 0.0, -1),
-    Claim(YAMAGIWA, "M falls with frequency: slope below 0", "M_freq_slope", None, "middle", 0.0, -1),
+    Claim(
+        YAMAGIWA, "Q falls with frequency: slope below 0", "Q_freq_slope", None, "middle", 0.0, -1
+    ),
+    Claim(
+        YAMAGIWA, "M falls with frequency: slope below 0", "M_freq_slope", None, "middle", 0.0, -1
+    ),
     Claim(YAMAGIWA, "V grows with frequency: slope above 0", "V_freq_slope", None, "middle", 0.0),
     Claim(
-        RAZZHIGAEV, "dimension (all rows) rises and falls over training", "intrinsic_dimension", peak, "steps", VISIBLE
+        RAZZHIGAEV,
+        "dimension (all rows) rises and falls over training",
+        "intrinsic_dimension",
+        peak,
+        "steps",
+        VISIBLE,
     ),
-    Claim(RAZZHIGAEV, "the same of rows of different tokens", "intrinsic_dimension_between", peak, "steps", VISIBLE),
+    Claim(
+        RAZZHIGAEV,
+        "the same of rows of different tokens",
+        "intrinsic_dimension_between",
+        peak,
+        "steps",
+        VISIBLE,
+    ),
     *(
-        Claim(LI, text, "effective_rank_eigenvalues", statistic, "steps of last rows", VISIBLE, 1, KINDS[:1])
+        Claim(
+            LI,
+            text,
+            "effective_rank_eigenvalues",
+            statistic,
+            "steps of last rows",
+            VISIBLE,
+            1,
+            KINDS[:1],
+        )
         for text, statistic in (
             ("effective rank of the last rows falls at first", fall),
             ("effective rank of the last rows grows after that", rise),
@@ -238,12 +313,17 @@ CLAIMS = (
 """What papers say, and below that what the demo of this package shows."""
 
 
-# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tables
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def markdown(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
     """A table. A value stands on a line with its error."""
-    lines = (f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows))
+    lines = (
+        f"| {' | '.join(head)} |",
+        f"|{'---|' * len(head)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    )
     return "\n".join(lines).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
@@ -252,10 +332,15 @@ def models(losses: Frame, size: Size) -> str:
     rows = []
     for kind in KINDS:
         training = size.trainings[kind]
-        of_kind = losses[(losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()]
+        of_kind = losses[
+            (losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()
+        ]
         last = of_kind[of_kind["step"] == training.steps]
         found, unigram = last["held_out"].to_numpy(dtype=float), float(last["unigram"].mean())
-        shape = f"{training.num_layers} blocks, width {training.width}, {training.seq_len} tokens a sequence"
+        shape = (
+            f"{training.num_layers} blocks, width {training.width}, {training.seq_len} tokens a "
+            "sequence"
+        )
         rows.append(
             (
                 NAMES[kind],
@@ -266,7 +351,14 @@ def models(losses: Frame, size: Size) -> str:
                 f"{unigram - found.max():.2f}",
             )
         )
-    head = ("", "", "steps", "nats a token, held out", "by frequencies", "the worst seed is better by")
+    head = (
+        "",
+        "",
+        "steps",
+        "nats a token, held out",
+        "by frequencies",
+        "the worst seed is better by",
+    )
     return markdown(head, rows)
 
 
@@ -274,7 +366,11 @@ def claims(values: Frame) -> str:
     """The claims of the papers with their verdicts."""
     ways = {"steps": "training", "steps of last rows": "last rows"}
     rows = [
-        [claim.text, claim.paper, *(claim.cell(values, kind, ways.get(claim.over, "tokens")) for kind in KINDS)]
+        [
+            claim.text,
+            claim.paper,
+            *(claim.cell(values, kind, ways.get(claim.over, "tokens")) for kind in KINDS),
+        ]
         for claim in CLAIMS
     ]
     return markdown(("claim", "after", *(NAMES[kind] for kind in KINDS)), rows)
@@ -286,10 +382,15 @@ VARIANTS = ("tokens", "no first token", "no special tokens", "text in a row", "w
 def sampling(values: Frame, kind: str) -> str:
     """The claims about depth and token types under other sampling."""
     variants = [variant for variant in VARIANTS if len(chosen(values, kind, variant))]
-    unbiased = Claim("", "V_W / V (unbiased) grows with depth", "V_W_over_V_unbiased", tau, "depth", LEAST_TAU)
+    unbiased = Claim(
+        "", "V_W / V (unbiased) grows with depth", "V_W_over_V_unbiased", tau, "depth", LEAST_TAU
+    )
     about = [claim for claim in CLAIMS if claim.over in ("depth", "middle") and kind in claim.kinds]
     about.insert(3, unbiased)
-    rows = [[claim.text, *(claim.cell(values, kind, variant) for variant in variants)] for claim in about]
+    rows = [
+        [claim.text, *(claim.cell(values, kind, variant) for variant in variants)]
+        for claim in about
+    ]
     return markdown((NAMES[kind], *variants), rows)
 
 
@@ -298,7 +399,10 @@ def neighbours(values: Frame) -> str:
     rows = []
     for kind in KINDS:
         tokens = chosen(values, kind, "tokens")
-        apart, same = chosen(values, kind, "other sequences"), chosen(values, kind, "same covariance")
+        apart, same = (
+            chosen(values, kind, "other sequences"),
+            chosen(values, kind, "same covariance"),
+        )
         blocks = [*through_blocks(tokens, "n")]
         for block in (blocks[0], middle(tokens), blocks[-1]):
             row = [NAMES[kind], f"`{block}`"]
@@ -329,7 +433,9 @@ def neighbours(values: Frame) -> str:
 
 def gaussian(values: Frame, kind: str) -> str:
     """Numbers at the middle block beside those of Gaussian rows with the same token ids."""
-    frames = [chosen(values, kind, variant) for variant in ("tokens", "isotropic", "same covariance")]
+    frames = [
+        chosen(values, kind, variant) for variant in ("tokens", "isotropic", "same covariance")
+    ]
     rows = []
     for metric in (*NUMBERS, "norm_cv"):
         cells = [mean_and_error(at_block(frame, metric, middle(frames[0]))) for frame in frames]
@@ -345,7 +451,13 @@ def gaussian(values: Frame, kind: str) -> str:
             else "less"
         )
         rows.append((f"`{metric}`", *(shown(*cell) for cell in cells), far))
-    head = (NAMES[kind], "measured", "isotropic Gaussian rows", "Gaussian rows of the same mean and covariance", "")
+    head = (
+        NAMES[kind],
+        "measured",
+        "isotropic Gaussian rows",
+        "Gaussian rows of the same mean and covariance",
+        "",
+    )
     return markdown(head, rows)
 
 
@@ -356,7 +468,9 @@ def _limit(frame: Frame) -> float:
 
 
 def errors(values: Frame, size: Size, kind: str) -> str:
-    """Spreads of each number at the middle block, and the probes that tell two checkpoints apart."""
+    """Spreads of each number at the middle block, and the probes that tell two checkpoints
+    apart.
+    """
     after, before = chosen(values, kind, "after"), chosen(values, kind, "before")
     block = middle(after)
     seeds = chosen(values, kind, "training")
@@ -364,7 +478,9 @@ def errors(values: Frame, size: Size, kind: str) -> str:
 
     def probes(frame: Frame, metric: str, num_tokens: int, column: str = "value") -> Array:
         found = frame[
-            (frame["layer"] == block) & (frame["metric"] == metric) & (frame["num_tokens"] == num_tokens)
+            (frame["layer"] == block)
+            & (frame["metric"] == metric)
+            & (frame["num_tokens"] == num_tokens)
         ].sort_values("probe")
         return found[column].to_numpy(dtype=float)
 
@@ -379,7 +495,11 @@ def errors(values: Frame, size: Size, kind: str) -> str:
             least = inf
             for num_tokens in sorted(size.probe_sizes, reverse=True):
                 one, two = probes(after, metric, num_tokens), probes(before, metric, num_tokens)
-                spread = (one - two).std(ddof=1) if is_paired else hypot(one.std(ddof=1), two.std(ddof=1))
+                spread = (
+                    (one - two).std(ddof=1)
+                    if is_paired
+                    else hypot(one.std(ddof=1), two.std(ddof=1))
+                )
                 if not abs((one - two).mean()) > stats.norm.ppf((1 + TRUST) / 2) * spread:
                     break
                 least = num_tokens
@@ -413,7 +533,9 @@ def beyond_the_loss(values: Frame, losses: Frame) -> str:
     rows = []
     for kind in KINDS:
         frame = chosen(values, kind, "training")
-        held_out = losses[(losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()]
+        held_out = losses[
+            (losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()
+        ]
         held_out = held_out.pivot(index="step", columns="seed", values="held_out")
         for metric, is_low in (
             ("M_over_Q", False),
@@ -439,16 +561,28 @@ def beyond_the_loss(values: Frame, losses: Frame) -> str:
                     shown(*mean_and_error(held_out.iloc[-1].to_numpy(dtype=float))),
                 )
             )
-    head = ("", "", "at step (each seed)", "value there", "loss there", "value at the end", "loss at the end")
+    head = (
+        "",
+        "",
+        "at step (each seed)",
+        "value there",
+        "loss there",
+        "value at the end",
+        "loss at the end",
+    )
     return markdown(head, rows)
 
 
 def equal_loss(values: Frame, losses: Frame) -> str:
-    """Both encoders at one held-out loss: how many standard deviations over seeds their geometry is apart."""
+    """Both encoders at one held-out loss: how many standard deviations over seeds their geometry is
+    apart.
+    """
     kinds = "pre-LN", "post-LN"
     curves = {}
     for kind in kinds:
-        of_kind = losses[(losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()]
+        of_kind = losses[
+            (losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()
+        ]
         curves[kind] = of_kind.pivot(index="step", columns="seed", values="held_out")
     level = max(float(curve.iloc[-1].max()) for curve in curves.values()) + 0.01
     rows = []
@@ -467,12 +601,18 @@ def equal_loss(values: Frame, losses: Frame) -> str:
         spread = sqrt(sum(float(each.var(ddof=1)) for each in found.values()) / 2)
         apart = (means[0][0] - means[1][0]) / spread if spread else nan
         rows.append((f"`{metric}`", *(shown(*each) for each in means), shown(apart)))
-    head = (f"at {level:.2f} nats held out", *(NAMES[kind] for kind in kinds), "apart, in spreads over seeds")
+    head = (
+        f"at {level:.2f} nats held out",
+        *(NAMES[kind] for kind in kinds),
+        "apart, in spreads over seeds",
+    )
     return markdown(head, rows)
 
 
 def of_final_loss(values: Frame, losses: Frame) -> str:
-    """Correlation, over the sound runs of the small decoder, of a number on the way with the loss at the end."""
+    """Correlation, over the sound runs of the small decoder, of a number on the way with the loss
+    at the end.
+    """
     sound = values[values["is_alarm"] & (values["fault"] == "")]
     held_out = losses[losses["is_alarm"] & (losses["fault"] == "") & losses["held_out"].notna()]
     held_out = held_out.pivot(index="step", columns="seed", values="held_out")
@@ -492,14 +632,19 @@ def of_final_loss(values: Frame, losses: Frame) -> str:
             low, high = (float(np.tanh(np.arctanh(r) + each)) for each in (-margin, margin))
             cells.append(f"{r:.2f} ({low:.2f} to {high:.2f})".replace("-", "−"))
         rows.append((f"`{name}`", *cells))
-    return markdown(("correlation with the last loss", *(f"at step {step:,}" for step in steps)), rows)
+    return markdown(
+        ("correlation with the last loss", *(f"at step {step:,}" for step in steps)), rows
+    )
 
 
-# ── alarms ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── alarms
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Replay(NamedTuple):
-    """Alarms of a run: of its geometry, of the training loss at every step, of the held-out loss when measured."""
+    """Alarms of a run: of its geometry, of the training loss at every step, of the held-out loss
+    when measured.
+    """
 
     geometry: list[Alarm]
     training: list[Alarm]
@@ -548,24 +693,34 @@ Replays = dict[tuple[str, int], Replay]
 
 def all_replays(values: Frame, losses: Frame, processes: int) -> Replays:
     """The alarms of the sound runs, and of those with a fault that begins in the middle."""
-    kept = values[values["is_alarm"] & values["metric"].isin(headlines()) & ~values["fault"].isin(STARTS)]
-    of_runs = {(str(fault), int(seed)): of_run for (fault, seed), of_run in kept.groupby(["fault", "seed"])}
+    kept = values[
+        values["is_alarm"] & values["metric"].isin(headlines()) & ~values["fault"].isin(STARTS)
+    ]
+    of_runs = {
+        (str(fault), int(seed)): of_run for (fault, seed), of_run in kept.groupby(["fault", "seed"])
+    }
     own = [
-        losses[losses["is_alarm"] & (losses["fault"] == fault) & (losses["seed"] == seed)] for fault, seed in of_runs
+        losses[losses["is_alarm"] & (losses["fault"] == fault) & (losses["seed"] == seed)]
+        for fault, seed in of_runs
     ]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         return dict(zip(of_runs, pool.map(replayed, of_runs.values(), own), strict=True))
 
 
 def alarms(replays: Replays, onset: int) -> str:
-    """What is found of faults that begin in the middle, when, and by what first; and alarms without a fault."""
+    """What is found of faults that begin in the middle, when, and by what first; and alarms without
+    a fault.
+    """
     rows = []
     for fault in (*EVENTS, ""):
         runs = [replay for (name, _), replay in replays.items() if name == fault]
         start = onset if fault else 0
         row = [fault or "none"]
         for way in Replay._fields:
-            firsts = [next((each for each in getattr(run, way) if each.step >= start), None) for run in runs]
+            firsts = [
+                next((each for each in getattr(run, way) if each.step >= start), None)
+                for run in runs
+            ]
             found = [each for each in firsts if each is not None]
             cell = f"{len(found)} of {len(runs)}"
             if fault and found:
@@ -576,7 +731,8 @@ def alarms(replays: Replays, onset: int) -> str:
         keys = [f"`{each.metric}`" for each in firsts if each is not None]
         row.append(", ".join(f"{key} ({keys.count(key)})" for key in dict.fromkeys(keys)))
         rows.append(row)
-    seeds = {seed for fault, seed in replays if fault}  # whose runs are one run until a fault begins
+    # whose runs are one run until a fault begins
+    seeds = {seed for fault, seed in replays if fault}
     row = ["before the fault"]
     for way in Replay._fields:
         early = {
@@ -587,20 +743,32 @@ def alarms(replays: Replays, onset: int) -> str:
         }
         row.append(f"{len(early)} of {len(seeds)}")
     rows.append([*row, ""])
-    head = ("fault", "geometry", "training loss at every step", "held-out loss as often as the geometry", "first key")
+    head = (
+        "fault",
+        "geometry",
+        "training loss at every step",
+        "held-out loss as often as the geometry",
+        "first key",
+    )
     return markdown(head, rows)
 
 
 def from_the_start(values: Frame, losses: Frame) -> str:
-    """Runs that are wrong from the first step, beside the sound ones: when they leave what seeds alone give."""
+    """Runs that are wrong from the first step, beside the sound ones: when they leave what seeds
+    alone give.
+    """
     of_alarms = values[values["is_alarm"] & values["metric"].isin(headlines()) & is_block(values)]
-    geometry = of_alarms.pivot_table(index=["fault", "seed", "step"], columns=["metric", "layer"], values="value")
+    geometry = of_alarms.pivot_table(
+        index=["fault", "seed", "step"], columns=["metric", "layer"], values="value"
+    )
     of_losses = losses[losses["is_alarm"] & losses["held_out"].notna()]
     loss = of_losses.pivot_table(index=["fault", "seed", "step"], values="held_out")
     last = int(geometry.loc[STARTS[0]].index.get_level_values("step").max())
 
     def leaves(table: Frame, fault: str, seed: int, *, is_last: bool) -> tuple[float, str]:
-        """Step at which a run leaves the sound ones, itself left out, at two measurements in a row; and by what."""
+        """Step at which a run leaves the sound ones, itself left out, at two measurements in a row;
+        and by what.
+        """
         own = table.loc[(fault, seed)].loc[:last]
         others = table.loc[""].drop(index=seed, level="seed", errors="ignore")
         by_step = others.groupby(level="step")
@@ -614,7 +782,9 @@ def from_the_start(values: Frame, losses: Frame) -> str:
         if not steps.any():
             return nan, ""
         step = steps.idxmax()
-        return float(step), str(p.loc[step].where(is_out.loc[step]).idxmin()[0]) if not is_last else ""
+        return float(step), str(
+            p.loc[step].where(is_out.loc[step]).idxmin()[0]
+        ) if not is_last else ""
 
     rows = []
     for fault in (*STARTS, ""):
@@ -635,7 +805,8 @@ def from_the_start(values: Frame, losses: Frame) -> str:
     return markdown(head, rows)
 
 
-# ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── figures
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def titled(metric: str) -> str:
@@ -656,7 +827,9 @@ def panels(number_of_panels: int, columns: int = 3) -> tuple[Figure, list[Any]]:
 def band(ax: Any, x: Sequence[Any], curves: Array, kind: str, **look: Any) -> None:
     """Mean over seeds, a row each, and their range."""
     (line,) = ax.plot(x, np.nanmean(curves, 0), color=COLOURS[kind], **look)
-    ax.fill_between(x, np.nanmin(curves, 0), np.nanmax(curves, 0), color=line.get_color(), alpha=0.2, lw=0)
+    ax.fill_between(
+        x, np.nanmin(curves, 0), np.nanmax(curves, 0), color=line.get_color(), alpha=0.2, lw=0
+    )
 
 
 def draw_depth(values: Frame) -> Figure:
@@ -665,10 +838,22 @@ def draw_depth(values: Frame) -> Figure:
     for ax, metric in zip(axes, DRAWN, strict=True):
         for kind in KINDS:
             frame = chosen(values, kind, "tokens")
-            table = frame[frame["metric"] == metric].pivot(index="seed", columns="layer_index", values="value")
+            table = frame[frame["metric"] == metric].pivot(
+                index="seed", columns="layer_index", values="value"
+            )
             names = frame.drop_duplicates("layer_index").set_index("layer_index")["layer"]
-            inner = [i for i in table.columns if names[i] == "embed" or names[i].startswith("block.")]
-            band(ax, inner, table[inner].to_numpy(dtype=float), kind, label=NAMES[kind], marker="o", ms=3)
+            inner = [
+                i for i in table.columns if names[i] == "embed" or names[i].startswith("block.")
+            ]
+            band(
+                ax,
+                inner,
+                table[inner].to_numpy(dtype=float),
+                kind,
+                label=NAMES[kind],
+                marker="o",
+                ms=3,
+            )
         ax.set(title=titled(metric), xlabel="blocks passed")
     axes[0].legend()
     return figure
@@ -678,7 +863,9 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
     """Main numbers and the loss over training."""
     figure, axes = panels(len(DRAWN) + 1)
     for kind in KINDS:
-        held_out = losses[(losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()]
+        held_out = losses[
+            (losses["kind"] == kind) & ~losses["is_alarm"] & losses["held_out"].notna()
+        ]
         table = held_out.pivot(index="step", columns="seed", values="held_out")
         band(axes[0], table.index, table.to_numpy(dtype=float).T, kind, label=NAMES[kind])
         for ax, metric in zip(axes[1:], DRAWN, strict=True):
@@ -687,7 +874,9 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
             ax.set_title(titled(metric))
     axes[0].set_title("loss held out, nats")
     for ax in axes:
-        step_axis(ax, [int(step) for step in sorted(values.loc[~values["is_alarm"], "step"].unique())])
+        step_axis(
+            ax, [int(step) for step in sorted(values.loc[~values["is_alarm"], "step"].unique())]
+        )
     axes[0].legend()
     return figure
 
@@ -706,7 +895,9 @@ def draw_neighbours(values: Frame) -> Figure:
             table = through_blocks(chosen(values, kind, variant), metric).to_numpy(dtype=float)
             x = range(1, table.shape[1] + 1)
             ax.plot(x, np.nanmean(table, 0), color=colour, ls=dashes, label=label)
-            ax.fill_between(x, np.nanmin(table, 0), np.nanmax(table, 0), color=colour, alpha=0.2, lw=0)
+            ax.fill_between(
+                x, np.nanmin(table, 0), np.nanmax(table, 0), color=colour, alpha=0.2, lw=0
+            )
         ax.set(title=NAMES[kind], xlabel="blocks passed", ylim=(0, None))
     axes[0].set_ylabel("intrinsic dimension")
     axes[1].legend(loc="center", bbox_to_anchor=(0.5, 0.58), fontsize=8, handlelength=1.8)
@@ -714,7 +905,9 @@ def draw_neighbours(values: Frame) -> Figure:
 
 
 def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
-    """One run of each fault that begins in the middle: a number, the training loss, and the alarms."""
+    """One run of each fault that begins in the middle: a number, the training loss, and the
+    alarms.
+    """
     figure, axes = panels(len(EVENTS))
     for ax, fault in zip(axes, EVENTS, strict=True):
         frame = values[values["is_alarm"] & (values["fault"] == fault)]
@@ -737,7 +930,8 @@ def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
     return figure
 
 
-# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the page
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[str, str]:
@@ -778,12 +972,17 @@ def with_tables(page: str, found: Mapping[str, str]) -> str:
     marked = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
     places = [match[2] for match in marked.finditer(page)]
     if sorted(places) != sorted(found):
-        raise ValueError(f"the page must have a place for each table; they differ in {set(places) ^ set(found)}.")
+        raise ValueError(
+            f"the page must have a place for each table; they differ in {set(places) ^ set(found)}."
+        )
     return marked.sub(lambda match: f"{match[1]}\n{found[match[2]]}\n\n{match[3]}", page)
 
 
 def main(
-    size: Literal["full", "small"] = "full", folder: Path | None = None, page: Path = PAGE, processes: int = 2
+    size: Literal["full", "small"] = "full",
+    folder: Path | None = None,
+    page: Path = PAGE,
+    processes: int = 2,
 ) -> None:
     """Do the runs, and write tables and figures.
 

@@ -1,9 +1,11 @@
-"""Small models of Python's documentation, sound and faulty, measured while they train: the runs of docs/findings.md.
+"""Small models of Python's documentation, sound and faulty, measured while they train: the runs of
+docs/findings.md.
 
     python -m benchmarks.findings_runs [--size full|small] [--folder runs/findings] [--processes 2]
 
-Every run writes two tables into the folder, its values and its losses. A run whose tables are there is not done again,
-so that what was stopped goes on where it was. `benchmarks.findings` makes the page of them.
+Every run writes two tables into the folder, its values and its losses. A run whose tables are there
+is not done again, so that what was stopped goes on where it was. `benchmarks.findings` makes the
+page of them.
 """
 
 import json
@@ -42,7 +44,9 @@ from embedgeo.text.tokenizing import tokenize_joined
 
 Kind = Literal["decoder", "pre-LN", "post-LN"]
 KINDS: tuple[Kind, ...] = ("decoder", "pre-LN", "post-LN")
-"""A GPT-NeoX, an encoder that norms the inputs of its blocks (RoBERTa-PreLayerNorm) and one their outputs (BERT)."""
+"""A GPT-NeoX, an encoder that norms the inputs of its blocks (RoBERTa-PreLayerNorm) and one their
+outputs (BERT).
+"""
 
 STARTS = ("rate × 10", "no warm-up", "weights × 4")
 """Faults that a run has from its first step on."""
@@ -61,7 +65,8 @@ class Training:
     learning_rate: float
     num_layers: int = 6
     width: int = 128
-    masked: float = MASKED  # share of the tokens that an encoder has to fill in; losses held out are with the usual one
+    # share of the tokens that an encoder has to fill in; losses held out are with the usual one
+    masked: float = MASKED
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,9 @@ SIZES = {
 
 
 class Task(NamedTuple):
-    """A run: of a model of a kind, or of the decoder that alarms are tried on, with a fault or none."""
+    """A run: of a model of a kind, or of the decoder that alarms are tried on, with a fault or
+    none.
+    """
 
     kind: Kind
     seed: int
@@ -119,7 +126,11 @@ class Task(NamedTuple):
     fault: str = ""
 
     def __str__(self) -> str:
-        words = [self.kind, *(["alarm"] if self.is_alarm else []), *([self.fault] if self.fault else [])]
+        words = [
+            self.kind,
+            *(["alarm"] if self.is_alarm else []),
+            *([self.fault] if self.fault else []),
+        ]
         return "-".join([*words, str(self.seed)]).replace(" × ", "-by-").replace(" ", "-")
 
 
@@ -128,12 +139,16 @@ def tasks(size: Size) -> list[Task]:
     seeds = range(size.seeds)
     models = [Task(kind, seed) for kind in reversed(KINDS) for seed in seeds]
     sound = [Task("decoder", 100 + seed, is_alarm=True) for seed in range(size.sound)]
-    faulty = [Task("decoder", 200 + seed, True, fault) for fault in (*EVENTS, *STARTS) for seed in seeds]
+    faulty = [
+        Task("decoder", 200 + seed, True, fault) for fault in (*EVENTS, *STARTS) for seed in seeds
+    ]
     return [*models, *sound, *faulty]
 
 
 class Text(NamedTuple):
-    """The corpus: token ids of what is trained on, with the words they are of, and of what is held out."""
+    """The corpus: token ids of what is trained on, with the words they are of, and of what is held
+    out.
+    """
 
     tokenizer: PreTrainedTokenizerFast
     token_ids: Tensor  # (n,)
@@ -154,10 +169,14 @@ def read_text(vocab_size: int) -> Text:
     text, held_out = split_held_out(builtin_corpus())
     tokenizer = train_tokenizer(text, vocab_size)
     whole = len(tokenizer.encode(text))
-    found = tokenize_joined([text], tokenizer, seq_len=whole, num_tokens=whole, special_tokens="none", with_words=True)
+    found = tokenize_joined(
+        [text], tokenizer, seq_len=whole, num_tokens=whole, special_tokens="none", with_words=True
+    )
     assert found.words is not None  # they were asked for
     held_out_ids = torch.tensor(tokenizer.encode(held_out))
-    return Text(tokenizer, found.token_ids, found.words.word_ids, found.words.word_types, held_out_ids)
+    return Text(
+        tokenizer, found.token_ids, found.words.word_ids, found.words.word_types, held_out_ids
+    )
 
 
 class Setting:
@@ -170,14 +189,19 @@ class Setting:
         self.is_encoder = kind != "decoder"
         self.num_tokens = len(self.text.tokenizer)
         self.mask_id, self.first, self.last = range(self.num_tokens, self.num_tokens + 3)
-        self.body = training.seq_len - 2 * self.is_encoder  # tokens of a sequence without special ones
+        # tokens of a sequence without special ones
+        self.body = training.seq_len - 2 * self.is_encoder
         self.special = [self.first, self.last] if self.is_encoder else []
         self.windows = self.text.token_ids.unfold(0, self.body, 1)
 
     def new_model(self) -> PreTrainedModel:
         """The model with random weights."""
         training, tokenizer = self.training, self.text.tokenizer
-        sizes = {"num_layers": training.num_layers, "hidden_size": training.width, "seq_len": training.seq_len}
+        sizes = {
+            "num_layers": training.num_layers,
+            "hidden_size": training.width,
+            "seq_len": training.seq_len,
+        }
         if self.kind == "decoder":
             return new_model(DemoSettings(**sizes), tokenizer)
         options: dict[str, Any] = {
@@ -202,12 +226,16 @@ class Setting:
         ends = [torch.full((len(token_ids), 1), each) for each in self.special]
         return torch.cat((ends[0], token_ids, ends[1]), 1) if ends else token_ids
 
-    def inputs(self, token_ids: Tensor, generator: torch.Generator, masked: float = MASKED) -> dict[str, Tensor]:
+    def inputs(
+        self, token_ids: Tensor, generator: torch.Generator, masked: float = MASKED
+    ) -> dict[str, Tensor]:
         """What the model is called with for the loss on sequences, shape (sequences, body)."""
         token_ids = self.surrounded(token_ids)
         if not self.is_encoder:
             return {"input_ids": token_ids, "labels": token_ids}
-        chosen = (torch.rand(token_ids.shape, generator=generator) < masked) & (token_ids < self.num_tokens)
+        chosen = (torch.rand(token_ids.shape, generator=generator) < masked) & (
+            token_ids < self.num_tokens
+        )
         shown = torch.rand(token_ids.shape, generator=generator) < 0.1
         return {
             "input_ids": token_ids.masked_fill(chosen & ~shown, self.mask_id),
@@ -259,8 +287,12 @@ def apart(dim: int) -> list[nn.Module]:
 
 
 def of_last_rows(setting: Setting, model: PreTrainedModel) -> pd.DataFrame:
-    """The spectrum that Li et al. follow: of the last row of every sequence, after the last norm."""
-    token_ids = setting.sequences(setting.text.token_ids, torch.arange(len(setting.text.token_ids) // setting.body))
+    """The spectrum that Li et al. follow: of the last row of every sequence, after the last
+    norm.
+    """
+    token_ids = setting.sequences(
+        setting.text.token_ids, torch.arange(len(setting.text.token_ids) // setting.body)
+    )
     found = measure(model, token_ids, metrics=_spectrum, rows="last", layers="final_norm")
     return found.assign(variant="last rows")
 
@@ -274,7 +306,9 @@ def final_measurements(
     token_ids = setting.surrounded(setting.sequences(text.token_ids, places))
 
     def large(variant: str, input_ids: Tensor = token_ids, **options: Any) -> pd.DataFrame:
-        return measure(model, input_ids, **{"metrics": _WITH_SPECTRUM, **options}).assign(variant=variant)
+        return measure(model, input_ids, **{"metrics": _WITH_SPECTRUM, **options}).assign(
+            variant=variant
+        )
 
     yield large("tokens", jackknife=16)
     yield large("other sequences", metrics=apart)
@@ -283,7 +317,9 @@ def final_measurements(
         yield large("no special tokens", ignore_token_ids=setting.special)
     row = setting.places(size.large_probe, seed, in_a_row=True)
     yield large("text in a row", setting.surrounded(setting.sequences(text.token_ids, row)))
-    word_ids, word_types = (setting.sequences(each, places) for each in (text.word_ids, text.word_types))
+    word_ids, word_types = (
+        setting.sequences(each, places) for each in (text.word_ids, text.word_types)
+    )
     if setting.special:
         word_ids = nn.functional.pad(word_ids, (1, 1), value=-1)
         word_types = nn.functional.pad(word_types, (1, 1))
@@ -293,7 +329,9 @@ def final_measurements(
         return
     for num_tokens in size.probe_sizes:
         for probe in range(size.probes):
-            ids = setting.surrounded(setting.sequences(text.token_ids, setting.places(num_tokens, 1000 + probe)))
+            ids = setting.surrounded(
+                setting.sequences(text.token_ids, setting.places(num_tokens, 1000 + probe))
+            )
             jackknife = 16 if num_tokens == size.probe and probe < 4 else 0
             for variant, each in (("before", before), ("after", model)):
                 yield measure(each, ids, metrics=_WITH_SPECTRUM, jackknife=jackknife).assign(
@@ -301,8 +339,12 @@ def final_measurements(
                 )
 
 
-def gaussian_rows(setting: Setting, model: PreTrainedModel, token_ids: Tensor, seed: int) -> Iterator[pd.DataFrame]:
-    """Metrics of Gaussian rows in place of hidden states: isotropic, and of the same mean and covariance."""
+def gaussian_rows(
+    setting: Setting, model: PreTrainedModel, token_ids: Tensor, seed: int
+) -> Iterator[pd.DataFrame]:
+    """Metrics of Gaussian rows in place of hidden states: isotropic, and of the same mean and
+    covariance.
+    """
     with torch.no_grad():
         hidden = model.base_model(input_ids=token_ids, output_hidden_states=True).hidden_states
     names = ["embed", *(f"block.{i:02}" for i in range(len(hidden) - 1))]
@@ -336,19 +378,33 @@ def onset(training: Training) -> int:
 
 
 def rate(task: Task, training: Training, step: int) -> float:
-    """The learning rate: a warm-up of a twentieth of the steps, then a cosine, unless a fault changes it."""
+    """The learning rate: a warm-up of a twentieth of the steps, then a cosine, unless a fault
+    changes it.
+    """
     warm_up = 0 if task.fault == "no warm-up" else training.steps // 20
-    share = min(1.0, (step + 1) / max(1, warm_up)) * 0.5 * (1 + math.cos(math.pi * step / training.steps))
-    is_high = task.fault == "rate × 10" or (task.fault == "rate jumps × 10" and step >= onset(training))
+    share = (
+        min(1.0, (step + 1) / max(1, warm_up))
+        * 0.5
+        * (1 + math.cos(math.pi * step / training.steps))
+    )
+    is_high = task.fault == "rate × 10" or (
+        task.fault == "rate jumps × 10" and step >= onset(training)
+    )
     return training.learning_rate * share * (10 if is_high else 1)
 
 
-def batch(task: Task, setting: Setting, step: int, generator: torch.Generator, *, is_faulty: bool) -> dict[str, Tensor]:
+def batch(
+    task: Task, setting: Setting, step: int, generator: torch.Generator, *, is_faulty: bool
+) -> dict[str, Tensor]:
     """A training batch, which may have noise for text or labels that are shifted once more."""
     training = setting.training
     places = torch.randint(len(setting.windows), (training.batch_size,), generator=generator)
     token_ids = setting.windows[places]
-    if task.fault == "noise for text" and is_faulty and step < onset(training) + training.steps // 10:
+    if (
+        task.fault == "noise for text"
+        and is_faulty
+        and step < onset(training) + training.steps // 10
+    ):
         token_ids = torch.randint(setting.num_tokens, token_ids.shape, generator=generator)
     inputs = setting.inputs(token_ids, generator, training.masked)
     if task.fault == "labels shifted" and is_faulty:
@@ -356,8 +412,12 @@ def batch(task: Task, setting: Setting, step: int, generator: torch.Generator, *
     return inputs
 
 
-def take_step(task: Task, model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, is_faulty: bool) -> None:
-    """A step of the optimizer, whose gradients may be below what float16 can hold, or whose model loses a head."""
+def take_step(
+    task: Task, model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, is_faulty: bool
+) -> None:
+    """A step of the optimizer, whose gradients may be below what float16 can hold, or whose model
+    loses a head.
+    """
     if task.fault == "float16 underflow" and is_faulty:
         for weight in model.parameters():
             if weight.grad is not None:
@@ -382,7 +442,9 @@ def train(task: Task, size: Size) -> tuple[pd.DataFrame, pd.DataFrame]:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.mul_(4 if weight.ndim > 1 else 1)
-    optimizer = torch.optim.AdamW(model.parameters(), training.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), training.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+    )
     generator = torch.Generator().manual_seed(task.seed)
     steps = {*range(0, last, size.alarm_every), last} if task.is_alarm else measured_steps(last)
     probe = setting.places(size.alarm_probe if task.is_alarm else size.probe, 0)
@@ -394,7 +456,9 @@ def train(task: Task, size: Size) -> tuple[pd.DataFrame, pd.DataFrame]:
     before = model
     for step in range(last + 1):
         if step in steps:
-            frames.append(measure(model, probe_ids, metrics=make).assign(step=step, variant="training"))
+            frames.append(
+                measure(model, probe_ids, metrics=make).assign(step=step, variant="training")
+            )
             with torch.no_grad():
                 of_held_out = float(model.eval()(**held_out).loss)
             model.train()
@@ -414,9 +478,16 @@ def train(task: Task, size: Size) -> tuple[pd.DataFrame, pd.DataFrame]:
     if not task.is_alarm:
         of_trained = final_measurements(setting, size, task.seed, before, model)
         frames += [frame.assign(step=last) for frame in of_trained]
-    names: dict[str, Any] = {"kind": task.kind, "seed": task.seed, "fault": task.fault, "is_alarm": task.is_alarm}
+    names: dict[str, Any] = {
+        "kind": task.kind,
+        "seed": task.seed,
+        "fault": task.fault,
+        "is_alarm": task.is_alarm,
+    }
     names["onset"] = onset(training)
-    return pd.concat(frames, ignore_index=True).assign(**names), pd.DataFrame(losses).assign(**names)
+    return pd.concat(frames, ignore_index=True).assign(**names), pd.DataFrame(losses).assign(
+        **names
+    )
 
 
 def run(task: Task, size: Size, folder: Path) -> str:
@@ -435,15 +506,19 @@ def do_runs(size: str, folder: Path, processes: int) -> None:
     """Do all runs that have not been done.
 
     Raises:
-        ValueError: the folder has runs of another size, of other settings or of another version of this file.
+        ValueError: the folder has runs of another size, of other settings or of another version of
+            this file.
     """
     code = sha256(Path(__file__).read_bytes()).hexdigest()
-    settings = json.dumps({"embedgeo": embedgeo.__version__, "code": code, **asdict(SIZES[size])}, indent=1)
+    settings = json.dumps(
+        {"embedgeo": embedgeo.__version__, "code": code, **asdict(SIZES[size])}, indent=1
+    )
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "settings.json"
     if file.exists() and file.read_text() != settings:
         raise ValueError(
-            f"--folder must be empty or have runs of these settings and code; {folder} has others. Name another."
+            f"--folder must be empty or have runs of these settings and code; {folder} has others. "
+            f"Name another."
         )
     file.write_text(settings)
     todo = tasks(SIZES[size])
@@ -457,13 +532,20 @@ def read_runs(folder: Path, size: str) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Values and losses of all runs."""
     names: Sequence[Task] = tasks(SIZES[size])
     values, losses = (
-        pd.concat([pd.read_parquet(folder / f"{task}.{table}.parquet") for task in names], ignore_index=True)
+        pd.concat(
+            [pd.read_parquet(folder / f"{task}.{table}.parquet") for task in names],
+            ignore_index=True,
+        )
         for table in ("values", "losses")
     )
     return values, losses
 
 
-def main(size: Literal["full", "small"] = "full", folder: Path = Path("runs/findings"), processes: int = 2) -> None:
+def main(
+    size: Literal["full", "small"] = "full",
+    folder: Path = Path("runs/findings"),
+    processes: int = 2,
+) -> None:
     """Do the runs."""
     do_runs(size, folder, processes)
 

@@ -1,6 +1,8 @@
-"""Everything that is timed on a CPU, beside what `benchmarks/sweep.py` and the other scripts time: an hour or so.
+"""Everything that is timed on a CPU, beside what `benchmarks/sweep.py` and the other scripts time:
+an hour or so.
 
-    make bench-full   or   python -m benchmarks.full [--only peers steps compiled scaling long] [--json FILE]
+    make bench-full   or   python -m benchmarks.full [--only peers steps compiled scaling long]
+    [--json FILE]
 
 `docs/benchmarks.md` says what each part does, and what the JSON holds.
 """

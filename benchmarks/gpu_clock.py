@@ -39,7 +39,11 @@ def median_ms(run: Callable[[], object], num_rounds: int) -> float:
 
 
 def spread(values: Any) -> dict[str, float]:
-    return {"median": float(np.median(values)), "low": float(np.min(values)), "high": float(np.max(values))}
+    return {
+        "median": float(np.median(values)),
+        "low": float(np.min(values)),
+        "high": float(np.max(values)),
+    }
 
 
 def peak_mb(run: Callable[[], object]) -> float | None:
@@ -67,5 +71,9 @@ def waits() -> Iterator[Counter[str]]:
         finally:
             if GPU:
                 torch.cuda.set_sync_debug_mode("default")
-    places = (f"{Path(w.filename).name}:{w.lineno}" for w in caught if "synchronizing CUDA" in str(w.message))
+    places = (
+        f"{Path(w.filename).name}:{w.lineno}"
+        for w in caught
+        if "synchronizing CUDA" in str(w.message)
+    )
     lines.update(places)

@@ -38,7 +38,9 @@ def make_model(shape: str) -> GPTNeoXForCausalLM:
     size = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
     vocabulary = 50_304 if shape != "tiny" else 200
     torch.manual_seed(0)
-    config = GPTNeoXConfig(vocab_size=vocabulary, intermediate_size=4 * width, max_position_embeddings=2048, **size)
+    config = GPTNeoXConfig(
+        vocab_size=vocabulary, intermediate_size=4 * width, max_position_embeddings=2048, **size
+    )
     return GPTNeoXForCausalLM(config).to(DEVICE, torch.bfloat16).train()
 
 
@@ -63,14 +65,20 @@ def measurement(shape: str, batch: tuple[int, int], num_rounds: int) -> dict[str
         with waits() as compute_lines:
             geometry.compute()
         peak = peak_mb(lambda: observed().compute())
-        hidden = model(input_ids=ids, use_cache=False, output_hidden_states=True, logits_to_keep=1).hidden_states
-    kinds: dict[str, Callable[[int], Metric]] = {"twonn_ms": IntrinsicDimension, "anisotropy_ms": Anisotropy}
+        hidden = model(
+            input_ids=ids, use_cache=False, output_hidden_states=True, logits_to_keep=1
+        ).hidden_states
+    kinds: dict[str, Callable[[int], Metric]] = {
+        "twonn_ms": IntrinsicDimension,
+        "anisotropy_ms": Anisotropy,
+    }
     for name, kind in kinds.items():
         for state in hidden:
             metric = kind(state.shape[-1])
             metric.update(state)
             times[name] += median_ms(metric.compute, 1)
-    of_layers = (len(geometry.layers)) / len(hidden)  # the last block and the final norm share one of these
+    # the last block and the final norm share one of these
+    of_layers = (len(geometry.layers)) / len(hidden)
     parts = {name: of_layers * times[name] for name in kinds}
     return {
         "batch": list(batch),
@@ -83,7 +91,10 @@ def measurement(shape: str, batch: tuple[int, int], num_rounds: int) -> dict[str
         "forward_waits": forward_lines.total() if GPU else None,
         "update_waits": update_lines.total() if GPU else None,
         "compute_waits": compute_lines.total() if GPU else None,
-        "waits_at": {"update": update_lines.most_common(12), "compute": compute_lines.most_common(12)},
+        "waits_at": {
+            "update": update_lines.most_common(12),
+            "compute": compute_lines.most_common(12),
+        },
         "peak_MB": peak,
     }
 
@@ -103,7 +114,9 @@ def ranks(shape: str, batch: tuple[int, int], num_rounds: int) -> dict[str, Any]
 
 
 def new_backend() -> Callable[..., Any]:
-    """A backend of one model's own: graphs of other models of the class would fit, for hooks are not compared."""
+    """A backend of one model's own: graphs of other models of the class would fit, for hooks are
+    not compared.
+    """
     compile_graph = torch._dynamo.lookup_backend("inductor" if GPU else "eager")
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
@@ -112,7 +125,9 @@ def new_backend() -> Callable[..., Any]:
     return backend
 
 
-def steps(shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: int) -> dict[str, Any]:
+def steps(
+    shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: int
+) -> dict[str, Any]:
     is_compiled = way in ("compiled", "stable")
     stats: list[dict[str, int]] = []
     monitors: list[StepMonitor] = []
@@ -124,7 +139,9 @@ def steps(shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: 
         stats.append({"graphs": now[0] - before[0], "breaks": now[1] - before[1]})
 
     def loop(monitored: bool) -> Callable[[], None]:
-        """What trains for a block of steps; if monitored, the first step of every other block is measured."""
+        """What trains for a block of steps; if monitored, the first step of every other block is
+        measured.
+        """
         model, at = make_model(shape), [0]
         ids, monitor = zipf(model.config.vocab_size, *batch), None
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
@@ -164,7 +181,9 @@ def steps(shape: str, way: str, batch: tuple[int, int], num_rounds: int, block: 
         "plain_ms": spread(1e3 * of_step),
         "added_ms": spread(1e3 * added),
         "measured_over_plain": spread(1 + added / of_step),
-        "unmeasured_over_plain": None if is_behind else spread(np.array(times["unmeasured"]) / times["plain"]),
+        "unmeasured_over_plain": None
+        if is_behind
+        else spread(np.array(times["unmeasured"]) / times["plain"]),
         "plain": stats[0],
         "monitored": stats[1],
     }

@@ -1,4 +1,5 @@
-"""What `from embedgeo import GeometryMonitor` adds to the imports of Lightning and torch, each in a new interpreter.
+"""What `from embedgeo import GeometryMonitor` adds to the imports of Lightning and torch, each in a
+new interpreter.
 
 python -m benchmarks.imports
 """
@@ -14,12 +15,21 @@ SIDES = {"lightning and torch": PLAIN, "embedgeo": f"{PLAIN}; from embedgeo impo
 
 
 def imports(rounds: int) -> Line:
-    """The ratio of both, with bytecode that an earlier run has left, as an installed package has it."""
+    """The ratio of both, with bytecode that an earlier run has left, as an installed package has
+    it.
+    """
     sides = {
-        name: clocked(partial(subprocess.run, [sys.executable, "-c", code], check=True)) for name, code in SIDES.items()
+        name: clocked(partial(subprocess.run, [sys.executable, "-c", code], check=True))
+        for name, code in SIDES.items()
     }
     seconds = take_turns(sides, rounds)
-    return Line("imports with GeometryMonitor ÷ without", seconds, "embedgeo", "lightning and torch", at_most=1.1)
+    return Line(
+        "imports with GeometryMonitor ÷ without",
+        seconds,
+        "embedgeo",
+        "lightning and torch",
+        at_most=1.1,
+    )
 
 
 def main() -> None:

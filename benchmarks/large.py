@@ -21,14 +21,21 @@ from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.text import builtin_corpus, train_tokenizer
 
 VOCABULARY, BATCH_SIZE, SEQ_LEN, NUM_TOKENS = 50_304, 2, 512, 2048
-SIZE = {"hidden_size": 1024, "num_hidden_layers": 12, "num_attention_heads": 16, "intermediate_size": 4096}
+SIZE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+}
 
 
 def make(folder: Path) -> None:
     """The same model in float32 and in bfloat16, with a tokenizer."""
     from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-    model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **SIZE))
+    model = GPTNeoXForCausalLM(
+        GPTNeoXConfig(vocab_size=VOCABULARY, max_position_embeddings=2048, **SIZE)
+    )
     tokenizer = train_tokenizer("\n".join(builtin_corpus()), 8192)
     for dtype in (torch.float32, torch.bfloat16):
         path = folder / str(dtype).removeprefix("torch.") / "step1"
@@ -62,8 +69,15 @@ def loaded(folder: Path) -> None:
 
 def swept(folder: Path, stored: str = "float32", **options: Any) -> None:
     with tempfile.TemporaryDirectory() as out:
-        size: dict[str, Any] = {"num_tokens": NUM_TOKENS, "seq_len": SEQ_LEN, "batch_size": BATCH_SIZE, "out": out}
-        settings = SweepSettings(str(folder / stored), **size, trainer={"accelerator": "cpu"}, **options)
+        size: dict[str, Any] = {
+            "num_tokens": NUM_TOKENS,
+            "seq_len": SEQ_LEN,
+            "batch_size": BATCH_SIZE,
+            "out": out,
+        }
+        settings = SweepSettings(
+            str(folder / stored), **size, trainer={"accelerator": "cpu"}, **options
+        )
         assert sweep(settings) == 0
 
 
@@ -75,8 +89,12 @@ SIDES = {
     "a sweep, measured at all layers": swept,
     "a sweep, measured at final_norm": lambda folder: swept(folder, **LAST),
     "the same, --dtype bfloat16": lambda folder: swept(folder, dtype="bfloat16", **LAST),
-    "the same, in float32 of a checkpoint in bfloat16": lambda folder: swept(folder, "bfloat16", **LAST),
-    'the same, --device-map \'{"": "disk"}\'': lambda folder: swept(folder, device_map={"": "disk"}, **LAST),
+    "the same, in float32 of a checkpoint in bfloat16": lambda folder: swept(
+        folder, "bfloat16", **LAST
+    ),
+    'the same, --device-map \'{"": "disk"}\'': lambda folder: swept(
+        folder, device_map={"": "disk"}, **LAST
+    ),
 }
 
 

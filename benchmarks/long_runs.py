@@ -49,7 +49,11 @@ class Growth:
         return {"kind": "growth", **asdict(self)}
 
     def __str__(self) -> str:
-        sizes = {"process": self.resident, "history file": self.history_file, "event files": self.event_files}
+        sizes = {
+            "process": self.resident,
+            "history file": self.history_file,
+            "event files": self.event_files,
+        }
         said = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sizes.items())
         times = f"{duration(self.seconds)} each (up to {duration(self.slowest)})"
         return f"{self.measurements:,} measurements, {self.records:,} records: {times}; {said}"
@@ -67,8 +71,13 @@ def growth(measurements: Sequence[int] = MEASUREMENTS, shape: Shape = TINY) -> I
             if i in measurements:
                 writer.flush()
                 last = seconds[-max(1, i // 10) :]
-                sizes = resident_bytes(), *(sum_bytes(Path(name), each) for each in ("history*", "**/events*"))
-                yield Growth(i, len(loop.monitor.history), float(np.median(last)), max(last), *sizes)
+                sizes = (
+                    resident_bytes(),
+                    *(sum_bytes(Path(name), each) for each in ("history*", "**/events*")),
+                )
+                yield Growth(
+                    i, len(loop.monitor.history), float(np.median(last)), max(last), *sizes
+                )
         loop.monitor.close()
 
 

@@ -38,7 +38,9 @@ def products_a_second(dtype: torch.dtype, n: int = 2048, d: int = 1024) -> float
 
 
 def floors(n: int, d: int, products: int) -> dict[str, float]:
-    """Seconds of one read of n rows of width d in float32, and of so many multiplications, if there are any."""
+    """Seconds of one read of n rows of width d in float32, and of so many multiplications, if there
+    are any.
+    """
     read = {"one read of the rows": n * d * 4 / bytes_a_second()}
     if not products:
         return read

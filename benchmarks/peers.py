@@ -33,7 +33,9 @@ def cdist_topk(x: Tensor) -> Tensor:
 
 
 def cdist_nearest(x: Tensor) -> Tensor:
-    """Distances to the row itself and to its two nearest, as float32 gives them: near rows lose their digits."""
+    """Distances to the row itself and to its two nearest, as float32 gives them: near rows lose
+    their digits.
+    """
     return torch.cdist(x, x).topk(3, largest=False).values
 
 
@@ -44,7 +46,9 @@ def whole_scatter(x: Tensor) -> Tensor:
 
 
 def llm_microscope(name: str) -> Callable[..., float]:
-    """A function of llm-microscope, whose package cannot be imported: 0.0.7 asks for a module ``logit_lens``."""
+    """A function of llm-microscope, whose package cannot be imported: 0.0.7 asks for a module
+    ``logit_lens``.
+    """
     file = distribution("llm-microscope").locate_file("llm_microscope/functions.py")
     function: Callable[..., float] = runpy.run_path(str(file))[name]
     return function
@@ -53,7 +57,10 @@ def llm_microscope(name: str) -> Callable[..., float]:
 @contextmanager
 def dadapy(x: Tensor) -> Iterator[Side]:
     """DADApy's TwoNN, in a process of its environment that times it itself."""
-    with tempfile.TemporaryDirectory() as folder, Worker("benchmarks.dadapy_worker", str(DADAPY)) as worker:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Worker("benchmarks.dadapy_worker", str(DADAPY)) as worker,
+    ):
         np.save(file := Path(folder) / "rows.npy", x.numpy())
         yield lambda: worker.seconds(str(file))
 
@@ -61,7 +68,10 @@ def dadapy(x: Tensor) -> Iterator[Side]:
 @contextmanager
 def twonn_peers(x: Tensor) -> Iterator[dict[str, Side]]:
     """The sides that estimate the same dimension; DADApy where its environment is there."""
-    sides = {"scikit-dimension": clocked(lambda: scikit_dimension(x)), "cdist + topk": clocked(lambda: cdist_topk(x))}
+    sides = {
+        "scikit-dimension": clocked(lambda: scikit_dimension(x)),
+        "cdist + topk": clocked(lambda: cdist_topk(x)),
+    }
     if not DADAPY.exists():
         yield sides
         return
@@ -90,7 +100,9 @@ def running_means(x: Tensor, ids: list[int]) -> dict[int, Tensor]:
 
 
 def plain_sums(x: Tensor, ids: Tensor) -> tuple[Tensor, ...]:
-    """What an update of the default metrics sums, as plain lines of torch: no sequences, no rows left out."""
+    """What an update of the default metrics sums, as plain lines of torch: no sequences, no rows
+    left out.
+    """
     types, index, counts = ids.unique(return_inverse=True, return_counts=True)
     sums = torch.zeros(len(types), x.shape[1], dtype=torch.float64).index_add_(0, index, x.double())
     centred = x - x.mean(0)

@@ -1,4 +1,5 @@
-"""What a report costs over 154 checkpoints x 33 layers with all that can be measured: seconds, memory, page size.
+"""What a report costs over 154 checkpoints x 33 layers with all that can be measured: seconds,
+memory, page size.
 
 python -m benchmarks.report
 """
@@ -32,17 +33,29 @@ def main() -> None:
     if len(sys.argv) > 1:  # in a process of its own, so that its peak is the report's
         start, used = time.perf_counter(), time.process_time()
         page = write_report([Path(sys.argv[1])], names=[])
-        seconds, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        seconds, peak = (
+            time.perf_counter() - start,
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
         used = time.process_time() - used
         files = [path for path in page.parent.rglob("*") if path.is_file()]
         num_figures = len([path for path in files if path.suffix == ".svg"])
-        print(f"report over {len(PYTHIA_STEPS)} checkpoints, {num_figures} figures: {seconds:.1f} s (promised: 20)")
+        print(
+            f"report over {len(PYTHIA_STEPS)} checkpoints, {num_figures} figures: {seconds:.1f} s "
+            f"(promised: 20)"
+        )
         print(f"  of a processor: {used:.1f} s")
         print(f"  peak memory, with torch loaded: {peak / 1e6:.0f} MB (promised: 1074)")
-        print(f"  page: {page.stat().st_size / 1e6:.1f} MB (promised: 5), all files {sum_bytes(files) / 1e6:.1f} MB")
+        print(
+            f"  page: {page.stat().st_size / 1e6:.1f} MB (promised: 5), all files "
+            f"{sum_bytes(files) / 1e6:.1f} MB"
+        )
         return
     with tempfile.TemporaryDirectory() as name:
-        subprocess.run([sys.executable, "-m", "benchmarks.report", make_folder(Path(name) / "sweep")], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.report", make_folder(Path(name) / "sweep")],
+            check=True,
+        )
 
 
 def make_folder(folder: Path) -> Path:
@@ -63,7 +76,12 @@ def make_folder(folder: Path) -> Path:
 def coordinates(layers: list[str], random: np.random.Generator) -> pd.DataFrame:
     """The 32 largest of each layer."""
     n = 32 * len(layers)
-    columns = {"coordinate": np.tile(np.arange(32), len(layers)), "mean": 0.1, "variance": 1.0, "kurtosis": 0.0}
+    columns = {
+        "coordinate": np.tile(np.arange(32), len(layers)),
+        "mean": 0.1,
+        "variance": 1.0,
+        "kurtosis": 0.0,
+    }
     shares = {f"share_of_{name}": random.random(n) / WIDTH for name in ("M", "V", "cosine")}
     at = {"layer": np.repeat(layers, 32), "layer_index": np.repeat(np.arange(len(layers)), 32)}
     return pd.DataFrame({**at, **columns, **shares, "max_abs": 9.0})
@@ -72,7 +90,10 @@ def coordinates(layers: list[str], random: np.random.Generator) -> pd.DataFrame:
 def of_types(tokens: pd.DataFrame, random: np.random.Generator) -> dict[str, pd.DataFrame]:
     """The tables of token types, with their texts."""
     tokens = tokens.assign(token="word" + tokens["token_id"].astype(str))
-    tokens, plane = tokens.assign(distance=tokens["V"]), tokens.loc[tokens.index.repeat(tokens["n"].clip(upper=50))]
+    tokens, plane = (
+        tokens.assign(distance=tokens["V"]),
+        tokens.loc[tokens.index.repeat(tokens["n"].clip(upper=50))],
+    )
     plane = plane[plane["token_id"] % 10 == 0]
     plane = plane.assign(pc1=random.normal(plane["token_id"]), pc2=random.normal(size=len(plane)))
     chosen = plane.drop_duplicates(["layer", "token_id"])
@@ -84,10 +105,28 @@ def similarities(layers: list[str]) -> Iterator[tuple[object, ...]]:
     some = PYTHIA_STEPS[:: len(PYTHIA_STEPS) // 23][:24]
     for layer in layers[::8]:
         for a, b in combinations_with_replacement(some, 2):
-            yield (f"step{a}", a, layer, f"step{b}", b, layer, 1024, 1 / (1 + abs(np.log1p(a) - np.log1p(b))))
+            yield (
+                f"step{a}",
+                a,
+                layer,
+                f"step{b}",
+                b,
+                layer,
+                1024,
+                1 / (1 + abs(np.log1p(a) - np.log1p(b))),
+            )
     for step in (some[0], some[12], some[-1]):
         for i, j in combinations_with_replacement(range(len(layers)), 2):
-            yield (f"step{step}", step, layers[i], f"step{step}", step, layers[j], 1024, 1 / (1 + j - i))
+            yield (
+                f"step{step}",
+                step,
+                layers[i],
+                f"step{step}",
+                step,
+                layers[j],
+                1024,
+                1 / (1 + j - i),
+            )
 
 
 def sum_bytes(files: list[Path]) -> int:

@@ -22,11 +22,15 @@ def manifold(n: int, d: int) -> Tensor:
 
 def zipf_tokens(*shape: int, num_types: int = VOCABULARY) -> Tensor:
     weights = 1 / np.arange(1, num_types + 1) ** 1.07
-    return torch.from_numpy(np.random.default_rng(0).choice(num_types, shape, p=weights / weights.sum()))
+    return torch.from_numpy(
+        np.random.default_rng(0).choice(num_types, shape, p=weights / weights.sum())
+    )
 
 
 class Still(nn.Module):
-    """A model whose layers give rows that are there already, so that what is timed is the measurement alone."""
+    """A model whose layers give rows that are there already, so that what is timed is the
+    measurement alone.
+    """
 
     def __init__(self, hidden: Tensor, num_layers: int, num_types: int = VOCABULARY) -> None:
         super().__init__()
@@ -40,7 +44,8 @@ class Still(nn.Module):
 
 
 class Measurement:
-    """A measurement of Gaussian rows by all default metrics: `update` and `compute`, one after the other.
+    """A measurement of Gaussian rows by all default metrics: `update` and `compute`, one after the
+    other.
 
     Args:
         batch: sequences and their length.
@@ -49,7 +54,9 @@ class Measurement:
         num_types: token types to draw from, Zipf distributed.
     """
 
-    def __init__(self, batch: tuple[int, int], d: int, num_layers: int = 1, num_types: int = VOCABULARY) -> None:
+    def __init__(
+        self, batch: tuple[int, int], d: int, num_layers: int = 1, num_types: int = VOCABULARY
+    ) -> None:
         torch.manual_seed(0)
         self.token_ids = zipf_tokens(*batch, num_types=num_types)
         self.model = Still(torch.randn(*batch, d), num_layers, num_types)

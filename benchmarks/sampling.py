@@ -1,9 +1,12 @@
-"""Errors of the numbers from few rows: of simulated text, whose values are known, and of two small models' on text.
+"""Errors of the numbers from few rows: of simulated text, whose values are known, and of two small
+models' on text.
 
-    python -m benchmarks.sampling [--source simulated|decoder|encoder|all] [--draws 8] [--max_steps 300]
+    python -m benchmarks.sampling [--source simulated|decoder|encoder|all] [--draws 8] [--max_steps
+    300]
 
-Prints the tables of docs/sampling.md. Errors are relative, of probes drawn repeatedly, from the known value or from
-that of all the text: their mean, the bias, and their standard deviation, the spread.
+Prints the tables of docs/sampling.md. Errors are relative, of probes drawn repeatedly, from the
+known value or from that of all the text: their mean, the bias, and their standard deviation, the
+spread.
 """
 
 import itertools
@@ -55,24 +58,34 @@ class Probes(Protocol):
     name: str
     lengths: tuple[int, ...]
 
-    def draw(self, num_sequences: int, length: int, seed: int, *, in_a_row: bool) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, num_sequences: int, length: int, seed: int, *, in_a_row: bool
+    ) -> tuple[Tensor, Tensor]:
         """Embeddings, shape (num_sequences, length, d), and their token ids."""
 
     def all(self, length: int, draws: int) -> Values:
-        """The values of all there is, in sequences of this length; dimensions are means over samples of its rows."""
+        """The values of all there is, in sequences of this length; dimensions are means over
+        samples of its rows.
+        """
 
 
 class SimulatedText:
-    """Rows of Zipf types with an effect of their text; consecutive sequences are of texts of eight of them."""
+    """Rows of Zipf types with an effect of their text; consecutive sequences are of texts of eight
+    of them.
+    """
 
     name = "simulated"
     lengths = LENGTHS
 
-    def draw(self, num_sequences: int, length: int, seed: int, *, in_a_row: bool) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, num_sequences: int, length: int, seed: int, *, in_a_row: bool
+    ) -> tuple[Tensor, Tensor]:
         return Corpus(document=8 if in_a_row else 1).draw(num_sequences, length, seed)
 
     def all(self, length: int, draws: int) -> Values:
-        """The known values, and the dimensions of a large sample: there are none that TwoNN would come to."""
+        """The known values, and the dimensions of a large sample: there are none that TwoNN would
+        come to.
+        """
         corpus = Corpus()
         centred = corpus.means - corpus.probabilities @ corpus.means
         of_row = corpus.scale.square() * (corpus.sequence_effect**2 + 0.7**2)
@@ -95,7 +108,9 @@ class ModelText:
         self.hidden = hidden
         self.token_ids = token_ids
 
-    def draw(self, num_sequences: int, length: int, seed: int, *, in_a_row: bool) -> tuple[Tensor, Tensor]:
+    def draw(
+        self, num_sequences: int, length: int, seed: int, *, in_a_row: bool
+    ) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)
         number = len(self.token_ids[length])
         places = torch.randperm(number, generator=generator)[:num_sequences]
@@ -112,7 +127,9 @@ def measured(x: Tensor, token_ids: Tensor, seed: int = 0) -> Values:
     """The numbers of a probe."""
     dim = x.shape[-1]
     values = values_of(default_metrics(dim, seed, spectrum=True), x, token_ids)
-    apart = values_of([IntrinsicDimension(dim, seed=seed, neighbors="other_sequences")], x, token_ids)
+    apart = values_of(
+        [IntrinsicDimension(dim, seed=seed, neighbors="other_sequences")], x, token_ids
+    )
     values[OTHER_SEQUENCES] = apart["intrinsic_dimension"]
     return {key: values[key] for key in NUMBERS}
 
@@ -156,21 +173,28 @@ def expected(probes: Probes, draws: int, length: int) -> Values:
 
 
 @cache
-def errors(probes: Probes, draws: int, size: int, length: int, *, in_a_row: bool) -> dict[str, Errors]:
+def errors(
+    probes: Probes, draws: int, size: int, length: int, *, in_a_row: bool
+) -> dict[str, Errors]:
     """The errors of the numbers from ``size`` rows in sequences of ``length``."""
     values = expected(probes, draws, length)
     found = []
     for seed in range(draws):
         of_probe = measured(*probes.draw(size // length, length, seed, in_a_row=in_a_row), seed)
-        found.append([(of_probe[key] - values[key]) / (key in SHARES or values[key]) for key in NUMBERS])
+        found.append(
+            [(of_probe[key] - values[key]) / (key in SHARES or values[key]) for key in NUMBERS]
+        )
     by_number = torch.tensor(found, dtype=torch.float64).T
     return {
-        key: Errors(float(of.mean()), float(of.std(correction=0))) for key, of in zip(NUMBERS, by_number, strict=True)
+        key: Errors(float(of.mean()), float(of.std(correction=0)))
+        for key, of in zip(NUMBERS, by_number, strict=True)
     }
 
 
 def enough(found: Sequence[Sequence[Errors]], sizes: Sequence[int]) -> int:
-    """The fewest rows from which on the error, over all layers of a size, is small; 0 if it is not with the most."""
+    """The fewest rows from which on the error, over all layers of a size, is small; 0 if it is not
+    with the most.
+    """
     fewest = 0
     for size, of_layers in zip(reversed(sizes), reversed(found), strict=True):
         if not (sum(each.size**2 for each in of_layers) / len(of_layers)) ** 0.5 <= SMALL_ERROR:
@@ -192,19 +216,31 @@ def by_rows(probes: Probes, draws: int, sizes: Sequence[int]) -> None:
     found = [errors(probes, draws, size, length, in_a_row=False) for size in sizes]
     values = expected(probes, draws, length)
     print_table(
-        f"{probes.name}: error in percent, bias ± spread, of sequences of {length} tokens drawn at random",
+        f"{probes.name}: error in percent, bias ± spread, of sequences of {length} tokens drawn at "
+        f"random",
         ["", "all", *(f"{size:,} rows" for size in sizes)],
-        ([f"`{key}`", f"{values[key]:.3g}", *(str(each[key]) for each in found)] for key in NUMBERS),
+        (
+            [f"`{key}`", f"{values[key]:.3g}", *(str(each[key]) for each in found)]
+            for key in NUMBERS
+        ),
     )
 
 
 def by_sequences(probes: Probes, draws: int, size: int) -> None:
-    """Print the errors of as many rows from more and fewer sequences, drawn at random and consecutive."""
+    """Print the errors of as many rows from more and fewer sequences, drawn at random and
+    consecutive.
+    """
     cells = [(length, in_a_row) for in_a_row in (False, True) for length in probes.lengths]
     found = [errors(probes, draws, size, length, in_a_row=in_a_row) for length, in_a_row in cells]
     print_table(
         f"{probes.name}: error in percent, bias ± spread, of {size:,} rows",
-        ["", *(f"{size // length} × {length}{' consecutive' * in_a_row}" for length, in_a_row in cells)],
+        [
+            "",
+            *(
+                f"{size // length} × {length}{' consecutive' * in_a_row}"
+                for length, in_a_row in cells
+            ),
+        ],
         ([f"`{key}`", *(str(each[key]) for each in found)] for key in NUMBERS),
     )
 
@@ -215,14 +251,19 @@ def by_length(probes: Probes, draws: int) -> None:
         f"{probes.name}: values of all the text",
         ["", *(f"in sequences of {length}" for length in probes.lengths)],
         (
-            [f"`{key}`", *(f"{expected(probes, draws, length)[key]:.3g}" for length in probes.lengths)]
+            [
+                f"`{key}`",
+                *(f"{expected(probes, draws, length)[key]:.3g}" for length in probes.lengths),
+            ]
             for key in NUMBERS
         ),
     )
 
 
 def known_dimension(draws: int, largest: int) -> None:
-    """Print what the dimensions are of rows of which the part of their type and their own have 16 dimensions each."""
+    """Print what the dimensions are of rows of which the part of their type and their own have 16
+    dimensions each.
+    """
     kinds = "intrinsic_dimension", "intrinsic_dimension_between", "intrinsic_dimension_within"
 
     def rows() -> Iterator[list[str]]:
@@ -234,13 +275,17 @@ def known_dimension(draws: int, largest: int) -> None:
                 metric.update(drawn.x, drawn.token_ids, sequence_ids=drawn.sequence_ids)
                 values = metric.compute()
                 as_many = drawn.fresh[: int(values["n_points_between"])]
-                found.append([*(float(values[key]) for key in kinds), twonn_dimension(as_many).dimension])
+                found.append(
+                    [*(float(values[key]) for key in kinds), twonn_dimension(as_many).dimension]
+                )
             every, between, within, fresh = torch.tensor(found).mean(0).tolist()
             yield [f"{n:,}", *(f"{value:.1f}" for value in (every, between, fresh, within))]
 
     head = ["rows", *(f"`{key}`" for key in kinds)]
     head.insert(3, "as many rows, each of a type of its own")
-    print_table("simulated: 16 dimensions between types, 16 within, a tenth of the size", head, rows())
+    print_table(
+        "simulated: 16 dimensions between types, 16 within, a tenth of the size", head, rows()
+    )
 
 
 def enough_rows(sources: Sequence[Sequence[Probes]], draws: int, sizes: Sequence[int]) -> None:
@@ -250,7 +295,10 @@ def enough_rows(sources: Sequence[Sequence[Probes]], draws: int, sizes: Sequence
     def most(key: str, length: int, unit: int = 1, *, in_a_row: bool = False) -> str:
         needed = []
         for texts in sources:
-            found = [[errors(text, draws, size, length, in_a_row=in_a_row)[key] for text in texts] for size in sizes]
+            found = [
+                [errors(text, draws, size, length, in_a_row=in_a_row)[key] for text in texts]
+                for size in sizes
+            ]
             needed.append(enough(found, sizes))
         return f"{max(needed) // unit:,}" if all(needed) else f"more than {sizes[-1] // unit:,}"
 
@@ -258,13 +306,20 @@ def enough_rows(sources: Sequence[Sequence[Probes]], draws: int, sizes: Sequence
         f"for an error of {SMALL_ERROR:.0%} take",
         ["", "rows", "sequences", "rows of consecutive text"],
         (
-            [f"`{key}`", most(key, short), most(key, middle, middle), most(key, middle, in_a_row=True)]
+            [
+                f"`{key}`",
+                most(key, short),
+                most(key, middle, middle),
+                most(key, middle, in_a_row=True),
+            ]
             for key in NUMBERS
         ),
     )
 
 
-def model_texts(kind: Kind, settings: DemoSettings, num_tokens: int | None = None) -> Iterator[ModelText]:
+def model_texts(
+    kind: Kind, settings: DemoSettings, num_tokens: int | None = None
+) -> Iterator[ModelText]:
     """Two layers of a model after training: half way, and the last, as `hidden_states` has them."""
     found = trained(kind, settings)
     print(f"\n{found}")

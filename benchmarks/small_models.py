@@ -1,4 +1,5 @@
-"""Small language models of Python's documentation: the demo's decoder, and an encoder trained by the same code.
+"""Small language models of Python's documentation: the demo's decoder, and an encoder trained by
+the same code.
 
     python -m benchmarks.small_models [--kind decoder|encoder] [--max_steps 300]
 
@@ -12,7 +13,12 @@ import torch
 from jsonargparse import CLI
 from lightning.pytorch import Trainer
 from torch import Tensor
-from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from embedgeo.demo import DemoSettings
 from embedgeo.demo.command import HEAD_WIDTH, LanguageModel, new_model, training_batches
@@ -24,16 +30,22 @@ Kind = Literal["decoder", "encoder"]
 
 SETTINGS: dict[Kind, DemoSettings] = {
     "decoder": DemoSettings(),
-    "encoder": DemoSettings(num_layers=4, seq_len=128, batch_size=16, max_steps=700, learning_rate=2e-3),
+    "encoder": DemoSettings(
+        num_layers=4, seq_len=128, batch_size=16, max_steps=700, learning_rate=2e-3
+    ),
 }
-"""The demo's, and those with which an encoder learns from a fifth of the tokens in as many minutes."""
+"""The demo's, and those with which an encoder learns from a fifth of the tokens in as many minutes.
+"""
 
 MASKED = 0.2
-"""Share of the tokens that the encoder has to fill in; a tenth of these it is shown all the same."""
+"""Share of the tokens that the encoder has to fill in; a tenth of these it is shown all the same.
+"""
 
 
 class TrainedModel(NamedTuple):
-    """A model, the tokens of the text that it was trained on, and what it has learned of the text held out."""
+    """A model, the tokens of the text that it was trained on, and what it has learned of the text
+    held out.
+    """
 
     model: PreTrainedModel
     token_ids: Tensor  # shape (n,)
@@ -42,7 +54,9 @@ class TrainedModel(NamedTuple):
 
     def __str__(self) -> str:
         size = self.model.num_parameters() / 1e6
-        loss = f"{self.loss:.2f} nats a token held out, {self.unigram_loss:.2f} by frequencies alone"
+        loss = (
+            f"{self.loss:.2f} nats a token held out, {self.unigram_loss:.2f} by frequencies alone"
+        )
         return f"{type(self.model).__name__}, {size:.1f} M parameters: {loss}"
 
 
@@ -50,7 +64,9 @@ class MaskedLanguageModel(LanguageModel):
     """The demo's training, of a model that fills in tokens."""
 
     def training_step(self, input_ids: Tensor, batch_idx: int) -> Tensor:
-        """The loss of the tokens to fill in, in a batch of token ids of shape (sequences, positions)."""
+        """The loss of the tokens to fill in, in a batch of token ids of shape (sequences,
+        positions).
+        """
         loss: Tensor = self.model(**filling_in(input_ids, self.model.config.pad_token_id)).loss
         self.log("loss", loss, prog_bar=True)
         return loss
@@ -66,7 +82,9 @@ def filling_in(input_ids: Tensor, mask_id: int) -> dict[str, Tensor]:
     }
 
 
-def new_encoder(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> ModernBertForMaskedLM:
+def new_encoder(
+    settings: DemoSettings, tokenizer: PreTrainedTokenizerFast
+) -> ModernBertForMaskedLM:
     """A ModernBERT with random weights, all of whose blocks see the whole sequence."""
     mask = len(tokenizer)  # padding, too, of which there is none
     config = ModernBertConfig(
@@ -78,7 +96,9 @@ def new_encoder(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> M
         max_position_embeddings=settings.seq_len,
         global_attn_every_n_layers=1,
         pad_token_id=mask,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), tokenizer.eos_token_id),
+        **dict.fromkeys(
+            ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), tokenizer.eos_token_id
+        ),
     )
     return ModernBertForMaskedLM(config)
 
@@ -89,7 +109,9 @@ def trained(kind: Kind, settings: DemoSettings) -> TrainedModel:
     tokenizer = train_tokenizer(text, settings.vocab_size)
     token_ids = torch.tensor(tokenizer.encode(text))
     torch.manual_seed(settings.seed)
-    model: Any = new_model(settings, tokenizer) if kind == "decoder" else new_encoder(settings, tokenizer)
+    model: Any = (
+        new_model(settings, tokenizer) if kind == "decoder" else new_encoder(settings, tokenizer)
+    )
     module = LanguageModel if kind == "decoder" else MaskedLanguageModel
     with muted_libraries():
         trainer = Trainer(

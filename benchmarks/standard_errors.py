@@ -1,7 +1,8 @@
 """Standard errors by the jackknife: how often their intervals hold the truth, and what they cost.
 
-Run as ``python -m benchmarks.standard_errors [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows in 64
-sequences, whose rows share an effect of their sequence, in 16 groups; and other designs, by what they change.
+Run as ``python -m benchmarks.standard_errors [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows
+in 64 sequences, whose rows share an effect of their sequence, in 16 groups; and other designs, by
+what they change.
 """
 
 import sys
@@ -25,17 +26,22 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
     for _ in range(repeats):
         for groups, taken in times.items():
             started = time.perf_counter()
-            metrics = LayerMetrics(default_metrics, dim, device=torch.device("cpu"), jackknife=groups)
+            metrics = LayerMetrics(
+                default_metrics, dim, device=torch.device("cpu"), jackknife=groups
+            )
             for x, ids in zip(embeddings.float().split(8), token_ids.split(8), strict=True):
                 metrics.update(x, row_ids(x, ids, None, torch.arange(8)[:, None].expand(ids.shape)))
             metrics.compute()
             taken.append(time.perf_counter() - started)
             sizes[groups] = sum(
-                state.nbytes for metric in metrics.with_copies for state in metric.metric_state.values()
+                state.nbytes
+                for metric in metrics.with_copies
+                for state in metric.metric_state.values()
             )
     plain, more = (median(each) for each in times.values())
     return (
-        f"8,192 x {dim} rows, default metrics: {plain:.2f} s and {sizes[0] / 2**20:.0f} MiB; with {num_groups} groups "
+        f"8,192 x {dim} rows, default metrics: {plain:.2f} s and {sizes[0] / 2**20:.0f} MiB; with "
+        f"{num_groups} groups "
         f"{more:.2f} s ({more / plain:.1f} times) and {sizes[num_groups] / 2**20:.0f} MiB "
         f"({sizes[num_groups] / sizes[0]:.1f} times)"
     )

@@ -1,4 +1,6 @@
-"""A training step that is measured beside one that is not: eager, in the background, and compiled."""
+"""A training step that is measured beside one that is not: eager, in the background, and
+compiled.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -45,25 +47,40 @@ class Loop:
         options: of a `embedgeo.StepMonitor` that measures every second step; None: there is none.
     """
 
-    def __init__(self, shape: Shape, backend: str | None = None, options: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, shape: Shape, backend: str | None = None, options: dict[str, Any] | None = None
+    ) -> None:
         torch.manual_seed(0)
-        size = {"hidden_size": shape.width, "num_hidden_layers": shape.layers, "intermediate_size": 4 * shape.width}
+        size = {
+            "hidden_size": shape.width,
+            "num_hidden_layers": shape.layers,
+            "intermediate_size": 4 * shape.width,
+        }
         config = transformers.GPTNeoXConfig(
-            vocab_size=shape.vocabulary, num_attention_heads=shape.heads, max_position_embeddings=2048, **size
+            vocab_size=shape.vocabulary,
+            num_attention_heads=shape.heads,
+            max_position_embeddings=2048,
+            **size,
         )
         self.forward = self.model = transformers.GPTNeoXForCausalLM(config).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.tokens = zipf_tokens(*shape.batch, num_types=shape.vocabulary)
         self.monitor = None if options is None else self.monitored(**options)
         if backend is not None:
-            if self.monitor is not None and options is not None and options.get("compiled") == "stable":
+            if (
+                self.monitor is not None
+                and options is not None
+                and options.get("compiled") == "stable"
+            ):
                 self.monitor.prepare(self.model)
             # Otherwise a prepared model runs graphs of one that is not: hooks are not guarded.
             self.forward = torch.compile(self.model, backend=backend, isolate_recompiles=True)
 
     def monitored(self, **options: Any) -> StepMonitor:
         self._last = 0  # the last even step
-        return StepMonitor(self.model, every_n_steps=2, on_error="raise", measure_last=False, **options)
+        return StepMonitor(
+            self.model, every_n_steps=2, on_error="raise", measure_last=False, **options
+        )
 
     def plain(self) -> None:
         """A step, of which the monitor is not told."""
@@ -111,18 +128,25 @@ class Runs:
     def __str__(self) -> str:
         found = spread(self.ratios)
         limits = f"at most {self.median_at_most:g} and {self.at_most:g}"
-        return f"{self.name}: {found['n']} runs, median {found['median']:.3f}, largest {found['max']:.3f}; {limits}"
+        return (
+            f"{self.name}: {found['n']} runs, median {found['median']:.3f}, largest "
+            f"{found['max']:.3f}; {limits}"
+        )
 
 
 def eager(shape: Shape, at_most: float | None, rounds: int) -> Line:
     """Measured ÷ plain step, of the same model."""
     loop = Loop(shape, options={})
     seconds = take_turns({"plain": clocked(loop.plain), "measured": clocked(loop.measured)}, rounds)
-    return Line(f"measured ÷ plain step, {shape.name}", seconds, "measured", "plain", at_most=at_most)
+    return Line(
+        f"measured ÷ plain step, {shape.name}", seconds, "measured", "plain", at_most=at_most
+    )
 
 
 class Nothing(Metric):
-    """A metric of no rows, so that what is timed are the hooks, the ids, the records and their log."""
+    """A metric of no rows, so that what is timed are the hooks, the ids, the records and their
+    log.
+    """
 
     def update(self, embeddings: Tensor) -> None:
         """Leave the rows alone."""
@@ -142,21 +166,30 @@ def parts(shape: Shape, rounds: int) -> Iterator[Line]:
     }
     sides = {name: Loop(shape, options={"metrics": make}).measured for name, make in makers.items()}
     plain = Loop(shape).plain
-    seconds = take_turns({name: clocked(side) for name, side in {"plain": plain, **sides}.items()}, rounds)
+    seconds = take_turns(
+        {name: clocked(side) for name, side in {"plain": plain, **sides}.items()}, rounds
+    )
     for name in sides:
         yield Line(f"step measured by {name} ÷ plain step, {shape.name}", seconds, name, "plain")
 
 
 def residual(shape: Shape, rounds: int) -> Iterator[Line]:
-    """Steps at which the writes of the blocks are measured, or blocks and writes, ÷ step at which blocks are."""
+    """Steps at which the writes of the blocks are measured, or blocks and writes, ÷ step at which
+    blocks are.
+    """
     layers: dict[str, Any] = {"residual": "residual", "blocks and residual": ["blocks", "residual"]}
-    sides = {name: Loop(shape, options={"layers": given}) for name, given in {"blocks": "blocks", **layers}.items()}
+    sides = {
+        name: Loop(shape, options={"layers": given})
+        for name, given in {"blocks": "blocks", **layers}.items()
+    }
     seconds = take_turns({name: clocked(loop.measured) for name, loop in sides.items()}, rounds)
     for name in layers:
         yield Line(f"step measured at {name} ÷ at blocks, {shape.name}", seconds, name, "blocks")
 
 
-def eager_runs(shape: Shape, median_at_most: float, at_most: float, runs: int, rounds: int) -> Iterator[Line | Runs]:
+def eager_runs(
+    shape: Shape, median_at_most: float, at_most: float, runs: int, rounds: int
+) -> Iterator[Line | Runs]:
     """Several runs; the limits are those of their median, and of each."""
     ratios = []
     for _ in range(runs):
@@ -166,29 +199,47 @@ def eager_runs(shape: Shape, median_at_most: float, at_most: float, runs: int, r
 
 
 def background(shape: Shape, rounds: int) -> Line:
-    """What is left of a measured step in the background: of three steps, two plain ones taken off."""
+    """What is left of a measured step in the background: of three steps, two plain ones taken
+    off.
+    """
     here, away = Loop(shape, options={}), Loop(shape, options={"background": True})
     sides = {"plain": here.plain, "measured": here.measured, "three": away.in_the_background}
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     threes = zip(seconds.pop("three"), seconds["plain"], strict=True)
     seconds["background"] = [three - 2 * plain for three, plain in threes]
-    return Line(f"measured in the background ÷ plain step, {shape.name}", seconds, "background", "plain")
+    return Line(
+        f"measured in the background ÷ plain step, {shape.name}", seconds, "background", "plain"
+    )
 
 
-def compiled(shape: Shape, at_most: float | None, rounds: int, backend: str = "inductor") -> Iterator[Line]:
-    """Steps of a model whose measurement is part of what is compiled, beside one that was compiled without."""
+def compiled(
+    shape: Shape, at_most: float | None, rounds: int, backend: str = "inductor"
+) -> Iterator[Line]:
+    """Steps of a model whose measurement is part of what is compiled, beside one that was compiled
+    without.
+    """
     loop, without = Loop(shape, backend, {"compiled": "stable"}), Loop(shape, backend)
     sides = {"compiled plain": without.plain, "measured": loop.measured, "other": loop.other}
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     assert loop.monitor is not None
-    assert len({record["step"] for record in loop.monitor.history}) == loop._last // 2, "a step was not measured"
+    assert len({record["step"] for record in loop.monitor.history}) == loop._last // 2, (
+        "a step was not measured"
+    )
     for side, limit in (("measured", at_most), ("other", 1.01)):
-        yield Line(f"{side} ÷ compiled plain step, {shape.name}", seconds, side, "compiled plain", at_most=limit)
+        yield Line(
+            f"{side} ÷ compiled plain step, {shape.name}",
+            seconds,
+            side,
+            "compiled plain",
+            at_most=limit,
+        )
 
 
 @dataclass
 class Graphs:
-    """What torch.compile made in 100 steps, half of them measured, beside what it makes without a monitor."""
+    """What torch.compile made in 100 steps, half of them measured, beside what it makes without a
+    monitor.
+    """
 
     name: str
     without: dict[str, int]
@@ -198,12 +249,18 @@ class Graphs:
         return {"kind": "graphs", **asdict(self), "holds": self.without == self.with_monitor}
 
     def __str__(self) -> str:
-        said = (", ".join(f"{n} {what}" for what, n in each.items()) for each in (self.without, self.with_monitor))
+        said = (
+            ", ".join(f"{n} {what}" for what, n in each.items())
+            for each in (self.without, self.with_monitor)
+        )
         return f"{self.name}: without a monitor {' | with it '.join(said)}"
 
 
 def graphs(
-    shape: Shape = SMALL, steps: int = 100, backend: str = "aot_eager", how: Literal["stable", "eager"] = "stable"
+    shape: Shape = SMALL,
+    steps: int = 100,
+    backend: str = "aot_eager",
+    how: Literal["stable", "eager"] = "stable",
 ) -> Graphs:
     found = []
     for options in (None, {"compiled": how}):

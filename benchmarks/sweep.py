@@ -1,4 +1,5 @@
-"""What a sweep costs beside loading each checkpoint and running it over the same batches: seconds and peak memory.
+"""What a sweep costs beside loading each checkpoint and running it over the same batches: seconds
+and peak memory.
 
 python benchmarks/sweep.py   # some minutes
 """
@@ -27,7 +28,12 @@ from embedgeo.sweep.run import Sweep
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
 
 NUM_TOKENS, SEQ_LEN, BATCH_SIZE = 65_536, 512, 8
-SIZE = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8, "intermediate_size": 2048}
+SIZE = {
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
 VOCABULARY = 50_304
 
 
@@ -58,7 +64,9 @@ def plain(folder: Path, steps: list[int], **forward: int) -> dict[str, Any]:
     documents = (tokenizer(document)["input_ids"] for document in builtin_corpus())
     tokens = cut_sequences(documents, SEQ_LEN, NUM_TOKENS)
     seconds = []
-    for checkpoint in (checkpoint for checkpoint in list_checkpoints(str(folder)) if checkpoint.step in steps):
+    for checkpoint in (
+        checkpoint for checkpoint in list_checkpoints(str(folder)) if checkpoint.step in steps
+    ):
         assert checkpoint.path is not None
         contents = checkpoint.contents()
         start = clocks()
@@ -110,7 +118,10 @@ def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
 def interleaved(folder: Path, steps: list[int]) -> dict[str, Any]:
     """Each checkpoint both ways, one after the other; the first one does not count."""
     plain(folder, steps[:1]), swept(folder, steps[:1])
-    pairs = [[plain(folder, [step])["seconds"][0], swept(folder, [step])["seconds"][0]] for step in steps[1:]]
+    pairs = [
+        [plain(folder, [step])["seconds"][0], swept(folder, [step])["seconds"][0]]
+        for step in steps[1:]
+    ]
     return {"pairs": pairs}
 
 
@@ -125,12 +136,26 @@ def state_bytes(folder: Path, steps: list[int]) -> dict[str, Any]:
     for metric in metrics:
         for ids in tokens.split(BATCH_SIZE * SEQ_LEN):
             metric.update(torch.randn(len(ids), SIZE["hidden_size"]), token_ids=ids)
-    one = sum(t.nbytes for metric in metrics for t in metric.metric_state.values() if isinstance(t, torch.Tensor))
+    one = sum(
+        t.nbytes
+        for metric in metrics
+        for t in metric.metric_state.values()
+        if isinstance(t, torch.Tensor)
+    )
     return {"states": one * len(geometry.layers)}
 
 
 def in_a_process(what: str, folder: Path, num_checkpoints: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--only", what, "--folder", folder, "--checkpoints", str(num_checkpoints)]
+    command = [
+        sys.executable,
+        __file__,
+        "--only",
+        what,
+        "--folder",
+        folder,
+        "--checkpoints",
+        str(num_checkpoints),
+    ]
     environment = {**os.environ, "THP_MEM_ALLOC_ENABLE": "1"}  # as the command line has it
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return dict(json.loads(done.stdout.splitlines()[-1]))
@@ -142,29 +167,43 @@ SIDES = {side.__name__: side for side in (plain, without_logits, swept, interlea
 def say_seconds(pairs: list[list[list[float]]]) -> None:
     for i, clock in enumerate(("wall", "processor")):
         a, b = (statistics.median(pair[side][i] for pair in pairs) for side in (0, 1))
-        print(f"a checkpoint, {clock} time: {a:.1f} s loaded and run, {b:.1f} s in a sweep: {b / a:.2f}")
+        print(
+            f"a checkpoint, {clock} time: {a:.1f} s loaded and run, {b:.1f} s in a sweep: "
+            f"{b / a:.2f}"
+        )
 
 
 def say_memory(folder: Path) -> None:
     states = in_a_process("state_bytes", folder, 1)["states"]
     peak = in_a_process("swept", folder, 2)["peak"]
-    print(f"peak memory of a sweep: {peak / 1e6:.0f} MB; states of one checkpoint: {states / 1e6:.0f} MB")
-    for side, words in (("plain", "loaded and run"), ("without_logits", "loaded and run, without the logits")):
+    print(
+        f"peak memory of a sweep: {peak / 1e6:.0f} MB; states of one checkpoint: "
+        f"{states / 1e6:.0f} MB"
+    )
+    for side, words in (
+        ("plain", "loaded and run"),
+        ("without_logits", "loaded and run, without the logits"),
+    ):
         before = in_a_process(side, folder, 2)["peak"]
         more = peak - before
         print(
-            f"  {words}: {before / 1e6:.0f} MB; the sweep: {more / 1e6:+.0f} MB, {more / states:+.2f} times the states"
+            f"  {words}: {before / 1e6:.0f} MB; the sweep: {more / 1e6:+.0f} MB, "
+            f"{more / states:+.2f} times the states"
         )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--checkpoints", type=int, default=4, help="at least 2: the first one does not count")
+    parser.add_argument(
+        "--checkpoints", type=int, default=4, help="at least 2: the first one does not count"
+    )
     parser.add_argument("--only", choices=SIDES)
     parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
     if arguments.only:
-        print(json.dumps(SIDES[arguments.only](arguments.folder, list(range(arguments.checkpoints)))))
+        print(
+            json.dumps(SIDES[arguments.only](arguments.folder, list(range(arguments.checkpoints))))
+        )
         return
     if arguments.checkpoints < 2:
         parser.error("--checkpoints must be 2 or more: the first one does not count")

@@ -1,4 +1,6 @@
-"""Sides that take turns, so that drift of the machine and other load hit all of them, and what came of it."""
+"""Sides that take turns, so that drift of the machine and other load hit all of them, and what came
+of it.
+"""
 
 import argparse
 import json
@@ -22,11 +24,13 @@ def clocked(run: Callable[[], object]) -> Side:
     return partial(mean_seconds, run)
 
 
-def take_turns(sides: Mapping[str, Side], rounds: int, pause: float = 0.3) -> dict[str, list[float]]:
+def take_turns(
+    sides: Mapping[str, Side], rounds: int, pause: float = 0.3
+) -> dict[str, list[float]]:
     """Seconds of each side, one number a round, after one round that does not count.
 
-    Every other round is in reverse order. The pause lets the threads of the other sides' libraries stop spinning, so
-    that nobody pays for them.
+    Every other round is in reverse order. The pause lets the threads of the other sides' libraries
+    stop spinning, so that nobody pays for them.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for i in range(rounds + 1):
@@ -65,12 +69,16 @@ class Line:
     floors: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        peers = {side: np.median(times) for side, times in self.seconds.items() if side != self.under}
+        peers = {
+            side: np.median(times) for side, times in self.seconds.items() if side != self.under
+        }
         self.over = self.over or min(peers, key=lambda side: peers[side])
 
     @property
     def ratios(self) -> list[float]:
-        return [a / b for a, b in zip(self.seconds[self.over], self.seconds[self.under], strict=True)]
+        return [
+            a / b for a, b in zip(self.seconds[self.over], self.seconds[self.under], strict=True)
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         ratio = spread(self.ratios)
@@ -102,7 +110,9 @@ class Line:
 
 @dataclass
 class Slope:
-    """How seconds grow with a size: the exponent is the slope of their logarithms, by least squares."""
+    """How seconds grow with a size: the exponent is the slope of their logarithms, by least
+    squares.
+    """
 
     name: str
     sizes: list[int]
@@ -116,7 +126,9 @@ class Slope:
         return float(np.polyfit(np.log(self.sizes), np.log(self.seconds), 1)[0])
 
     def __str__(self) -> str:
-        times = ", ".join(f"{size:,}: {duration(s)}" for size, s in zip(self.sizes, self.seconds, strict=True))
+        times = ", ".join(
+            f"{size:,}: {duration(s)}" for size, s in zip(self.sizes, self.seconds, strict=True)
+        )
         return f"{self.name}: exponent {self.exponent:.2f} ({times})"
 
 
@@ -124,7 +136,14 @@ def spread(values: Iterable[float]) -> dict[str, Any]:
     """Median, quartiles, extremes and number of some values."""
     found = [*values]
     low, median, high = np.quantile(found, (0.25, 0.5, 0.75)).tolist()
-    return {"median": median, "low": low, "high": high, "min": min(found), "max": max(found), "n": len(found)}
+    return {
+        "median": median,
+        "low": low,
+        "high": high,
+        "min": min(found),
+        "max": max(found),
+        "n": len(found),
+    }
 
 
 def span(values: Mapping[str, Any], text: Callable[[float], str]) -> str:
@@ -136,7 +155,9 @@ def duration(seconds: float) -> str:
 
 
 def arguments_parser(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=_file, help="also write the results into this file")
     return parser
 

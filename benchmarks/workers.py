@@ -1,4 +1,5 @@
-"""Another process that runs cases in its turn, and times them itself: of another environment, or another revision.
+"""Another process that runs cases in its turn, and times them itself: of another environment, or
+another revision.
 
 Of the standard library alone: the other environment may have nothing that this one has.
 """
@@ -41,7 +42,12 @@ class Worker:
         process: its pipes are the lines to it and from it.
     """
 
-    def __init__(self, module: str, python: str = sys.executable, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        module: str,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         command = [python, "-m", *module.split()]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, **pipes)
@@ -54,7 +60,8 @@ class Worker:
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # it has ended already, as what it imports is not in its environment
+        # it has ended already, as what it imports is not in its environment
+        with suppress(BrokenPipeError):
             self.process.stdin.write(f"{case}\n")
             self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline() or '{"error": "the process has ended"}')
@@ -70,7 +77,9 @@ class Worker:
 
 
 def serve(make: Callable[[str], Callable[[], object]]) -> None:
-    """Answer for each case that is read what it takes to run; its things are kept until another one is asked for."""
+    """Answer for each case that is read what it takes to run; its things are kept until another one
+    is asked for.
+    """
     answers, sys.stdout = sys.stdout, sys.stderr  # what is printed in between is no answer
     ready: dict[str, Callable[[], object]] = {}
     for line in sys.stdin:

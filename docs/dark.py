@@ -1,4 +1,5 @@
-"""Give pictures of few colours a version for dark pages: greys swap their lightness, colours keep their hue.
+"""Give pictures of few colours a version for dark pages: greys swap their lightness, colours keep
+their hue.
 
 Colours of a heatmap keep the order of their lightness, too.
 
@@ -14,7 +15,8 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-_GROUND, _INK = (30, 33, 41), (240, 240, 240)  # what was white, as the site's dark pages have it, and what was black
+# what was white, as the site's dark pages have it, and what was black
+_GROUND, _INK = (30, 33, 41), (240, 240, 240)
 _FULL = 0.13  # chroma of a colour that is none of the greys between a line and its ground
 _GREY = 0.0025  # chroma of a grey, at most
 _NEAR = 0.02  # distance from the colour map within which a colour is one of it
@@ -72,7 +74,9 @@ def _lab(levels: np.ndarray) -> np.ndarray:
 
 def save(image: Image.Image, path: Path) -> None:
     """Write a PNG of few colours, which is small, and beside it the one for dark pages."""
-    few = image if image.mode == "P" else image.convert("RGB").quantize(192, dither=Image.Dither.NONE)
+    few = (
+        image if image.mode == "P" else image.convert("RGB").quantize(192, dither=Image.Dither.NONE)
+    )
     few.save(path, optimize=True)
     dark(few).save(path.with_stem(f"{path.stem}-dark"), optimize=True)
 

@@ -15,7 +15,9 @@ class Code(griffe.Extension):
         """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             text = _DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
-            obj.docstring.value = _EXAMPLE.sub(lambda found: f"```python\n{_dedented(found[1])}\n```\n", text)
+            obj.docstring.value = _EXAMPLE.sub(
+                lambda found: f"```python\n{_dedented(found[1])}\n```\n", text
+            )
 
 
 def _dedented(code: str) -> str:

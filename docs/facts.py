@@ -1,7 +1,9 @@
-"""The facts of the keys in definitions.md, as the metrics know them: what is quoted below each heading of keys.
+"""The facts of the keys in definitions.md, as the metrics know them: what is quoted below each
+heading of keys.
 
-``python docs/facts.py`` writes them into the page, and ``tests/docs/test_definitions.py`` holds the page to them. A new
-key needs a heading, such as ``### `key```, and a text; its facts come by themselves.
+``python docs/facts.py`` writes them into the page, and ``tests/docs/test_definitions.py`` holds the
+page to them. A new key needs a heading, such as ``### `key```, and a text; its facts come by
+themselves.
 """
 
 import re
@@ -55,10 +57,14 @@ def _facts(heading: str) -> str:
     for name in re.findall(r"`(.+?)`", heading):
         keys = _family(name)
         if unknown := [key for key in keys if OWN.find(key) is None]:
-            raise LookupError(f"a heading of definitions.md must be of keys that metrics have; got {unknown}.")
+            raise LookupError(
+                f"a heading of definitions.md must be of keys that metrics have; got {unknown}."
+            )
         term = OWN.find(keys[0])
         values = dict.fromkeys(
-            number(float(f"{_gaussian()[key]:.3g}")).replace("-", "−") for key in keys if key in _gaussian()
+            number(float(f"{_gaussian()[key]:.3g}")).replace("-", "−")
+            for key in keys
+            if key in _gaussian()
         )
         gaussian = f" Gaussian rows give {', '.join(values)}." if values else ""
         word = re.search(r"{\w+}", name)
@@ -70,15 +76,20 @@ def _facts(heading: str) -> str:
         lines.append(f"{of}{place[0].lower() if of else place[0].upper()}{place[1:]}.")
     marks = {"initial_indent": "> - ", "subsequent_indent": ">   "}
     return "".join(
-        textwrap.fill(line, 150, **marks, break_long_words=False, break_on_hyphens=False) + "\n" for line in lines
+        textwrap.fill(line, 150, **marks, break_long_words=False, break_on_hyphens=False) + "\n"
+        for line in lines
     )
 
 
 def _place(key: str) -> str:
     """Metrics that have a key, its group, and what it needs."""
     group = OWN.find(key).group
-    kinds = sorted(f"`{kind.__name__}`" for kind in _classes() if key in kind.terms or kind.family_term(key))
-    needs = [what for what, defined in _without().items() if key in _values() and key not in defined]
+    kinds = sorted(
+        f"`{kind.__name__}`" for kind in _classes() if key in kind.terms or kind.family_term(key)
+    )
+    needs = [
+        what for what, defined in _without().items() if key in _values() and key not in defined
+    ]
     return "; ".join(
         [
             *([f"From {', '.join(kinds)}"] if kinds else []),
@@ -110,7 +121,9 @@ def _defined(*, token_ids: bool, sequence_ids: bool) -> set[str]:
     """Keys that are no NaN where the rows of 16 sequences come with these."""
     random = torch.Generator().manual_seed(0)
     n, dim, num_types = 2_048, 8, 100
-    ids = torch.multinomial(1 / torch.arange(1.0, num_types + 1), n, replacement=True, generator=random)
+    ids = torch.multinomial(
+        1 / torch.arange(1.0, num_types + 1), n, replacement=True, generator=random
+    )
     centers = torch.randn(2, num_types, dim, generator=random)
     x = 1 + centers[0][ids] + centers[1][ids.roll(-1)] + torch.randn(n, dim, generator=random)
     metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512)
@@ -142,10 +155,18 @@ def _gaussian() -> dict[str, float]:
     counts = (6_800 / np.arange(1, _NUM_TYPES + 1)).round().clip(1)
     counts[0] += _NUM_ROWS - counts.sum()
     null = float(anisotropy_null(torch.tensor(float(_NUM_ROWS), dtype=torch.float64), _DIM))
-    known = {"n": _NUM_ROWS, "Q": _DIM, "token_types": _NUM_TYPES, "n_points": 4_096, "anisotropy_null": null}
+    known = {
+        "n": _NUM_ROWS,
+        "Q": _DIM,
+        "token_types": _NUM_TYPES,
+        "n_points": 4_096,
+        "anisotropy_null": null,
+    }
     measured = {key: np.array([float(value)]) for key, value in known.items()}
     rows = GaussianRows(frozenset(OWN.terms), measured, np.array([float(_DIM)]), counts)
-    return {key: float(value) for key, (value,) in baseline_values(rows).items() if not np.isnan(value)}
+    return {
+        key: float(value) for key, (value,) in baseline_values(rows).items() if not np.isnan(value)
+    }
 
 
 if __name__ == "__main__":

@@ -22,9 +22,13 @@ ROW = {"linewidth": 1.2, "linestyle": (0, (3, 2)), "color": "#555555", "zorder":
 
 
 def draw() -> Figure:
-    """Rows, means of the token types and mean of all, with the distances whose squares are M, V_B and V_W."""
+    """Rows, means of the token types and mean of all, with the distances whose squares are M, V_B
+    and V_W.
+    """
     random = np.random.default_rng(3)
-    rows = {token: mean + SPREAD * random.standard_normal((ROWS, 2)) for token, mean in TYPES.items()}
+    rows = {
+        token: mean + SPREAD * random.standard_normal((ROWS, 2)) for token, mean in TYPES.items()
+    }
     every = np.concatenate(list(rows.values()))
     center = every.mean(0)
     means = {token: x.mean(0) for token, x in rows.items()}
@@ -42,13 +46,21 @@ def draw() -> Figure:
         ax.plot(*zip(mean, far, strict=True), color=COLOURS["V_W"], linewidth=1.8)
         ax.annotate("", mean, center, arrowprops={**arrow, "color": COLOURS["V_B"]})
         ax.plot(*mean, "o", color="white", markeredgecolor="black", markersize=7, zorder=4)
-        ax.text(mean[0], x[:, 1].max() + 0.15, f"“{token}”", ha="center", va="bottom", style="italic")
+        ax.text(
+            mean[0], x[:, 1].max() + 0.15, f"“{token}”", ha="center", va="bottom", style="italic"
+        )
         if token == "of":
             ax.plot(*far, ".", color="black", markersize=8, zorder=4)
             ax.text(far[0] + 0.15, far[1], "a row x", va="center")
             for start in ((0, 0), center):
                 ax.plot(*zip(start, far, strict=True), **ROW)
-    names = {"Q": (2.9, 0.95), "M": (1.35, 1.75), "V": (4.85, 2.62), "V_B": (2.2, 3.55), "V_W": (1.65, 4.05)}
+    names = {
+        "Q": (2.9, 0.95),
+        "M": (1.35, 1.75),
+        "V": (4.85, 2.62),
+        "V_B": (2.2, 3.55),
+        "V_W": (1.65, 4.05),
+    }
     for name, place in names.items():
         ax.text(*place, name, va="center", color=COLOURS.get(name, "black"), weight="bold")
     ax.plot(0, 0, "k+", markersize=11)

@@ -1,4 +1,5 @@
-"""Make the README's pictures of a demo's run: what the loggers get, TensorBoard's pages, two figures of the report.
+"""Make the README's pictures of a demo's run: what the loggers get, TensorBoard's pages, two
+figures of the report.
 
     python docs/picture.py runs/demo docs/images
 
@@ -21,13 +22,17 @@ from embedgeo.report.figures import curves
 from embedgeo.report.runs import runs_of_records
 
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension_between")
-PAGES = {"tensorboard": ("images", 615), "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680)}
+PAGES = {
+    "tensorboard": ("images", 615),
+    "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680),
+}
 """Name of the picture: page, and height of the window."""
 
 FIGURES = ("M_over_Q-dynamics", "V_W_over_V_unbiased-profile")
 PORT = 6123
 HEADLESS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking "
     "--disable-component-update --disable-sync --hide-scrollbars --force-device-scale-factor=2 "
     "--virtual-time-budget=60000"
 )
@@ -42,14 +47,30 @@ def draw_curves(demo: Path) -> list[Image.Image]:
 
 def take_pictures(demo: Path, out: Path, profile: Path) -> None:
     """Save TensorBoard's pages of the monitored run as they look in Chromium, at twice the size."""
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", "tensorboard", "--port", str(PORT)]
+    command = [
+        sys.executable,
+        "-m",
+        "tensorboard.main",
+        "--logdir",
+        "tensorboard",
+        "--port",
+        str(PORT),
+    ]
     server = subprocess.Popen([*command, "--host", "127.0.0.1"], cwd=demo)
     try:
         time.sleep(20)
         for name, (page, height) in PAGES.items():
-            arguments = [*HEADLESS.split(), f"--user-data-dir={profile}", f"--window-size=1060,{height}"]
+            arguments = [
+                *HEADLESS.split(),
+                f"--user-data-dir={profile}",
+                f"--window-size=1060,{height}",
+            ]
             url = f"http://127.0.0.1:{PORT}/#{page}"
-            subprocess.run(["chromium", *arguments, f"--screenshot={out / name}.png", url], check=True, timeout=120)
+            subprocess.run(
+                ["chromium", *arguments, f"--screenshot={out / name}.png", url],
+                check=True,
+                timeout=120,
+            )
             with Image.open(out / f"{name}.png") as image:
                 save(image, out / f"{name}.png")
     finally:

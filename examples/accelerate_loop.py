@@ -16,41 +16,59 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from embedgeo import StepMonitor
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("--out", type=Path, default=Path("runs/accelerate_loop"))
 parser.add_argument("--max-steps", type=int, default=100)
 parser.add_argument("--every-n-steps", type=int, default=10)
 options = parser.parse_args()
 
-# --------------------------------------------------------------------------------------------------------- accelerator
+# --------------------------------------------------------------------------------------------------
+# accelerator
 
-accelerator = Accelerator(gradient_accumulation_steps=2, log_with="tensorboard", project_dir=options.out.parent)
+accelerator = Accelerator(
+    gradient_accumulation_steps=2, log_with="tensorboard", project_dir=options.out.parent
+)
 accelerator.init_trackers(options.out.name)
 set_seed(0)
 
-# ------------------------------------------------------------------------------------------------------ data and model
+# --------------------------------------------------------------------------------------------------
+# data and model
 
 text = "\n\n".join(builtin_corpus())
 tokenizer = train_tokenizer(text, vocab_size=1024)
 input_ids = cut_sequences([tokenizer(text)["input_ids"]], seq_len=64)
-loader = DataLoader([{"input_ids": ids, "labels": ids} for ids in input_ids], batch_size=8, shuffle=True)
+loader = DataLoader(
+    [{"input_ids": ids, "labels": ids} for ids in input_ids], batch_size=8, shuffle=True
+)
 
 config = GPTNeoXConfig(
-    vocab_size=1024, hidden_size=64, num_hidden_layers=4, num_attention_heads=4, intermediate_size=256
+    vocab_size=1024,
+    hidden_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    intermediate_size=256,
 )
 model = GPTNeoXForCausalLM(config)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-# ------------------------------------------------------------------------------------------------------------- monitor
+# --------------------------------------------------------------------------------------------------
+# monitor
 
-# The tracker's own SummaryWriter gets scalars and pictures; log=accelerator gives scalars to all trackers there are.
-writer = accelerator.get_tracker("tensorboard", unwrap=True) if accelerator.is_main_process else None
+# The tracker's own SummaryWriter gets scalars and pictures; log=accelerator gives scalars to all
+# trackers there are.
+writer = (
+    accelerator.get_tracker("tensorboard", unwrap=True) if accelerator.is_main_process else None
+)
 monitor = StepMonitor(model, options.every_n_steps, log=writer, folder=options.out)
 
-# ------------------------------------------------------------------------------------------------------------ training
+# --------------------------------------------------------------------------------------------------
+# training
 
-# The step that the monitor is given counts optimizer steps: one in as many batches as are accumulated.
+# The step that the monitor is given counts optimizer steps: one in as many batches as are
+# accumulated.
 step = 0
 while step < options.max_steps:
     for batch in loader:

@@ -1,4 +1,5 @@
-"""LoRA with PEFT and the Hugging Face Trainer: the layers keep the names that they have without adapters.
+"""LoRA with PEFT and the Hugging Face Trainer: the layers keep the names that they have without
+adapters.
 
 python peft_lora.py                 # results go to runs/lora
 tensorboard --logdir runs/lora
@@ -37,7 +38,9 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> Trainer:
         intermediate_size=128,
         max_position_embeddings=128,
     )
-    lora = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"], modules_to_save=["norm"])
+    lora = LoraConfig(
+        task_type="CAUSAL_LM", r=8, target_modules=["q_proj", "v_proj"], modules_to_save=["norm"]
+    )
     arguments = TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=4,
@@ -51,7 +54,9 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> Trainer:
     return Trainer(
         get_peft_model(LlamaForCausalLM(config), lora),
         arguments,
-        train_dataset=[{"input_ids": ids} for ids in cut_sequences([tokenizer(text)["input_ids"]], seq_len=128)],
+        train_dataset=[
+            {"input_ids": ids} for ids in cut_sequences([tokenizer(text)["input_ids"]], seq_len=128)
+        ],
         data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         callbacks=list(callbacks),
     )

@@ -1,4 +1,5 @@
-"""Pretrain a small language model with Lightning's command line; the monitor is added in the configuration.
+"""Pretrain a small language model with Lightning's command line; the monitor is added in the
+configuration.
 
 python pretrain.py fit --config pretrain.yaml
 python pretrain.py fit --config pretrain.yaml --data.files '[my.txt]' --trainer.max_steps 2000
@@ -22,16 +23,27 @@ class TextData(LightningDataModule):
     """Text files, or Python's own documentation where none are given, as sequences of token ids."""
 
     def __init__(
-        self, files: Sequence[Path] = (), vocab_size: int = 2048, seq_len: int = 256, batch_size: int = 4
+        self,
+        files: Sequence[Path] = (),
+        vocab_size: int = 2048,
+        seq_len: int = 256,
+        batch_size: int = 4,
     ) -> None:
         super().__init__()
-        self.files, self.vocab_size, self.seq_len, self.batch_size = files, vocab_size, seq_len, batch_size
+        self.files, self.vocab_size, self.seq_len, self.batch_size = (
+            files,
+            vocab_size,
+            seq_len,
+            batch_size,
+        )
 
     def setup(self, stage: str) -> None:
         documents = [path.read_text(encoding="utf-8") for path in self.files] or builtin_corpus()
         texts = split_held_out(documents)
         tokenizer = train_tokenizer(texts[0], self.vocab_size)
-        self.train, self.held_out = (cut_sequences([tokenizer.encode(text)], self.seq_len) for text in texts)
+        self.train, self.held_out = (
+            cut_sequences([tokenizer.encode(text)], self.seq_len) for text in texts
+        )
 
     def train_dataloader(self) -> DataLoader:
         return DataLoader(self.train, self.batch_size, shuffle=True)

@@ -1,4 +1,5 @@
-"""Contrastive fine-tuning with sentence-transformers: the geometry of tokens, and that of sentence embeddings.
+"""Contrastive fine-tuning with sentence-transformers: the geometry of tokens, and that of sentence
+embeddings.
 
 python sentence_transformers_finetune.py        # results go to runs/sentences
 tensorboard --logdir runs/sentences
@@ -10,7 +11,11 @@ from collections.abc import Sequence
 
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import (
+    SentenceTransformer,
+    SentenceTransformerTrainer,
+    SentenceTransformerTrainingArguments,
+)
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from transformers import BertConfig, BertModel, TrainerCallback, set_seed
@@ -40,8 +45,11 @@ def make_model(folder: str, text: str) -> SentenceTransformer:
 
 def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceTransformerTrainer:
     set_seed(0)
-    paragraphs = [text for topic in builtin_corpus() for text in topic.split("\n\n") if text.count(". ") == 1]
-    pairs = [text.split(". ") for text in paragraphs if len(text) < 400]  # two sentences that follow one another
+    paragraphs = [
+        text for topic in builtin_corpus() for text in topic.split("\n\n") if text.count(". ") == 1
+    ]
+    # two sentences that follow one another
+    pairs = [text.split(". ") for text in paragraphs if len(text) < 400]
     model = make_model(f"{folder}/start", "\n".join(paragraphs))
     arguments = SentenceTransformerTrainingArguments(
         output_dir=folder,
@@ -56,7 +64,9 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceT
     return SentenceTransformerTrainer(
         model,
         arguments,
-        train_dataset=Dataset.from_dict(dict(zip(("anchor", "positive"), zip(*pairs, strict=True), strict=True))),
+        train_dataset=Dataset.from_dict(
+            dict(zip(("anchor", "positive"), zip(*pairs, strict=True), strict=True))
+        ),
         loss=MultipleNegativesRankingLoss(model),
         callbacks=list(callbacks),
     )
@@ -65,6 +75,7 @@ def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SentenceT
 if __name__ == "__main__":
     folder = sys.argv[1] if len(sys.argv) > 1 else "runs/sentences"
     of_tokens = GeometryCallback(every_n_steps=5)
-    of_sentences = GeometryCallback(every_n_steps=5, rows="mean", prefix="sentences")  # a row is the mean of its tokens
+    # a row is the mean of its tokens
+    of_sentences = GeometryCallback(every_n_steps=5, rows="mean", prefix="sentences")
     make_trainer(folder, [of_tokens, of_sentences]).train()
     print(f"tensorboard --logdir {folder}\nembedgeo report {folder}")

@@ -1,4 +1,5 @@
-"""Supervised fine-tuning with TRL, several texts packed into a row; the monitor is one of the Trainer's callbacks.
+"""Supervised fine-tuning with TRL, several texts packed into a row; the monitor is one of the
+Trainer's callbacks.
 
 python trl_sft.py                   # results go to runs/trl-sft
 tensorboard --logdir runs/trl-sft
@@ -19,7 +20,9 @@ from embedgeo.text import builtin_corpus, train_tokenizer
 
 def make_trainer(folder: str, callbacks: Sequence[TrainerCallback]) -> SFTTrainer:
     set_seed(0)
-    paragraphs = [text for topic in builtin_corpus() for text in topic.split("\n\n") if 80 < len(text) < 800][:600]
+    paragraphs = [
+        text for topic in builtin_corpus() for text in topic.split("\n\n") if 80 < len(text) < 800
+    ][:600]
     tokenizer = train_tokenizer("\n\n".join(paragraphs), vocab_size=1024)
     tokenizer.pad_token = tokenizer.eos_token
     config = LlamaConfig(

@@ -29,11 +29,15 @@ def outlier(n=300, dim=16):
 
 
 def shell():
-    """The origin is nearer to the last two rows than to the 384 others; all squared distances round to 260."""
+    """The origin is nearer to the last two rows than to the 384 others; all squared distances round
+    to 260.
+    """
     signs = torch.cartesian_prod(*(torch.tensor([-1.0, 1.0]),) * 4)
     rows = torch.tensor(list(itertools.permutations((16, 1.5, 1, 0.5))))
     nearer = torch.tensor([[16.0, 1, 1, 1]])
-    return torch.cat((torch.zeros(1, 4), (signs[:, None] * rows).flatten(0, 1), nearer, -nearer)).double()
+    return torch.cat(
+        (torch.zeros(1, 4), (signs[:, None] * rows).flatten(0, 1), nearer, -nearer)
+    ).double()
 
 
 def duplicates(n=300, dim=16):

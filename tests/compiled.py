@@ -4,7 +4,9 @@ from torch._dynamo import lookup_backend
 
 
 class CountingBackend:
-    """Has graphs made by another backend: ``eager`` runs them as they are, ``aot_eager`` also backward passes."""
+    """Has graphs made by another backend: ``eager`` runs them as they are, ``aot_eager`` also
+    backward passes.
+    """
 
     def __init__(self, backend):
         self.compile = lookup_backend(backend)

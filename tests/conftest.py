@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-# The same examples every time in the ordinary run; `--hypothesis-profile=fuzz` draws new and many more ones for the
-# tests that do not fix their number.
+# The same examples every time in the ordinary run; `--hypothesis-profile=fuzz` draws new and many
+# more ones for the tests that do not fix their number.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("fuzz", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
@@ -23,7 +23,9 @@ OF_MAKE = {"build", "dist", "runs", "site"}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Have the pretended GPU, if a test needs it, before the first backward pass, at which autograd counts devices."""
+    """Have the pretended GPU, if a test needs it, before the first backward pass, at which autograd
+    counts devices.
+    """
     from tests.pretended import COMPILER, load_guard
 
     on_gpu = Path(__file__).parent / "cuda"
@@ -53,12 +55,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def left_behind() -> list[str]:
-    """What tests have written into the repository's folder, where it might be committed; caches have dots."""
+    """What tests have written into the repository's folder, where it might be committed; caches
+    have dots.
+    """
     return sorted(path.name for path in ROOT.glob("[!.]*") if path.name not in BEFORE | OF_MAKE)
 
 
 def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> list[str]:
-    """Lines on what a run left out: by its marker and folders, and by the reasons of tests that were skipped."""
+    """Lines on what a run left out: by its marker and folders, and by the reasons of tests that
+    were skipped.
+    """
     lines = []
     if marked == "not slow":
         lines.append("the slow tests: make test-slow")
@@ -67,10 +73,14 @@ def left_out(marked: str, ignored: Sequence[str], reasons: Iterable[str]) -> lis
     if any(Path(path).name == "integrations" for path in ignored):
         lines.append("examples, and tests with other packages: make integrations")
     counts = Counter(reason.removeprefix("Skipped: ") for reason in reasons)
-    return lines + [f"{count} {'test' if count == 1 else 'tests'}: {reason}" for reason, count in counts.items()]
+    return lines + [
+        f"{count} {'test' if count == 1 else 'tests'}: {reason}" for reason, count in counts.items()
+    ]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Say at the end what was left out, a line a cause, and what was left behind."""
     if names := left_behind():
         terminalreporter.section("left behind in the repository's folder")

@@ -1,11 +1,13 @@
-"""Writes ``dadapy_values.json``: DADApy's dimensions of the rows below, against which `test_dimension.py` holds ours.
+"""Writes ``dadapy_values.json``: DADApy's dimensions of the rows below, against which
+`test_dimension.py` holds ours.
 
 DADApy is not among the requirements of the tests. With the version that is noted in the file:
 
     pip install --target /tmp/dadapy dadapy==0.3.4
     PYTHONPATH=/tmp/dadapy python tests/dadapy_values.py
 
-The rows are made with NumPy's ``RandomState``, whose numbers are the same in all versions, and read by both sides.
+The rows are made with NumPy's ``RandomState``, whose numbers are the same in all versions, and read
+by both sides.
 """
 
 import json
@@ -19,10 +21,12 @@ MAX_RANK = 128
 
 
 def spheres(n, dim, seed, width=768):
-    """Uniform rows of a product of spheres of dimension 2, and a circle where ``dim`` is odd, on rotated axes.
+    """Uniform rows of a product of spheres of dimension 2, and a circle where ``dim`` is odd, on
+    rotated axes.
 
-    The volume within a distance r of a row is proportional to r^dim, on spheres for all r up to 2, on the circle of
-    radius 3 nearly so: there is neither a border nor a curvature that would make the dimension another one.
+    The volume within a distance r of a row is proportional to r^dim, on spheres for all r up to 2,
+    on the circle of radius 3 nearly so: there is neither a border nor a curvature that would make
+    the dimension another one.
     """
     random = np.random.RandomState(seed)
     parts = random.standard_normal((dim // 2, n, 3))
@@ -44,7 +48,8 @@ def clouds():
         "12 dimensions": spheres(700, 12, seed=2),
         "Gaussian": random.standard_normal((500, 32)),
         "line": line * np.linspace(1, 2, 3),
-        "near copies": np.vstack((line[:150], line[:150] + 1e-4 * random.standard_normal((150, 1)))) * np.ones(3),
+        "near copies": np.vstack((line[:150], line[:150] + 1e-4 * random.standard_normal((150, 1))))
+        * np.ones(3),
         "150 rows": random.standard_normal((150, 3)) + 100,
     }
 
@@ -57,7 +62,8 @@ def main():
     values = {}
     for name, x in clouds().items():
         estimation = IdEstimation(x, maxk=MAX_RANK, verbose=False, n_jobs=1)
-        estimation.compute_distances()  # the other way there, from products, near rows are told too badly apart
+        # the other way there, from products, near rows are told too badly apart
+        estimation.compute_distances()
         dimensions, errors, _ = estimation.return_id_scaling_gride(range_max=MAX_RANK)
         twonn = {algorithm: estimation.compute_id_2NN(algorithm)[0] for algorithm in ("base", "ml")}
         values[name] = {"gride": list(dimensions), "errors": list(errors), "twonn": twonn}

@@ -53,7 +53,9 @@ def token_rows(n: int, dim: int, *, mean: float = 0.0, seed: int = 0) -> tuple[T
 def texts(
     n: int, dim: int, *, num_sequences: int = 20, mean: float = 0.0, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows of token types whose occurrences in one sequence are alike; token ids and sequence ids, in no order."""
+    """Rows of token types whose occurrences in one sequence are alike; token ids and sequence ids,
+    in no order.
+    """
     x, ids = token_rows(n, dim, mean=mean, seed=seed)
     sequences = torch.randint(0, num_sequences, (n,), generator=generator(seed))
     effect = gaussian(num_sequences * 60, dim, seed=seed + 9)
@@ -65,12 +67,21 @@ def floats(values) -> dict[str, float]:
 
 
 def assert_values(values, expected, *, rtol: float, atol: float = 0.0) -> None:
-    """Every expected key is there, a float64 scalar on any device, and within the tolerance; NaN equals NaN."""
+    """Every expected key is there, a float64 scalar on any device, and within the tolerance; NaN
+    equals NaN.
+    """
     assert expected.keys() <= values.keys()
     for key, value in expected.items():
-        got, want = (torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (values[key], value))
+        got, want = (
+            torch.as_tensor(v, dtype=torch.float64, device="cpu") for v in (values[key], value)
+        )
         torch.testing.assert_close(
-            got, want, rtol=rtol, atol=atol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}"
+            got,
+            want,
+            rtol=rtol,
+            atol=atol,
+            equal_nan=True,
+            msg=lambda text, key=key: f"{key}: {text}",
         )
 
 
@@ -79,18 +90,23 @@ def all_nan(values) -> bool:
 
 
 def listed_metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
-    """One metric of each kind and with each optional part, of the kinds that tests know more of than what all share.
+    """One metric of each kind and with each optional part, of the kinds that tests know more of
+    than what all share.
 
     ``seed`` is that of intrinsic dimensions.
     """
     return {
         "EmbeddingMoments": EmbeddingMoments(dim, **kwargs),
         "TokenMoments": TokenMoments(dim, regression_count_range=(2, 1000), **kwargs),
-        "TokenMoments in a count range": TokenMoments(dim, (2, 9), regression_count_range=(2, 1000), **kwargs),
+        "TokenMoments in a count range": TokenMoments(
+            dim, (2, 9), regression_count_range=(2, 1000), **kwargs
+        ),
         "Anisotropy": Anisotropy(dim, **kwargs),
         "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
         "Anisotropy with a sketch": Anisotropy(dim, sketch=16, **kwargs),
-        "IntrinsicDimension": IntrinsicDimension(dim, batch_size=20, num_batches=2, seed=seed, **kwargs),
+        "IntrinsicDimension": IntrinsicDimension(
+            dim, batch_size=20, num_batches=2, seed=seed, **kwargs
+        ),
         "IntrinsicDimension at scales": IntrinsicDimension(
             dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), seed=seed, **kwargs
         ),
@@ -109,19 +125,24 @@ OTHER_METRICS = [
     if kind.__module__.startswith("embedgeo.metrics.")
     and kind not in {TokenOccurrences, ResidualLedger, *map(type, listed_metrics(1).values())}
 ]
-"""The package's further classes of metrics; occurrences are of chosen token types and have no values, a ledger is of
-several streams."""
+"""The package's further classes of metrics; occurrences are of chosen token types and have no
+values, a ledger is of several streams.
+"""
 
 
 def metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
     """One metric of each kind: those listed, and the others, which are made of the width alone."""
-    return listed_metrics(dim, seed=seed, **kwargs) | {kind.__name__: kind(dim, **kwargs) for kind in OTHER_METRICS}
+    return listed_metrics(dim, seed=seed, **kwargs) | {
+        kind.__name__: kind(dim, **kwargs) for kind in OTHER_METRICS
+    }
 
 
 KINDS = list(metrics(1))
 
 
-def updated(metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(slice(None),)) -> Metric:
+def updated(
+    metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(slice(None),)
+) -> Metric:
     """The metric after an update by each part of the rows."""
     for part in parts:
         metric.update(x[part], token_ids=None if token_ids is None else token_ids[part])
@@ -131,6 +152,8 @@ def updated(metric: Metric, x: Tensor, token_ids: Tensor | None = None, parts=(s
 def pool_words(
     hidden: Tensor, word_ids: Tensor, sequence_ids: Tensor, **options: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The mean of each word's tokens, its type and its sequence; options are those of `find_words`."""
+    """The mean of each word's tokens, its type and its sequence; options are those of
+    `find_words`.
+    """
     words = find_words(hidden.device, word_ids, sequence_ids, **options)
     return words.means(hidden), words.ids.token_ids, words.ids.sequence_ids

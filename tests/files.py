@@ -6,7 +6,11 @@ from pathlib import Path
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Files in a folder and in those inside it: path -> bytes."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 class Payload:

@@ -1,4 +1,6 @@
-"""Layers of a model, the rows that the probe hands over, and the model's own hidden states to compare them with."""
+"""Layers of a model, the rows that the probe hands over, and the model's own hidden states to
+compare them with.
+"""
 
 import torch
 from torchmetrics import Metric
@@ -30,7 +32,9 @@ class Rows(Metric):
 
 
 def rows_seen(geometry, layer):
-    (metric,) = next(each.metrics for each in geometry.measured_layers() if each.name == layer).with_copies
+    (metric,) = next(
+        each.metrics for each in geometry.measured_layers() if each.name == layer
+    ).with_copies
     return torch.cat(metric.rows), torch.cat(metric.ids) if metric.ids else None
 
 
@@ -45,12 +49,18 @@ def observed(model, batch, layers="blocks", **options):
 
 
 def hidden_states(model, batch, family="gpt_neox", prefix=""):
-    """What enters the first block and every block's output, as the model gives them, before the final norm."""
+    """What enters the first block and every block's output, as the model gives them, before the
+    final norm.
+    """
     norm, last = FAMILIES[family].final_norm[prefix], {}
     module = model.get_submodule(norm) if norm else model
-    handle = module.register_forward_pre_hook(lambda m, args: last.update(x=args[0]) if norm else None)
+    handle = module.register_forward_pre_hook(
+        lambda m, args: last.update(x=args[0]) if norm else None
+    )
     with torch.no_grad():
         output = model(**batch, output_hidden_states=True)
     handle.remove()
-    states = list(getattr(output, f"{prefix.rstrip('.')}_hidden_states" if prefix else "hidden_states"))
+    states = list(
+        getattr(output, f"{prefix.rstrip('.')}_hidden_states" if prefix else "hidden_states")
+    )
     return [*states[:-1], last["x"]] if norm else states

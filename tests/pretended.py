@@ -1,16 +1,20 @@
-"""A GPU that is not there: tensors of ``cuda:0`` that lie in the CPU's memory, and a count of what is asked of them.
+"""A GPU that is not there: tensors of ``cuda:0`` that lie in the CPU's memory, and a count of what
+is asked of them.
 
-Within `pretended` the branches for CUDA run on a CPU. A tensor on the device, `OnGPU`, holds one of the CPU; a dispatch
-mode does the work on that, refuses to mix the two devices, and counts what a GPU would have to do. A mode is local to
-its thread: threads that start within the context enter one of their own, and count together.
+Within `pretended` the branches for CUDA run on a CPU. A tensor on the device, `OnGPU`, holds one of
+the CPU; a dispatch mode does the work on that, refuses to mix the two devices, and counts what a
+GPU would have to do. A mode is local to its thread: threads that start within the context enter one
+of their own, and count together.
 
-What is counted is an estimate. A launch is an operation that is no view: some take several kernels. A wait is an
-operation whose result the host must know before it goes on: a number, a shape that depends on values, a copy to the
-CPU, the status of linear algebra, a stream that is waited for. Copies to the device are counted beside: those that are
-not ``non_blocking`` wait for what was launched before, too.
+What is counted is an estimate. A launch is an operation that is no view: some take several kernels.
+A wait is an operation whose result the host must know before it goes on: a number, a shape that
+depends on values, a copy to the CPU, the status of linear algebra, a stream that is waited for.
+Copies to the device are counted beside: those that are not ``non_blocking`` wait for what was
+launched before, too.
 
-No kernel of CUDA runs and there are no streams, so that neither their rounding nor their races are tested. Autocast on
-CUDA does nothing. Backward passes are computed, but their devices are not looked at.
+No kernel of CUDA runs and there are no streams, so that neither their rounding nor their races are
+tested. Autocast on CUDA does nothing. Backward passes are computed, but their devices are not
+looked at.
 """
 
 import os
@@ -39,10 +43,16 @@ STANDARD = "-std=c++20"
 
 
 def _compiler() -> str | None:
-    """The g++ there is, if it works: too old for torch, or a stub that asks for an installation, it is none."""
+    """The g++ there is, if it works: too old for torch, or a stub that asks for an installation, it
+    is none.
+    """
     found = shutil.which("g++")
     tried = [found, STANDARD, "-fsyntax-only", "-x", "c++", os.devnull]
-    return found if found and not subprocess.run(tried, capture_output=True, check=False).returncode else None
+    return (
+        found
+        if found and not subprocess.run(tried, capture_output=True, check=False).returncode
+        else None
+    )
 
 
 COMPILER = _compiler()
@@ -57,7 +67,9 @@ struct Guard final : impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
 };
 namespace { C10_REGISTER_GUARD_IMPL(CUDA, Guard); }
 """
-"""The device guard of CUDA that torch asks for on indexing and on moving, which its builds for CPUs have not."""
+"""The device guard of CUDA that torch asks for on indexing and on moving, which its builds for CPUs
+have not.
+"""
 
 aten = torch.ops.aten
 PACKAGE = str(Path(embedgeo.__file__).parent)
@@ -94,14 +106,24 @@ class Asked(NamedTuple):
 
 
 class Count:
-    """What has been asked of the device since the last `clear`: by line of the package, and operation."""
+    """What has been asked of the device since the last `clear`: by line of the package, and
+    operation.
+    """
 
     def __init__(self) -> None:
-        self.launches, self.waits, self.copies, self.bytes_to_host = (Counter[str]() for _ in Asked._fields)
+        self.launches, self.waits, self.copies, self.bytes_to_host = (
+            Counter[str]() for _ in Asked._fields
+        )
         self._lock = threading.Lock()
 
     def add(
-        self, operation: object, *, launches: int = 0, waits: int = 0, copies: int = 0, bytes_to_host: int = 0
+        self,
+        operation: object,
+        *,
+        launches: int = 0,
+        waits: int = 0,
+        copies: int = 0,
+        bytes_to_host: int = 0,
     ) -> None:
         place = f"{_line()} {operation}"
         with self._lock:
@@ -118,7 +140,12 @@ class Count:
     def asked(self) -> Asked:
         """The totals."""
         with self._lock:
-            return Asked(*(each.total() for each in (self.launches, self.waits, self.copies, self.bytes_to_host)))
+            return Asked(
+                *(
+                    each.total()
+                    for each in (self.launches, self.waits, self.copies, self.bytes_to_host)
+                )
+            )
 
 
 def _line() -> str:
@@ -138,8 +165,14 @@ class OnGPU(Tensor):
 
     @staticmethod
     def __new__(cls, memory):
-        size = {"strides": memory.stride(), "storage_offset": memory.storage_offset(), "dtype": memory.dtype}
-        self = Tensor._make_wrapper_subclass(cls, memory.shape, **size, device="cpu", dispatch_device=True)
+        size = {
+            "strides": memory.stride(),
+            "storage_offset": memory.storage_offset(),
+            "dtype": memory.dtype,
+        }
+        self = Tensor._make_wrapper_subclass(
+            cls, memory.shape, **size, device="cpu", dispatch_device=True
+        )
         self.memory = memory
         return self
 
@@ -157,7 +190,9 @@ class OnGPU(Tensor):
         return torch.tensor(data, dtype=dtype or self.dtype, device=device or self.device)
 
     def backward(self, *args, **kwargs):
-        """Gradients, for which autograd takes all tensors for such of the CPU: builds for CPUs have no streams."""
+        """Gradients, for which autograd takes all tensors for such of the CPU: builds for CPUs have
+        no streams.
+        """
         mode = _running.mode
         mode.is_backward = True
         try:
@@ -228,7 +263,9 @@ class _Mode(TorchDispatchMode):
             if before is None:
                 return OnGPU(value) if stays else value
             if before.shape != value.shape:
-                raise NotImplementedError(f"{func} gives a tensor on the pretended device another size in place")
+                raise NotImplementedError(
+                    f"{func} gives a tensor on the pretended device another size in place"
+                )
             return before
 
         return _map(on_device, result)
@@ -236,17 +273,25 @@ class _Mode(TorchDispatchMode):
 
 def _map(change, value):
     """The value, or each of those in lists and tuples, changed."""
-    return type(value)([_map(change, each) for each in value]) if isinstance(value, list | tuple) else change(value)
+    return (
+        type(value)([_map(change, each) for each in value])
+        if isinstance(value, list | tuple)
+        else change(value)
+    )
 
 
 def _require_one_device(func, tensors) -> None:
     """Raise RuntimeError as CUDA does; numbers of the CPU may stand beside tensors of the GPU."""
     may_be_number = torch.Tag.pointwise in func.tags or func.overloadpacket in INDEXING | FILLING
     if func._schema.is_mutable and not isinstance(tensors[0], OnGPU):
-        raise RuntimeError(f"{func}: what is on {GPU} cannot be written to a tensor that is on the CPU")
+        raise RuntimeError(
+            f"{func}: what is on {GPU} cannot be written to a tensor that is on the CPU"
+        )
     for each in tensors:
         if not isinstance(each, OnGPU) and not (may_be_number and each.ndim == 0):
-            raise RuntimeError(f"{func}: a tensor of shape {tuple(each.shape)} is on the CPU, others on {GPU}")
+            raise RuntimeError(
+                f"{func}: a tensor of shape {tuple(each.shape)} is on the CPU, others on {GPU}"
+            )
 
 
 def _compute(func, args, kwargs):
@@ -261,7 +306,9 @@ def _must_wait(func, args, kwargs) -> bool:
     """Tell if the host waits for the result of an operation, or for its shape."""
     kind = func.overloadpacket
     if kind in INDEXING:
-        masks = [each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)]
+        masks = [
+            each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)
+        ]
         is_fill = len(args) > 2 and len(args[1]) == 1 and not isinstance(args[2], OnGPU)
         return bool(masks) and not is_fill
     if kind is aten.repeat_interleave:
@@ -271,7 +318,9 @@ def _must_wait(func, args, kwargs) -> bool:
 
 @cache
 def load_guard() -> None:
-    """Compile and load the `GUARD`, once a process, in which it stays; before the first backward pass."""
+    """Compile and load the `GUARD`, once a process, in which it stays; before the first backward
+    pass.
+    """
     torch_folder = Path(torch.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "guard.so"
@@ -294,7 +343,9 @@ def load_guard() -> None:
 
 @contextmanager
 def pretended() -> Iterator[Count]:
-    """Context in which there is a GPU, and its `Count`; modules and tensors go to it by ``.to("cuda")``."""
+    """Context in which there is a GPU, and its `Count`; modules and tensors go to it by
+    ``.to("cuda")``.
+    """
     load_guard()
     count = Count()
     tensor, run = torch.tensor, threading.Thread.run

@@ -1,4 +1,6 @@
-"""Run a function on two gloo ranks, or more, each a process of its own, forked from one that has the imports."""
+"""Run a function on two gloo ranks, or more, each a process of its own, forked from one that has
+the imports.
+"""
 
 import time
 from datetime import timedelta
@@ -10,11 +12,13 @@ import torch.multiprocessing as mp
 
 WORLD_SIZE = 2
 
-mp.set_forkserver_preload(["tests.training.on_ranks", "tests.training.steps_on_ranks"])  # once, not on each rank
+# once, not on each rank
+mp.set_forkserver_preload(["tests.training.on_ranks", "tests.training.steps_on_ranks"])
 
 
 def on_two_ranks(function, folder, *args, seconds=120, world_size=WORLD_SIZE):
-    """What ``function(rank, *args)`` returns on each rank; raises what a rank raises, fails if they hang.
+    """What ``function(rank, *args)`` returns on each rank; raises what a rank raises, fails if they
+    hang.
 
     Args:
         function: importable by name; what it returns is saved by ``torch.save``.
@@ -37,7 +41,11 @@ def on_two_ranks(function, folder, *args, seconds=120, world_size=WORLD_SIZE):
 def _on_rank(rank, function, folder, args, world_size):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", f"file://{folder}/init", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        "gloo",
+        f"file://{folder}/init",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
     )
     try:
         torch.save(function(rank, *args), folder / f"{rank}.pt")

@@ -1,4 +1,6 @@
-"""What the metrics must give, written naively in float64 numpy: loops, full matrices, no batching, no merging."""
+"""What the metrics must give, written naively in float64 numpy: loops, full matrices, no batching,
+no merging.
+"""
 
 import numpy as np
 from scipy import stats
@@ -66,12 +68,16 @@ def token_values(x, token_ids, regression_count_range=(10, 100_000)):
     values["Q_t_cv"] = (m + v_t).std() / (m + v_t).mean() if used else np.nan
     values["V_on_M_slope"], values["V_on_M_r2"] = line(m, v_t)
     for key, value in (("Q", m + v_t), ("M", m), ("V", v_t)):
-        values[f"{key}_freq_slope"], values[f"{key}_freq_r2"] = line(np.log10(count), np.log10(1 + value))
+        values[f"{key}_freq_slope"], values[f"{key}_freq_r2"] = line(
+            np.log10(count), np.log10(1 + value)
+        )
     return values
 
 
 def within_by_pairs(x, token_ids, sequence_ids=None):
-    """The within-token variance from all pairs of occurrences in different sequences, one pair after the other."""
+    """The within-token variance from all pairs of occurrences in different sequences, one pair
+    after the other.
+    """
     x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
     sequence_ids = np.arange(len(x)) if sequence_ids is None else np.asarray(sequence_ids)
     if len(set(sequence_ids.tolist())) == 1:
@@ -80,7 +86,10 @@ def within_by_pairs(x, token_ids, sequence_ids=None):
     for token_id in set(token_ids.tolist()):
         rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
         apart = of[:, None] != of
-        squares[token_id] = sum(((row - rows[others]) ** 2).sum() for row, others in zip(rows, apart, strict=True)) / 2
+        squares[token_id] = (
+            sum(((row - rows[others]) ** 2).sum() for row, others in zip(rows, apart, strict=True))
+            / 2
+        )
         pairs[token_id], sequences[token_id] = apart.sum(), len(set(of.tolist()))
     donors = [t for t in pairs if 2 <= sequences[t] <= 3] or [t for t in pairs if sequences[t] > 1]
     if not donors:
@@ -102,16 +111,20 @@ def unbiased_values(x, token_ids, sequence_ids=None, within=None):
 
 
 def context_values(x, token_ids, sequence_ids, seen_in=None):
-    """The split of V_W_unbiased from all pairs of occurrences, one token type and one pair after the other.
+    """The split of V_W_unbiased from all pairs of occurrences, one token type and one pair after
+    the other.
 
-    ``seen_in`` has the number of sequences of each type by which types are alike; default: those given.
+    ``seen_in`` has the number of sequences of each type by which types are alike; default: those
+    given.
     """
     x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
     sequence_ids = np.asarray(sequence_ids)
     squares, pairs, sequences = {}, {}, {}
     for token_id in set(token_ids.tolist()):
         rows, of = x[token_ids == token_id], sequence_ids[token_ids == token_id]
-        together = [(i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j and of[i] == of[j]]
+        together = [
+            (i, j) for i in range(len(rows)) for j in range(len(rows)) if i != j and of[i] == of[j]
+        ]
         squares[token_id] = sum(((rows[i] - rows[j]) ** 2).sum() for i, j in together) / 2
         pairs[token_id], sequences[token_id] = len(together), len(set(of.tolist()))
 
@@ -124,7 +137,9 @@ def context_values(x, token_ids, sequence_ids, seen_in=None):
         alike = [t for t in donors if sequences[t] == chosen]
         return sum(squares[t] for t in alike) / sum(pairs[t] for t in alike) if alike else np.nan
 
-    local = np.mean([squares[t] / pairs[t] if pairs[t] else of_alike(t) for t in token_ids.tolist()])
+    local = np.mean(
+        [squares[t] / pairs[t] if pairs[t] else of_alike(t) for t in token_ids.tolist()]
+    )
     within = within_by_pairs(x, token_ids, sequence_ids)
     text = within - local if len(set(sequence_ids.tolist())) > 1 else np.nan
     return {"V_W_local": local, "V_W_text": text, "V_W_text_over_V_W": text / within}
@@ -167,7 +182,9 @@ def spectrum(x):
         "anisotropy_standardized": standardized[0] / standardized.sum(),
         "effective_rank": np.exp(-sum(p * np.log(p) for p in share if p > 0)),
         "rankme": rankme(x),
-        "effective_rank_eigenvalues": np.exp(-sum(p * np.log(p) for p in values / values.sum() if p > 0)),
+        "effective_rank_eigenvalues": np.exp(
+            -sum(p * np.log(p) for p in values / values.sum() if p > 0)
+        ),
         "isoscore": isoscore(x),
         "top1_share": values[0] / values.sum(),
         "top5_share": values[:5].sum() / values.sum(),
@@ -176,20 +193,27 @@ def spectrum(x):
 
 
 def rankme(x, epsilon=0.0):
-    """Garrido et al. 2023, equations 1 and 2: of the rows as they are; they take ``epsilon=1e-7``."""
+    """Garrido et al. 2023, equations 1 and 2: of the rows as they are; they take
+    ``epsilon=1e-7``.
+    """
     singular = np.linalg.svd(np.asarray(x, dtype=np.float64), compute_uv=False)
     share = singular / singular.sum() + epsilon
     return np.exp(-sum(p * np.log(p) for p in share if p > 0))
 
 
 def alpha_req(x, window=(11, 99)):
-    """Stringer et al. 2019's fit, which Agrawal et al. 2022 take, as weighted normal equations; and its R²."""
+    """Stringer et al. 2019's fit, which Agrawal et al. 2022 take, as weighted normal equations; and
+    its R².
+    """
     i = np.arange(window[0], min(window[1], np.shape(x)[1], len(x) - 1) + 1)
     y, weights = np.log(variances(x)[i - 1]), np.diag(1 / i)
     design = np.column_stack((-np.log(i), np.ones(len(i))))
     fit = np.linalg.solve(design.T @ weights @ design, design.T @ weights @ y)
     residual, spread = y - design @ fit, y - (y / i).sum() / (1 / i).sum()
-    return {"alpha_req": fit[0], "alpha_req_r2": 1 - residual @ weights @ residual / (spread @ weights @ spread)}
+    return {
+        "alpha_req": fit[0],
+        "alpha_req_r2": 1 - residual @ weights @ residual / (spread @ weights @ spread),
+    }
 
 
 def isoscore(x):
@@ -206,7 +230,9 @@ def isoscore(x):
 
 
 def outliers(x, is_first):
-    """Keys of outlier coordinates and massive activations of all rows, of the first ones of sequences, and the rest."""
+    """Keys of outlier coordinates and massive activations of all rows, of the first ones of
+    sequences, and the rest.
+    """
     x, is_first = np.asarray(x, dtype=np.float64), np.asarray(is_first)
     values = {}
     for suffix, rows in {"": x, "_first": x[is_first], "_rest": x[~is_first]}.items():
@@ -214,9 +240,13 @@ def outliers(x, is_first):
         size = np.abs(rows)
         median = np.median(size, 1)[:, None]
         found = {
-            "kurtosis": np.mean(stats.kurtosis(rows[:, spread])) if len(rows) and spread.any() else np.nan,
+            "kurtosis": np.mean(stats.kurtosis(rows[:, spread]))
+            if len(rows) and spread.any()
+            else np.nan,
             "max_abs": size.max() if len(rows) else np.nan,
-            "massive_fraction": ((size > 100) & (size > 1000 * median)).any(1).mean() if len(rows) else np.nan,
+            "massive_fraction": ((size > 100) & (size > 1000 * median)).any(1).mean()
+            if len(rows)
+            else np.nan,
             "massive_fraction_100x": (size > 100 * median).any(1).mean() if len(rows) else np.nan,
             "massive_fraction_1000x": (size > 1000 * median).any(1).mean() if len(rows) else np.nan,
         }
@@ -252,7 +282,9 @@ def nearest(x, k):
 
 
 def twonn(distances):
-    """Facco et al. 2017 from the distances to two neighbours, shape (n, 2), of the nine tenths of small ratios."""
+    """Facco et al. 2017 from the distances to two neighbours, shape (n, 2), of the nine tenths of
+    small ratios.
+    """
     if len(distances) < 3:
         return np.nan
     mu = np.sort(distances[:, 1] / distances[:, 0])
@@ -264,7 +296,9 @@ def twonn(distances):
 
 
 def labelled_dimensions(x, token_ids, sequence_ids, order):
-    """Keys of IntrinsicDimension that need labels, of rows that are all distinct, one row after the other."""
+    """Keys of IntrinsicDimension that need labels, of rows that are all distinct, one row after the
+    other.
+    """
     x = np.asarray(x, dtype=np.float64)
     token_ids, sequence_ids, order = (np.asarray(each) for each in (token_ids, sequence_ids, order))
     distances = np.sqrt(((x[:, None] - x) ** 2).sum(-1))
@@ -272,7 +306,10 @@ def labelled_dimensions(x, token_ids, sequence_ids, order):
     same_type, same_sequence = (each[:, None] == each for each in (token_ids, sequence_ids))
     nearest = distances.argmin(1)
     others = len(x) - 1
-    drawn = [min(np.flatnonzero(token_ids == t), key=lambda i: order[i]) for t in sorted(set(token_ids.tolist()))]
+    drawn = [
+        min(np.flatnonzero(token_ids == t), key=lambda i: order[i])
+        for t in sorted(set(token_ids.tolist()))
+    ]
     between = np.sort(distances[np.ix_(drawn, drawn)], axis=1)[:, :2]
     within = np.where(same_type & ~same_sequence, distances, np.inf)
     within = np.sort(within[same_type.sum(1) >= 8], axis=1)[:, :2]

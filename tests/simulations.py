@@ -15,7 +15,9 @@ DIMENSIONS = "intrinsic_dimension", "intrinsic_dimension_between", "intrinsic_di
 
 
 class TypedRows(NamedTuple):
-    """Rows that are the sum of a part of their token type and one of their own, on subspaces of their own."""
+    """Rows that are the sum of a part of their token type and one of their own, on subspaces of
+    their own.
+    """
 
     x: Tensor
     token_ids: Tensor
@@ -24,8 +26,12 @@ class TypedRows(NamedTuple):
     within: Tensor  # other draws of the rows' own parts
 
 
-def typed_rows(between: int, within: int, seed: int, *, n: int = 4096, dim: int = 64, noise: float = 0.1) -> TypedRows:
-    """Rows of Zipf types; ``between`` and ``within`` are the dimensions of both parts, ``noise`` their ratio."""
+def typed_rows(
+    between: int, within: int, seed: int, *, n: int = 4096, dim: int = 64, noise: float = 0.1
+) -> TypedRows:
+    """Rows of Zipf types; ``between`` and ``within`` are the dimensions of both parts, ``noise``
+    their ratio.
+    """
     generator = torch.Generator().manual_seed(seed)
     axes, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
 
@@ -46,40 +52,54 @@ def typed_rows(between: int, within: int, seed: int, *, n: int = 4096, dim: int 
 class Corpus:
     """Sequences of token types with Zipf frequencies whose rows share an effect of their sequence.
 
-    A row is the mean of all types + the mean of its type + an effect of its sequence + noise, all but the first drawn
-    from a Gaussian with variances that fall over the coordinates.
+    A row is the mean of all types + the mean of its type + an effect of its sequence + noise, all
+    but the first drawn from a Gaussian with variances that fall over the coordinates.
 
     Args:
         num_types: number of token types.
         dim: d.
-        sequence_effect: standard deviation of the effect of a sequence, where that of the noise is 0.7.
-        document: number of sequences, one after the other, that share an effect, as those cut from one document do.
+        sequence_effect: standard deviation of the effect of a sequence, where that of the noise is
+            0.7.
+        document: number of sequences, one after the other, that share an effect, as those cut from
+            one document do.
     """
 
-    def __init__(self, num_types: int = 5000, dim: int = 32, sequence_effect: float = 0.3, document: int = 1) -> None:
+    def __init__(
+        self, num_types: int = 5000, dim: int = 32, sequence_effect: float = 0.3, document: int = 1
+    ) -> None:
         generator = torch.Generator().manual_seed(1)
         self.probabilities = 1 / torch.arange(1, num_types + 1, dtype=torch.float64)
         self.probabilities /= self.probabilities.sum()
         self.scale = torch.linspace(1.5, 0.5, dim, dtype=torch.float64)
         self.sequence_effect = sequence_effect
         self.document = document
-        means = torch.randn(num_types, dim, dtype=torch.float64, generator=generator) * self.scale * 0.6
+        means = (
+            torch.randn(num_types, dim, dtype=torch.float64, generator=generator) * self.scale * 0.6
+        )
         self.means = means + torch.randn(dim, dtype=torch.float64, generator=generator)
 
     def draw(self, num_sequences: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Embeddings, shape (num_sequences, length, d), and token ids, shape (num_sequences, length)."""
+        """Embeddings, shape (num_sequences, length, d), and token ids, shape (num_sequences,
+        length).
+        """
         generator = torch.Generator().manual_seed(seed)
         count = num_sequences * length
         ids = torch.multinomial(self.probabilities, count, replacement=True, generator=generator)
         ids = ids.view(num_sequences, length)
         num_documents = -(-num_sequences // self.document)
-        effect = torch.randn(num_documents, 1, len(self.scale), dtype=torch.float64, generator=generator)
+        effect = torch.randn(
+            num_documents, 1, len(self.scale), dtype=torch.float64, generator=generator
+        )
         effect = effect.repeat_interleave(self.document, 0)[:num_sequences]
-        noise = torch.randn(num_sequences, length, len(self.scale), dtype=torch.float64, generator=generator)
+        noise = torch.randn(
+            num_sequences, length, len(self.scale), dtype=torch.float64, generator=generator
+        )
         return self.means[ids] + self.scale * (self.sequence_effect * effect + 0.7 * noise), ids
 
     def population(self) -> dict[str, float]:
-        """M/Q, V_W/V, the split of V_W and the mean cosine of rows of different sequences, of all there could be."""
+        """M/Q, V_W/V, the split of V_W and the mean cosine of rows of different sequences, of all
+        there could be.
+        """
         mean = self.probabilities @ self.means
         between = self.probabilities @ (self.means - mean).square().sum(1)
         local = self.scale.square().sum() * 0.7**2
@@ -92,14 +112,22 @@ class Corpus:
             "V_W_local": float(local),
             "V_W_text": float(within - local),
             "V_W_text_over_V_W": float(1 - local / within),
-            "mean_cosine": float((rows / rows.norm(dim=-1, keepdim=True)).mean((0, 1)).square().sum()),
+            "mean_cosine": float(
+                (rows / rows.norm(dim=-1, keepdim=True)).mean((0, 1)).square().sum()
+            ),
         }
 
 
 def coverage(
-    num_runs: int, corpus: Corpus, *, by_sequence: bool = True, num_groups: int = 16, num_sequences: int = 64
+    num_runs: int,
+    corpus: Corpus,
+    *,
+    by_sequence: bool = True,
+    num_groups: int = 16,
+    num_sequences: int = 64,
 ) -> pd.DataFrame:
-    """How often the interval of 1.96 standard errors around an estimate holds the value of the population.
+    """How often the interval of 1.96 standard errors around an estimate holds the value of the
+    population.
 
     Args:
         num_runs: samples to draw, in batches of 8 sequences of 128 rows.
@@ -109,13 +137,16 @@ def coverage(
         num_sequences: of a sample.
 
     Returns:
-        A row for each metric: the value of the population (for anisotropy and the dimensions, which depend on the
-        number of rows, the mean over runs), the mean and the standard deviation of the estimates, the mean of the
-        standard errors, and the share of the intervals that hold the value.
+        A row for each metric: the value of the population (for anisotropy and the dimensions, which
+        depend on the number of rows, the mean over runs), the mean and the standard deviation of
+        the estimates, the mean of the standard errors, and the share of the intervals that hold the
+        value.
     """
     runs = []
     for seed in range(100, 100 + num_runs):
-        metrics = LayerMetrics(default_metrics, len(corpus.scale), device=torch.device("cpu"), jackknife=num_groups)
+        metrics = LayerMetrics(
+            default_metrics, len(corpus.scale), device=torch.device("cpu"), jackknife=num_groups
+        )
         embeddings, token_ids = corpus.draw(num_sequences, 128, seed)
         for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
             sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
@@ -127,5 +158,11 @@ def coverage(
     for key in (*population, "anisotropy", *dimensions):
         value, error = np.array([run[key] for run in runs]).T
         truth = population.get(key, value.mean())
-        rows[key] = [truth, value.mean(), value.std(ddof=1), error.mean(), (abs(value - truth) <= 1.96 * error).mean()]
+        rows[key] = [
+            truth,
+            value.mean(),
+            value.std(ddof=1),
+            error.mean(),
+            (abs(value - truth) <= 1.96 * error).mean(),
+        ]
     return pd.DataFrame(rows, index=["population", "mean", "sd", "stderr", "coverage"]).T

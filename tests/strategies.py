@@ -22,7 +22,9 @@ def splits(draw, n: int) -> list[slice]:
 
 
 class Call(NamedTuple):
-    """Arguments of an update, and whether they are right (``error`` None) or which error they must raise."""
+    """Arguments of an update, and whether they are right (``error`` None) or which error they must
+    raise.
+    """
 
     embeddings: Tensor
     token_ids: Tensor | None
@@ -42,7 +44,9 @@ def calls(draw, dim: int, *, with_ids: bool) -> Call:
         ids = drawn.to(draw(st.sampled_from(INTEGERS))) if ids == "few" else drawn * 2**40
     if draw(st.booleans()) or wrong == "mask":
         kinds = [torch.bool, torch.int64, torch.uint8, torch.float32, torch.bfloat16]
-        mask = torch.randint(0, 2, shape, generator=_generator(draw)).to(draw(st.sampled_from(kinds)))
+        mask = torch.randint(0, 2, shape, generator=_generator(draw)).to(
+            draw(st.sampled_from(kinds))
+        )
     if wrong == "embeddings":
         embeddings, error = draw(
             st.sampled_from(
@@ -58,7 +62,12 @@ def calls(draw, dim: int, *, with_ids: bool) -> Call:
     elif wrong == "token_ids":
         ids, error = draw(
             st.sampled_from(
-                [(ids.float(), TypeError), (ids.bool(), TypeError), (ids.unsqueeze(-1), ValueError), (3, TypeError)]
+                [
+                    (ids.float(), TypeError),
+                    (ids.bool(), TypeError),
+                    (ids.unsqueeze(-1), ValueError),
+                    (3, TypeError),
+                ]
             )
         )
     elif wrong == "mask":
@@ -69,7 +78,10 @@ def calls(draw, dim: int, *, with_ids: bool) -> Call:
                     (mask.unsqueeze(0), ValueError),
                     (mask.tolist(), TypeError),
                     *(
-                        [(torch.full(shape, value), ValueError) for value in (-1, 2, 0.5, torch.nan)]
+                        [
+                            (torch.full(shape, value), ValueError)
+                            for value in (-1, 2, 0.5, torch.nan)
+                        ]
                         if 0 not in shape
                         else []
                     ),

@@ -18,12 +18,16 @@ VOCABULARY = 11
 
 
 class Tiny(nn.Module):
-    """An embedding, blocks that change nothing, and a head: what enters the head is the embedding."""
+    """An embedding, blocks that change nothing, and a head: what enters the head is the
+    embedding.
+    """
 
     def __init__(self, dropout=0.0, vocabulary=VOCABULARY):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, DIM)
-        self.layers = nn.ModuleList(nn.Sequential(nn.Identity(), nn.Dropout(dropout)) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Identity(), nn.Dropout(dropout)) for _ in range(2)
+        )
         self.head = nn.Linear(DIM, vocabulary, bias=False)
 
     def forward(self, token_ids):
@@ -58,7 +62,9 @@ def by_hand(rows, ids, other, other_ids, name):
         return rows - mean
     if name.endswith("directions"):
         axes = torch.linalg.svd(other - mean, full_matrices=False).Vh[:k]
-        return torch.stack([row - sum((axis @ (row - mean)) * axis for axis in axes) for row in rows])
+        return torch.stack(
+            [row - sum((axis @ (row - mean)) * axis for axis in axes) for row in rows]
+        )
     if name.endswith("coordinates"):
         largest = sorted(range(DIM), key=lambda i: -float(covariance[i, i]))[:k]
         changed = rows.clone()
@@ -85,9 +91,17 @@ def test_changes_are_those_of_a_computation_by_hand(tiny, name, after_first):
             own, other = ids[half::2], ids[1 - half :: 2]
             h, o = hidden[half::2].clone(), hidden[1 - half :: 2, start:].flatten(0, 1)
             before = F.cross_entropy(tiny.head(h[:, :-1]).flatten(0, 1), own[:, 1:].flatten())
-            changed = by_hand(h[:, start:].flatten(0, 1), own[:, start:].flatten(), o, other[:, start:].flatten(), name)
+            changed = by_hand(
+                h[:, start:].flatten(0, 1),
+                own[:, start:].flatten(),
+                o,
+                other[:, start:].flatten(),
+                name,
+            )
             h[:, start:] = changed.view(len(own), -1, DIM)
-            changes.append(F.cross_entropy(tiny.head(h[:, :-1]).flatten(0, 1), own[:, 1:].flatten()) - before)
+            changes.append(
+                F.cross_entropy(tiny.head(h[:, :-1]).flatten(0, 1), own[:, 1:].flatten()) - before
+            )
     key = f"loss_change_{name}{'_after_first' if after_first else ''}"
     value, error = values(tiny, [ids])["layers.01", key]
     assert value == pytest.approx(float(sum(changes) / 2), abs=1e-9)
@@ -107,16 +121,23 @@ def test_other_numbers_of_directions_and_coordinates_are_taken_away_on_request(t
     assert found["layers.01", "loss_change_without_2_directions"][0] not in (first, second)
     assert term("loss_change_without_2_coordinates").name == "loss without top 2 coordinates"
     for wrong in ((0,), (2, 2), ()):
-        with pytest.raises(ValueError, match="removed_directions must be distinct numbers, 1 or more"):
+        with pytest.raises(
+            ValueError, match="removed_directions must be distinct numbers, 1 or more"
+        ):
             values(tiny, [ids], num_removed=wrong)
 
 
 def test_the_identity_changes_nothing_to_the_bit():
     for build in (models.gpt_neox, models.albert, models.llama):
         found = values(
-            build(), [tokens(4, 12, models.VOCABULARY)], "blocks", mask_token_id=3 if build is models.albert else None
+            build(),
+            [tokens(4, 12, models.VOCABULARY)],
+            "blocks",
+            mask_token_id=3 if build is models.albert else None,
         )
-        changes = [value for (_, metric), (value, _) in found.items() if metric == "loss_change_identity"]
+        changes = [
+            value for (_, metric), (value, _) in found.items() if metric == "loss_change_identity"
+        ]
         assert len(changes) >= 4
         assert set(changes) == {0.0}
 
@@ -127,10 +148,13 @@ def test_a_direction_that_the_head_ignores_changes_nothing(tiny):
     signs[1::2] = -1
     with torch.no_grad():
         rest = tiny.embed.weight - tiny.embed.weight @ axis[:, None] * axis
-        tiny.embed.weight.copy_(rest[torch.arange(VOCABULARY) // 2 * 2] + 20 * signs[:, None] * axis)
+        tiny.embed.weight.copy_(
+            rest[torch.arange(VOCABULARY) // 2 * 2] + 20 * signs[:, None] * axis
+        )
         tiny.head.weight.sub_(tiny.head.weight @ axis[:, None] * axis)
     ids = tokens(20, 12, VOCABULARY - 1)
-    found = values(tiny, [torch.cat((ids, ids ^ 1))])  # with each sequence, its twin of the other signs, in its half
+    # with each sequence, its twin of the other signs, in its half
+    found = values(tiny, [torch.cat((ids, ids ^ 1))])
     assert abs(found["layers.01", "loss_change_without_1_directions"][0]) < 1e-6
     assert abs(found["layers.01", "loss_change_without_3_directions"][0]) > 1e-3
 
@@ -158,7 +182,9 @@ def test_noise_has_the_mean_and_the_covariance_of_the_rows():
     many = torch.randn(200_000, 3, generator=generator, dtype=torch.float64)
     noise = substitutes.replaced("as_noise", many, torch.zeros(200_000, dtype=torch.int64), many)
     torch.testing.assert_close(noise.mean(0), rows.mean(0), atol=0.03, rtol=0)
-    torch.testing.assert_close(noise.T.cov(correction=0), rows.T.cov(correction=0), atol=0.1, rtol=0.02)
+    torch.testing.assert_close(
+        noise.T.cov(correction=0), rows.T.cov(correction=0), atol=0.1, rtol=0.02
+    )
 
 
 def test_batches_do_not_matter_nor_does_the_mode(tiny):
@@ -219,7 +245,20 @@ def test_what_cannot_be_had_is_refused(tiny):
         values(models.gpt2().transformer, [tokens(2)[:, :1]], "blocks")
 
 
-FAMILIES = ["gpt_neox", "bloom", "gpt2", "gptj", "llama", "mistral", "qwen2", "gemma2", "olmo2", "opt", "falcon", "phi"]
+FAMILIES = [
+    "gpt_neox",
+    "bloom",
+    "gpt2",
+    "gptj",
+    "llama",
+    "mistral",
+    "qwen2",
+    "gemma2",
+    "olmo2",
+    "opt",
+    "falcon",
+    "phi",
+]
 MASKED = ["bert", "roberta", "modernbert", "albert"]
 
 
@@ -242,7 +281,10 @@ def test_in_a_narrow_dtype_changes_are_those_of_a_wide_one_but_for_rounding():
     expected, found = (values(model, [ids], "block.1") for model in (wide, narrow))
     assert found["block.01", "loss_change_identity"][0] == 0
     for name in ("without_offset", "without_1_directions", "without_context", "without_token"):
-        (value, error), key = found["block.01", f"loss_change_{name}"], ("block.01", f"loss_change_{name}")
+        (value, error), key = (
+            found["block.01", f"loss_change_{name}"],
+            ("block.01", f"loss_change_{name}"),
+        )
         assert value == pytest.approx(expected[key][0], abs=0.05), name
         assert error == pytest.approx(expected[key][1], abs=0.02), name
 
@@ -280,14 +322,18 @@ def test_the_standard_error_is_that_of_the_paired_changes():
     for _ in range(4000):
         shared = 10 * torch.randn(40, generator=generator, dtype=torch.float64)
         after = shared + 5 * 0.2 + torch.randn(40, generator=generator, dtype=torch.float64)
-        changes.append(torch.stack(paired_change(shared, after, torch.full((40,), 5.0).double(), half)))
+        changes.append(
+            torch.stack(paired_change(shared, after, torch.full((40,), 5.0).double(), half))
+        )
     means, errors = torch.stack(changes).T
     assert float(means.mean()) == pytest.approx(0.2, abs=0.005)
     assert float(errors.square().mean().sqrt()) == pytest.approx(float(means.std()), rel=0.05)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama", "opt", "bloom", "gemma2"])
-def test_the_lens_is_the_loss_of_final_norm_and_head_on_each_layer_and_of_the_model_on_the_last(family):
+def test_the_lens_is_the_loss_of_final_norm_and_head_on_each_layer_and_of_the_model_on_the_last(
+    family,
+):
     model = models.FAMILIES[family].build().double().eval()
     norm = model.get_submodule(models.FAMILIES[family].final_norm[""])
     ids = tokens(5, 9, models.VOCABULARY)
@@ -300,7 +346,9 @@ def test_the_lens_is_the_loss_of_final_norm_and_head_on_each_layer_and_of_the_mo
             logits = model.get_output_embeddings()(norm(state))
             if family == "gemma2":
                 logits = 30 * torch.tanh(logits / 30)
-            losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none").mean(1)
+            losses = F.cross_entropy(
+                logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none"
+            ).mean(1)
             assert each["value"] == pytest.approx(float(losses.mean()), abs=1e-6)
             assert each["stderr"] == pytest.approx(float(losses.std() / len(ids) ** 0.5), rel=1e-5)
     assert found[-1]["value"] == pytest.approx(float(output.loss), abs=1e-6)
@@ -310,7 +358,7 @@ def test_the_lens_is_the_loss_of_final_norm_and_head_on_each_layer_and_of_the_mo
     assert (alone["layer"], alone["layer_index"]) == ("block.01", 1)
 
 
-def test_the_lens_of_a_masked_model_is_that_at_its_masked_tokens_and_blocks_may_share_their_weights():
+def test_the_lens_of_a_masked_model_is_at_its_masked_tokens_and_blocks_may_share_weights():
     model = models.albert().double()
     ids = tokens(8, 20, models.VOCABULARY)
     found = embedgeo.logit_lens(model, [ids], mask_token_id=3)
@@ -322,7 +370,10 @@ def test_the_lens_of_a_masked_model_is_that_at_its_masked_tokens_and_blocks_may_
 def test_where_there_is_no_lens_one_sentence_says_why():
     with pytest.raises(ValueError, match="T5ForConditionalGeneration is both"):
         embedgeo.logit_lens(models.t5(), [tokens()])
-    with pytest.raises(ValueError, match=r"the logit lens reads what enters the first block .*; got final_norm. Add"):
+    with pytest.raises(
+        ValueError,
+        match=r"the logit lens reads what enters the first block .*; got final_norm. Add",
+    ):
         embedgeo.logit_lens(models.gpt2(), [tokens()], "final_norm")
     headless = models.gpt2().transformer
     with pytest.raises(ValueError, match=r"GPT2Model gives .* Take one with a language model head"):

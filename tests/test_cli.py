@@ -23,7 +23,9 @@ def only_line(text: str) -> str:
 
 def test_help_lists_the_commands_and_the_console_script_is_installed() -> None:
     script = Path(sys.executable).with_name("embedgeo")
-    done = subprocess.run([script, "--help"], capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        [script, "--help"], capture_output=True, text=True, timeout=600, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "demo" in done.stdout
 
@@ -44,15 +46,24 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("OpenMP" not in torch.__config__.parallel_info(), reason="needs a torch with threads of OpenMP")
-@pytest.mark.parametrize(("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+@pytest.mark.skipif(
+    "OpenMP" not in torch.__config__.parallel_info(), reason="needs a torch with threads of OpenMP"
+)
+@pytest.mark.parametrize(
+    ("chosen", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")]
+)
 def test_threads_of_a_command_sleep_while_they_wait_unless_told_otherwise(
     tmp_path: Path, chosen: dict[str, str], policy: str
 ) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
-    environment |= {"OMP_DISPLAY_ENV": "TRUE", **chosen}  # as torch's library of threads has found it
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
+    }
+    # as torch's library of threads has found it
+    environment |= {"OMP_DISPLAY_ENV": "TRUE", **chosen}
     command = [Path(sys.executable).with_name("embedgeo"), "doctor", tmp_path]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
     assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr.replace("[host] ", "")
 
 
@@ -80,28 +91,55 @@ def test_help_of_a_command_explains_every_option_and_says_what_happens_to_the_fo
         ["sweep", "--model", "x", "--count-range", "9,1"],
     ],
 )
-def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(arguments: list[str]) -> None:
+def test_help_and_wrong_options_are_answered_without_importing_anything_heavy(
+    arguments: list[str],
+) -> None:
     imported, _ = imported_by(arguments)
     assert "jsonargparse" in imported
-    assert not imported & {"torch", "transformers", "lightning", "pandas", "pyarrow", "numpy", "matplotlib"}
+    assert not imported & {
+        "torch",
+        "transformers",
+        "lightning",
+        "pandas",
+        "pyarrow",
+        "numpy",
+        "matplotlib",
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["sweep", "--model", "./nowhere"], "model must be a local path that exists or a repository on the Hub"),
+        (
+            ["sweep", "--model", "./nowhere"],
+            "model must be a local path that exists or a repository on the Hub",
+        ),
         (["sweep", "--model", "/no/where"], "got '/no/where'"),
         (["sweep", "--model", "~/nowhere/at/all"], "got '~/nowhere/at/all'"),
         (["check", "--model", "../nowhere"], "got '../nowhere'"),
-        (["sweep", "--model", "lab/x", "--tokenizer", "nowhere/tok/tokenizer.json"], "tokenizer must be a local path"),
-        (["sweep", "--model", "lab/x", "--text", "nowhere.txt"], "text must be files that exist; got 'nowhere.txt'"),
-        (["sweep", "--model", "lab/x", "--text", "hf://models/x"], "A dataset is hf://datasets/NAME"),
-        (["sweep", "--model", "lab/x", "--unit", "line", "--sample", "0"], "sample must be a share above 0"),
+        (
+            ["sweep", "--model", "lab/x", "--tokenizer", "nowhere/tok/tokenizer.json"],
+            "tokenizer must be a local path",
+        ),
+        (
+            ["sweep", "--model", "lab/x", "--text", "nowhere.txt"],
+            "text must be files that exist; got 'nowhere.txt'",
+        ),
+        (
+            ["sweep", "--model", "lab/x", "--text", "hf://models/x"],
+            "A dataset is hf://datasets/NAME",
+        ),
+        (
+            ["sweep", "--model", "lab/x", "--unit", "line", "--sample", "0"],
+            "sample must be a share above 0",
+        ),
         (["sweep", "--model", "lab/x", "--shard", "3/2"], "shard must be i/n"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_without_importing_anything_heavy(arguments: list[str], said: str) -> None:
+def test_a_value_that_cannot_be_is_refused_without_importing_anything_heavy(
+    arguments: list[str], said: str
+) -> None:
     imported, error = imported_by(arguments)
     assert said in only_line(error)
     assert not imported & {"torch", "transformers", "lightning", "matplotlib"}
@@ -119,7 +157,11 @@ def imported_by(arguments: list[str]) -> tuple[set[str], str]:
         )
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=600, check=True
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
     )
     return set(done.stdout.rpartition("imported:")[2].split()), done.stderr
 
@@ -160,7 +202,9 @@ def sweep_settings(monkeypatch: pytest.MonkeyPatch, *given: str) -> SweepSetting
     return seen[0]
 
 
-@pytest.mark.parametrize("option", [f.name for f in dataclasses.fields(SweepSettings) if f.type is bool])
+@pytest.mark.parametrize(
+    "option", [f.name for f in dataclasses.fields(SweepSettings) if f.type is bool]
+)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -182,7 +226,9 @@ def test_an_option_of_true_and_false_can_be_given_alone(
     assert getattr(sweep_settings(monkeypatch, "--model", "m", *arguments), option) is expected
 
 
-@pytest.mark.parametrize("given", [["a", "b"], ["a,b"], ["a, b"], ["a", "--layers", "b"], ["[a, b]"]])
+@pytest.mark.parametrize(
+    "given", [["a", "b"], ["a,b"], ["a, b"], ["a", "--layers", "b"], ["[a, b]"]]
+)
 def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
     given: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +236,9 @@ def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
     assert settings.layer_patterns == settings.as_manifest("")["layers"] == ["a", "b"]
 
 
-@pytest.mark.parametrize("given", [["scales", "similarity"], ["scales,similarity"], ["[scales, similarity]"]])
+@pytest.mark.parametrize(
+    "given", [["scales", "similarity"], ["scales,similarity"], ["[scales, similarity]"]]
+)
 @pytest.mark.parametrize("command", ["sweep", "vocabulary"])
 def test_extra_metrics_can_be_given_in_every_way_and_are_recorded_alike(
     command: str, given: list[str], monkeypatch: pytest.MonkeyPatch
@@ -207,15 +255,24 @@ def test_a_comma_in_the_brackets_of_a_pattern_does_not_separate() -> None:
     assert SweepSettings("m", layers=["blocks"]).layer_patterns == "blocks"
 
 
-def test_models_and_numbers_can_be_given_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_and_numbers_can_be_given_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert sweep_settings(monkeypatch, "--model", "a", "b").models == ["a", "b"]
     for given in (["0", "7"], ["0,7"], ["[0, 7]"]):
-        assert sweep_settings(monkeypatch, "--model", "m", "--ignore-token-ids", *given).ignore_token_ids == [0, 7]
+        assert sweep_settings(
+            monkeypatch, "--model", "m", "--ignore-token-ids", *given
+        ).ignore_token_ids == [0, 7]
 
 
 @pytest.mark.parametrize("given", ["1e9", "1000000000"])
-def test_bytes_can_be_given_as_they_are_written(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sweep_settings(monkeypatch, "--model", "m", "--max-state-bytes", given).max_state_bytes == 10**9
+def test_bytes_can_be_given_as_they_are_written(
+    given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        sweep_settings(monkeypatch, "--model", "m", "--max-state-bytes", given).max_state_bytes
+        == 10**9
+    )
 
 
 @pytest.mark.parametrize("option", ["--num-tokens", "--num_tokens", "--num-tok"])
@@ -237,14 +294,32 @@ def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
         (["sweep"], "required: --model (embedgeo sweep --help lists the options)"),
         (["report"], "required: DIR (embedgeo report --help lists the options)"),
         (["reproduce"], "required: PAPER (embedgeo reproduce --help lists the options)"),
-        (["sweep", "--model", "m", "--evict", "maybe"], "--evict: must be true or false; got 'maybe'"),
-        (["sweep", "--model", "m", "--ignore-token-ids", "x"], "must be whole numbers, as 0 1 or 0,1; got 'x'"),
+        (
+            ["sweep", "--model", "m", "--evict", "maybe"],
+            "--evict: must be true or false; got 'maybe'",
+        ),
+        (
+            ["sweep", "--model", "m", "--ignore-token-ids", "x"],
+            "must be whole numbers, as 0 1 or 0,1; got 'x'",
+        ),
         (["sweep", "--nosuch", "3"], "(embedgeo sweep --help lists the options)"),
         (["sweep", "--modle", "m"], "unrecognized arguments: --modle m. Did you mean --model?"),
-        (["sweep", "--model", "m", "--rows", "token"], "--rows: invalid choice: 'token' (choose from 'tokens', 'mean'"),
-        (["sweep", "--model", "m", "--on", "raz"], "--on: invalid choice: 'raz' (choose from 'ray')"),
-        (["doctor", "m", "--rows", "token"], "--rows: invalid choice: 'token' (choose from 'tokens', 'mean'"),
-        (["vocabulary", "--model", "m", "--rows", "x"], "--rows: invalid choice: 'x' (choose from 'all', 'trained')"),
+        (
+            ["sweep", "--model", "m", "--rows", "token"],
+            "--rows: invalid choice: 'token' (choose from 'tokens', 'mean'",
+        ),
+        (
+            ["sweep", "--model", "m", "--on", "raz"],
+            "--on: invalid choice: 'raz' (choose from 'ray')",
+        ),
+        (
+            ["doctor", "m", "--rows", "token"],
+            "--rows: invalid choice: 'token' (choose from 'tokens', 'mean'",
+        ),
+        (
+            ["vocabulary", "--model", "m", "--rows", "x"],
+            "--rows: invalid choice: 'x' (choose from 'all', 'trained')",
+        ),
     ],
 )
 def test_a_wrong_option_gives_one_line_and_status_2(
@@ -261,7 +336,10 @@ def test_a_wrong_option_gives_one_line_and_status_2(
 
 @pytest.mark.parametrize("command", ["sweep", "doctor"])
 def test_the_options_that_a_command_prints_can_be_its_configuration(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments = ["--model", "m"] if command == "sweep" else ["m"]
     with pytest.raises(SystemExit):
@@ -290,8 +368,12 @@ def test_an_out_that_cannot_be_made_gives_one_line_and_status_2(
     assert str(out) in only_line(capsys.readouterr().err)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user who is not root")
-def test_a_read_only_out_gives_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="needs a user who is not root"
+)
+def test_a_read_only_out_gives_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tmp_path.chmod(0o500)
     assert main(["demo", "--out", str(tmp_path)]) == 2
     assert str(tmp_path) in only_line(capsys.readouterr().err)
@@ -328,7 +410,10 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(
     ],
 )
 def test_a_command_that_is_stopped_says_what_is_left(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def stopped(*_: object) -> int:
         raise KeyboardInterrupt  # at any moment, also while the command is imported
@@ -336,7 +421,9 @@ def test_a_command_that_is_stopped_says_what_is_left(
     settings = {"sweep": SweepSettings, "demo": DemoSettings}.get(arguments[0])
     if settings is None:
         monkeypatch.setattr(
-            f"embedgeo.{'report.write_report' if arguments[0] == 'report' else 'sweep.run.run_check'}", stopped
+            "embedgeo."
+            + ("report.write_report" if arguments[0] == "report" else "sweep.run.run_check"),
+            stopped,
         )
     else:
         monkeypatch.setitem(COMMANDS, arguments[0], (stopped, settings))

@@ -37,7 +37,9 @@ TINY = {
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A tiny demo run by the console script with a configuration file: its folder and what it printed."""
+    """A tiny demo run by the console script with a configuration file: its folder and what it
+    printed.
+    """
     folder = tmp_path_factory.mktemp("demo")
     (folder / "tiny.yaml").write_text("".join(f"{key}: {value}\n" for key, value in TINY.items()))
     script = Path(sys.executable).with_name("embedgeo")
@@ -52,7 +54,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     assert done.returncode == 0, done.stderr
     happened = done.stderr.splitlines()  # what the report opens with, and nothing else
     assert "M / Q rose from" in done.stderr
-    assert all(re.match(r"[\w /]+ (rose|fell) from [\d.]+ ± [\d.]+ at step", line) for line in happened), happened
+    assert all(
+        re.match(r"[\w /]+ (rose|fell) from [\d.]+ ± [\d.]+ at step", line) for line in happened
+    ), happened
     return folder / "out", done.stdout
 
 
@@ -77,12 +81,17 @@ def test_says_what_happened_where_it_lies_and_what_to_open(finished: tuple[Path,
 
 def test_saves_a_checkpoint_at_exactly_the_measured_steps(out: Path, records: pd.DataFrame) -> None:
     assert sorted(records["step"].unique()) == STEPS
-    assert {folder.name for folder in (out / "checkpoints").iterdir()} == {f"step{step}" for step in STEPS}
+    assert {folder.name for folder in (out / "checkpoints").iterdir()} == {
+        f"step{step}" for step in STEPS
+    }
     assert records["weights_sha256"].nunique() == len(STEPS)
 
 
 def test_records_have_the_columns_of_a_sweep(records: pd.DataFrame) -> None:
-    columns = "model revision step commit series weights_sha256 duplicate_of layer layer_index width metric value"
+    columns = (
+        "model revision step commit series weights_sha256 duplicate_of layer layer_index width "
+        "metric value"
+    )
     assert list(records) == [*columns.split(), "stderr"]
     assert (records["revision"] == "step" + records["step"].astype(str)).all()
 
@@ -93,11 +102,15 @@ def test_what_is_measured_was_not_trained_on() -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_checkpoint_gives_the_online_numbers_again(out: Path, records: pd.DataFrame, step: int) -> None:
+def test_a_checkpoint_gives_the_online_numbers_again(
+    out: Path, records: pd.DataFrame, step: int
+) -> None:
     folder = out / "checkpoints" / f"step{step}"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    probe = cut_sequences([tokenizer((out / "probe.txt").read_text(encoding="utf-8"))["input_ids"]], SEQ_LEN)
+    probe = cut_sequences(
+        [tokenizer((out / "probe.txt").read_text(encoding="utf-8"))["input_ids"]], SEQ_LEN
+    )
     with torch.no_grad(), embedgeo.observe(model) as geometry:
         for batch in probe.split(8):
             model(input_ids=batch)
@@ -114,20 +127,28 @@ def test_the_sweep_gives_the_monitors_numbers_again_and_says_so(
 ) -> None:
     out, printed = finished
     offline = pd.read_csv(out / "sweep" / "metrics.csv")
-    both = records.merge(offline, on=["step", "layer", "metric"], suffixes=("", "_again"), validate="one_to_one")
+    both = records.merge(
+        offline, on=["step", "layer", "metric"], suffixes=("", "_again"), validate="one_to_one"
+    )
     more = offline[(offline["layer"] != "model") & ~offline["metric"].map(is_processed)]
     assert len(both) == len(records) == len(more)
     np.testing.assert_allclose(both["value_again"], both["value"], rtol=1e-6, atol=1e-12)
     assert both["weights_sha256"].equals(both["weights_sha256_again"])
-    assert f"The sweep gives the monitor's {len(records):,} numbers again" in " ".join(printed.split())
+    assert f"The sweep gives the monitor's {len(records):,} numbers again" in " ".join(
+        printed.split()
+    )
     for tables in ("tokens", "projections"):
-        assert {path.stem for path in (out / "sweep" / tables).iterdir()} == {f"step{step}" for step in STEPS}
+        assert {path.stem for path in (out / "sweep" / tables).iterdir()} == {
+            f"step{step}" for step in STEPS
+        }
     figures = {path.name for path in (out / "sweep" / "report" / "figures").iterdir()}
     assert {"tokens-projection.png", "after-processing.png"} <= figures
 
 
 def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:
-    other = records.assign(value=records["value"].where(records.index != 7, records["value"] * 1.01))
+    other = records.assign(
+        value=records["value"].where(records.index != 7, records["value"] * 1.01)
+    )
     assert f"only {len(records) - 1:,} of" in compare(records, other)
     assert f"only {len(records) - 1:,} of" in compare(records, records.drop(index=7))
 
@@ -140,11 +161,19 @@ def test_a_run_that_broke_down_is_shown_too(
     assert "undefined" in capsys.readouterr().out
 
 
-def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(out: Path, records: pd.DataFrame) -> None:
+def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(
+    out: Path, records: pd.DataFrame
+) -> None:
     events = EventAccumulator(str(out / "tensorboard" / "training"), size_guidance={"scalars": 0})
     events.Reload()
-    tags = {f"geometry.{metric}/{layer}" for metric, layer in zip(records["metric"], records["layer"], strict=True)}
-    tags |= {f"geometry.{metric}/mean" for metric in records.loc[records["layer"].str.startswith("block"), "metric"]}
+    tags = {
+        f"geometry.{metric}/{layer}"
+        for metric, layer in zip(records["metric"], records["layer"], strict=True)
+    }
+    tags |= {
+        f"geometry.{metric}/mean"
+        for metric in records.loc[records["layer"].str.startswith("block"), "metric"]
+    }
     assert set(events.Tags()["scalars"]) == tags | {"loss", "epoch"}
     online = records.set_index(["step", "layer", "metric"])["value"]
     for scalar in events.Scalars("geometry.M_over_Q/block.01"):
@@ -156,14 +185,20 @@ def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(out: Path, r
 
 @pytest.mark.usefixtures("unpainted")
 def test_a_second_run_replaces_the_first_with_the_same_numbers(
-    out: Path, records: pd.DataFrame, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    out: Path,
+    records: pd.DataFrame,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("embedgeo.demo.command.write_report", lambda folders: None)  # it has tests of its own
+    # it has tests of its own
+    monkeypatch.setattr("embedgeo.demo.command.write_report", lambda folders: None)
     (out / "checkpoints" / "step999").mkdir()
     (out / "mine.txt").write_text("not the demo's")
     assert main(["demo", "--config", str(out / "demo.yaml"), "--out", str(out)]) == 0
     assert capsys.readouterr().err == ""
-    assert {folder.name for folder in (out / "checkpoints").iterdir()} == {f"step{step}" for step in STEPS}
+    assert {folder.name for folder in (out / "checkpoints").iterdir()} == {
+        f"step{step}" for step in STEPS
+    }
     assert len(list((out / "tensorboard" / "training").glob("events*"))) == 1
     assert (out / "mine.txt").exists()
     again = pd.read_parquet(out / "history.parquet")

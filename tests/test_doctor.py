@@ -26,7 +26,16 @@ def without_time(text: str) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("time ")]
 
 
-FEW_ROWS = ("doctor", "tests.models:gpt_neox", "--metrics", "auto", "--batch-size", "2", "--seq-len", "16")
+FEW_ROWS = (
+    "doctor",
+    "tests.models:gpt_neox",
+    "--metrics",
+    "auto",
+    "--batch-size",
+    "2",
+    "--seq-len",
+    "16",
+)
 
 
 def test_the_command_prints_the_description(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,10 +50,15 @@ def test_a_piped_command_prints_nothing_else() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("model      GPTNeoXForCausalLM")
-    assert "\nerrors     above 5 % expected for V_W_over_V_unbiased (enough: 4,096 rows from 64 " in done.stdout
+    assert (
+        "\nerrors     above 5 % expected for V_W_over_V_unbiased (enough: 4,096 rows from 64 "
+        in done.stdout
+    )
 
 
-def test_a_folder_is_described_by_its_configuration_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_described_by_its_configuration_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for model, said in ((gpt_neox(), "block.00 … 02  "), (t5(), "decoder.block.00 … 02  ")):
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(tmp_path)
@@ -53,8 +67,12 @@ def test_a_folder_is_described_by_its_configuration_alone(tmp_path: Path, capsys
         printed = capsys.readouterr().out
         assert said in printed
         assert "embed  " not in printed
-        length = {"GPTNeoXForCausalLM": 64}.get(type(model).__name__, 512)  # the positions that it has, if it says so
-        assert f"rows       {6 * length:,} a measurement (2 × 3 sequences × {length} tokens)" in printed
+        # the positions that it has, if it says so
+        length = {"GPTNeoXForCausalLM": 64}.get(type(model).__name__, 512)
+        assert (
+            f"rows       {6 * length:,} a measurement (2 × 3 sequences × {length} tokens)"
+            in printed
+        )
     (tmp_path / "config.json").unlink()
     capsys.readouterr()
     assert main(["doctor", str(tmp_path)]) == 2
@@ -67,7 +85,10 @@ def test_a_repository_is_described_without_its_weights(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     gpt_neox().config.save_pretrained(tmp_path)
-    files = {"config.json": (tmp_path / "config.json").read_bytes(), "model.safetensors": b"never read"}
+    files = {
+        "config.json": (tmp_path / "config.json").read_bytes(),
+        "model.safetensors": b"never read",
+    }
     hub.add("lab/tiny", "main", files)
     assert main(["doctor", "lab/tiny", "--jackknife", "2"]) == 0
     assert "what gpt_neox.embed_in is called with" in capsys.readouterr().out
@@ -78,7 +99,12 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = yaml.safe_load((ROOT / "examples" / "pretrain.yaml").read_text(encoding="utf-8"))
-    assert main(["doctor", "examples/pretrain.yaml", "--model-class", "examples.pretrain.LanguageModel"]) == 0
+    assert (
+        main(
+            ["doctor", "examples/pretrain.yaml", "--model-class", "examples.pretrain.LanguageModel"]
+        )
+        == 0
+    )
     first = capsys.readouterr().out
     assert "rows       1,024 a measurement (1 × 4 sequences × 256 tokens)" in first
     assert "mean(last4)" in first
@@ -87,7 +113,9 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
     (tmp_path / "whole.yaml").write_text(yaml.safe_dump(asked))
     assert main(["doctor", str(tmp_path / "whole.yaml")]) == 0
     assert without_time(capsys.readouterr().out) == without_time(first)
-    assert main(["doctor", str(tmp_path / "whole.yaml"), "--layers", "blocks", "--seq-len", "64"]) == 0
+    assert (
+        main(["doctor", str(tmp_path / "whole.yaml"), "--layers", "blocks", "--seq-len", "64"]) == 0
+    )
     overridden = capsys.readouterr().out
     assert "final_norm" in overridden
     assert "4 sequences × 64 tokens" in overridden
@@ -104,7 +132,10 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["./nowhere"], "model_or_config must be a local path that exists or a repository on the Hub"),
+        (
+            ["./nowhere"],
+            "model_or_config must be a local path that exists or a repository on the Hub",
+        ),
         (["tests.models:nothing"], "as package.module:make_model; got 'tests.models:nothing'"),
         (["tests.models:token_batch"], "it makes a dict"),
         (["examples/pretrain.yaml"], "Name the class by --model-class"),
@@ -115,8 +146,14 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
         ),
         (["tests.models:gpt_neox", "--layers", "nonsense"], "layers='nonsense' matches no layer"),
         (["tests.training.test_describe:WithoutBlocks"], "layers=['table', 'first', 'second']"),
-        (["tests.models:gpt_neox", "--metrics", "no.such"], "metrics must be auto, or name a function"),
-        (["tests.models:gpt_neox", "--metrics", "os.getcwd"], "cannot start on this model (TypeError"),
+        (
+            ["tests.models:gpt_neox", "--metrics", "no.such"],
+            "metrics must be auto, or name a function",
+        ),
+        (
+            ["tests.models:gpt_neox", "--metrics", "os.getcwd"],
+            "cannot start on this model (TypeError",
+        ),
         (["tests.models:gpt_neox", "--seq-len", "0"], "batch_size and seq_len must be positive"),
     ],
 )
@@ -132,7 +169,8 @@ def test_what_cannot_start_is_one_line_and_status_2(
 
 
 MODULE = (
-    "model: {class_path: examples.pretrain.LanguageModel, init_args: {vocab_size: 64, hidden_size: 8, num_heads: 2}}\n"
+    "model: {class_path: examples.pretrain.LanguageModel, init_args: {vocab_size: 64, hidden_size: "
+    "8, num_heads: 2}}\n"
 )
 
 
@@ -140,10 +178,18 @@ MODULE = (
     ("text", "said"),
     [
         ("model: [1", "run.yaml must be a YAML file; it is not (ParserError"),
-        (MODULE + "trainer: {callbacks: {class_path: embedgeo.GeometryMonitor, init_args: {every: 3}}}", "'every'"),
-        (MODULE + "trainer: {callbacks: {class_path: GeometryMonitor, init_args: {window: x}}}", "must be an integer"),
         (
-            MODULE + "data: mine\ntrainer: {callbacks: {class_path: GeometryMonitor, init_args: {layers: x}}}",
+            MODULE
+            + "trainer: {callbacks: {class_path: embedgeo.GeometryMonitor, init_args: {every: 3}}}",
+            "'every'",
+        ),
+        (
+            MODULE + "trainer: {callbacks: {class_path: GeometryMonitor, init_args: {window: x}}}",
+            "must be an integer",
+        ),
+        (
+            MODULE + "data: mine\n"
+            "trainer: {callbacks: {class_path: GeometryMonitor, init_args: {layers: x}}}",
             "layers='x'",
         ),
     ],

@@ -21,12 +21,16 @@ def test_numbers_on_axes(value, text):
     assert short(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [(323_812.4, "323,812"), (0.0123456, "0.01235"), (7.0, "7"), (-0.0, "0")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(323_812.4, "323,812"), (0.0123456, "0.01235"), (7.0, "7"), (-0.0, "0")]
+)
 def test_numbers_in_sentences(value, text):
     assert number(value) == text
 
 
-@pytest.mark.parametrize(("num_bytes", "text"), [(536_936_480, "537 MB"), (88, "88 B"), (24_664, "24.7 kB")])
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(536_936_480, "537 MB"), (88, "88 B"), (24_664, "24.7 kB")]
+)
 def test_numbers_of_bytes(num_bytes, text):
     assert size(num_bytes) == text
 

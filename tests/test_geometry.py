@@ -18,7 +18,9 @@ def test_final_norm_is_the_last_hidden_state():
     model, batch = gpt_neox().eval(), token_batch()
     rows, _ = rows_seen(observed(model, batch), "final_norm")
     with torch.no_grad():
-        assert torch.equal(rows, model(**batch, output_hidden_states=True).hidden_states[-1].flatten(0, 1))
+        assert torch.equal(
+            rows, model(**batch, output_hidden_states=True).hidden_states[-1].flatten(0, 1)
+        )
 
 
 def test_mean_of_the_last_blocks():
@@ -49,8 +51,13 @@ def test_compute_gives_floats_and_a_frame():
     assert all(type(value) is float for value in values["embed"].values())
     frame = geometry.to_frame()
     assert list(frame.columns) == ["layer", "layer_index", "metric", "value", "stderr"]
-    assert frame.set_index(["layer", "metric"]).loc[("block.01", "V"), "value"] == values["block.01"]["V"]
-    assert frame.groupby("layer").layer_index.first().to_dict() == {name: i for i, name in enumerate(values)}
+    assert (
+        frame.set_index(["layer", "metric"]).loc[("block.01", "V"), "value"]
+        == values["block.01"]["V"]
+    )
+    assert frame.groupby("layer").layer_index.first().to_dict() == {
+        name: i for i, name in enumerate(values)
+    }
     assert isinstance(frame, pd.DataFrame)
 
 
@@ -72,7 +79,10 @@ def test_duplicates_at_the_embedding_of_a_rotary_model_are_merged_without_a_warn
 
 def test_no_hook_is_left_behind_also_after_an_error():
     model, batch = gpt_neox(), token_batch()
-    with pytest.raises(RuntimeError, match="broken metric"), observe(model, metrics=lambda dim: [Breaks(dim)]):
+    with (
+        pytest.raises(RuntimeError, match="broken metric"),
+        observe(model, metrics=lambda dim: [Breaks(dim)]),
+    ):
         model(**batch)
     assert hooks(model) == 0
 
@@ -94,7 +104,9 @@ def test_hidden_states_in_bfloat16_and_under_autocast_are_counted_in_float64():
 
 def test_two_metrics_with_one_key_are_refused():
     with pytest.raises(ValueError, match=r"TokenMoments and EmbeddingMoments both give 'n'"):
-        observe(gpt_neox(), metrics=lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]).__enter__()
+        observe(
+            gpt_neox(), metrics=lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]
+        ).__enter__()
 
 
 def test_metrics_must_be_metrics():
@@ -117,10 +129,16 @@ def test_bad_arguments_are_refused_before_any_forward_pass(options, message):
 def test_what_needs_token_ids_says_so():
     model, batch = gpt_neox(), token_batch()
     embedded = {"inputs_embeds": torch.randn(2, 5, 16)}
-    with pytest.raises(ValueError, match="ignore_token_ids needs token ids"), observe(model, ignore_token_ids=[PAD]):
+    with (
+        pytest.raises(ValueError, match="ignore_token_ids needs token ids"),
+        observe(model, ignore_token_ids=[PAD]),
+    ):
         model(**embedded)
     flat = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])})
-    with pytest.raises(ValueError, match="skip_first_positions needs"), observe(flat, skip_first_positions=1):
+    with (
+        pytest.raises(ValueError, match="skip_first_positions needs"),
+        observe(flat, skip_first_positions=1),
+    ):
         flat["layers"][0](torch.randn(2, 5, 4))
     message = r"layer 'gpt_neox.rotary_emb' must have a row for each token"
     with pytest.raises(ValueError, match=message), observe(model, "*.rotary_emb"):
@@ -143,7 +161,10 @@ def test_rows_in_another_order_than_the_tokens_are_refused():
             return self.layers[0](self.table(ids).transpose(0, 1))
 
     model = Transposed()
-    with pytest.raises(ValueError, match=r"must have a row for each token.*\(3, 2\)"), observe(model):
+    with (
+        pytest.raises(ValueError, match=r"must have a row for each token.*\(3, 2\)"),
+        observe(model),
+    ):
         model(torch.ones(2, 3, dtype=torch.long))
 
 
@@ -171,7 +192,9 @@ def test_computing_before_any_forward_pass_is_warned_of_once():
 
 def test_the_representation_says_what_was_measured():
     model, batch = gpt_neox(), token_batch(padding="left")
-    start = "<Geometry of GPTNeoXForCausalLM: 5 layers (embed, block.00, block.01, block.02 and 1 more)"
+    start = (
+        "<Geometry of GPTNeoXForCausalLM: 5 layers (embed, block.00, block.01, block.02 and 1 more)"
+    )
     with observe(model) as geometry:
         assert repr(geometry) == f"{start}, nothing measured>"
         model(**batch)
@@ -224,7 +247,9 @@ def values_on_rank(rank):
 
 def values_with_an_idle_rank(rank):
     model = seeded_model()
-    geometry = embedgeo.Geometry(model, metrics=lambda dim: [TokenMoments(dim, count_range=(1, 99))])
+    geometry = embedgeo.Geometry(
+        model, metrics=lambda dim: [TokenMoments(dim, count_range=(1, 99))]
+    )
     if rank == 0:
         with geometry.probe, torch.no_grad():
             model(**token_batch())
@@ -253,7 +278,9 @@ def test_sequences_can_be_the_rows(rows, padding):
     if rows in ("mean", "max"):
         assert ids is None
     else:
-        assert ids.tolist() == [batch["input_ids"][i, chosen(at)].item() for i, at in enumerate(places)]
+        assert ids.tolist() == [
+            batch["input_ids"][i, chosen(at)].item() for i, at in enumerate(places)
+        ]
     assert rows_seen(geometry, "mean(last2)")[0].shape == (4, 16)
 
 
@@ -298,7 +325,9 @@ class Total(Metric):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_own", [False, True])
-def test_after_a_reset_metrics_measure_again_as_if_new_and_are_made_anew_where_one_is_the_users(has_own):
+def test_after_a_reset_metrics_measure_again_as_if_new_and_are_made_anew_where_one_is_the_users(
+    has_own,
+):
     def metrics(dim):
         made.append(dim)
         return [*default_metrics(dim), *([Total()] if has_own else [])]

@@ -19,7 +19,9 @@ PROJECT = PYPROJECT["project"]
 
 
 def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 @pytest.mark.slow
@@ -36,7 +38,14 @@ def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
         print({"numba", "sklearn", "skdim"} & sys.modules.keys())
         print(embedgeo.text.builtin_corpus.__name__)
     """)
-    lines = ["set()", "two_nearest_distances", "set()", "TokenMoments observe", "set()", "builtin_corpus"]
+    lines = [
+        "set()",
+        "two_nearest_distances",
+        "set()",
+        "TokenMoments observe",
+        "set()",
+        "builtin_corpus",
+    ]
     assert done.stdout.splitlines() == lines, done.stderr
 
 
@@ -54,10 +63,13 @@ def test_the_monitor_imports_nothing_beside_lightning_and_torch():
 
 
 def python_with(folder, extra, *arguments):
-    """Run Python where there are only the packages that ``pip install embedgeo``, or with an extra, installs."""
+    """Run Python where there are only the packages that ``pip install embedgeo``, or with an extra,
+    installs.
+    """
     folder.mkdir()
     wanted = [
-        Requirement(each) for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
+        Requirement(each)
+        for each in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"].get(extra, ())]
     ]
     taken = set()
     for requirement in wanted:
@@ -75,7 +87,9 @@ def python_with(folder, extra, *arguments):
                 wanted.append(needed)
     command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
     path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False
+    )
 
 
 @pytest.mark.slow
@@ -89,37 +103,55 @@ def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "packages", "others"),
     [
-        ("report", ["report", "results"], {"transformers", "huggingface_hub", "tokenizers", "sentencex"}),
+        (
+            "report",
+            ["report", "results"],
+            {"transformers", "huggingface_hub", "tokenizers", "sentencex"},
+        ),
         ("sweep", ["checkpoints", "text", "sweep"], {"matplotlib", "scipy"}),
     ],
 )
 def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path):
     """``make package`` runs them, but with both extras."""
-    sources = [path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")]
-    modules = [f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources]
+    sources = [
+        path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")
+    ]
+    modules = [
+        f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources
+    ]
     wanted = [name for name in modules if name != "embedgeo.sweep.cluster"]  # of the extra ray
-    done = python_with(tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}")
+    done = python_with(
+        tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}"
+    )
     assert done.returncode == 0, done.stderr
     assert not [name for name in others if (tmp_path / "packages" / name).exists()]
 
 
 @pytest.mark.parametrize("extra", extras.EXTRA_MODULES)
 def test_the_modules_of_an_extra_are_those_of_its_packages(extra):
-    """What the error says is missing is what the command that it names installs, and nothing else is installed."""
+    """What the error says is missing is what the command that it names installs, and nothing else
+    is installed.
+    """
     distributions = packages_distributions()
     modules = {*extras.EXTRA_MODULES[extra], *extras.COMMAND_MODULES}
     imported = {name.lower() for module in modules for name in distributions[module]}
-    packages = [re.match(r"[\w-]+", each)[0].lower() for each in PROJECT["optional-dependencies"][extra]]
+    packages = [
+        re.match(r"[\w-]+", each)[0].lower() for each in PROJECT["optional-dependencies"][extra]
+    ]
     installed = {name for name in packages if name != "embedgeo"}
     assert installed <= imported
     if "embedgeo" in packages:
-        packages += [re.match(r"[\w-]+", each)[0].lower() for each in PROJECT["optional-dependencies"]["sweep"]]
+        packages += [
+            re.match(r"[\w-]+", each)[0].lower()
+            for each in PROJECT["optional-dependencies"]["sweep"]
+        ]
     assert imported <= {*packages}
 
 
 def test_what_several_packages_miss_is_one_line():
     with pytest.raises(
-        ImportError, match=r"^it needs no_a, no_b, which are not installed: pip install 'embedgeo\[x\]'$"
+        ImportError,
+        match=r"^it needs no_a, no_b, which are not installed: pip install 'embedgeo\[x\]'$",
     ):
         extras.require_extra("x", "it", "no_a", "torch", "no_b")
 
@@ -163,8 +195,12 @@ def test_every_extra_is_on_the_page_of_installing_and_those_of_work_on_the_packa
 
 
 def test_make_help_lists_every_target_on_one_screen():
-    done = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
-    targets = " ".join(re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)).split()
+    done = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    targets = " ".join(
+        re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
+    ).split()
     assert sorted(re.findall(r"^  make (\S+) {2,}\S", done.stdout, re.M)) == sorted(targets)
     assert len(done.stdout.splitlines()) <= 24
 

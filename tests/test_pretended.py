@@ -147,7 +147,9 @@ def test_a_model_trains_as_on_the_cpu():
             model(**batch, labels=batch["input_ids"]).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert {parameter.device.type for parameter in model.parameters()} == {torch.device(device).type}
+        assert {parameter.device.type for parameter in model.parameters()} == {
+            torch.device(device).type
+        }
         return [parameter.detach().cpu() for parameter in model.parameters()]
 
     with pretended():

@@ -15,7 +15,8 @@ def total(rank):
 
 
 def fail_on_rank_1(rank):
-    torch.distributed.barrier()  # or the other rank may fail first, for want of a peer to connect to
+    # or the other rank may fail first, for want of a peer to connect to
+    torch.distributed.barrier()
     if rank == 1:
         raise ZeroDivisionError("on rank 1")
 

@@ -1,4 +1,6 @@
-"""Rules of the package's structure that neither ruff nor import-linter knows: each is read from the sources."""
+"""Rules of the package's structure that neither ruff nor import-linter knows: each is read from the
+sources.
+"""
 
 import ast
 import re
@@ -11,7 +13,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "embedgeo"
-MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = {
+    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
 AROUND = sorted(
     {
         path.parent.relative_to(ROOT).as_posix()
@@ -23,20 +28,42 @@ AROUND = sorted(
 
 PRIVATE = re.compile(r"_[^_].*")
 
-PUBLIC_UNDERSCORES = {"_asdict", "_fields", "_replace", "_make", "_exit", "_repr_html_", "_repr_png_"}
+PUBLIC_UNDERSCORES = {
+    "_asdict",
+    "_fields",
+    "_replace",
+    "_make",
+    "_exit",
+    "_repr_html_",
+    "_repr_png_",
+}
 """Documented in spite of their name: of named tuples and of what notebooks show, and `os._exit`."""
 
 FOREIGN = {
     "capture/norms.py": {"_hf_hook"},  # accelerate
     "capture/torch_names.py": {"_C", "_getframe"}  # torch, sys
-    | {"_EffectType", "_dynamo", "_higher_order_ops", "_register_effectful_op", "_set_fwd_grad_enabled"}
-    | {"_compiled_call_impl", "_current_graph_task_id", "_is_fwd_grad_enabled", "_orig_mod", "_version"},
+    | {
+        "_EffectType",
+        "_dynamo",
+        "_higher_order_ops",
+        "_register_effectful_op",
+        "_set_fwd_grad_enabled",
+    }
+    | {
+        "_compiled_call_impl",
+        "_current_graph_task_id",
+        "_is_fwd_grad_enabled",
+        "_orig_mod",
+        "_version",
+    },
     "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too
     "options.py": {"_actions", "_get_option_tuples"},  # argparse
     "training/lightning.py": {"_generate_state_key"},  # lightning
     "training/loggers.py": {"_next_step"},  # trackio
 }
-"""Private names of other packages, by the one module that uses them: see "Versions" in CONTRIBUTING.md."""
+"""Private names of other packages, by the one module that uses them: see "Versions" in
+CONTRIBUTING.md.
+"""
 
 
 def private_definitions(tree: ast.Module) -> set[str]:
@@ -82,7 +109,9 @@ def patched_names(nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
         for node in nodes
         if isinstance(node, ast.Call)
         for text in node.args
-        if isinstance(text, ast.Constant) and isinstance(text.value, str) and PRIVATE.search(text.value)
+        if isinstance(text, ast.Constant)
+        and isinstance(text.value, str)
+        and PRIVATE.search(text.value)
         if re.search("attr$|patch|mock", ast.unparse(node.func))
     ]
 
@@ -100,7 +129,9 @@ OWN = set[str]().union(*map(private_definitions, MODULES.values()))
 
 
 def overrides_of_other_packages() -> set[str]:
-    """Private methods of which each definition calls that of a base class, so that none is the first."""
+    """Private methods of which each definition calls that of a base class, so that none is the
+    first.
+    """
     calls = defaultdict(list)
     for tree in MODULES.values():
         for node in ast.walk(tree):
@@ -114,12 +145,17 @@ OVERRIDES = overrides_of_other_packages()
 
 
 def foreign_names(tree: ast.Module) -> set[str]:
-    """Private names of other packages: imported, attributes (also of ``self``), overridden, or given as text."""
+    """Private names of other packages: imported, attributes (also of ``self``), overridden, or
+    given as text.
+    """
     nodes = [*ast.walk(tree)]
     imported, others = set(), set()
     for node in nodes:
         match node:
-            case ast.ImportFrom(module=str(module), level=0) if module.split(".")[0] not in ("embedgeo", "__future__"):
+            case ast.ImportFrom(module=str(module), level=0) if module.split(".")[0] not in (
+                "embedgeo",
+                "__future__",
+            ):
                 imported |= {*module.split("."), *(each.name for each in node.names)}
             case ast.Import():
                 imported |= {part for each in node.names for part in each.name.split(".")}
@@ -128,7 +164,9 @@ def foreign_names(tree: ast.Module) -> set[str]:
             case ast.FunctionDef(name=name) if name in OVERRIDES:
                 imported.add(name)
     others |= {name for name, _ in patched_names(nodes)}
-    return {name for name in imported | (others - OWN - PUBLIC_UNDERSCORES) if PRIVATE.fullmatch(name)}
+    return {
+        name for name in imported | (others - OWN - PUBLIC_UNDERSCORES) if PRIVATE.fullmatch(name)
+    }
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -141,7 +179,9 @@ def test_the_table_of_private_names_has_those_that_are_used():
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Versions")[2]
     assert set(re.findall(r"`([\w/]+\.py)`", table)) >= FOREIGN.keys()
     written = set(re.findall(r"`(_\w+)`", table))
-    assert written == set[str]().union(*(names for module, names in FOREIGN.items() if "torch_names" not in module))
+    assert written == set[str]().union(
+        *(names for module, names in FOREIGN.items() if "torch_names" not in module)
+    )
 
 
 @pytest.mark.parametrize("folder", AROUND)
@@ -151,7 +191,11 @@ def test_nothing_around_the_package_uses_its_private_names(folder):
     for path in sorted((ROOT / folder).glob("*.py")):
         nodes = [*ast.walk(ast.parse(path.read_text()))]
         named = imported_private_names(nodes, "embedgeo", "benchmarks", "tests")
-        named += [place for name, place in reached_private_names(nodes) + patched_names(nodes) if name in known]
+        named += [
+            place
+            for name, place in reached_private_names(nodes) + patched_names(nodes)
+            if name in known
+        ]
         found += [f"{path.relative_to(ROOT)}: {name}" for name in named]
     assert found == []
 
@@ -166,12 +210,18 @@ def test_no_class_has_exactly_one_subclass():
                 for base in node.bases:
                     subclasses[ast.unparse(base).split("[")[0]].add(node.name)
     protocols = subclasses["Protocol"]
-    single = {name: found for name, found in subclasses.items() if len(found) == 1 and name in defined - protocols}
+    single = {
+        name: found
+        for name, found in subclasses.items()
+        if len(found) == 1 and name in defined - protocols
+    }
     assert single == {}
 
 
 def docstrings(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:
-    """Name and docstring of what a module defines, and whether that is a variable or an attribute."""
+    """Name and docstring of what a module defines, and whether that is a variable or an
+    attribute.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             yield getattr(node, "name", "module"), ast.get_docstring(node) or "", False
@@ -183,9 +233,14 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:
 
 
 def test_docstrings_say_what_is_there():
-    """They open with a noun phrase or a verb; a variable's may open with a preposition, as a fact of a field."""
+    """They open with a noun phrase or a verb; a variable's may open with a preposition, as a fact
+    of a field.
+    """
     questions = "What|Which|Whether|How|When|Where|Why|The same|That|As|Like|See"
-    of_variables, of_others = re.compile(rf"({questions})\b"), re.compile(rf"({questions}|In|Of|For|From|Half)\b")
+    of_variables, of_others = (
+        re.compile(rf"({questions})\b"),
+        re.compile(rf"({questions}|In|Of|For|From|Half)\b"),
+    )
     found = [
         f"{module}: {name}: {text.splitlines()[0]}"
         for module, tree in MODULES.items()
@@ -196,14 +251,20 @@ def test_docstrings_say_what_is_there():
 
 
 def test_a_line_is_a_statement():
-    """Neither semicolons nor chains of assignments; three names in one only where one is read, too."""
+    """Neither semicolons nor chains of assignments; three names in one only where one is read,
+    too.
+    """
     found = []
     for module, tree in MODULES.items():
         for node in ast.walk(tree):
             bodies = (getattr(node, name, None) for name in ("body", "orelse", "finalbody"))
-            lines = [statement.lineno for body in bodies if isinstance(body, list) for statement in body]
+            lines = [
+                statement.lineno for body in bodies if isinstance(body, list) for statement in body
+            ]
             found += [f"{module}:{line}" for line in lines if lines.count(line) > 1]
-            if isinstance(node, ast.Assign) and (len(node.targets) > 1 or _is_several_assignments(node)):
+            if isinstance(node, ast.Assign) and (
+                len(node.targets) > 1 or _is_several_assignments(node)
+            ):
                 found.append(f"{module}:{node.lineno}")
     assert sorted(set(found)) == []
 
@@ -213,7 +274,11 @@ def _is_several_assignments(node: ast.Assign) -> bool:
     if not (isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)):
         return False
     targets = {ast.unparse(target) for target in node.targets[0].elts}
-    read = {ast.unparse(part) for part in ast.walk(node.value) if isinstance(part, ast.Name | ast.Attribute)}
+    read = {
+        ast.unparse(part)
+        for part in ast.walk(node.value)
+        if isinstance(part, ast.Name | ast.Attribute)
+    }
     return len(node.value.elts) >= 3 and not targets & read
 
 

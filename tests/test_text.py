@@ -19,12 +19,18 @@ from embedgeo.text.tokenizing import tokenize_joined, tokenize_texts
 from tests.sweep.tiny import TEXT, tokenize_sequences, tokenizer_files, write_files
 
 PACKED = gzip.compress("".join(TEXT).encode(), mtime=0)
-DOCUMENTS = ["Dr. Smith came. He\nleft.\n \nNo stop here\n\nThe end!  ", " \n", "One line\r\nand another.\n"]
+DOCUMENTS = [
+    "Dr. Smith came. He\nleft.\n \nNo stop here\n\nThe end!  ",
+    " \n",
+    "One line\r\nand another.\n",
+]
 
 
 @pytest.fixture(params=["gpt", "bert"])
 def tokenizer(request, tmp_path):
-    return AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files(request.param)))
+    return AutoTokenizer.from_pretrained(
+        write_files(tmp_path / "tokenizer", tokenizer_files(request.param))
+    )
 
 
 def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
@@ -32,7 +38,9 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
     (tmp_path / "a.jsonl").write_text(lines)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(TEXT[0].encode()))
-    assert read_documents([tmp_path / "a.jsonl"]) == read_documents([tmp_path / "b.jsonl.gz"]) == TEXT
+    assert (
+        read_documents([tmp_path / "a.jsonl"]) == read_documents([tmp_path / "b.jsonl.gz"]) == TEXT
+    )
     assert read_documents([tmp_path / "c.txt.gz", tmp_path / "a.jsonl"]) == [TEXT[0], *TEXT]
     assert read_documents() == builtin_corpus()
 
@@ -42,7 +50,10 @@ def test_plain_jsonl_and_gz_give_the_same_documents(tmp_path):
     [
         *(("a.jsonl", line) for line in (b'{"txt": 1}\n', b"no\n", b"[1]", b"[" * 10**5)),
         *(("a.jsonl", b'{"text": %b}' % value) for value in (b"1", b"null", b'"\\ud800"')),
-        *(("a.txt.gz", data) for data in (b"no", PACKED[:-9], PACKED[:12] + b"\xff" * 9 + PACKED[21:])),
+        *(
+            ("a.txt.gz", data)
+            for data in (b"no", PACKED[:-9], PACKED[:12] + b"\xff" * 9 + PACKED[21:])
+        ),
         ("a.txt", b"\xff\xfe"),
     ],
 )
@@ -58,7 +69,9 @@ def test_what_cannot_be_read_is_named(tmp_path, name, data):
 @pytest.mark.parametrize("name", ["a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"])
 def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path, name, encoding):
     text = "ä→𝄞 and so on"
-    written = json.dumps({"text": text}, ensure_ascii=False) + "\n" if "json" in name.lower() else text
+    written = (
+        json.dumps({"text": text}, ensure_ascii=False) + "\n" if "json" in name.lower() else text
+    )
     data = written.encode(encoding)
     data = b"\xfe\xff" + data if encoding == "utf-16-be" else data
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
@@ -69,7 +82,10 @@ def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path, name, enc
     ("data", "remedy"),
     [
         ("Größe".encode("latin-1"), "utf-8.* can't decode byte 0xf6 .*iconv -f LATIN1 -t UTF-8"),
-        ("plain".encode("utf-16-le"), "zero bytes, as text in UTF-16 does.*iconv -f UTF-16LE -t UTF-8"),
+        (
+            "plain".encode("utf-16-le"),
+            "zero bytes, as text in UTF-16 does.*iconv -f UTF-16LE -t UTF-8",
+        ),
         ("plain".encode("utf-16")[:-1], "utf-16.* truncated data"),
         (b"\xff\xfe", "nothing but a byte order mark"),
     ],
@@ -83,7 +99,10 @@ def test_text_of_another_encoding_is_named(tmp_path, data, remedy):
 
 def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
     for path in ("/dev/zero", tmp_path):
-        with pytest.raises(ValueError, match=f"{path} is not readable: it is no file. Of a folder or a device, name"):
+        with pytest.raises(
+            ValueError,
+            match=f"{path} is not readable: it is no file. Of a folder or a device, name",
+        ):
             read_documents([path])
 
     def write(num_times):
@@ -96,7 +115,10 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
     assert read_documents([tmp_path / "pipe"]) == ["endless " * 2**18]
     writer = threading.Thread(target=write, args=(1000,))
     writer.start()
-    with pytest.raises(ValueError, match=r"pipe is not readable: it is a pipe, which must end within 256 MiB\. Write"):
+    with pytest.raises(
+        ValueError,
+        match=r"pipe is not readable: it is a pipe, which must end within 256 MiB\. Write",
+    ):
         read_documents([tmp_path / "pipe"])
     writer.join()
 
@@ -116,13 +138,19 @@ def test_of_a_long_line_no_more_is_tokenized_than_is_needed_and_the_tokens_are_t
         num_letters.append(len(text))
         return made(text, **options)
 
-    joined = tokenize_joined([line, "x"], counting, seq_len=8, num_tokens=512, special_tokens="none")
+    joined = tokenize_joined(
+        [line, "x"], counting, seq_len=8, num_tokens=512, special_tokens="none"
+    )
     assert joined.token_ids.tolist() == whole[:512]
-    texts = tokenize_texts([line, line], counting, max_length=50, num_tokens=102, special_tokens="none")
+    texts = tokenize_texts(
+        [line, line], counting, max_length=50, num_tokens=102, special_tokens="none"
+    )
     assert texts.token_ids.tolist() == whole[:50] * 2
     assert texts.num_cut == 2
     assert max(num_letters) < len(line) / 20
-    rest = tokenize_joined([line, "x"], made, seq_len=1, num_tokens=len(whole) + 1, special_tokens="none")
+    rest = tokenize_joined(
+        [line, "x"], made, seq_len=1, num_tokens=len(whole) + 1, special_tokens="none"
+    )
     assert rest.token_ids.tolist() == [*whole, *made("x", add_special_tokens=False)["input_ids"]]
 
 
@@ -152,7 +180,9 @@ def test_encoder_sequences_have_their_special_tokens_inside(tmp_path):
     assert ids.shape == (4, 10)
     assert (ids[:, 0] == tokenizer.cls_token_id).all()
     assert (ids[:, -1] == tokenizer.sep_token_id).all()
-    plain = [token for text in TEXT for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    plain = [
+        token for text in TEXT for token in tokenizer(text, add_special_tokens=False)["input_ids"]
+    ]
     assert ids[:, 1:-1].flatten().tolist() == plain[:32]
     assert not torch.isin(ids[:, 1:-1], torch.tensor(tokenizer.all_special_ids)).any()
 
@@ -160,7 +190,9 @@ def test_encoder_sequences_have_their_special_tokens_inside(tmp_path):
 def test_text_that_is_too_short_is_refused(tokenizer):
     for for_encoder in (False, True):
         with pytest.raises(ValueError, match="at least one sequence"):
-            tokenize_sequences(["a"], tokenizer, seq_len=512, num_tokens=1024, for_encoder=for_encoder)
+            tokenize_sequences(
+                ["a"], tokenizer, seq_len=512, num_tokens=1024, for_encoder=for_encoder
+            )
     with pytest.raises(ValueError, match="num_tokens must fill"):
         tokenize_sequences(TEXT, tokenizer, seq_len=512, num_tokens=100)
     with pytest.raises(ValueError, match="at least 1 token"):
@@ -177,8 +209,20 @@ def made_tokenizer(folder, kind, **names):
 @pytest.mark.parametrize(
     ("unit", "expected"),
     [
-        ("line", ["Dr. Smith came. He", "left.", "No stop here", "The end!", "One line", "and another."]),
-        ("sentence", ["Dr. Smith came.", "He\nleft.", "No stop here", "The end!", "One line\r\nand another."]),
+        (
+            "line",
+            ["Dr. Smith came. He", "left.", "No stop here", "The end!", "One line", "and another."],
+        ),
+        (
+            "sentence",
+            [
+                "Dr. Smith came.",
+                "He\nleft.",
+                "No stop here",
+                "The end!",
+                "One line\r\nand another.",
+            ],
+        ),
         ("document", [DOCUMENTS[0].strip(), DOCUMENTS[2].strip()]),
         ("sequence", DOCUMENTS),
     ],
@@ -197,7 +241,11 @@ def test_words_are_separated_by_white_space_and_counted():
 def test_a_share_of_the_texts_is_drawn_whatever_is_asked_of_their_words(unit):
     texts = [f"{i}" + " word" * (i % 3) for i in range(10_000)]
     kept = list(cut_texts(texts, unit, share=0.01))
-    assert kept == [text for text, key in zip(texts, row_keys(0, 10_000, seed=0).tolist(), strict=True) if key < 0.01]
+    assert kept == [
+        text
+        for text, key in zip(texts, row_keys(0, 10_000, seed=0).tolist(), strict=True)
+        if key < 0.01
+    ]
     assert 70 < len(kept) < 130
     longer = [text for text in kept if len(text.split()) > 1]
     assert list(cut_texts(texts, unit, share=0.01, min_words=2)) == longer
@@ -216,8 +264,12 @@ def test_long_documents_are_cut_in_linear_time():
 
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
 @pytest.mark.parametrize("special", ["default", "none", "bos", "bos+eos"])
-def test_each_text_has_its_special_tokens_and_is_cut_to_its_length_with_them(tmp_path, kind, special):
-    made = made_tokenizer(tmp_path, kind, **({"bos_token": "<|endoftext|>"} if kind == "gpt" else {}))
+def test_each_text_has_its_special_tokens_and_is_cut_to_its_length_with_them(
+    tmp_path, kind, special
+):
+    made = made_tokenizer(
+        tmp_path, kind, **({"bos_token": "<|endoftext|>"} if kind == "gpt" else {})
+    )
     names = ("bos", "eos") if kind == "gpt" else ("cls", "sep")
     bos, eos = ([getattr(made, f"{name}_token_id")] for name in names)
     before, after = {"none": ([], []), "bos": (bos, []), "bos+eos": (bos, eos)}.get(
@@ -246,12 +298,17 @@ def test_whole_texts_are_taken_in_order_while_they_fit(tmp_path):
     found = tokenize_texts(taken, made, max_length=64, num_tokens=lengths[0] + lengths[1])
     assert found.lengths.tolist() == lengths[:2]
     assert len(list(taken)) == 4  # read no further than needed
-    assert tokenize_texts(TEXT, made, max_length=64, num_tokens=sum(lengths[:2]) + 1).lengths.tolist() == lengths[:2]
+    assert (
+        tokenize_texts(TEXT, made, max_length=64, num_tokens=sum(lengths[:2]) + 1).lengths.tolist()
+        == lengths[:2]
+    )
 
 
 def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path):
     made = made_tokenizer(tmp_path, "gpt")
-    one = tokenize_texts(TEXT[:1], made, max_length=9, num_tokens=99, special_tokens="bos+eos").token_ids
+    one = tokenize_texts(
+        TEXT[:1], made, max_length=9, num_tokens=99, special_tokens="bos+eos"
+    ).token_ids
     assert one[0] == one[-1] == made.eos_token_id  # where there is no BOS
     made.eos_token = None
     for special in ("bos", "bos+eos"):
@@ -267,7 +324,9 @@ def test_every_token_has_its_word_and_words_spelled_alike_are_of_one_type(tmp_pa
     found = tokenize_texts(texts, made, max_length=64, num_tokens=999, with_words=True)
     ids, types, spelled = found.words
     for text, token_ids, of, kinds in zip(
-        texts, *(x.split(found.lengths.tolist()) for x in (found.token_ids, ids, types)), strict=True
+        texts,
+        *(x.split(found.lengths.tolist()) for x in (found.token_ids, ids, types)),
+        strict=True,
     ):
         assert of[0] == of[-1] == kinds[0] == kinds[-1] == -1  # [CLS] and [SEP]
         in_order = dict.fromkeys(of[of >= 0].tolist())
@@ -276,12 +335,16 @@ def test_every_token_has_its_word_and_words_spelled_alike_are_of_one_type(tmp_pa
         assert words == [spelled[int(kinds[of == word][0])] for word in in_order]
     assert spelled == ["the", "dog", ",", "worst", "foolishness"]
     assert ((types >= 0) == (ids >= 0)).all()
-    assert not set(ids[: found.lengths[0]].tolist()[1:-1]) & set(ids[found.lengths[0] :].tolist()[1:-1])
+    assert not set(ids[: found.lengths[0]].tolist()[1:-1]) & set(
+        ids[found.lengths[0] :].tolist()[1:-1]
+    )
 
 
 def test_sequences_cut_words_and_documents_end_them(tmp_path):
     made = made_tokenizer(tmp_path, "gpt")
-    found = tokenize_joined(["dog", "dog", "foolishness"], made, seq_len=2, num_tokens=100, with_words=True)
+    found = tokenize_joined(
+        ["dog", "dog", "foolishness"], made, seq_len=2, num_tokens=100, with_words=True
+    )
     pieces = [made.decode([token]) for token in found.token_ids.tolist()]
     ids = found.words.word_ids.tolist()
     for i in range(len(ids) - 1):
@@ -292,7 +355,10 @@ def test_sequences_cut_words_and_documents_end_them(tmp_path):
 def test_words_need_a_tokenizer_that_tells_them(tmp_path):
     made = made_tokenizer(tmp_path, "gpt")
     as_llama = Tokenizer(models.BPE({letter: i for i, letter in enumerate("▁theog d")}, []))
-    as_llama.normalizer, as_llama.decoder = normalizers.Replace(" ", "▁"), decoders.Replace("▁", " ")
+    as_llama.normalizer, as_llama.decoder = (
+        normalizers.Replace(" ", "▁"),
+        decoders.Replace("▁", " "),
+    )
     whole = PreTrainedTokenizerFast(tokenizer_object=as_llama)
     with pytest.raises(ValueError, match="tells words apart; this one takes 'the dog' as one"):
         tokenize_texts(["the dog"], whole, max_length=64, num_tokens=99, with_words=True)

@@ -14,19 +14,26 @@ from tests.training.runs import fit, moments, value
 
 @pytest.fixture(scope="module")
 def encoded(tmp_path_factory):
-    """Texts for BERT, padded, and the word of each token: no word for special tokens and padding."""
+    """Texts for BERT, padded, and the word of each token: no word for special tokens and
+    padding.
+    """
     folder = write_files(tmp_path_factory.mktemp("tokenizer"), tokenizer_files("bert"))
     encoding = AutoTokenizer.from_pretrained(folder)(
         [*TEXT, TEXT[0]], padding=True, truncation=True, max_length=60, return_tensors="pt"
     )
-    words = [[-1 if word is None else word for word in encoding.word_ids(i)] for i in range(len(TEXT) + 1)]
+    words = [
+        [-1 if word is None else word for word in encoding.word_ids(i)]
+        for i in range(len(TEXT) + 1)
+    ]
     return dict(encoding), torch.tensor(words)
 
 
 def naive_words(batch, word_ids, state):
     """The mean of each word of the tokenizer, and its token ids."""
     means, spellings = [], []
-    for ids, words, states in zip(batch["input_ids"].tolist(), word_ids.tolist(), state, strict=True):
+    for ids, words, states in zip(
+        batch["input_ids"].tolist(), word_ids.tolist(), state, strict=True
+    ):
         for word in sorted({*words} - {-1}):
             places = [i for i, each in enumerate(words) if each == word]
             means.append(sum(states[i].double() for i in places) / len(places))
@@ -42,7 +49,9 @@ def test_words_of_a_tokenizer_are_the_rows_and_their_spellings_the_types(encoded
     means, spellings = naive_words(batch, word_ids, state)
     assert max(map(len, spellings)) > 2
     assert len(set(spellings)) < len(spellings)
-    rows, types = rows_seen(observed(bert, batch, "block.01", rows="words", word_ids=word_ids), "block.01")
+    rows, types = rows_seen(
+        observed(bert, batch, "block.01", rows="words", word_ids=word_ids), "block.01"
+    )
     torch.testing.assert_close(rows.double(), means, rtol=0, atol=1e-6)
     same = [[a == b for a in spellings] for b in spellings]
     assert (types[:, None] == types).tolist() == same
@@ -54,7 +63,9 @@ def test_all_metrics_see_words_as_rows_and_types_in_sequences(encoded):
     with torch.no_grad():
         state = bert(**batch, output_hidden_states=True).hidden_states[2]
     sequence_ids = torch.arange(4)[:, None].expand_as(word_ids)
-    means, types, sequences = pool_words(state, word_ids, sequence_ids, token_ids=batch["input_ids"])
+    means, types, sequences = pool_words(
+        state, word_ids, sequence_ids, token_ids=batch["input_ids"]
+    )
     expected = {}
     for metric in embedgeo.default_metrics(16):
         metric.update(means, types, sequence_ids=sequences)
@@ -62,7 +73,9 @@ def test_all_metrics_see_words_as_rows_and_types_in_sequences(encoded):
     with observe(bert, rows="words", word_ids=word_ids, jackknife=2) as geometry, torch.no_grad():
         bert(**batch)
     values = geometry.compute()["block.01"]
-    assert values == pytest.approx({key: value.item() for key, value in expected.items()}, rel=1e-9, nan_ok=True)
+    assert values == pytest.approx(
+        {key: value.item() for key, value in expected.items()}, rel=1e-9, nan_ok=True
+    )
     assert values["n"] == len(means)
     assert values["token_types"] == len(types.unique())
     assert values["V_W_unbiased"] > 0
@@ -75,9 +88,15 @@ def test_given_token_ids_are_the_types_of_words_and_ignored_ones_are_still_token
     batch, word_ids = encoded
     bert = model(0, "bert")
     ignored = batch["input_ids"][0, 3].item()
-    word_types = torch.where(word_ids >= 0, word_ids + ignored, -1)  # the types of words are other numbers
+    # the types of words are other numbers
+    word_types = torch.where(word_ids >= 0, word_ids + ignored, -1)
     assert (word_types == ignored).any()
-    given = {"rows": "words", "word_ids": word_ids, "token_ids": word_types, "ignore_token_ids": [ignored]}
+    given = {
+        "rows": "words",
+        "word_ids": word_ids,
+        "token_ids": word_types,
+        "ignore_token_ids": [ignored],
+    }
     rows, types = rows_seen(observed(bert, batch, "block.01", **given), "block.01")
     kept = (word_ids >= 0) & (batch["input_ids"] != ignored)
     with torch.no_grad():
@@ -100,7 +119,11 @@ def test_first_positions_are_left_out_of_words_but_not_of_their_spelling(padding
     with torch.no_grad():
         state = net(**batch, output_hidden_states=True).hidden_states[2]
     expected, types, _ = pool_words(
-        state, word_ids, torch.arange(4)[:, None].expand(4, 12), token_ids=batch["input_ids"], mask=kept
+        state,
+        word_ids,
+        torch.arange(4)[:, None].expand(4, 12),
+        token_ids=batch["input_ids"],
+        mask=kept,
     )
     rows, ids = rows_seen(geometry, "block.01")
     assert torch.equal(rows, expected)
@@ -115,14 +138,20 @@ def test_words_of_packed_sequences_are_told_apart():
     rows, _ = rows_seen(observed(net, packed, "embed", rows="words", word_ids=words), "embed")
     with torch.no_grad():
         state = net(**packed, output_hidden_states=True).hidden_states[0][0]
-    expected = [state[part].mean(0) for part in (slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 8))]
+    expected = [
+        state[part].mean(0) for part in (slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 8))
+    ]
     torch.testing.assert_close(rows, torch.stack(expected))
 
 
 def test_words_of_a_model_with_positions_first():
-    net, ids = TorchEncoder(batch_first=False).eval(), torch.arange(2, 14).view(4, 3)  # (positions, batch)
+    net = TorchEncoder(batch_first=False).eval()
+    ids = torch.arange(2, 14).view(4, 3)  # positions first
     words = torch.tensor([[0, 0, 1, 1], [0, 1, 1, -1], [0, 0, 0, 0]]).T
-    with observe(net, "blocks", embedgeo.default_metrics, rows="words", word_ids=words) as geometry, torch.no_grad():
+    with (
+        observe(net, "blocks", embedgeo.default_metrics, rows="words", word_ids=words) as geometry,
+        torch.no_grad(),
+    ):
         net(ids)
     assert geometry.compute()["block.00"]["n"] == 5
 
@@ -132,7 +161,9 @@ def test_a_word_with_a_nan_is_left_out_and_counted():
     with torch.no_grad():
         net.gpt_neox.embed_in.weight[batch["input_ids"][0, 0]] = torch.nan
     hit = (batch["input_ids"] == batch["input_ids"][0, 0]).view(4, 6, 2).any(2).sum().item()
-    with observe(net, "embed", rows="words", word_ids=torch.arange(12).expand(4, 12) // 2) as geometry:
+    with observe(
+        net, "embed", rows="words", word_ids=torch.arange(12).expand(4, 12) // 2
+    ) as geometry:
         net(**batch)
     values = geometry.compute()["embed"]
     assert (values["n"], values["n_nonfinite"]) == (24 - hit, hit)
@@ -155,14 +186,26 @@ def test_word_ids_may_be_given_batch_by_batch():
             ValueError,
             'rows="words" needs word_ids; got none. Give word_ids=, .* -1',
         ),
-        ({"word_ids": torch.zeros(4, 12).long()}, ValueError, "word_ids go with rows=\"words\"; got rows='tokens'"),
+        (
+            {"word_ids": torch.zeros(4, 12).long()},
+            ValueError,
+            "word_ids go with rows=\"words\"; got rows='tokens'",
+        ),
         (
             {"rows": "words", "word_ids": torch.zeros(4, 12)},
             TypeError,
             "word_ids must be an integer tensor",
         ),
-        ({"rows": "words", "word_ids": lambda batch: [0]}, TypeError, "word_ids= must return a tensor; got list"),
-        ({"rows": "words", "word_ids": torch.zeros(4, 9).long()}, ValueError, r"the word ids \(4, 9\)"),
+        (
+            {"rows": "words", "word_ids": lambda batch: [0]},
+            TypeError,
+            "word_ids= must return a tensor; got list",
+        ),
+        (
+            {"rows": "words", "word_ids": torch.zeros(4, 9).long()},
+            ValueError,
+            r"the word ids \(4, 9\)",
+        ),
     ],
 )
 def test_words_that_cannot_be_told_are_refused(options, error, message):
@@ -183,9 +226,13 @@ def test_a_monitor_takes_the_words_of_its_batches(tmp_path):
     def words(batch):
         return torch.arange(12).expand_as(batch["input_ids"]) // 3
 
-    monitor = embedgeo.GeometryMonitor(1, rows="words", word_ids=words, metrics=moments, on_error="raise")
+    monitor = embedgeo.GeometryMonitor(
+        1, rows="words", word_ids=words, metrics=moments, on_error="raise"
+    )
     fit(tmp_path, monitor, max_steps=2)
     assert [value(monitor, step, "block.00", "n") for step in (0, 1, 2)] == [16] * 3
-    callback = embedgeo.GeometryCallback(1, rows="words", word_ids=words, metrics=moments, on_error="raise")
+    callback = embedgeo.GeometryCallback(
+        1, rows="words", word_ids=words, metrics=moments, on_error="raise"
+    )
     hf_trainer(tmp_path, callback, max_steps=1).train()
     assert value(callback, 0, "block.00", "n") == 8

@@ -1,4 +1,6 @@
-"""The workflows and forms of `.github`: `make lint` checks what GitHub asks for, this what the repository does."""
+"""The workflows and forms of `.github`: `make lint` checks what GitHub asks for, this what the
+repository does.
+"""
 
 import re
 import tomllib
@@ -11,10 +13,17 @@ import yaml
 ROOT = Path(__file__).parents[1]
 GITHUB = ROOT / ".github"
 WORKFLOWS = {
-    path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in (GITHUB / "workflows").glob("*.yml")
+    path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+    for path in (GITHUB / "workflows").glob("*.yml")
 }
-JOBS = {f"{workflow} {name}": job for workflow, read in WORKFLOWS.items() for name, job in read["jobs"].items()}
-TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+JOBS = {
+    f"{workflow} {name}": job
+    for workflow, read in WORKFLOWS.items()
+    for name, job in read["jobs"].items()
+}
+TARGETS = set(
+    re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+)
 
 
 def cells(job):
@@ -27,7 +36,11 @@ def cells(job):
 def commands(job):
     """What a job runs, in each cell of its matrix."""
     for cell, step in product(cells(job), job["steps"]):
-        yield re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda found, cell=cell: str(cell[found[1]]), step.get("run", ""))
+        yield re.sub(
+            r"\$\{\{ matrix\.(\w+) \}\}",
+            lambda found, cell=cell: str(cell[found[1]]),
+            step.get("run", ""),
+        )
 
 
 def made(workflow):
@@ -42,7 +55,9 @@ def test_what_is_made_are_targets_of_the_makefile():
 
 
 def test_a_change_has_to_pass_what_a_merge_has():
-    parts = re.search(r'EMBEDGEO_CI_PARTS="([a-z -]+)"', (ROOT / ".ci/run").read_text(encoding="utf-8"))[1]
+    parts = re.search(
+        r'EMBEDGEO_CI_PARTS="([a-z -]+)"', (ROOT / ".ci/run").read_text(encoding="utf-8")
+    )[1]
     assert set(parts.split()) - {"setup"} <= made("ci")
     assert made("nightly") == {"test-newest"}
     assert made("docs") == {"docs"}
@@ -57,7 +72,9 @@ def test_a_browser_is_asked_for_where_its_tests_run():
 @pytest.mark.parametrize("workflow", ["ci", "nightly"])
 def test_every_version_of_python_that_is_promised_is_tested(workflow):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {each.removeprefix("Programming Language :: Python :: ") for each in project["classifiers"]}
+    named = {
+        each.removeprefix("Programming Language :: Python :: ") for each in project["classifiers"]
+    }
     promised = {each for each in named if re.fullmatch(r"3\.\d+", each)}
     tested = {cell["python"] for job in WORKFLOWS[workflow]["jobs"].values() for cell in cells(job)}
     assert promised <= tested
@@ -69,11 +86,15 @@ def test_a_job_may_do_no_more_than_it_has_to(name):
     job = JOBS[name]
     assert job["timeout-minutes"] <= 60
     writing = {what for what, may in job.get("permissions", {}).items() if may == "write"}
-    assert writing == {"docs deploy": {"pages", "id-token"}, "release publish": {"id-token"}}.get(name, set())
+    assert writing == {"docs deploy": {"pages", "id-token"}, "release publish": {"id-token"}}.get(
+        name, set()
+    )
     if writing:
         assert not any("run" in step or "checkout" in step["uses"] for step in job["steps"])
     for step in job["steps"]:
-        assert re.fullmatch(r"(actions|pypa)/[a-z-]+@(v\d+|release/v1)", step.get("uses", "actions/none@v1"))
+        assert re.fullmatch(
+            r"(actions|pypa)/[a-z-]+@(v\d+|release/v1)", step.get("uses", "actions/none@v1")
+        )
         assert "${{ github" not in step.get("run", "")  # a branch or title may be shell code
 
 
@@ -84,7 +105,12 @@ def test_a_workflow_reads_alone_and_one_at_a_time(workflow):
 
 
 def test_what_keeps_pip_s_downloads_is_there():
-    caches = [step["with"] for job in JOBS.values() for step in job["steps"] if "setup-python" in step.get("uses", "")]
+    caches = [
+        step["with"]
+        for job in JOBS.values()
+        for step in job["steps"]
+        if "setup-python" in step.get("uses", "")
+    ]
     kept = [cache["cache-dependency-path"] for cache in caches if "cache" in cache]
     assert kept
     assert all((ROOT / path).is_file() for path in kept)
@@ -99,7 +125,12 @@ def test_forms_and_dependabot_are_what_github_takes():
             assert form == {"blank_issues_enabled": True}
             continue
         assert {"name", "description", "body"} <= form.keys()
-        assert {field["type"] for field in form["body"]} <= {"markdown", "textarea", "input", "dropdown"}
+        assert {field["type"] for field in form["body"]} <= {
+            "markdown",
+            "textarea",
+            "input",
+            "dropdown",
+        }
         ids = [field["id"] for field in form["body"] if field["type"] != "markdown"]
         assert len(ids) == len(set(ids))
     updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text(encoding="utf-8"))

@@ -66,7 +66,9 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is: `embedgeo --help` must not wait for torch and Lightning."""
+    """Import what is asked for when it is: `embedgeo --help` must not wait for torch and
+    Lightning.
+    """
     if name in _MODULES:
         return getattr(import_module(f"embedgeo.{_MODULES[name]}"), name)
     if name.startswith("_") or find_spec(f"embedgeo.{name}") is None:

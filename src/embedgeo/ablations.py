@@ -1,6 +1,8 @@
-"""Losses with other hidden states: with what lacks a part of a layer's, and with a layer's own in place of the last's.
+"""Losses with other hidden states: with what lacks a part of a layer's, and with a layer's own in
+place of the last's.
 
-The first are ablations, the second the logit lens: final norm and head read what is there at a layer.
+The first are ablations, the second the logit lens: final norm and head read what is there at a
+layer.
 """
 
 import math
@@ -19,7 +21,13 @@ from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.structure import is_hugging_face, measured_model, submodels, weights_device
 from embedgeo.formatting import listed
-from embedgeo.functional.ablation import NUM_REMOVED, RowStatistics, Substitutes, paired_change, replacements
+from embedgeo.functional.ablation import (
+    NUM_REMOVED,
+    RowStatistics,
+    Substitutes,
+    paired_change,
+    replacements,
+)
 from embedgeo.functional.distributed import all_reduce_sum, exchanged
 from embedgeo.functional.rows import NO_TYPE, sequence_positions
 from embedgeo.results.records import Record, model_record
@@ -35,8 +43,10 @@ class AblationBatch(NamedTuple):
     inputs: Mapping[str, Any]  # what the model is called with by name
     token_ids: Tensor  # that the model reads, shape (batch, positions)
     real: Tensor  # False = padding, (batch, positions)
-    targets: Tensor  # the token that the logits of each position are to predict, -100: none, (batch, positions)
-    numbers: Tensor  # of the sequences among all, (batch,); the even ones are one half, the odd ones the other
+    # the token that the logits of each position are to predict, -100: none, (batch, positions)
+    targets: Tensor
+    # of the sequences among all, (batch,); the even ones are one half, the odd ones the other
+    numbers: Tensor
 
 
 def ablation(
@@ -53,39 +63,41 @@ def ablation(
 ) -> list[Record]:
     """Measure how the loss changes when one layer's output is replaced by what lacks a part of it.
 
-    Layer by layer the rows h of the hidden state are replaced: by themselves (``identity``, which changes nothing);
-    without their offset, h − μ; without their top k directions, h − UUᵀ(h − μ); without their k coordinates of largest
-    variance, which get their means; by the mean of their token type, ``without_context``, or without it,
-    ``without_token``, h − μ_t, where the type is known; and by noise, N(μ, Σ). μ, U, Σ and μ_t are those of half of the
-    sequences, every other one, and the loss is that of the other half; then the other way round, averaged. The model is
-    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches for three k, which is said
-    before.
+    Layer by layer the rows h of the hidden state are replaced: by themselves (``identity``, which
+    changes nothing); without their offset, h − μ; without their top k directions, h − UUᵀ(h − μ);
+    without their k coordinates of largest variance, which get their means; by the mean of their
+    token type, ``without_context``, or without it, ``without_token``, h − μ_t, where the type is
+    known; and by noise, N(μ, Σ). μ, U, Σ and μ_t are those of half of the sequences, every other
+    one, and the loss is that of the other half; then the other way round, averaged. The model is
+    run in evaluation mode and without gradients, ``1 + 22 × layers`` times over the batches for
+    three k, which is said before.
 
     Args:
-        model: a Hugging Face model with a language model head, or one that gives logits of shape (batch, positions,
-            vocabulary) for token ids.
-        batches: token ids of shape (batch, positions), or mappings with ``input_ids`` and, if need be,
-            ``attention_mask``, ``position_ids`` and ``labels`` (-100 does not count; default: the tokens themselves). A
-            causal model's labels are shifted.
+        model: a Hugging Face model with a language model head, or one that gives logits of shape
+            (batch, positions, vocabulary) for token ids.
+        batches: token ids of shape (batch, positions), or mappings with ``input_ids`` and, if need
+            be, ``attention_mask``, ``position_ids`` and ``labels`` (-100 does not count; default:
+            the tokens themselves). A causal model's labels are shifted.
         layers: as for `embedgeo.observe`, without means of layers.
-        mask_token_id: the mask token of a masked model, of which 15 % of the tokens are masked, the same ones in every
-            pass; not needed where there are labels.
-        skip_first_positions: number of first positions of a sequence that are left as they are for the keys that end
-            in ``_after_first``.
+        mask_token_id: the mask token of a masked model, of which 15 % of the tokens are masked, the
+            same ones in every pass; not needed where there are labels.
+        skip_first_positions: number of first positions of a sequence that are left as they are for
+            the keys that end in ``_after_first``.
         ignore_token_ids: tokens whose rows are left as they are.
         num_removed: each k, of directions and of coordinates.
         seed: of the masks and of the noise, which depend on it and on a sequence's number alone.
         verbose: print the number of forward passes.
 
     Returns:
-        Records of each layer, as those of the command ``embedgeo ablate``: the metrics are ``loss_change_…``, in nats a
-        token, with standard errors over sequences (paired); NaN where a half has fewer than two. Those of layer
-        ``model`` are the loss, and the share of rows whose token type the other half does not have,
-        ``unseen_type_share``.
+        Records of each layer, as those of the command ``embedgeo ablate``: the metrics are
+        ``loss_change_…``, in nats a token, with standard errors over sequences (paired); NaN where
+        a half has fewer than two. Those of layer ``model`` are the loss, and the share of rows
+        whose token type the other half does not have, ``unseen_type_share``.
 
     Raises:
-        ValueError: fewer than two sequences, a k that is below 1 or given twice, an encoder-decoder model, a mean of
-            layers, no logits of all positions, or a masked model without labels and mask token.
+        ValueError: fewer than two sequences, a k that is below 1 or given twice, an encoder-decoder
+            model, a mean of layers, no logits of all positions, or a masked model without labels
+            and mask token.
     """
     made, count = _given_batches(model, batches, mask_token_id, ignore_token_ids, seed)
     found = resolve_layers(model, layers)
@@ -116,27 +128,29 @@ def logit_lens(
 ) -> list[Record]:
     """Measure the loss of what the final norm and the head make of each layer's hidden state.
 
-    The output of the last block is replaced by that of the layer, so that all that the model does after its blocks, to
-    the logits, it does to this. At the last block it is the model's own loss. The model is run once over the batches
-    for each layer, in evaluation mode and without gradients.
+    The output of the last block is replaced by that of the layer, so that all that the model does
+    after its blocks, to the logits, it does to this. At the last block it is the model's own loss.
+    The model is run once over the batches for each layer, in evaluation mode and without gradients.
 
-    Sources: nostalgebraist 2020, *interpreting GPT: the logit lens*; the notebook of Razzhigaev et al. 2024.
+    Sources: nostalgebraist 2020, *interpreting GPT: the logit lens*; the notebook of Razzhigaev et
+    al. 2024.
 
     Args:
         model: as for `ablation`.
         batches: as for `ablation`.
-        layers: as for `embedgeo.observe`; those that are the input of the first block or the output of a block count.
+        layers: as for `embedgeo.observe`; those that are the input of the first block or the output
+            of a block count.
         mask_token_id: as for `ablation`.
         ignore_token_ids: tokens that are not masked.
         seed: of the masks.
 
     Returns:
-        Records of each layer: ``logit_lens_loss``, in nats a token, with a standard error over sequences; NaN where
-        there are fewer than two.
+        Records of each layer: ``logit_lens_loss``, in nats a token, with a standard error over
+        sequences; NaN where there are fewer than two.
 
     Raises:
-        ValueError: an encoder-decoder model, no list of blocks or none of these layers, no logits of all positions, or
-            a masked model without labels and mask token.
+        ValueError: an encoder-decoder model, no list of blocks or none of these layers, no logits
+            of all positions, or a masked model without labels and mask token.
     """
     made, count = _given_batches(model, batches, mask_token_id, ignore_token_ids, seed)
     found = lens_layers(model, resolve_layers(model, layers))
@@ -146,17 +160,25 @@ def logit_lens(
 
 
 def lens_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Layer]:
-    """Those of some layers that the logit lens reads, by place: the input of the first block, and outputs of blocks.
+    """Those of some layers that the logit lens reads, by place: the input of the first block, and
+    outputs of blocks.
 
     Raises:
         ValueError: there are none.
     """
-    stream = [layer.calls for layer in resolve_layers(model, "blocks") if not layer.name.endswith("final_norm")]
-    found = {i: layer for i, layer in enumerate(layers) if layer.calls in stream and not layer.stream}
+    stream = [
+        layer.calls
+        for layer in resolve_layers(model, "blocks")
+        if not layer.name.endswith("final_norm")
+    ]
+    found = {
+        i: layer for i, layer in enumerate(layers) if layer.calls in stream and not layer.stream
+    }
     if not found:
         names = listed([layer.name for layer in layers], 4)
         raise ValueError(
-            f'the logit lens reads what enters the first block and what blocks give, as layers="blocks" has it; got '
+            "the logit lens reads what enters the first block and what blocks give, as "
+            'layers="blocks" has it; got '
             f"{names}. Add some."
         )
     return found
@@ -182,13 +204,22 @@ def passes_line(num_layers: int, num_batches: int, num_removed: Sequence[int] = 
     # the statistics, the identity, and all else with and without the first positions
     of_layer = 2 + 2 * len(replacements(num_removed))
     passes = num_batches * (1 + of_layer * num_layers)
-    return f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {of_layer} × {num_layers} layers)"
+    return (
+        f"ablation: {passes:,} forward passes ({num_batches:,} batches, 1 + {of_layer} × "
+        f"{num_layers} layers)"
+    )
 
 
 def text_batch(
-    token_ids: Tensor, mask: Tensor | None, masked: Tensor | None, mask_token_id: int | None, numbers: Tensor
+    token_ids: Tensor,
+    mask: Tensor | None,
+    masked: Tensor | None,
+    mask_token_id: int | None,
+    numbers: Tensor,
 ) -> AblationBatch:
-    """A batch of texts; their loss is that at the ``masked`` tokens, or without them at all next tokens."""
+    """A batch of texts; their loss is that at the ``masked`` tokens, or without them at all next
+    tokens.
+    """
     real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
     labels = token_ids.masked_fill(~(real if masked is None else masked), NO_TYPE)
     if masked is not None and mask_token_id is not None:
@@ -198,9 +229,16 @@ def text_batch(
 
 
 def _batch(
-    inputs: Mapping[str, Any], token_ids: Tensor, real: Tensor, labels: Tensor, is_masked: bool, numbers: Tensor
+    inputs: Mapping[str, Any],
+    token_ids: Tensor,
+    real: Tensor,
+    labels: Tensor,
+    is_masked: bool,
+    numbers: Tensor,
 ) -> AblationBatch:
-    """A batch with the targets of its positions, and with the positions of sequences that are padded on the left."""
+    """A batch with the targets of its positions, and with the positions of sequences that are
+    padded on the left.
+    """
     if is_masked:
         return AblationBatch(inputs, token_ids, real, labels.masked_fill(~real, NO_TYPE), numbers)
     if "position_ids" not in inputs and bool((~real[:, :-1] & real[:, 1:]).any()):
@@ -211,41 +249,63 @@ def _batch(
 
 
 def _given_batches(
-    model: nn.Module, batches: Iterable[Any], mask_token_id: int | None, ignored: Sequence[int], seed: int
+    model: nn.Module,
+    batches: Iterable[Any],
+    mask_token_id: int | None,
+    ignored: Sequence[int],
+    seed: int,
 ) -> tuple[list[AblationBatch], int]:
     """The batches that a user gives, and the number of their sequences."""
-    is_masked = mask_token_id is not None or type(measured_model(model)).__name__.endswith("ForMaskedLM")
+    is_masked = mask_token_id is not None or type(measured_model(model)).__name__.endswith(
+        "ForMaskedLM"
+    )
     device = weights_device(model)
     made: list[AblationBatch] = []
     first = 0
     for batch in batches:
         given = dict(batch) if isinstance(batch, Mapping) else {"input_ids": batch}
-        given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in given.items()}
+        given = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in given.items()
+        }
         made.append(_given_batch(given, first, is_masked, mask_token_id, ignored, seed))
         first += len(made[-1].numbers)
     return made, first
 
 
 def _given_batch(
-    given: dict[str, Any], first: int, is_masked: bool, mask_token_id: int | None, ignored: Sequence[int], seed: int
+    given: dict[str, Any],
+    first: int,
+    is_masked: bool,
+    mask_token_id: int | None,
+    ignored: Sequence[int],
+    seed: int,
 ) -> AblationBatch:
     labels = given.pop("labels", None)
     token_ids = given.get("input_ids")
     if not isinstance(token_ids, Tensor) or token_ids.ndim != 2:
         raise ValueError(
-            "batches must be token ids, or mappings with input_ids, of shape (batch, positions); got "
-            f"{type(token_ids).__name__ if not isinstance(token_ids, Tensor) else tuple(token_ids.shape)}."
+            "batches must be token ids, or mappings with input_ids, of shape (batch, positions); "
+            "got "
+            f"{tuple(getattr(token_ids, 'shape', ())) or type(token_ids).__name__}."
         )
     numbers = first + torch.arange(len(token_ids))
     mask = given.get("attention_mask")
     real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
     if labels is None and is_masked:
         if mask_token_id is None:
-            raise ValueError("a masked model needs labels in its batches, or mask_token_id; got neither.")
-        may_be_masked = real & ~torch.isin(token_ids, torch.tensor([*ignored], dtype=torch.int64).to(token_ids.device))
+            raise ValueError(
+                "a masked model needs labels in its batches, or mask_token_id; got neither."
+            )
+        may_be_masked = real & ~torch.isin(
+            token_ids, torch.tensor([*ignored], dtype=torch.int64).to(token_ids.device)
+        )
         masked = torch.zeros_like(real)
         for i, number in enumerate(numbers.tolist()):
-            drawn = torch.rand(int(may_be_masked[i].sum()), generator=_generator(seed, number)) < _MASKED
+            drawn = (
+                torch.rand(int(may_be_masked[i].sum()), generator=_generator(seed, number))
+                < _MASKED
+            )
             masked[i, may_be_masked[i]] = drawn.to(masked.device)
         labels = token_ids.masked_fill(~masked, NO_TYPE)
         token_ids = token_ids.masked_fill(masked, mask_token_id)
@@ -263,10 +323,11 @@ def _as_it_is(batch: AblationBatch) -> AbstractContextManager[None]:
 
 
 class Ablation:
-    """The ablation of layers of a model, given by place, in evaluation mode, on ``num_sequences`` sequences in all.
+    """The ablation of layers of a model, given by place, in evaluation mode, on ``num_sequences``
+    sequences in all.
 
-    The batches of several ranks are those of each; all of them must then come to `records` and `lens_records`. What may
-    fail on one runs inside of ``agree``.
+    The batches of several ranks are those of each; all of them must then come to `records` and
+    `lens_records`. What may fail on one runs inside of ``agree``.
     """
 
     def __init__(
@@ -286,15 +347,20 @@ class Ablation:
         require_exclusions(skip_first_positions, ignore_token_ids)
         if len(submodels(model)) > 1:
             raise ValueError(
-                f"a decoder or an encoder is needed; {type(measured_model(model)).__name__} is both. Its blocks "
+                f"a decoder or an encoder is needed; {type(measured_model(model)).__name__} is "
+                f"both. Its blocks "
                 "cannot be told apart by what they read."
             )
         if means := [layer.name for layer in layers.values() if len(layer.calls) > 1]:
-            raise ValueError(f"layers must each be the output of a module to be replaced; {listed(means)} is a mean.")
+            raise ValueError(
+                f"layers must each be the output of a module to be replaced; {listed(means)} is a "
+                f"mean."
+            )
         if parts := [layer.name for layer in layers.values() if layer.stream]:
             raise ValueError(
                 f"layers must each be the output of a module to be replaced; {listed(parts, 4)} "
-                f'{"is a part" if len(parts) == 1 else "are parts"} of a block. Leave "residual" out.'
+                f'{"is a part" if len(parts) == 1 else "are parts"} of a block. Leave "residual" '
+                "out."
             )
         self._model = model
         self._network = measured_model(model)
@@ -313,7 +379,10 @@ class Ablation:
     def records(self) -> list[Record]:
         """The records of all layers, and of the model."""
         if self._num_sequences < 2:
-            raise ValueError(f"ablation needs a sequence in each of two halves; got {self._num_sequences} in all.")
+            raise ValueError(
+                f"ablation needs a sequence in each of two halves; got {self._num_sequences} in "
+                f"all."
+            )
         with eager_mode:
             with self._agree():
                 plain = self._losses()
@@ -325,11 +394,17 @@ class Ablation:
                 with self._agree():
                     statistics = self._statistics(layer)
                 if self._has_ranks:
-                    statistics = {key: exchanged(each.all_reduce()) for key, each in statistics.items()}
+                    statistics = {
+                        key: exchanged(each.all_reduce()) for key, each in statistics.items()
+                    }
                 substitutes = {key: Substitutes.of(each) for key, each in statistics.items()}
                 unseen = _unseen_share(statistics, substitutes)
                 width = len(substitutes[0, False].mean)
-                others = [(name, after_first) for after_first in (False, True) for name in self._replacements]
+                others = [
+                    (name, after_first)
+                    for after_first in (False, True)
+                    for name in self._replacements
+                ]
                 for name, after_first in [("identity", False), *others]:
                     with self._agree():
                         replaced = partial(self._replaced, name, substitutes, after_first)
@@ -351,7 +426,11 @@ class Ablation:
     @torch.no_grad()
     def lens_records(self) -> list[Record]:
         """The records of the logit lens at all layers."""
-        last = [each for each in resolve_layers(self._model, "blocks") if not each.name.endswith("final_norm")][-1]
+        last = [
+            each
+            for each in resolve_layers(self._model, "blocks")
+            if not each.name.endswith("final_norm")
+        ][-1]
         found: list[Record] = []
         with eager_mode:
             for index, layer in self._layers.items():
@@ -377,15 +456,23 @@ class Ablation:
     def _total(self, sums: Tensor) -> Tensor:
         return all_reduce_sum(sums) if self._has_ranks else sums
 
-    def _losses(self, hooked: Callable[[AblationBatch], AbstractContextManager[None]] = _as_it_is) -> Tensor:
-        """Loss summed over the tokens of each sequence, and their number, shape (2, S), float64, with hooks."""
+    def _losses(
+        self, hooked: Callable[[AblationBatch], AbstractContextManager[None]] = _as_it_is
+    ) -> Tensor:
+        """Loss summed over the tokens of each sequence, and their number, shape (2, S), float64,
+        with hooks.
+        """
         sums = torch.zeros(2, self._num_sequences, dtype=torch.float64)
         for batch in self._batches:
             with hooked(batch):
                 logits = self._logits(batch)
-            for own, targets, number in zip(logits, batch.targets, batch.numbers.tolist(), strict=True):
+            for own, targets, number in zip(
+                logits, batch.targets, batch.numbers.tolist(), strict=True
+            ):
                 wide = own.to(torch.promote_types(own.dtype, torch.float32))
-                losses = F.cross_entropy(wide, targets.to(own.device), reduction="none", ignore_index=NO_TYPE)
+                losses = F.cross_entropy(
+                    wide, targets.to(own.device), reduction="none", ignore_index=NO_TYPE
+                )
                 sums[0, number] = losses.cpu().double().sum()
                 sums[1, number] = (targets != NO_TYPE).sum()
         return sums
@@ -394,15 +481,19 @@ class Ablation:
         if is_hugging_face(self._network):
             inputs = {**batch.inputs, "use_cache": False}
             optional = {"use_cache", "position_ids"} - self._parameters.keys()
-            output: Any = self._network(**{name: value for name, value in inputs.items() if name not in optional})
+            output: Any = self._network(
+                **{name: value for name, value in inputs.items() if name not in optional}
+            )
         else:
             output = self._network(batch.token_ids)
         logits = getattr(output, "logits", output)
-        logits = None if isinstance(logits, dict) else first_float(logits)  # those of no head have hidden states alone
+        # those of no head have hidden states alone
+        logits = None if isinstance(logits, dict) else first_float(logits)
         if logits is None or logits.ndim != 3 or logits.shape[:2] != batch.token_ids.shape:
             got = "none" if logits is None else f"shape {tuple(logits.shape)}"
             raise ValueError(
-                "a model is needed that gives logits of shape (batch, positions, vocabulary) for token ids; "
+                "a model is needed that gives logits of shape (batch, positions, vocabulary) for "
+                "token ids; "
                 f"{type(self._network).__name__} gives {got}. Take one with a language model head."
             )
         return logits
@@ -420,8 +511,13 @@ class Ablation:
         def read(batch: AblationBatch, hidden: Tensor) -> Tensor:
             for half in (0, 1):
                 for after_first in (False, True):
-                    own = self._counted(batch, after_first) & (batch.numbers % 2 == half).to(batch.real.device)[:, None]
-                    more = RowStatistics.of(hidden[own.to(hidden.device)], batch.token_ids[own].to(hidden.device))
+                    own = (
+                        self._counted(batch, after_first)
+                        & (batch.numbers % 2 == half).to(batch.real.device)[:, None]
+                    )
+                    more = RowStatistics.of(
+                        hidden[own.to(hidden.device)], batch.token_ids[own].to(hidden.device)
+                    )
                     known = found.get((half, after_first))
                     found[half, after_first] = more if known is None else known.merge(more)
             return hidden
@@ -439,14 +535,18 @@ class Ablation:
         batch: AblationBatch,
         hidden: Tensor,
     ) -> Tensor:
-        """The hidden state with the rows of each half replaced by what follows from the other half."""
+        """The hidden state with the rows of each half replaced by what follows from the other
+        half.
+        """
         counted = self._counted(batch, after_first)
         changed = hidden.clone()
         for i, number in enumerate(batch.numbers.tolist()):
             rows = hidden[i, counted[i].to(hidden.device)]
             normal = rows.new_empty(0)
             if name == "as_noise":
-                normal = torch.randn(rows.shape, generator=_generator(self._seed, number), dtype=torch.float64)
+                normal = torch.randn(
+                    rows.shape, generator=_generator(self._seed, number), dtype=torch.float64
+                )
             ids = batch.token_ids[i, counted[i]].to(hidden.device)
             other = substitutes[1 - number % 2, after_first]
             changed[i, counted[i].to(hidden.device)] = other.replaced(name, rows, ids, normal)
@@ -454,14 +554,17 @@ class Ablation:
 
 
 def _unseen_share(
-    statistics: Mapping[tuple[int, bool], RowStatistics], substitutes: Mapping[tuple[int, bool], Substitutes]
+    statistics: Mapping[tuple[int, bool], RowStatistics],
+    substitutes: Mapping[tuple[int, bool], Substitutes],
 ) -> float:
     """Share of the rows of both halves whose token type the other half does not have."""
     unseen = 0.0
     total = 0.0
     for half in (0, 1):
         types = statistics[half, False].types
-        is_seen = torch.isin(types.token_ids.cpu(), substitutes[1 - half, False].token_ids.cpu()).to(types.n.device)
+        is_seen = torch.isin(
+            types.token_ids.cpu(), substitutes[1 - half, False].token_ids.cpu()
+        ).to(types.n.device)
         unseen += float(types.n[~is_seen].sum())
         total += float(types.n.sum())
     return unseen / total if total else math.nan
@@ -503,7 +606,8 @@ def _at(layer: Layer, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
             return hidden
         if hidden.ndim != 3:
             raise ValueError(
-                f"layer {layer.name} must have a hidden state of shape (batch, positions, d); got shape "
+                f"layer {layer.name} must have a hidden state of shape (batch, positions, d); got "
+                f"shape "
                 f"{tuple(hidden.shape)}. Leave it out."
             )
         if layer.positions_first:
@@ -528,11 +632,15 @@ def _at(layer: Layer, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     finally:
         handle.remove()
     if not num_calls:
-        raise ValueError(f"layers must be reached by a forward pass; {layer.name} never was. Leave it out.")
+        raise ValueError(
+            f"layers must be reached by a forward pass; {layer.name} never was. Leave it out."
+        )
 
 
 def _exchanged_for(value: Any, old: Tensor | None, new: Tensor | None) -> Any:
-    """The value with one tensor in place of another, wherever it is among arguments or in an output."""
+    """The value with one tensor in place of another, wherever it is among arguments or in an
+    output.
+    """
     if value is old:
         return new
     if isinstance(value, dict):

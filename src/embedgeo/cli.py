@@ -1,4 +1,6 @@
-"""The command line, which imports nothing heavy before a command runs: ``--help`` is answered at once."""
+"""The command line, which imports nothing heavy before a command runs: ``--help`` is answered at
+once.
+"""
 
 import os
 import signal
@@ -17,11 +19,13 @@ from embedgeo.sweep import SweepSettings, ablate, check, drift, sweep
 from embedgeo.vocabulary import VocabularySettings, vocabulary
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
-Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that cannot be used, 3 some
-checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C or SIGTERM."""
+Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that
+cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
+or SIGTERM."""
 _STOPPED = {  # the state that a stopped command leaves
     **dict.fromkeys(
-        ("sweep", "ablate", "reproduce", "vocabulary", "drift"), "; started again, it goes on where it was"
+        ("sweep", "ablate", "reproduce", "vocabulary", "drift"),
+        "; started again, it goes on where it was",
     ),
     "report": "; no report was written, and an earlier one is as it was",
 }
@@ -39,21 +43,24 @@ def report(
     """Draw what runs have measured: figures with their numbers, and one page.
 
     Args:
-        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files); several are
-            compared with each other.
-        out: the folder to write to, which several folders need; default: ``report`` in the one folder. An earlier
-            report in it is replaced; a folder with anything else is refused.
-        model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by line style; in YAML
-            also a mapping. A model is named as in its sweep, or as the report names it; default: the sweep's groups.
-        examples: list Q, M and V of single token types, from the tables of a sweep with ``--token-tables true``: of
-            some of every frequency (``true``), or of these texts, as ``once,winked``, which are then named where V is
-            drawn against M.
+        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event
+            files); several are compared with each other.
+        out: the folder to write to, which several folders need; default: ``report`` in the one
+            folder. An earlier report in it is replaced; a folder with anything else is refused.
+        model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
+            line style; in YAML also a mapping. A model is named as in its sweep, or as the report
+            names it; default: the sweep's groups.
+        examples: list Q, M and V of single token types, from the tables of a sweep with
+            ``--token-tables true``: of some of every frequency (``true``), or of these texts, as
+            ``once,winked``, which are then named where V is drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
-        reference: folders of earlier runs, such as several seeds or a published family: the range of their means over
-            blocks stands behind the curves over steps, at equal tokens where all know them, else at equal steps. They
-            must be measured on the same text, with the same rows and settings.
-        layers: at how many layers, at most, token types, spectra and the largest coordinates are drawn, evenly spaced
-            over the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa & Shimodaira 2025.
+        reference: folders of earlier runs, such as several seeds or a published family: the range
+            of their means over blocks stands behind the curves over steps, at equal tokens where
+            all know them, else at equal steps. They must be measured on the same text, with the
+            same rows and settings.
+        layers: at how many layers, at most, token types, spectra and the largest coordinates are
+            drawn, evenly spaced over the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa &
+            Shimodaira 2025.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
@@ -96,15 +103,19 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], 
     "report": (report, report),
     "examples": (examples, examples),
 }
-"""Function of each command, and whose arguments are its options: its own, or those of all settings that it takes."""
+"""Function of each command, and whose arguments are its options: its own, or those of all settings
+that it takes.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status; after ``--help`` and for a wrong option SystemExit is raised.
+    """Run a command and return its exit status; after ``--help`` and for a wrong option SystemExit
+    is raised.
 
-    Without ``argv`` the arguments are those of this process, which Ctrl-C and SIGTERM then end at once, and whose
-    threads sleep while they wait for each other, unless ``OMP_WAIT_POLICY`` says otherwise: beside other processes,
-    those that keep looking take the time of the ones that they wait for.
+    Without ``argv`` the arguments are those of this process, which Ctrl-C and SIGTERM then end at
+    once, and whose threads sleep while they wait for each other, unless ``OMP_WAIT_POLICY`` says
+    otherwise: beside other processes, those that keep looking take the time of the ones that they
+    wait for.
     """
     try:
         require_extra("report,sweep", "the command embedgeo", *COMMAND_MODULES)
@@ -117,7 +128,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
-        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # so is this: large blocks take few pages, of 2 MB
+        # so is this: large blocks take few pages, of 2 MB
+        os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     parsed = make_parser(ABOUT, COMMANDS).parse_args(sys.argv[1:] if argv is None else list(argv))
     name = parsed.subcommand
     options = parsed[name].as_dict()
@@ -125,15 +137,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     run, *settings = COMMANDS[name]
     try:
         if name == "reproduce" and "model" not in options:
-            raise ValueError("model must be given, or PAPER on the command line, whose preset has it.")
+            raise ValueError(
+                "model must be given, or PAPER on the command line, whose preset has it."
+            )
         if settings == [run]:
             status = run(**options)
         else:
-            status = run(*(each(**{key: options[key] for key in signature(each).parameters}) for each in settings))
+            status = run(
+                *(
+                    each(**{key: options[key] for key in signature(each).parameters})
+                    for each in settings
+                )
+            )
     except (ImportError, OSError, SafetensorError, ValueError) as error:
         return _refused(error)
     except (KeyboardInterrupt, SystemExit) as stopped:
-        if isinstance(stopped, SystemExit) and not isinstance(stopped.__context__, KeyboardInterrupt):
+        if isinstance(stopped, SystemExit) and not isinstance(
+            stopped.__context__, KeyboardInterrupt
+        ):
             raise  # not lightning's for a KeyboardInterrupt
         print(f"embedgeo: stopped{_STOPPED.get(name, '')}", file=sys.stderr)
         if argv is None:

@@ -1,4 +1,6 @@
-"""The look of all pictures: figures, legends, axes of steps, layers and values, lines, colours, and files."""
+"""The look of all pictures: figures, legends, axes of steps, layers and values, lines, colours, and
+files.
+"""
 
 import io
 import math
@@ -48,20 +50,38 @@ ACCENT = "#c1440e"
 GREY = "#444444"
 UNKNOWN_COLOUR = "#d0d0d0"
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#7a5195")
-DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)), (0, (9, 2)), (0, (4, 1, 1, 1, 1, 1)))
-MEAN_DASHES = ("-", (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (5, 1)), (0, (6, 1, 1, 1, 1, 1)), (0, (2, 2)))
+DASHES = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1.5, 1.2)),
+    (0, (6, 1.5, 1.5, 1.5)),
+    (0, (9, 2)),
+    (0, (4, 1, 1, 1, 1, 1)),
+)
+MEAN_DASHES = (
+    "-",
+    (0, (3, 1, 1, 1)),
+    (0, (1, 1)),
+    (0, (5, 1)),
+    (0, (6, 1, 1, 1, 1, 1)),
+    (0, (2, 2)),
+)
 """Of the means over the blocks of an encoder and of its decoder, or of what is inside of them."""
 BASELINE: dict[str, Any] = {"color": "black", "ls": (0, (4, 2)), "lw": 1.3}
-DEPTH = LinearSegmentedColormap.from_list("depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256)))
+DEPTH = LinearSegmentedColormap.from_list(
+    "depth", mpl.colormaps["viridis"](np.linspace(0, 0.8, 256))
+)
 TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.linspace(0, 0.82, 256)))
-"""Sequential maps of even lightness, without the end that is too pale for lines on either ground."""
+"""Sequential maps of even lightness, without the end that is too pale for lines on either ground.
+"""
 
 _LEGEND_LETTERS = 34  # letters in the names of a legend in one row, of ordinary size
 _ROW_LETTERS = 70  # of a legend in one row, with four for each handle
 _LEGEND_LINE = 0.165  # inches of a line of a legend
 _X_LABEL = 0.285  # inches from the axes down to the label of the x axis
 _USUAL_AXES = (2.8, 2.2)  # width and height, in inches, of the axes of a report's figure
-_FILLED = 0.3  # share of an axis that blocks fill at least where layers far from them are shown, too
+# share of an axis that blocks fill at least where layers far from them are shown, too
+_FILLED = 0.3
 _LONGEST_LABEL = 30  # letters of ordinary size beside an axis
 _LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
 _SUBTITLE_LETTERS = 15.5  # by inch
@@ -91,7 +111,13 @@ _STYLE: dict[str, Any] = {
     "pdf.fonttype": 42,  # TrueType, as publishers ask for
     "ps.fonttype": 42,
 }
-_SIZES = ("axes.titlesize", "axes.labelsize", "legend.fontsize", "xtick.labelsize", "ytick.labelsize")
+_SIZES = (
+    "axes.titlesize",
+    "axes.labelsize",
+    "legend.fontsize",
+    "xtick.labelsize",
+    "ytick.labelsize",
+)
 _TEXTS = (
     *(name for name in mpl.rcParamsDefault if name.startswith(("font.", "mathtext."))),
     *(*_SIZES, "axes.titleweight", "axes.titlecolor", "axes.labelweight"),
@@ -111,11 +137,12 @@ _asked: ContextVar[_Asked] = ContextVar("asked", default=_NOTHING)
 
 
 class Lines(NamedTuple):
-    """Lines of one kind in a figure, for a page that draws them again and names what the reader points at.
+    """Lines of one kind in a figure, for a page that draws them again and names what the reader
+    points at.
 
     Attributes:
-        kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian", "expected" or "last" for single
-            lines; "earlier" for the two ends of a range.
+        kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian", "expected" or
+            "last" for single lines; "earlier" for the two ends of a range.
         values: a column a line, under its name; the index are the steps, layers or depths.
         colours: one a line, or one for all.
         errors: half the heights of their bands, in the order of the values.
@@ -136,7 +163,8 @@ class Lines(NamedTuple):
 
 
 class FigureData(NamedTuple):
-    """A figure, the name of its files, the values drawn, and texts: one for readers who do not see it, one for all.
+    """A figure, the name of its files, the values drawn, and texts: one for readers who do not see
+    it, one for all.
 
     And, of a figure over steps or depth, its lines.
     """
@@ -150,7 +178,8 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure, unknown to pyplot, of fixed margins and with its own look in any session: a cell shows it once.
+    """A figure, unknown to pyplot, of fixed margins and with its own look in any session: a cell
+    shows it once.
 
     Attributes:
         texts_look: the settings of its texts.
@@ -189,7 +218,8 @@ def style(changes: Mapping[str, Any] = MappingProxyType({})) -> Iterator[None]:
         yield
         return
     with mpl.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # in names, which are the users'
+        # in names, which are the users'
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         mpl.rcdefaults()
         parameters.update(wanted)
         yield
@@ -209,17 +239,25 @@ def figure_style(
     """The look of one figure that is asked for; see `embedgeo.plot.dynamics`."""
     if ax is not None and (compact or figsize is not None):
         option = "compact" if compact else "figsize"
-        raise ValueError(f"{option} is of a new figure; the one of ax= has its size and its texts already.")
+        raise ValueError(
+            f"{option} is of a new figure; the one of ax= has its size and its texts already."
+        )
     if not isinstance(title, str | None):
         raise TypeError(f"title must be a string; got {title!r}.")
     if figsize is not None and not _is_size(figsize):
-        raise ValueError(f"figsize must be a width and a height above 0, in inches; got {figsize!r}.")
+        raise ValueError(
+            f"figsize must be a width and a height above 0, in inches; got {figsize!r}."
+        )
     texts = _texts()
     if ax is None:
         usual: Any = mpl.rcParamsDefault
         texts = {name: value for name, value in texts.items() if value != usual[name]}
         size = figsize or (COLUMN if compact else (WIDTH, HEIGHT))
-        texts = {"figure.figsize": list(size), **({"font.size": _COLUMN_TEXT} if compact else {}), **texts}
+        texts = {
+            "figure.figsize": list(size),
+            **({"font.size": _COLUMN_TEXT} if compact else {}),
+            **texts,
+        }
     token = _asked.set(_Asked(title, figsize))
     try:
         with style(texts):
@@ -244,7 +282,9 @@ def _texts() -> dict[str, Any]:
 def points(ordinary: float, name: str = "font.size") -> float:
     """Size of a text that has so many points in a report, as the setting of this name has it."""
     parameters: Any = mpl.rcParams
-    return ordinary * float(FontProperties(size=parameters[name]).get_size_in_points() / _STYLE["font.size"])
+    return ordinary * float(
+        FontProperties(size=parameters[name]).get_size_in_points() / _STYLE["font.size"]
+    )
 
 
 def new_picture(width: float, height: float, title: str, subtitle: str) -> Picture:
@@ -277,8 +317,8 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """A figure with axes side by side; somebody else's axes get the title and the look instead.
 
-    Margins are fixed, which is much faster than fitting them, with room for a colour bar in the sidebar. The lines of
-    the key, with their labels, are below the axes.
+    Margins are fixed, which is much faster than fitting them, with room for a colour bar in the
+    sidebar. The lines of the key, with their labels, are below the axes.
     """
     asked = _asked.get()
     title = title if asked.title is None else asked.title
@@ -298,23 +338,31 @@ def new_figure(
     if width <= 0.88 + right or height <= bottom + top:
         margins = " × ".join(f"{points(side):.2f}" for side in (0.88 + right, bottom + top - added))
         raise ValueError(
-            f"figsize must be larger than the margins with texts of this size, {margins} inches; got {size}."
+            f"figsize must be larger than the margins with texts of this size, {margins} inches; "
+            f"got {size}."
         )
     figure = new_picture(width, height, title, subtitle)
     figure.is_sized = asked.size is not None
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    figure.subplots_adjust(0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3)
-    for panel in axes:  # where it would be found to be, below one line of names, each time that it is drawn
+    figure.subplots_adjust(
+        0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3
+    )
+    # where it would be found to be, below one line of names, each time that it is drawn
+    for panel in axes:
         panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
     if key:
         look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6}
         look["fontsize"] = points(8, "legend.fontsize")
-        figure.legend(handles=key, loc="lower left", bbox_to_anchor=(0.06 / width, 0), ncols=ncols, **look)
+        figure.legend(
+            handles=key, loc="lower left", bbox_to_anchor=(0.06 / width, 0), ncols=ncols, **look
+        )
     return figure, list(axes)
 
 
 def _dress(ax: Axes, title: str, subtitle: str) -> Any:
-    """Give somebody else's axes the look of the report's, with the title above them; their figure."""
+    """Give somebody else's axes the look of the report's, with the title above them; their
+    figure.
+    """
     ax.set_facecolor("white")  # lines are black, on any ground
     ax.set_axisbelow(True)
     ax.grid(visible=True, color=mpl.rcParams["grid.color"], lw=mpl.rcParams["grid.linewidth"])
@@ -326,17 +374,31 @@ def _dress(ax: Axes, title: str, subtitle: str) -> Any:
     _set_title(ax, title, 1.3 * size * len(rows))
     if rows:
         text = ax.annotate(
-            "\n".join(rows), (0, 1), (0, 3), "axes fraction", "offset points", va="bottom", fontsize=size
+            "\n".join(rows),
+            (0, 1),
+            (0, 3),
+            "axes fraction",
+            "offset points",
+            va="bottom",
+            fontsize=size,
         )
         text.set(color=ax.title.get_color(), gid=_SUBTITLE, in_layout=False)
     return ax.figure
 
 
 def _set_title(ax: Axes, title: str, room: float) -> None:
-    """Set the title of somebody else's axes above so many points, which have to be kept free without one, too."""
+    """Set the title of somebody else's axes above so many points, which have to be kept free
+    without one, too.
+    """
     size = points(_STYLE["font.size"], "axes.titlesize")
     shown = "\n".join(textwrap.wrap(title, _letters(ax, size))) or " "
-    ax.set_title(shown, loc="left", va="bottom", pad=4 + room - (0 if title else 1.2 * size), parse_math=False)
+    ax.set_title(
+        shown,
+        loc="left",
+        va="bottom",
+        pad=4 + room - (0 if title else 1.2 * size),
+        parse_math=False,
+    )
 
 
 def _letters(ax: Axes, size: float, *, vertical: bool = False) -> int:
@@ -350,7 +412,9 @@ def _inches(ax: Axes) -> tuple[float, float]:
 
 
 def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
-    """The legend of an axes, in a row below the subtitle; of as many columns as the width allows unless told."""
+    """The legend of an axes, in a row below the subtitle; of as many columns as the width allows
+    unless told.
+    """
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
@@ -379,8 +443,19 @@ def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> 
     is_row = sum(len(name) + 4 for name in names) <= most
     ncols = len(names) if is_row else max(1, most // (max(map(len, names)) + 6))
     height = 1.44 * size * math.ceil(len(names) / ncols) + 2
-    look: dict[str, Any] = {"frameon": True, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
-    look |= {"columnspacing": 1.0, "handlelength": 1.5, "labelspacing": 0.2, "borderpad": 0.1, "borderaxespad": 0.2}
+    look: dict[str, Any] = {
+        "frameon": True,
+        "facecolor": "white",
+        "edgecolor": "none",
+        "framealpha": 1,
+    }
+    look |= {
+        "columnspacing": 1.0,
+        "handlelength": 1.5,
+        "labelspacing": 0.2,
+        "borderpad": 0.1,
+        "borderaxespad": 0.2,
+    }
     box = ax.legend(handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=ncols, **look)
     box.set_in_layout(False)  # the title, which makes room for it, is
     room = height
@@ -393,7 +468,9 @@ def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> 
 
 @lru_cache(maxsize=8)
 def _renderer(width: int, height: int, dpi: float, thread: int) -> RendererAgg:
-    """A renderer for figures of one size: it remembers the extents of texts, most of which are in many of them."""
+    """A renderer for figures of one size: it remembers the extents of texts, most of which are in
+    many of them.
+    """
     return RendererAgg(width, height, dpi)
 
 
@@ -405,8 +482,10 @@ def png(figure: Figure, dpi: float = DPI) -> Png:
     renderer.clear()
     figure.draw(renderer)
     image = Image.fromarray(np.asarray(renderer.buffer_rgba())).convert("RGB")
-    image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)  # the default is slow
-    image.putpalette([255 if level == 254 else level for level in image.getpalette() or ()])  # white stays white
+    # the default is slow
+    image = image.quantize(256, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    # white stays white
+    image.putpalette([255 if level == 254 else level for level in image.getpalette() or ()])
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue(), image.width, image.height
@@ -415,7 +494,9 @@ def png(figure: Figure, dpi: float = DPI) -> Png:
 def save(data: FigureData, folder: Path) -> bytes:
     """Write PNG, SVG and CSV; the same numbers give the same bytes. Returns the PNG."""
     data.numbers.to_csv(folder / f"{data.name}.csv", lineterminator="\n")
-    data.figure.savefig(folder / f"{data.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None})
+    data.figure.savefig(
+        folder / f"{data.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None}
+    )
     picture, *_ = png(data.figure)
     (folder / f"{data.name}.png").write_bytes(picture)
     return picture
@@ -427,12 +508,16 @@ def tick_label(number: float, _: object = None) -> str:
 
 
 def thinned(count: int, most: int) -> list[int]:
-    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last included."""
+    """At most ``most`` of the positions 0 … count - 1, evenly spaced, the first and the last
+    included.
+    """
     return [round(at) for at in np.linspace(0, count - 1, min(count, most))]
 
 
 class StepAxis:
-    """An axis of ascending steps, logarithmic in 1 + step if the first ones are much closer together than most."""
+    """An axis of ascending steps, logarithmic in 1 + step if the first ones are much closer
+    together than most.
+    """
 
     def __init__(self, steps: Sequence[int], *, is_log: bool | None = None) -> None:
         gaps = np.diff(np.asarray(steps, dtype=float))
@@ -444,11 +529,15 @@ class StepAxis:
 
     def position(self, steps: Sequence[int]) -> Array:
         """Positions of steps along the axis: 0 for its first step, 1 for its last."""
-        scaled = (np.log1p if self.is_log else np.asarray)(np.array([self.first, self.last, *steps], dtype=float))
+        scaled = (np.log1p if self.is_log else np.asarray)(
+            np.array([self.first, self.last, *steps], dtype=float)
+        )
         return (scaled[2:] - scaled[0]) / (scaled[1] - scaled[0] or 1)
 
     def ticks(self, digits: Sequence[int] = (1,)) -> list[int]:
-        """Round steps to name; on a logarithmic axis, steps of one of the digits followed by zeros."""
+        """Round steps to name; on a logarithmic axis, steps of one of the digits followed by
+        zeros.
+        """
         if self.is_log:
             candidates = [0, *(digit * 10**k for k in range(19) for digit in digits)]
         else:
@@ -476,7 +565,9 @@ def step_axis(ax: Axes, *runs: Sequence[int]) -> None:
 
 
 def few_ticks(ax: Axes) -> None:
-    """Leave out minor ticks, and every second one of five or more: ticks take most of the time that drawing takes."""
+    """Leave out minor ticks, and every second one of five or more: ticks take most of the time that
+    drawing takes.
+    """
     ax.minorticks_off()
     for axis in (ax.xaxis, ax.yaxis):
         low, high = sorted(axis.get_view_interval())
@@ -498,7 +589,9 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
     if not isinstance(figure, Picture) or figure.is_sized:  # fewer where axes are smaller
         most = max(3, round(most * min(1, _inches(ax)[vertical] / points(_USUAL_AXES[vertical]))))
     longest = max(map(len, labels))
-    named = layer_ticks(layers, most if vertical else max(3, min(most, 5 * most // max(1, longest))))
+    named = layer_ticks(
+        layers, most if vertical else max(3, min(most, 5 * most // max(1, longest)))
+    )
     axis = ax.yaxis if vertical else ax.xaxis
     axis.set_ticks(named, [labels[i] for i in named], parse_math=False)
     if vertical:
@@ -506,7 +599,9 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
     else:
         are_blocks = any(label.rpartition(" ")[2].isdecimal() for label in labels)
         are_counted = any(label.startswith("#") for label in labels)
-        meaning = " (numbers are blocks)" if are_blocks else " (#0 is the first)" if are_counted else ""
+        meaning = (
+            " (numbers are blocks)" if are_blocks else " (#0 is the first)" if are_counted else ""
+        )
         ax.set_xlabel(f"layer: * in {pattern}" if pattern else f"layer{meaning}")
 
 
@@ -518,12 +613,13 @@ def value_axis(
     layers: Sequence[str] = (),
     errors: Array | float = np.nan,
 ) -> None:
-    """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the baseline as dashes.
+    """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the
+    baseline as dashes.
 
-    A baseline (by abscissa) of which most lies so far away that showing it would squeeze the measured values is only
-    named in the legend. Layers (of the columns of ``values``) that are no blocks, if they would leave these less than
-    30 % of the axis, are named at the margin, with their values. Bands of errors are spanned unless they would squeeze
-    the lines.
+    A baseline (by abscissa) of which most lies so far away that showing it would squeeze the
+    measured values is only named in the legend. Layers (of the columns of ``values``) that are no
+    blocks, if they would leave these less than 30 % of the axis, are named at the margin, with
+    their values. Bands of errors are spanned unless they would squeeze the lines.
     """
     finite = values[np.isfinite(values)]
     low, high, _ = colour_range(layers, values)
@@ -545,7 +641,9 @@ def value_axis(
     low, high = extended(finite, *_widened(inner, inner, finite, is_log=is_log))
     room = min(room[0], low), max(room[1], high)
     ends = np.array([values - errors, values + errors])[:, (values >= low) & (values <= high)]
-    ends = ends[np.isfinite(ends)].clip(*((low / 10, high * 10) if is_log else (low - 2 * span, high + 2 * span)))
+    ends = ends[np.isfinite(ends)].clip(
+        *((low / 10, high * 10) if is_log else (low - 2 * span, high + 2 * span))
+    )
     low, high = min([low, *ends]), max([high, *ends])
     known = np.array([]) if baseline is None else baseline.to_numpy().ravel()
     known = known[np.isfinite(known)]
@@ -556,11 +654,18 @@ def value_axis(
             for i, column in enumerate(baseline.to_numpy().reshape(len(baseline), -1).T):
                 ax.plot(baseline.index, column, label="" if i else GAUSSIAN, **BASELINE)
         else:
-            ax.plot([], label=f"{GAUSSIAN}: {_range_text(known)} {'↑' if middle > high else '↓'}", **BASELINE)
-    below, above = (0.12 if is_named else 0.05 for is_named in _name_beyond(ax, layers, values, low, high))
+            ax.plot(
+                [],
+                label=f"{GAUSSIAN}: {_range_text(known)} {'↑' if middle > high else '↓'}",
+                **BASELINE,
+            )
+    below, above = (
+        0.12 if is_named else 0.05 for is_named in _name_beyond(ax, layers, values, low, high)
+    )
     if is_log:
         decades = np.log10(high) - np.log10(low)
-        ax.set_ylim(low / 10 ** (decades * below), high * 10 ** (decades * above))  # before the scale looks for limits
+        # before the scale looks for limits
+        ax.set_ylim(low / 10 ** (decades * below), high * 10 ** (decades * above))
         ax.set_yscale("log")
         log_ticks(ax, low, high)
     else:
@@ -582,14 +687,21 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
     if not inside.size or inside.min() == inside.max():
         inside = finite
     low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
-    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}
+    ends = {
+        (False, False): "neither",
+        (True, False): "min",
+        (False, True): "max",
+        (True, True): "both",
+    }
     return low, high, ends[bool((finite < low).any()), bool((finite > high).any())]
 
 
 def _widened(
     inner: tuple[float, float], ends: tuple[float, float], values: Array, *, is_log: bool
 ) -> tuple[float, float]:
-    """A range with values beyond both of its ends, or else beyond one, of which the inner one is still a good part."""
+    """A range with values beyond both of its ends, or else beyond one, of which the inner one is
+    still a good part.
+    """
     values = values[values > 0] if is_log else values
     low, high = ends
     least, most = float(values.min(initial=low)), float(values.max(initial=high))
@@ -601,16 +713,34 @@ def _widened(
     return next((each for each in wider if length(*inner) >= _FILLED * length(*each)), ends)
 
 
-def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, high: float) -> list[bool]:
-    """Name the layers with values beyond the axis at its lower and upper margin; whether there are any."""
+def _name_beyond(
+    ax: Axes, layers: Sequence[str], values: Array, low: float, high: float
+) -> list[bool]:
+    """Name the layers with values beyond the axis at its lower and upper margin; whether there are
+    any.
+    """
     labels, _ = layer_labels(layers)
-    columns = {label: column[np.isfinite(column)] for label, column in zip(labels, values.T, strict=False)}
+    columns = {
+        label: column[np.isfinite(column)] for label, column in zip(labels, values.T, strict=False)
+    }
     are_named = []
-    for y, va, arrow, sign, bound in ((0.015, "bottom", "↓", -1, low), (0.985, "top", "↑", 1, high)):
+    for y, va, arrow, sign, bound in (
+        (0.015, "bottom", "↓", -1, low),
+        (0.985, "top", "↑", 1, high),
+    ):
         outside = {label: column[sign * column > sign * bound] for label, column in columns.items()}
-        names = [f"{label} {_range_text(column)}" for label, column in outside.items() if column.size]
+        names = [
+            f"{label} {_range_text(column)}" for label, column in outside.items() if column.size
+        ]
         if names:
-            text = ax.text(0.5, y, f"{arrow} beyond: {listed(names, 2)}", transform=ax.transAxes, ha="center", va=va)
+            text = ax.text(
+                0.5,
+                y,
+                f"{arrow} beyond: {listed(names, 2)}",
+                transform=ax.transAxes,
+                ha="center",
+                va=va,
+            )
             text.set(fontsize=points(7.5), color=GREY, zorder=5)
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1})
         are_named.append(bool(names))
@@ -618,40 +748,70 @@ def _name_beyond(ax: Axes, layers: Sequence[str], values: Array, low: float, hig
 
 
 def _range_text(values: Array) -> str:
-    return " to ".join(dict.fromkeys(formatting.short(value) for value in (values.min(), values.max())))
+    return " to ".join(
+        dict.fromkeys(formatting.short(value) for value in (values.min(), values.max()))
+    )
 
 
 def log_ticks(ax: Axes, low: float, high: float) -> None:
-    """Set the ticks of a logarithmic y axis: also at 2 and 5 where it spans less than three decades."""
+    """Set the ticks of a logarithmic y axis: also at 2 and 5 where it spans less than three
+    decades.
+    """
     ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high / low < 1000 else (1,)))
     ax.yaxis.set_major_formatter(tick_label)
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
 def lines(
-    ax: Axes, x: Array, rows: Array, colours: Array, dashes: Sequence[str] = "-", errors: Array | None = None
+    ax: Axes,
+    x: Array,
+    rows: Array,
+    colours: Array,
+    dashes: Sequence[str] = "-",
+    errors: Array | None = None,
 ) -> None:
-    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not finite, and bands."""
-    for row, error, colour in zip(rows, rows * np.nan if errors is None else errors, colours, strict=True):
+    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not
+    finite, and bands.
+    """
+    for row, error, colour in zip(
+        rows, rows * np.nan if errors is None else errors, colours, strict=True
+    ):
         band(ax, x, row, error, colour)
     segments = [np.column_stack((x, row)) for row in rows]
-    collection = LineCollection(segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9)
+    collection = LineCollection(
+        segments, colors=colours, linewidths=1.1, linestyles=dashes, alpha=0.9
+    )
     ax.add_collection(collection, autolim=False)
     if rows.size <= 800:
-        ax.scatter(np.tile(x, len(rows)), rows.ravel(), s=9, color=np.repeat(colours, len(x), axis=0), lw=0, zorder=2)
+        ax.scatter(
+            np.tile(x, len(rows)),
+            rows.ravel(),
+            s=9,
+            color=np.repeat(colours, len(x), axis=0),
+            lw=0,
+            zorder=2,
+        )
 
 
 def mean_lines(ax: Axes, means: pd.DataFrame, errors: pd.DataFrame) -> None:
     """Draw the means over blocks, of encoder and decoder apart, with their bands."""
     for name, dashes in zip(means, MEAN_DASHES, strict=False):
         ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
-        band(ax, means.index.to_numpy(dtype=float), means[name].to_numpy(), errors[name].to_numpy(), "black")
+        band(
+            ax,
+            means.index.to_numpy(dtype=float),
+            means[name].to_numpy(),
+            errors[name].to_numpy(),
+            "black",
+        )
 
 
 def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: float = 0.2) -> None:
     """Draw a band of one error to each side of a line, where it is known."""
     if np.isfinite(errors).any():
-        ax.fill_between(x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5)
+        ax.fill_between(
+            x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5
+        )
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
@@ -684,12 +844,16 @@ def count_bar(ax: Axes, least: float, most: float, cmap: str) -> LogNorm:
     """Add a colour bar for how often token types occur; the scale of its colours."""
     most = max(least + 1, most)  # which is not a number where there are no token types
     norm = LogNorm(least, most)
-    log_ticks(value_bar(ax, ScalarMappable(norm, cmap), "occurrences n (log scale)").ax, least, most)
+    log_ticks(
+        value_bar(ax, ScalarMappable(norm, cmap), "occurrences n (log scale)").ax, least, most
+    )
     return norm
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:
-    """Add a colour bar to the right of an axes; in somebody else's figure it takes room from the axes."""
+    """Add a colour bar to the right of an axes; in somebody else's figure it takes room from the
+    axes.
+    """
     figure: Any = ax.figure
     place: dict[str, Any] = {"ax": ax, "fraction": 0.05, "pad": 0.03, "aspect": 22}
     if isinstance(figure, Picture):
@@ -711,7 +875,9 @@ def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "nei
 
 @session_style()
 def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]:
-    """Draw a row for each key, with the value as a point and as a number; the figure, pyplot's if new, and its axes."""
+    """Draw a row for each key, with the value as a point and as a number; the figure, pyplot's if
+    new, and its axes.
+    """
     if ax is None:
         import matplotlib.pyplot as plt
 
@@ -732,7 +898,11 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
         span = (high - low) or 1
         ax.set_xlim(low - 0.05 * span, high + 0.25 * span)
     for y, value in enumerate(finite):
-        text, x = ("–", 0) if math.isnan(value) else (formatting.with_minus(f"{value:.4g}"), max(value, 0))
+        text, x = (
+            ("–", 0)
+            if math.isnan(value)
+            else (formatting.with_minus(f"{value:.4g}"), max(value, 0))
+        )
         ax.annotate(text, (x, y), (6, 0), textcoords="offset points", va="center", fontsize="small")
     ax.set_yticks(at, list(values), fontsize="small", parse_math=False)
     ax.set_ylim(len(values) - 0.5, -0.5)
@@ -742,14 +912,18 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
 
 @session_style()
 def draw_over_steps(values: Mapping[str, Sequence[float]], ax: Axes | None) -> tuple[Any, Any]:
-    """Draw a line for each key; several without axes in a panel each. The figure, pyplot's if new, and its axes."""
+    """Draw a line for each key; several without axes in a panel each. The figure, pyplot's if new,
+    and its axes.
+    """
     import matplotlib.pyplot as plt
 
     if ax is None and len(values) > 1:
         ncols = min(4, len(values))
         nrows = math.ceil(len(values) / ncols)
         size = (2.7 * ncols, 0.4 + 1.7 * nrows)
-        figure, axes = plt.subplots(nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained")
+        figure, axes = plt.subplots(
+            nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained"
+        )
         for panel, (key, of_key) in zip(axes.flat, values.items(), strict=False):
             draw_over_steps({key: of_key}, panel)
             panel.set_title(key, loc="center", parse_math=False)
@@ -762,7 +936,9 @@ def draw_over_steps(values: Mapping[str, Sequence[float]], ax: Axes | None) -> t
     for key, of_key in values.items():
         ax.plot(of_key, marker="o", ms=4, label=key)
     drawn = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in ax.lines])
-    value_axis(ax, glossary.term(key)._replace(name=key) if len(values) == 1 else Term("", "", ""), drawn)
+    value_axis(
+        ax, glossary.term(key)._replace(name=key) if len(values) == 1 else Term("", "", ""), drawn
+    )
     ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     ax.set_xlabel("Step")
     if len(values) > 1:

@@ -7,7 +7,16 @@ EXTRA_MODULES = {
     "datasets": ("datasets",),
     "ray": ("ray",),
     "report": ("jinja2", "matplotlib", "pandas", "PIL", "pyarrow", "rich", "safetensors", "scipy"),
-    "sweep": ("huggingface_hub", "pandas", "pyarrow", "rich", "safetensors", "sentencex", "tokenizers", "transformers"),
+    "sweep": (
+        "huggingface_hub",
+        "pandas",
+        "pyarrow",
+        "rich",
+        "safetensors",
+        "sentencex",
+        "tokenizers",
+        "transformers",
+    ),
 }
 """Modules that are imported of an extra, beside `COMMAND_MODULES`."""
 
@@ -19,16 +28,23 @@ _PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
 
 
 def require_extra(extra: str, purpose: str, *modules: str) -> None:
-    """Raise ImportError, with the command that installs them, if packages are missing; none is imported.
+    """Raise ImportError, with the command that installs them, if packages are missing; none is
+    imported.
 
-    The extra is one of this package, as ``report``, or several, as ``report,sweep``, whose modules are the default.
+    The extra is one of this package, as ``report``, or several, as ``report,sweep``, whose modules
+    are the default.
     """
     wanted = modules or [module for each in extra.split(",") for module in EXTRA_MODULES[each]]
-    missing = [_PACKAGES.get(module, module) for module in dict.fromkeys(wanted) if not _is_installed(module)]
+    missing = [
+        _PACKAGES.get(module, module)
+        for module in dict.fromkeys(wanted)
+        if not _is_installed(module)
+    ]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise ImportError(
-            f"{purpose} needs {', '.join(missing)}, which {verb} not installed: pip install 'embedgeo[{extra}]'"
+            f"{purpose} needs {', '.join(missing)}, which {verb} not installed: pip install "
+            f"'embedgeo[{extra}]'"
         )
 
 
@@ -39,4 +55,5 @@ def _is_installed(module: str) -> bool:
         return False
     except ValueError:  # a module that the program has made itself
         return True
-    return found is not None and found.origin is not None  # a folder of that name is none, such as one of data sets
+    # a folder of that name is none, such as one of data sets
+    return found is not None and found.origin is not None

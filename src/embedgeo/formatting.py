@@ -15,23 +15,33 @@ def short(number: float, digits: int = 3) -> str:
     if 0 < abs(number) < 1e-3:
         rounded = np.format_float_scientific(number, digits - 1, trim="-", exp_digits=1)
         return with_minus(rounded.replace(".e", "e"))
-    size, letter = next(((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size), (1, ""))
-    return with_minus(np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter)
+    size, letter = next(
+        ((size, s) for size, s in ((1e9, "B"), (1e6, "M"), (1e3, "k")) if abs(number) >= size),
+        (1, ""),
+    )
+    return with_minus(
+        np.format_float_positional(number / size, digits, fractional=False, trim="-") + letter
+    )
 
 
 def with_minus(numbers: str) -> str:
-    """Numbers as they are drawn: with signs that are as wide as a plus, where Python writes hyphens."""
+    """Numbers as they are drawn: with signs that are as wide as a plus, where Python writes
+    hyphens.
+    """
     return numbers.replace("-", "\N{MINUS SIGN}")
 
 
 def number(value: float) -> str:
     """A number in a sentence or a table."""
-    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value + 0.0:.4g}"  # without a sign of zero
+    # without a sign of zero
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value + 0.0:.4g}"
 
 
 def size(num_bytes: float) -> str:
     """A number of bytes."""
-    unit, name = next(((u, s) for u, s in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= u), (1, "B"))
+    unit, name = next(
+        ((u, s) for u, s in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if num_bytes >= u), (1, "B")
+    )
     return f"{num_bytes / unit:.3g} {name}"
 
 
@@ -53,29 +63,37 @@ def printable(name: str) -> str:
 
 
 def listed(names: Sequence[object], most: int = 8) -> str:
-    """Names with commas between them; of more than ``most`` the first ones, and the number of the others."""
+    """Names with commas between them; of more than ``most`` the first ones, and the number of the
+    others.
+    """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question to be put after an unknown name; empty where none that is known is like it, to the cutoff or more.
+    """A question to be put after an unknown name; empty where none that is known is like it, to the
+    cutoff or more.
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'
     """
-    return "".join(f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff))
+    return "".join(
+        f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff)
+    )
 
 
 def reason(error: BaseException) -> str:
     """An error in one line."""
-    lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+    lines = [
+        line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()
+    ]
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
     return " ".join(lines)[:400] + notes
 
 
 def shell_command(program: str, *arguments: object) -> str:
-    """A command that can be pasted into a shell: ``embedgeo`` or ``tensorboard``, and its arguments.
+    """A command that can be pasted into a shell: ``embedgeo`` or ``tensorboard``, and its
+    arguments.
 
     A program that is not on the PATH is run as a module by the Python that runs now.
     """

@@ -7,8 +7,10 @@ from itertools import product, takewhile
 from embedgeo.formatting import printable
 
 PARTS = ("attention", "other", "middle", "mlp")
-"""Layers inside of a block, in their names: what attention, cross-attention (or a state-space mixer) and the MLP (or
-experts) write, and what enters the MLP's part of a block: stream and attention."""
+"""Layers inside of a block, in their names: what attention, cross-attention (or a state-space
+mixer) and the MLP (or experts) write, and what enters the MLP's part of a block: stream and
+attention.
+"""
 LEDGER = "ledger"
 """Layer of a block that is all terms of its output, side by side: see `embedgeo.ResidualLedger`."""
 
@@ -35,7 +37,9 @@ def is_along(layer: str) -> bool:
 
 
 def layers_below(layers: Iterable[str]) -> Iterator[str]:
-    """The layer before each on its side of the model; empty for the first ones, and for means of layers."""
+    """The layer before each on its side of the model; empty for the first ones, and for means of
+    layers.
+    """
     last: dict[str, str] = {}
     for layer in layers:
         yield last.get(side(layer), "") if is_along(layer) else ""
@@ -46,13 +50,16 @@ def layers_below(layers: Iterable[str]) -> Iterator[str]:
 def is_input(layer: str) -> bool:
     """Tell the layer that enters the first block from others."""
     match = _LAYER.fullmatch(layer)
-    return match is not None and (match[2] == "embed" or (match[4] is not None and not int(match[4])))
+    return match is not None and (
+        match[2] == "embed" or (match[4] is not None and not int(match[4]))
+    )
 
 
 def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
     """The blocks among the layers, by the prefix of their side; empty where no layer is a block.
 
-    On a side without blocks, ``hidden.01``, ``hidden.02`` … stand for them, the last of which is after the final norm.
+    On a side without blocks, ``hidden.01``, ``hidden.02`` … stand for them, the last of which is
+    after the final norm.
     """
     blocks: dict[str, list[str]] = {}
     hidden: dict[str, list[str]] = {}
@@ -66,23 +73,31 @@ def blocks_by_side(layers: Iterable[str]) -> dict[str, list[str]]:
 
 
 def relative_depths(layers: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Relative depths of layers, by side: 0 is the input of the first block, 1 the output of the last one.
+    """Relative depths of layers, by side: 0 is the input of the first block, 1 the output of the
+    last one.
 
-    Layers off the row of blocks are left out; where no layer is a block, all count as equally far apart.
+    Layers off the row of blocks are left out; where no layer is a block, all count as equally far
+    apart.
     """
     depths: dict[str, dict[str, float]] = {}
     for prefix, blocks in blocks_by_side(layers).items():
-        numbers = {block: int(re.findall(r"\d+", block)[-1]) + ("hidden." not in block) for block in blocks}
+        numbers = {
+            block: int(re.findall(r"\d+", block)[-1]) + ("hidden." not in block) for block in blocks
+        }
         first = {layer: 0.0 for layer in layers if is_input(layer) and side(layer) == prefix}
-        depths[prefix] = first | {block: number / max(numbers.values()) for block, number in numbers.items()}
+        depths[prefix] = first | {
+            block: number / max(numbers.values()) for block, number in numbers.items()
+        }
     return depths or {"": {layer: i / max(1, len(layers) - 1) for i, layer in enumerate(layers)}}
 
 
 def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
-    """Distinct labels of layers on an axis, and the pattern in which those of modules stand for the star.
+    """Distinct labels of layers on an axis, and the pattern in which those of modules stand for the
+    star.
 
-    Blocks have their numbers, hidden states an h before theirs, other layers of a model short names. Names of modules
-    lose the parts that all of them start and end with, and then letters; names that are alike even so are numbered.
+    Blocks have their numbers, hidden states an h before theirs, other layers of a model short
+    names. Names of modules lose the parts that all of them start and end with, and then letters;
+    names that are alike even so are numbered.
     """
     plain = {layer: printable(layer) for layer in layers}
     modules = [plain[layer].split(".") for layer in plain if layer and not _LAYER.fullmatch(layer)]
@@ -92,13 +107,18 @@ def layer_labels(layers: Sequence[str]) -> tuple[list[str], str]:
     for right, keeps_end in product((tail, 0), (True, False)):
         labels = [_label(layer, plain[layer], head, right, keeps_end) for layer in layers]
         if len(set(labels)) == len(plain):
-            return labels, ".".join([*modules[0][:head], "*", *modules[0][-right:]]) if right else ""
+            return labels, ".".join(
+                [*modules[0][:head], "*", *modules[0][-right:]]
+            ) if right else ""
     return [f"#{i}" if layer else "" for i, layer in enumerate(layers)], ""
 
 
 def _common(names: Sequence[Sequence[str]]) -> list[str]:
     """The parts that all names start with."""
-    return [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))]
+    return [
+        parts[0]
+        for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*names, strict=False))
+    ]
 
 
 def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> str:
@@ -117,7 +137,8 @@ def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> st
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
-    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of round numbers.
+    """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of
+    round numbers.
 
     Where gaps part more than two rows of layers, the first of each row, and the last of all.
     """
@@ -125,6 +146,8 @@ def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
     rows = [0, *(i for i, layer in enumerate(layers, 1) if not layer)]
     if 2 < len(rows) < most:
         return [*rows, last]
-    gap = next(gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1))
+    gap = next(
+        gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1)
+    )
     start = next((i for i, layer in enumerate(layers) if layer.endswith("block.00")), 0) % gap
     return sorted({0, *(i for i in range(start, last, gap) if gap / 2 < i < last - gap / 2), last})

@@ -31,12 +31,18 @@ class _CommandLineValues(list[Any]):
 
 
 def _several(read: Callable[[str], list[Any]]) -> type[Action]:
-    """An action that takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a, b]'``."""
+    """An action that takes several values: ``--text a b``, ``--text a --text b`` or ``--text '[a,
+    b]'``.
+    """
 
     class Several(Action):
-        def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        def __call__(
+            self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+        ) -> None:
             earlier = getattr(namespace, self.dest, None)
-            values_so_far = _CommandLineValues(earlier if isinstance(earlier, _CommandLineValues) else ())
+            values_so_far = _CommandLineValues(
+                earlier if isinstance(earlier, _CommandLineValues) else ()
+            )
             for value in values:
                 try:
                     values_so_far += read(value)
@@ -73,39 +79,57 @@ class _Parser(ArgumentParser):
     def options_in(self, namespace: Any) -> list[str]:
         """The options that have another value than their default."""
         named = [action for action in self._actions if action.option_strings]
-        changed = [action for action in named if getattr(namespace, action.dest, action.default) != action.default]
+        changed = [
+            action
+            for action in named
+            if getattr(namespace, action.dest, action.default) != action.default
+        ]
         return [action.option_strings[0] for action in changed]
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line that names the rule, and which command lists its options."""
         of_command = getattr(ex, "subcommand_parser", None) or self
-        if missing := re.search(r"are required: ((\w+)\..*)", message):  # names of a command and its argument
+        # names of a command and its argument
+        if missing := re.search(r"are required: ((\w+)\..*)", message):
             of_command = self.commands[missing[2]]
-            names = [_option(name.removeprefix(f"{missing[2]}.")) for name in missing[1].split(", ")]
+            names = [
+                _option(name.removeprefix(f"{missing[2]}.")) for name in missing[1].split(", ")
+            ]
             message = f"the following arguments are required: {', '.join(names)}"
         asked = f"{of_command.prog.replace(' [options]', '')} --help"
-        message = re.sub(r'Parser key "(\w+)":', lambda found: f"argument {_option(found[1])}:", message)
+        message = re.sub(
+            r'Parser key "(\w+)":', lambda found: f"argument {_option(found[1])}:", message
+        )
         message = message.replace("not among choices [", "must be one of [")
         if unknown := re.search(r"unrecognized arguments: (--[\w-]+)", message):
             hint = did_you_mean(unknown[1], of_command.option_names(), 0.75)
             message += f".{hint}" if hint else ""
         message = message.replace("invalid _boolean_type value:", "must be true or false; got")
-        print(f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)", file=sys.stderr)
+        print(
+            f"embedgeo: error: {' '.join(message.split())} ({asked} lists the options)",
+            file=sys.stderr,
+        )
         raise SystemExit(2)
 
 
 class _Preset(Action):
-    """The name of a preset, which gives options as a configuration does: those after it take their place.
+    """The name of a preset, which gives options as a configuration does: those after it take their
+    place.
 
-    As an option, ``list`` prints the presets there are, each with a line on it, and ends the command.
+    As an option, ``list`` prints the presets there are, each with a line on it, and ends the
+    command.
     """
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
+    ) -> None:
         if option_string and values == "list":
             print(listing({name: first_line(path) for name, path in preset_files().items()}))
             parser.exit()
         if given := parser.options_in(namespace):
-            raise ArgumentError(self, f"comes first, and options after it; got {given[0]} before {values}")
+            raise ArgumentError(
+                self, f"comes first, and options after it; got {given[0]} before {values}"
+            )
         try:
             path = preset_file(values)
         except ValueError as error:
@@ -115,8 +139,12 @@ class _Preset(Action):
             setattr(namespace, self.dest, values)
 
 
-def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], ...]]) -> ArgumentParser:
-    """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its options."""
+def make_parser(
+    summary: str, commands: Mapping[str, tuple[Callable[..., Any], ...]]
+) -> ArgumentParser:
+    """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its
+    options.
+    """
     parser = _Parser(prog="embedgeo", description=summary, allow_abbrev=True, version=__version__)
     parser.commands = {}
     subcommands = parser.add_subcommands(required=True)
@@ -126,12 +154,19 @@ def make_parser(summary: str, commands: Mapping[str, tuple[Callable[..., Any], .
         command = _Parser(description=_plain(described.description, arguments), allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
         if settings == [SweepSettings]:
-            named = "a preset by name, whose options those after it take the place of; list: print their names"
-            command.add_argument("--preset", metavar="NAME|list", action=_Preset, default=SUPPRESS, help=named)
+            named = (
+                "a preset by name, whose options those after it take the place of; list: print "
+                "their names"
+            )
+            command.add_argument(
+                "--preset", metavar="NAME|list", action=_Preset, default=SUPPRESS, help=named
+            )
         for each in settings:
             _add_options(command, each, arguments)
         parser.commands[name] = command
-        subcommands.add_subcommand(name, command, help=_plain(described.short_description, arguments))
+        subcommands.add_subcommand(
+            name, command, help=_plain(described.short_description, arguments)
+        )
     return parser
 
 
@@ -141,20 +176,34 @@ def _option(argument: str) -> str:
 
 
 def _plain(text: str | None, arguments: Collection[str]) -> str:
-    """A text of a docstring without its marks of code, in which these arguments are named as options."""
-    return re.sub(r"``?([^`]+)``?", lambda code: _option(code[1]) if code[1] in arguments else code[1], text or "")
+    """A text of a docstring without its marks of code, in which these arguments are named as
+    options.
+    """
+    return re.sub(
+        r"``?([^`]+)``?",
+        lambda code: _option(code[1]) if code[1] in arguments else code[1],
+        text or "",
+    )
 
 
-def _add_options(parser: ArgumentParser, settings: Callable[..., Any], arguments: Collection[str]) -> None:
-    """An option for each argument, with its type, default and description; those of `_POSITIONAL` by position.
+def _add_options(
+    parser: ArgumentParser, settings: Callable[..., Any], arguments: Collection[str]
+) -> None:
+    """An option for each argument, with its type, default and description; those of `_POSITIONAL`
+    by position.
 
-    They are among all arguments of the command. What has no default is required, unless a paper's preset gives it.
+    They are among all arguments of the command. What has no default is required, unless a paper's
+    preset gives it.
     """
     parameters = parse(settings.__doc__ or "").params
-    described = {argument.arg_name: _plain(argument.description, arguments) for argument in parameters}
+    described = {
+        argument.arg_name: _plain(argument.description, arguments) for argument in parameters
+    }
     for name, parameter in signature(settings, eval_str=True).parameters.items():
         annotation = parameter.annotation
-        literals = [part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal]
+        literals = [
+            part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal
+        ]
         kind: dict[str, Any] = {"type": annotation}
         if annotation is bool:
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
@@ -175,5 +224,7 @@ def _add_options(parser: ArgumentParser, settings: Callable[..., Any], arguments
         presence: dict[str, Any] = {"default": parameter.default}
         if parameter.default is Parameter.empty:
             presence = {"default": SUPPRESS} if "paper" in arguments else {"required": True}
-        option = parser.add_argument(*dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind)
+        option = parser.add_argument(
+            *dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind
+        )
         option.option_strings = [hyphened]  # the only one that the help shows

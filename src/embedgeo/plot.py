@@ -42,21 +42,24 @@ def dynamics(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """A metric against the step: a line for each layer, their mean over blocks, and that of Gaussian rows.
+    """A metric against the step: a line for each layer, their mean over blocks, and that of
+    Gaussian rows.
 
-    The dashed line is what isotropic Gaussian embeddings of the same number, width and size show. As in the other
-    figures it is there where it can be told from the numbers: a table without ``width``, such as that of
-    `embedgeo.Geometry.to_frame`, gives it for few metrics.
+    The dashed line is what isotropic Gaussian embeddings of the same number, width and size show.
+    As in the other figures it is there where it can be told from the numbers: a table without
+    ``width``, such as that of `embedgeo.Geometry.to_frame`, gives it for few metrics.
 
     Args:
         results: what was measured: see `embedgeo.plot`.
         metric: the key of a metric.
-        ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of ``matplotlib.rcParams``.
+        ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of
+            ``matplotlib.rcParams``.
         title: in place of the figure's own; ``""`` leaves it out, as where a caption says it.
-        figsize: width and height of a new figure, in inches. Texts have 9.5 points and their family, unless
-            ``rcParams`` have other than matplotlib's defaults.
-        compact: make a new figure for one column of a paper: 3.25 × 2.5 inches unless ``figsize`` says otherwise, with
-            texts of 7 points. Several panels, as of `tokens`, are as many times 2.6 inches wide.
+        figsize: width and height of a new figure, in inches. Texts have 9.5 points and their
+            family, unless ``rcParams`` have other than matplotlib's defaults.
+        compact: make a new figure for one column of a paper: 3.25 × 2.5 inches unless ``figsize``
+            says otherwise, with texts of 7 points. Several panels, as of `tokens`, are as many
+            times 2.6 inches wide.
         run: which run, where there are several: its name.
         model: which model, where there are several.
 
@@ -65,8 +68,8 @@ def dynamics(
 
     Raises:
         TypeError: ``results``, ``ax`` or ``title`` is something else.
-        ValueError: nothing was measured, not this metric, or of several runs; ``figsize`` has no room for axes;
-            ``figsize`` or ``compact`` with ``ax``.
+        ValueError: nothing was measured, not this metric, or of several runs; ``figsize`` has no
+            room for axes; ``figsize`` or ``compact`` with ``ax``.
         FileNotFoundError: there is no such folder.
     """
     with figure_style(ax, title, figsize, compact=compact):
@@ -84,7 +87,9 @@ def profile(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """A metric against the layer: a line for each step, the last one in black; arguments as of `dynamics`."""
+    """A metric against the layer: a line for each step, the last one in black; arguments as of
+    `dynamics`.
+    """
     with figure_style(ax, title, figsize, compact=compact):
         return _metric_figure(figures.profile, results, metric, ax, run, model)
 
@@ -116,7 +121,8 @@ def composition(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of `dynamics`.
+    """Composition of the mean squared norm Q: the shares of M, V_W and V_B; other arguments as of
+    `dynamics`.
 
     ``by`` is ``"layer"``, at the last step; or ``"step"``, averaged over blocks.
 
@@ -127,7 +133,10 @@ def composition(
         raise ValueError(f'by must be "layer" or "step"; got {by!r}.')
     chosen = _chosen_run(results, run, model, ax)
     if not figures.has_composition(chosen):
-        raise ValueError(f"composition needs M and V, as EmbeddingMoments has them; there are {_metrics(chosen)}.")
+        raise ValueError(
+            f"composition needs M and V, as EmbeddingMoments has them; there are "
+            f"{_metrics(chosen)}."
+        )
     with figure_style(ax, title, figsize, compact=compact):
         return figures.composition(chosen, by, ax).figure
 
@@ -145,24 +154,28 @@ def tokens(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """V against M, a point a token type, with the regression line, at the last step; other arguments as of `dynamics`.
+    """V against M, a point a token type, with the regression line, at the last step; other
+    arguments as of `dynamics`.
 
-    ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types (``--token-tables
-    true``, ``token_tables=True``), or such a table: of `embedgeo.Geometry.token_tables`, or
-    ``pd.DataFrame(metric.table())``. Without ``layer`` there are at most as many as ``layers`` says, evenly
-    spaced over the depth (5 of 13 are 0, 3, 6, 9 and 12); with ``ax``, the last block. Token types with the texts in
-    ``examples``, as ``("once", "winked")``, are named; of a table without texts they are its token ids, as text.
+    ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with tables of token types
+    (``--token-tables true``, ``token_tables=True``), or such a table: of
+    `embedgeo.Geometry.token_tables`, or ``pd.DataFrame(metric.table())``. Without ``layer`` there
+    are at most as many as ``layers`` says, evenly spaced over the depth (5 of 13 are 0, 3, 6, 9 and
+    12); with ``ax``, the last block. Token types with the texts in ``examples``, as ``("once",
+    "winked")``, are named; of a table without texts they are its token ids, as text.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token types, or not of this
-            layer, or without one of the ``examples``; ``layers`` is less than 1.
+        TypeError, ValueError, FileNotFoundError: as `dynamics` does; there is no table of token
+            types, or not of this layer, or without one of the ``examples``; ``layers`` is less than
+            1.
     """
     if layers < 1:
         raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     chosen = replace(_chosen_run(results, run, model, ax, tables="tokens"), num_drawn=layers)
     if not chosen.tokens:
         raise ValueError(
-            "tokens needs a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), or a "
+            "tokens needs a table of token types: a Geometry with TokenMoments and token ids, its "
+            "token_tables(), or a "
             "folder with tokens/ (--token-tables true, token_tables=True); there is none."
         )
     present = chosen.layers_in(chosen.token_types[1])
@@ -187,25 +200,30 @@ def spectrum(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """The eigenvalues of the covariance in descending order, beside those of Gaussian rows and their edge.
+    """The eigenvalues of the covariance in descending order, beside those of Gaussian rows and
+    their edge.
 
-    ``results`` are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra (``--spectrum true``).
-    There is a line for each step at ``layer``; without it, for each layer at the last step. Other arguments are as of
-    `dynamics`.
+    ``results`` are a `Geometry` with ``Anisotropy(spectrum=True)``, or a folder with spectra
+    (``--spectrum true``). There is a line for each step at ``layer``; without it, for each layer at
+    the last step. Other arguments are as of `dynamics`.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: as `dynamics` does; there are no spectra, or not of this layer.
+        TypeError, ValueError, FileNotFoundError: as `dynamics` does; there are no spectra, or not
+            of this layer.
     """
     chosen = _chosen_run(results, run, model, ax, tables="spectra")
     if not chosen.spectra:
         raise ValueError(
-            "spectrum needs all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a folder with spectra/ "
+            "spectrum needs all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a "
+            "folder with spectra/ "
             "(--spectrum true); there are none."
         )
     if layer is not None:
         _require_known("layer", layer, chosen.layers_in(chosen.spectra[max(chosen.spectra)]))
     with figure_style(ax, title, figsize, compact=compact):
-        return (spectra_by_layer(chosen, ax) if layer is None else spectra_by_step(chosen, [layer], ax)).figure
+        return (
+            spectra_by_layer(chosen, ax) if layer is None else spectra_by_step(chosen, [layer], ax)
+        ).figure
 
 
 def scales(
@@ -219,19 +237,23 @@ def scales(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """The intrinsic dimension against the scale at which it is measured; other arguments as of `dynamics`.
+    """The intrinsic dimension against the scale at which it is measured; other arguments as of
+    `dynamics`.
 
-    ``results`` are measured with ``IntrinsicDimension(estimator="gride")``. There is a line for each ``by``: for each
-    ``"layer"``, at the last step; or for each ``"step"``, averaged over blocks.
+    ``results`` are measured with ``IntrinsicDimension(estimator="gride")``. There is a line for
+    each ``by``: for each ``"layer"``, at the last step; or for each ``"step"``, averaged over
+    blocks.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: as `dynamics` does; the dimension was not measured at scales.
+        TypeError, ValueError, FileNotFoundError: as `dynamics` does; the dimension was not measured
+            at scales.
     """
     _require_known("by", by, get_args(By))
     chosen = _chosen_run(results, run, model, ax)
     if not figures.measured_scales(chosen):
         raise ValueError(
-            'scales needs the intrinsic dimension at several scales, as IntrinsicDimension(estimator="gride") has it '
+            "scales needs the intrinsic dimension at several scales, as "
+            'IntrinsicDimension(estimator="gride") has it '
             f"(--extra scales); there are {_metrics(chosen)}."
         )
     draw = figures.scales_by_layer if by == "layer" else figures.scales_by_step
@@ -251,21 +273,26 @@ def similarity(
     run: str | None = None,
     model: str | None = None,
 ) -> Figure:
-    """Debiased linear CKA as a square of colours: of layers with layers at a step, or of steps with steps at a layer.
+    """Debiased linear CKA as a square of colours: of layers with layers at a step, or of steps with
+    steps at a layer.
 
-    ``results`` are a folder in which ``embedgeo drift`` has compared the saved rows of a sweep. With ``layer``, steps
-    are compared with steps; without it, layers with layers, at ``step`` or the last one compared. Other arguments are
-    as of `dynamics`.
+    ``results`` are a folder in which ``embedgeo drift`` has compared the saved rows of a sweep.
+    With ``layer``, steps are compared with steps; without it, layers with layers, at ``step`` or
+    the last one compared. Other arguments are as of `dynamics`.
 
     Raises:
-        TypeError, ValueError, FileNotFoundError: as `dynamics` does; nothing was compared, or not there.
+        TypeError, ValueError, FileNotFoundError: as `dynamics` does; nothing was compared, or not
+            there.
     """
     if layer is not None and step is not None:
-        raise ValueError(f"similarity is of one layer or of one step; got layer={layer!r} and step={step!r}.")
+        raise ValueError(
+            f"similarity is of one layer or of one step; got layer={layer!r} and step={step!r}."
+        )
     chosen = _chosen_run(results, run, model, ax)
     if chosen.cka.empty:
         raise ValueError(
-            "similarity needs rows that were compared: a folder of a sweep with --save-samples true, and embedgeo "
+            "similarity needs rows that were compared: a folder of a sweep with --save-samples "
+            "true, and embedgeo "
             "drift on it; there are none."
         )
     steps = figures.steps_over_layers(chosen)
@@ -298,29 +325,49 @@ def _metrics(run: Run) -> str:
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:
     if value not in known:
-        raise ValueError(f"{option} must be one of {listed(known, 50) or 'none that are there'}; got {value!r}.")
+        raise ValueError(
+            f"{option} must be one of {listed(known, 50) or 'none that are there'}; got {value!r}."
+        )
 
 
 def _chosen_run(
-    results: Results, run: str | None, model: str | None, ax: Axes | None, tables: Literal["tokens", "spectra", ""] = ""
+    results: Results,
+    run: str | None,
+    model: str | None,
+    ax: Axes | None,
+    tables: Literal["tokens", "spectra", ""] = "",
 ) -> Run:
-    """The one run that is meant, with those tables that a `Geometry` has to make, if they are named."""
+    """The one run that is meant, with those tables that a `Geometry` has to make, if they are
+    named.
+    """
     if ax is not None and not isinstance(ax, Axes):
         raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
     runs = [each for each in _runs(results, tables) if each.layers]
     if not runs:
         raise ValueError("results must hold values at layers; nothing was measured yet.")
-    for option, name, names_of in (("run", run, lambda each: [each.label]), ("model", model, _models)):
+    for option, name, names_of in (
+        ("run", run, lambda each: [each.label]),
+        ("model", model, _models),
+    ):
         if name is not None:
-            known = listed(list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in runs)))
+            known = listed(
+                list(dict.fromkeys(names_of(each)[0] or "one without a name" for each in runs))
+            )
             runs = [each for each in runs if name in names_of(each)]
             if not runs:
-                raise ValueError(f"{option} must be one of those in results: {known}; got {name!r}.")
+                raise ValueError(
+                    f"{option} must be one of those in results: {known}; got {name!r}."
+                )
     if len(runs) > 1:
         labels = [each.label for each in runs]
-        option, names = ("run", labels) if len(set(labels)) > 1 else ("model", [_models(each)[0] for each in runs])
+        option, names = (
+            ("run", labels)
+            if len(set(labels)) > 1
+            else ("model", [_models(each)[0] for each in runs])
+        )
         raise ValueError(
-            f"a figure is of one run, and results has {len(runs)}: choose one by {option}=, of {listed(names)}."
+            f"a figure is of one run, and results has {len(runs)}: choose one by {option}=, of "
+            f"{listed(names)}."
         )
     return runs[0]
 
@@ -337,28 +384,39 @@ def _runs(results: Results, tables: Literal["tokens", "spectra", ""]) -> list[Ru
             raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
         return read_folder(folder)
     if isinstance(results, Geometry):
-        runs = _runs_of_history(results.records(), results.token_tables() if tables == "tokens" else None)
+        runs = _runs_of_history(
+            results.records(), results.token_tables() if tables == "tokens" else None
+        )
         spectra = results.layer_tables().get("spectra") if tables == "spectra" else None
         if spectra is None:
             return runs
         shares = [(run, spectrum_shares(spectra, run.depth)) for run in runs]
-        return [replace(run, spectra={run.steps[-1]: share}) if len(share) else run for run, share in shares]
+        return [
+            replace(run, spectra={run.steps[-1]: share}) if len(share) else run
+            for run, share in shares
+        ]
     if isinstance(results, pd.DataFrame):
         return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)
-    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+    if not isinstance(records, Sequence) or not all(
+        isinstance(record, Mapping) for record in records
+    ):
         raise TypeError(f"{_RULE}; got {type(results).__name__}.")
     return _runs_of_history(records)
 
 
-def _runs_of_history(records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None) -> list[Run]:
+def _runs_of_history(
+    records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None
+) -> list[Run]:
     return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
 
 
 def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:
     missing = [column for column in ("n", "Q", "M", "V") if column not in table]
     if missing:
-        raise ValueError(f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing.")
+        raise ValueError(
+            f"a table of token types must have n, Q, M and V; {', '.join(missing)} missing."
+        )
     table = table if "layer" in table else table.assign(layer="all rows")
     counts = table.groupby("layer", sort=False)["n"].sum()
     records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})

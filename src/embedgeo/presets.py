@@ -49,7 +49,9 @@ def preset(name: str) -> dict[str, Any]:
 def example_files() -> dict[str, list[Path]]:
     """Files of each example, by name: the script, after it what it is run with."""
     found: dict[str, list[Path]] = {}
-    for path in sorted(_shipped("examples").glob("[!.]*"), key=lambda path: (path.stem, path.suffix)):
+    for path in sorted(
+        _shipped("examples").glob("[!.]*"), key=lambda path: (path.stem, path.suffix)
+    ):
         if path.is_file():
             found.setdefault(path.stem, []).append(path)
     return found
@@ -66,7 +68,8 @@ def write_example(name: str, folder: Path) -> list[Path]:
     targets = [folder / path.name for path in files]
     if there := [str(target) for target in targets if target.exists()]:
         raise FileExistsError(
-            f"an example never replaces a file; there already: {', '.join(there)}. Rename or remove that first."
+            f"an example never replaces a file; there already: {', '.join(there)}. Rename or "
+            f"remove that first."
         )
     for path, target in zip(files, targets, strict=True):
         target.write_bytes(path.read_bytes())
@@ -93,11 +96,15 @@ def listing(lines: Mapping[str, str]) -> str:
 def _named(name: str, known: dict[str, T], kind: str) -> T:
     if name not in known:
         names = ", ".join(known) or "none here"
-        raise ValueError(f"the name of {kind} must be one of {names}; got {name!r}.{did_you_mean(name, known)}")
+        raise ValueError(
+            f"the name of {kind} must be one of {names}; got {name!r}.{did_you_mean(name, known)}"
+        )
     return known[name]
 
 
 def _shipped(folder: str) -> Path:
-    """A folder inside the installed package; in a checkout, which the package is run from, that at its top."""
+    """A folder inside the installed package; in a checkout, which the package is run from, that at
+    its top.
+    """
     installed = Path(__file__).parent / folder
     return installed if installed.is_dir() else Path(__file__).parents[2] / folder

@@ -25,7 +25,11 @@ from benchmarks.workers import ROOT, Worker
 from tests.sweep.tiny import SIZES, local_run
 
 TINY = steps.Shape("tiny", 1, 16, (2, 8), heads=2, vocabulary=32)
-LINE = Line("name", {"embedgeo": [1.0, 2.0, 2.0], "slow": [9.0, 9.0, 9.0], "fast": [2.0, 4.0, 6.0]}, at_least=2)
+LINE = Line(
+    "name",
+    {"embedgeo": [1.0, 2.0, 2.0], "slow": [9.0, 9.0, 9.0], "fast": [2.0, 4.0, 6.0]},
+    at_least=2,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +42,9 @@ def quick(monkeypatch: pytest.MonkeyPatch):
 
 def documented(kind: str) -> set[str]:
     """The fields of a kind of record, in the table of the page."""
-    (row,) = re.findall(rf"^\| `{kind}` \|.*$", Path(ROOT, "docs/benchmarks.md").read_text(), re.MULTILINE)
+    (row,) = re.findall(
+        rf"^\| `{kind}` \|.*$", Path(ROOT, "docs/benchmarks.md").read_text(), re.MULTILINE
+    )
     return {"kind", *re.findall(r"`(\w+)`", row)[1:]}
 
 
@@ -51,7 +57,9 @@ def holds(record: timing.Record) -> None:
 
 def test_sides_take_turns_and_the_first_round_does_not_count():
     ran: list[str] = []
-    seconds = take_turns({name: lambda name=name: ran.append(name) or float(len(ran)) for name in "ab"}, rounds=2)
+    seconds = take_turns(
+        {name: lambda name=name: ran.append(name) or float(len(ran)) for name in "ab"}, rounds=2
+    )
     assert ran == ["b", "a", "a", "b", "b", "a"]
     assert seconds == {"a": [3, 6], "b": [4, 5]}
 
@@ -88,7 +96,9 @@ def test_records_are_printed_and_written(tmp_path, capsys):
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_timed(tmp_path, capsys):
     parser = timing.arguments_parser("")
-    assert parser.parse_args(["--json", str(tmp_path / "found.json")]).json == tmp_path / "found.json"
+    assert (
+        parser.parse_args(["--json", str(tmp_path / "found.json")]).json == tmp_path / "found.json"
+    )
     with pytest.raises(SystemExit):
         parser.parse_args(["--json", str(tmp_path / "nowhere" / "found.json")])
     assert "must be a file in a folder that exists; got" in capsys.readouterr().err
@@ -107,7 +117,9 @@ def test_the_peers_find_the_same_dimension():
     ours = estimators.twonn_dimension(x).dimension
     assert peers.scikit_dimension(x) == pytest.approx(ours, rel=1e-5)
     assert float(peers.cdist_topk(x)) == pytest.approx(ours, rel=1e-2)
-    assert float(peers.svd_anisotropy(x)) == pytest.approx(float(estimators.anisotropy(x)), rel=1e-4)
+    assert float(peers.svd_anisotropy(x)) == pytest.approx(
+        float(estimators.anisotropy(x)), rel=1e-4
+    )
 
 
 def test_other_estimators():
@@ -172,7 +184,8 @@ def test_what_a_sweep_costs(tmp_path, monkeypatch):
 
 
 def test_a_long_run(monkeypatch):
-    monkeypatch.setattr("embedgeo.report.live.draw_pictures", lambda *_: ())  # drawing takes seconds
+    # drawing takes seconds
+    monkeypatch.setattr("embedgeo.report.live.draw_pictures", lambda *_: ())
     first, second = long_runs.growth((1, 2), TINY)
     holds(first)
     assert second.records == 2 * first.records
@@ -186,7 +199,9 @@ def test_what_a_worker_times(monkeypatch):
     lines = [*compare.compared("base", "*", rounds=1)]
     assert [line.name for line in lines] == ["0.001", "0.002"]
     assert (lines[0].over, lines[0].under) == ("base", "embedgeo")
-    assert all(seconds >= float(line.name) for line in lines for (seconds,) in line.seconds.values())
+    assert all(
+        seconds >= float(line.name) for line in lines for (seconds,) in line.seconds.values()
+    )
 
 
 def test_a_process_that_has_ended_fails_its_cases():
@@ -205,7 +220,9 @@ def test_a_revision_is_extracted(tmp_path):
 
 @pytest.mark.parametrize("base", ["no-such-revision", "--", "HEAD:docs"])
 def test_what_is_no_revision_with_sources_is_refused_in_one_line(base, tmp_path):
-    with pytest.raises(SystemExit, match=r"^BASE must be a git revision with a folder src, .*; got '.*' \(.+\)\.$"):
+    with pytest.raises(
+        SystemExit, match=r"^BASE must be a git revision with a folder src, .*; got '.*' \(.+\)\.$"
+    ):
         compare.extract(base, tmp_path)
 
 
@@ -219,7 +236,10 @@ def test_a_case_of_the_comparison_runs():
 def test_a_measured_step_takes_as_few_collectives_however_many_layers():
     found = [communication.traffic(2, layers, 8, 64) for layers in (1, 12)]
     assert found[0].calls == found[1].calls <= communication.AT_MOST
-    for background in (communication.traffic(2, layers, 8, 64, background=True) for layers in (1, 12)):
-        assert background.calls <= communication.AT_MOST + 1  # which tells that the values of the one before are there
+    for background in (
+        communication.traffic(2, layers, 8, 64, background=True) for layers in (1, 12)
+    ):
+        # which tells that the values of the one before are there
+        assert background.calls <= communication.AT_MOST + 1
     holds(found[1])
     holds(communication.extrapolated(found[1], 12, 8, 64))

@@ -1,4 +1,6 @@
-"""The tables and figures of docs/findings.md can be made, and its verdicts are those of the numbers."""
+"""The tables and figures of docs/findings.md can be made, and its verdicts are those of the
+numbers.
+"""
 
 import re
 import shutil
@@ -9,11 +11,41 @@ import pytest
 import torch
 
 from benchmarks import findings
-from benchmarks.findings import CLAIMS, PAGE, Claim, bell, fall, peak, rise, second_fall, span, tau, with_tables
-from benchmarks.findings_runs import KINDS, SIZES, Setting, Training, do_runs, measured_steps, read_runs, tasks
+from benchmarks.findings import (
+    CLAIMS,
+    PAGE,
+    Claim,
+    bell,
+    fall,
+    peak,
+    rise,
+    second_fall,
+    span,
+    tau,
+    with_tables,
+)
+from benchmarks.findings_runs import (
+    KINDS,
+    SIZES,
+    Setting,
+    Training,
+    do_runs,
+    measured_steps,
+    read_runs,
+    tasks,
+)
 
 PLACES = [
-    *("models", "claims", "neighbours", "beyond", "equal loss", "final loss", "alarms", "from the start"),
+    *(
+        "models",
+        "claims",
+        "neighbours",
+        "beyond",
+        "equal loss",
+        "final loss",
+        "alarms",
+        "from the start",
+    ),
     *(f"{name} {kind}" for kind in KINDS for name in ("sampling", "gaussian", "errors")),
 ]
 
@@ -40,7 +72,9 @@ def test_every_table_and_figure_of_the_page_is_made(made):
         assert len({row.count(" | ") for row in (rows[0], *rows[2:])}) == 1, name
         assert "nan" not in table
         assert "inf" not in table
-    verdicts = sum(found["claims"].count(f": {verdict} |") for verdict in ("holds", "fails", "open"))
+    verdicts = sum(
+        found["claims"].count(f": {verdict} |") for verdict in ("holds", "fails", "open")
+    )
     assert verdicts == sum(len(claim.kinds) for claim in CLAIMS)
     figures = re.findall(r"images/(findings-[\w-]+)\.png", page)
     names = {file.stem for file in (made / "images").glob("findings-*.png")}
@@ -70,23 +104,32 @@ def test_faults_begin_where_they_are_said_to(made):
     losses = losses[losses["is_alarm"] & losses["loss"].notna() & (losses["seed"] == 200)]
     by_fault = losses.pivot(index="step", columns="fault", values="loss")
     start = int(losses["onset"].iloc[0])
-    late = by_fault[["noise for text", "labels shifted", "float16 underflow", "dead head", "rate jumps × 10"]]
+    late = by_fault[
+        ["noise for text", "labels shifted", "float16 underflow", "dead head", "rate jumps × 10"]
+    ]
     assert late.loc[: start - 1].nunique(axis=1).eq(1).all()
     assert late.loc[start + 2 :].nunique(axis=1).gt(1).all()
     assert by_fault.loc[start, "noise for text"] > by_fault.loc[start, "dead head"] + 0.2
     assert by_fault["weights × 4"].first_valid_index() == 0
-    assert by_fault.loc[0, "weights × 4"] != by_fault.loc[0, "no warm-up"] == by_fault.loc[0, "dead head"]
+    assert (
+        by_fault.loc[0, "weights × 4"]
+        != by_fault.loc[0, "no warm-up"]
+        == by_fault.loc[0, "dead head"]
+    )
 
 
 def test_shapes_are_told_by_their_size():
     assert peak(np.array([1.0, 3.0, 2.0])) == pytest.approx(0.5)
     assert peak(np.array([1.0, 1.5, 2.0])) == pytest.approx(-0.25)
     curve = np.array([4.0, 1.0, 3.0, 2.0])
-    assert [shape(curve) for shape in (fall, rise, second_fall)] == pytest.approx([0.75, 2.0, 1 / 3])
+    assert [shape(curve) for shape in (fall, rise, second_fall)] == pytest.approx(
+        [0.75, 2.0, 1 / 3]
+    )
     assert tau(np.array([1.0, 2.0, 4.0])) == 1
     assert bell(np.array([1.0, 2.0, 3.0, 2.0, 1.5])) == pytest.approx(1.0)
     assert bell(np.array([1.0, 2.0, 2.0, 4.0, 3.0, 2.0, 2.0, 2.0])) == pytest.approx(1.0)
-    assert bell(np.array([1.0, 4.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0])) == pytest.approx(-0.25)  # not half way
+    # not half way
+    assert bell(np.array([1.0, 4.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0])) == pytest.approx(-0.25)
     assert span(np.array([1.0, 4.0, 3.0])) == 3
 
 
@@ -120,7 +163,9 @@ def test_models_are_fed_what_they_are_measured_on(kind):
     assert ids.shape == (4, 16)
     words = setting.sequences(setting.text.word_ids, places)
     assert words.shape == (4, setting.body)
-    inputs = setting.inputs(setting.sequences(setting.text.token_ids, places), torch.Generator().manual_seed(0))
+    inputs = setting.inputs(
+        setting.sequences(setting.text.token_ids, places), torch.Generator().manual_seed(0)
+    )
     if kind == "decoder":
         assert torch.equal(inputs["input_ids"], ids)
     else:

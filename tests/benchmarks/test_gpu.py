@@ -1,4 +1,6 @@
-"""The benchmark of a GPU runs on tiny sizes, also on the CPU, and its JSON has the fields that it documents."""
+"""The benchmark of a GPU runs on tiny sizes, also on the CPU, and its JSON has the fields that it
+documents.
+"""
 
 import json
 import re
@@ -8,7 +10,15 @@ import torch
 
 from benchmarks import gpu
 
-PARTS = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager", "steps tiny background", "steps tiny stable"]
+PARTS = [
+    "tf32",
+    "twonn",
+    "measurement",
+    "ranks",
+    "steps tiny eager",
+    "steps tiny background",
+    "steps tiny stable",
+]
 
 
 def names(value):
@@ -31,6 +41,15 @@ def test_all_parts_run_and_their_fields_are_documented(tmp_path):
     assert parts == {"device", "errors", *(part.split()[0] for part in PARTS)}
     documented = set(re.findall(r"``(\w+)", gpu.__doc__))
     assert parts <= documented
-    fields = {field for name, part in results.items() if name.startswith(("steps", "twonn")) for field in names(part)}
-    fields |= {field for name, part in results.items() if name.startswith("measurement") for field in part}
-    assert {field for field in fields if field.endswith(("_ms", "_MB", "_waits", "_plain"))} <= documented
+    fields = {
+        field
+        for name, part in results.items()
+        if name.startswith(("steps", "twonn"))
+        for field in names(part)
+    }
+    fields |= {
+        field for name, part in results.items() if name.startswith("measurement") for field in part
+    }
+    assert {
+        field for field in fields if field.endswith(("_ms", "_MB", "_waits", "_plain"))
+    } <= documented

@@ -34,7 +34,9 @@ def test_rows_are_enough_from_which_on_the_error_stays_small():
 
 
 def can_have_an_encoder():
-    """Some versions of transformers refuse a ModernBERT without blocks that see a part of the sequence alone."""
+    """Some versions of transformers refuse a ModernBERT without blocks that see a part of the
+    sequence alone.
+    """
     try:
         ModernBertConfig(num_hidden_layers=1, global_attn_every_n_layers=1)
     except StrictDataclassError:
@@ -43,19 +45,24 @@ def can_have_an_encoder():
 
 
 needs_an_encoder = pytest.mark.skipif(
-    not can_have_an_encoder(), reason="needs a later transformers, whose ModernBERT can have full attention alone"
+    not can_have_an_encoder(),
+    reason="needs a later transformers, whose ModernBERT can have full attention alone",
 )
 
 
 @pytest.mark.parametrize("kind", ["decoder", pytest.param("encoder", marks=needs_an_encoder)])
 def test_small_models_learn_from_the_text(kind):
-    settings = DemoSettings(max_steps=8, num_layers=1, hidden_size=32, vocab_size=512, seq_len=32, batch_size=8)
+    settings = DemoSettings(
+        max_steps=8, num_layers=1, hidden_size=32, vocab_size=512, seq_len=32, batch_size=8
+    )
     found = small_models.trained(kind, settings)
     assert not found.model.training
     assert found.loss < math.log(512)
     assert found.unigram_loss == pytest.approx(5.24, abs=0.2)
     assert found.token_ids.max() < 512 <= found.model.config.vocab_size
-    hidden = found.model(input_ids=found.token_ids[None, :32], output_hidden_states=True).hidden_states
+    hidden = found.model(
+        input_ids=found.token_ids[None, :32], output_hidden_states=True
+    ).hidden_states
     assert [tuple(each.shape) for each in hidden] == [(1, 32, 32)] * 2
 
 
@@ -76,6 +83,8 @@ def test_all_tables_are_printed(capsys):
     tables = re.split(r"\n\n(?=\|)", capsys.readouterr().out)[1:]
     assert len(tables) == 1 + 2 + 4 * 3 + 1
     for table in tables[1:]:
-        head, _, *rows = (line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|"))
+        head, _, *rows = (
+            line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")
+        )
         assert [row[0].strip(" `") for row in rows] == [*NUMBERS]
         assert {len(row) for row in rows} == {len(head)}

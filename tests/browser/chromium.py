@@ -1,4 +1,6 @@
-"""Headless Chromium, driven over the W3C WebDriver protocol: plain HTTP to the chromedriver beside it."""
+"""Headless Chromium, driven over the W3C WebDriver protocol: plain HTTP to the chromedriver beside
+it.
+"""
 
 import base64
 import json
@@ -9,9 +11,13 @@ import time
 import urllib.request
 from pathlib import Path
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver")
-MISSING = " and ".join(name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if path is None)
+MISSING = " and ".join(
+    name for name, path in (("chromium", CHROMIUM), ("chromedriver", DRIVER)) if path is None
+)
 
 _FLAGS = [
     "--headless=new",
@@ -36,10 +42,15 @@ class Browser:
         )
         try:
             started = next(
-                found for line in self.driver.stdout if (found := re.search(r"successfully on port (\d+)", line))
+                found
+                for line in self.driver.stdout
+                if (found := re.search(r"successfully on port (\d+)", line))
             )
             self.url = f"http://127.0.0.1:{started[1]}/session"
-            options = {"binary": CHROMIUM, "args": [*_FLAGS, self.window, f"--user-data-dir={self.profile}"]}
+            options = {
+                "binary": CHROMIUM,
+                "args": [*_FLAGS, self.window, f"--user-data-dir={self.profile}"],
+            }
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             session = self._call("", {"capabilities": {"alwaysMatch": wanted}})
             self.url += f"/{session['sessionId']}"
@@ -81,7 +92,10 @@ class Browser:
 
     def console(self):
         """Messages since the last call, as (level, text)."""
-        return [(entry["level"], entry["message"]) for entry in self._call("/se/log", {"type": "browser"})]
+        return [
+            (entry["level"], entry["message"])
+            for entry in self._call("/se/log", {"type": "browser"})
+        ]
 
     def resize(self, width, height):
         self._call("/window/rect", {"width": width, "height": height})
@@ -89,7 +103,9 @@ class Browser:
     def emulate(self, width, height):
         """Show pages as on a screen of this size, also where no window can be so small."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
-        self._call("/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics})
+        self._call(
+            "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
+        )
 
     def prefer(self, scheme):
         """Prefer the colour scheme "light" or "dark"."""
@@ -97,7 +113,9 @@ class Browser:
         self._call("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": features})
 
     def point(self, x, y, *, to=None):
-        """Move the mouse to a point of the window, and, with the button down, from there to another."""
+        """Move the mouse to a point of the window, and, with the button down, from there to
+        another.
+        """
         self._mouse("mouseMoved", x, y)
         if to is not None:
             self._mouse("mousePressed", x, y, button="left", clickCount=1)
@@ -112,23 +130,33 @@ class Browser:
         """Press keys one after the other, by their names in JavaScript."""
         for key in keys:
             for kind in ("keyDown", "keyUp"):
-                params = {"type": kind, "key": key, "text": key if len(key) == 1 and kind == "keyDown" else ""}
+                params = {
+                    "type": kind,
+                    "key": key,
+                    "text": key if len(key) == 1 and kind == "keyDown" else "",
+                }
                 params |= {"windowsVirtualKeyCode": 9} if key == "Tab" else {}
                 self._call("/goog/cdp/execute", {"cmd": "Input.dispatchKeyEvent", "params": params})
 
     def media(self, name):
         """Show pages on a medium: "print", or "" for the screen."""
-        self._call("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {"media": name}})
+        self._call(
+            "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {"media": name}}
+        )
 
     def screenshot(self, path):
         path.write_bytes(base64.b64decode(self._call("/screenshot", method="GET")))
 
     def _call(self, path, body=None, *, method="POST"):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}, method=method
+        )
         try:
             with urllib.request.urlopen(request, timeout=60) as response:
                 return json.load(response)["value"]
         except urllib.error.HTTPError as error:
             reason = json.load(error)["value"]
-            raise RuntimeError(f"{method} {path}: {reason['error']}: {reason['message'][:500]}") from None
+            raise RuntimeError(
+                f"{method} {path}: {reason['error']}: {reason['message'][:500]}"
+            ) from None

@@ -11,8 +11,12 @@ _SCRIPT = Path(__file__).with_name("faults.js").read_text(encoding="utf-8")
 
 
 def faults(browser, page: Path) -> list[str]:
-    """Open a file and all that is folded up in it, and list what its readers would miss, and errors on the console."""
+    """Open a file and all that is folded up in it, and list what its readers would miss, and errors
+    on the console.
+    """
     browser.open(page)
     browser.run(_OPEN_ALL)
     found = browser.run(_SCRIPT)
-    return found + [f"console: {text}" for level, text in browser.console() if level in ("SEVERE", "WARNING")]
+    return found + [
+        f"console: {text}" for level, text in browser.console() if level in ("SEVERE", "WARNING")
+    ]

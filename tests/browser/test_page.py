@@ -18,9 +18,15 @@ GOOD = f"""<h1>Title</h1><p>Text, <a href="#there">a link</a>.</p><h2 id="there"
 <h2 style="color: #8a8a8a; font-size: 30px">large letters may be paler</h2>"""
 BAD = {
     "an image without alt": (f'<img src="{PIXEL}">', "has no alt"),
-    "an image that is folded up": (f'<details><summary>x</summary><img src="{PIXEL}"></details>', "has no alt"),
+    "an image that is folded up": (
+        f'<details><summary>x</summary><img src="{PIXEL}"></details>',
+        "has no alt",
+    ),
     "an image with an empty alt": (f'<img src="{PIXEL}" alt=" ">', "has an empty alt"),
-    "an image that is broken": ('<img src="data:image/png;base64,AAAA" alt="A dot">', "did not load"),
+    "an image that is broken": (
+        '<img src="data:image/png;base64,AAAA" alt="A dot">',
+        "did not load",
+    ),
     "a drawing without a name": ('<svg width="9" height="9"></svg>', "<svg> has no name"),
     "a heading that skips a level": ("<h4>Deep</h4>", '"Deep" is of level 4 after level 2'),
     "a second title": ("<h1>Another</h1>", "there are 2 <h1>"),
@@ -30,7 +36,10 @@ BAD = {
     "a table without headers": ("<table><tr><td>1</td></tr></table>", "no header cells"),
     "a link to nowhere": ('<a href="#nowhere">x</a>', "leads to #nowhere"),
     "one id twice": ('<p id="there">x</p>', 'id "there" is there twice'),
-    "another order of the tab key": ('<button tabindex="3">x</button>', "changes the order of the tab key"),
+    "another order of the tab key": (
+        '<button tabindex="3">x</button>',
+        "changes the order of the tab key",
+    ),
     "what only a mouse can press": ('<span onclick="1">x</span>', "not reached by keyboard"),
     "an invisible focus": ('<button style="outline: none">x</button>', "does not show the focus"),
     "a region that only a mouse can scroll": (
@@ -43,13 +52,18 @@ BAD = {
         '"pale" has a contrast of',
     ),
     "an error in a script": ('<script>throw new Error("broken")</script>', "console: "),
-    "a picture from elsewhere": ('<img src="http://127.0.0.1:9/x.png" alt="A dot">', "is fetched from elsewhere"),
+    "a picture from elsewhere": (
+        '<img src="http://127.0.0.1:9/x.png" alt="A dot">',
+        "is fetched from elsewhere",
+    ),
 }
 
 
 def write(folder, body, head='<title>Test</title><meta charset="utf-8">', lang='lang="en"'):
     page = folder / "page.html"
-    page.write_text(f"<!doctype html><html {lang}><head>{head}</head><body><main>{body}</main></body></html>")
+    page.write_text(
+        f"<!doctype html><html {lang}><head>{head}</head><body><main>{body}</main></body></html>"
+    )
     return page
 
 
@@ -66,4 +80,8 @@ def test_a_fault_is_found(browser, tmp_path, body, expected):
 def test_what_the_page_itself_lacks_is_found(browser, tmp_path):
     page = write(tmp_path, GOOD, head="", lang="")
     page.write_text(page.read_text().replace("main>", "div>"))
-    assert faults(browser, page) == ["the page has no title", "<html> has no lang", "the page has no <main>"]
+    assert faults(browser, page) == [
+        "the page has no title",
+        "<html> has no lang",
+        "the page has no <main>",
+    ]

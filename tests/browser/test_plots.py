@@ -1,4 +1,6 @@
-"""Figures that answer: pointing, choosing, scales, zoom, the address and the keyboard, in a page opened from a file."""
+"""Figures that answer: pointing, choosing, scales, zoom, the address and the keyboard, in a page
+opened from a file.
+"""
 
 import re
 
@@ -84,7 +86,9 @@ def test_pointing_names_layer_step_value_and_error(wide, page):
     opened(wide, page)
     ((left, top, width, height),) = shown(wide, "M_over_Q-dynamics")
     wide.point(left + width - 1, top + height / 2)
-    found = re.fullmatch(r"(.+), step 1,024: ([\d.]+) ± ([\d.]+)", wide.run(READOUT, "M_over_Q-dynamics"))
+    found = re.fullmatch(
+        r"(.+), step 1,024: ([\d.]+) ± ([\d.]+)", wide.run(READOUT, "M_over_Q-dynamics")
+    )
     assert found, wide.run(READOUT, "M_over_Q-dynamics")
     layers = [*layer_names(3), "mean over blocks", "Gaussian rows"]
     assert found[1] in layers
@@ -92,7 +96,9 @@ def test_pointing_names_layer_step_value_and_error(wide, page):
     shown(wide, "M_over_Q-profile")
     ((left, top, width, height),) = shown(wide, "M_over_Q-profile")
     wide.point(left + width - 1, top + 1)
-    assert re.match(r"step [\dk,]+, final_norm: 0\.\d+ ± 0\.0\d+", wide.run(READOUT, "M_over_Q-profile"))
+    assert re.match(
+        r"step [\dk,]+, final_norm: 0\.\d+ ± 0\.0\d+", wide.run(READOUT, "M_over_Q-profile")
+    )
     wide.point(1, 1)
     assert wide.run(READOUT, "M_over_Q-profile") == ""
 
@@ -100,14 +106,22 @@ def test_pointing_names_layer_step_value_and_error(wide, page):
 def test_the_keyboard_moves_along_lines_and_between_them(wide, page):
     opened(wide, page)
     shown(wide, "M_over_Q-dynamics")
-    wide.run("document.querySelector('[data-plot=M_over_Q-dynamics] .plot').focus({ focusVisible: true })")
+    wide.run(
+        "document.querySelector('[data-plot=M_over_Q-dynamics] .plot').focus({ focusVisible: true "
+        "})"
+    )
     assert wide.run(READOUT, "M_over_Q-dynamics").startswith("mean over blocks, step 1,024: ")
     wide.press("Home", "ArrowRight", "ArrowRight")
     assert wide.run(READOUT, "M_over_Q-dynamics").startswith("mean over blocks, step 4: ")
     wide.press("ArrowUp")
     above = wide.run(READOUT, "M_over_Q-dynamics")
     assert re.match(r"(block\.0\d|final_norm), step 4: ", above)
-    assert wide.run("return document.activeElement.querySelector('.readout').getAttribute('aria-live')") == "polite"
+    assert (
+        wide.run(
+            "return document.activeElement.querySelector('.readout').getAttribute('aria-live')"
+        )
+        == "polite"
+    )
     wide.press("+")
     low, high = map(float, re.search(r"&step=([\d.]+)\.\.([\d.]+)", address(wide)).groups())
     assert 0 <= low < 4 < high < 1024
@@ -134,7 +148,10 @@ def test_layers_go_on_and_off_in_all_figures_and_the_address_keeps_it(wide, page
     shown(wide, "Q-dynamics")
     assert wide.run("return document.querySelector('[data-count=layer]').textContent") == "1 of 5"
     wide.run("document.querySelector('a[href=\"#flags\"]').click()")
-    assert wide.wait("return location.hash.startsWith('#flags&') && location.hash") == "#flags&only-layer=embed"
+    assert (
+        wide.wait("return location.hash.startsWith('#flags&') && location.hash")
+        == "#flags&only-layer=embed"
+    )
 
 
 def test_runs_go_on_and_off(wide, both):
@@ -205,7 +222,11 @@ def test_nothing_is_wrong_with_figures_that_answer(browser, both, scheme, width)
     browser.prefer(scheme)
     browser.emulate(width, 900)
     assert faults(browser, both) == []
-    for name in ("M_over_Q-dynamics-small", "M_over_Q-compared-dynamics-small", "M_over_Q-compared-profiles"):
+    for name in (
+        "M_over_Q-dynamics-small",
+        "M_over_Q-compared-dynamics-small",
+        "M_over_Q-compared-profiles",
+    ):
         if browser.run("return !!document.querySelector(`[data-plot='${arguments[0]}']`)", name):
             shown(browser, name)
     assert faults(browser, both) == []
@@ -217,12 +238,17 @@ def test_nothing_is_wrong_with_figures_that_answer(browser, both, scheme, width)
 def test_print_has_the_pictures(wide, page):
     opened(wide, page)
     shown(wide, "M_over_Q-dynamics")
-    visible = "return getComputedStyle(document.querySelector('[data-plot=M_over_Q-dynamics] img')).visibility"
+    visible = (
+        "return getComputedStyle(document.querySelector('[data-plot=M_over_Q-dynamics] "
+        "img')).visibility"
+    )
     assert wide.run(visible) == "hidden"
     wide.media("print")
     try:
         assert wide.run(visible) == "visible"
-        drawn = "return [...document.querySelectorAll('.plot, #view')].some(e => e.checkVisibility())"
+        drawn = (
+            "return [...document.querySelectorAll('.plot, #view')].some(e => e.checkVisibility())"
+        )
         assert not wide.run(drawn)
     finally:
         wide.media("")

@@ -39,7 +39,12 @@ def page(tmp_path_factory):
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     metrics = ("n", "M", "anisotropy", "intrinsic_dimension", *OF_TYPES, *OF_BATCHES)
-    make_models(folder, {"lab/bert": 2, "lab/roberta": 3, "lab/gpt": 2}, metrics=metrics, groups={"lab/gpt": "decoder"})
+    make_models(
+        folder,
+        {"lab/bert": 2, "lab/roberta": 3, "lab/gpt": 2},
+        metrics=metrics,
+        groups={"lab/gpt": "decoder"},
+    )
     return write_report([folder])
 
 
@@ -69,7 +74,11 @@ def test_the_flags_can_be_seen(browser, page):
     text = browser.run("return document.body.innerText")
     for words in ("Duplicate checkpoints.", "Loss outliers.", "Non-finite rows."):
         assert words in text
-    for words in ("step1: weights of step0", "step64: 30 nats per token", "block.01: 7 rows at most, at step 512"):
+    for words in (
+        "step1: weights of step0",
+        "step64: 30 nats per token",
+        "block.01: 7 rows at most, at step 512",
+    ):
         assert words in text
 
 
@@ -83,8 +92,12 @@ def test_the_page_fits_into_the_window(browser, page, width):
 def test_a_wide_figure_keeps_its_letters_on_a_narrow_screen(browser, page):
     browser.resize(500, 900)  # the narrowest that a window can be
     browser.open(page)
-    browser.wait("return [...document.images].every(i => { i.loading = 'eager'; return i.complete; })")
-    shown = browser.run("return [...document.images].map(i => [i.clientWidth, i.width, +i.getAttribute('width')])")
+    browser.wait(
+        "return [...document.images].every(i => { i.loading = 'eager'; return i.complete; })"
+    )
+    shown = browser.run(
+        "return [...document.images].map(i => [i.clientWidth, i.width, +i.getAttribute('width')])"
+    )
     wide = [widths for widths in shown if widths[2] > 500]
     assert wide
     assert all(len(set(widths)) == 1 for widths in wide)
@@ -94,7 +107,8 @@ def test_small_figures_in_a_row_and_how_to_read_them_are_on_the_first_screen(bro
     browser.resize(1300, 900)
     browser.open(page)
     boxes = browser.run(
-        "return [...document.querySelectorAll('.glance img'), document.querySelector('.key')].map(e => {"
+        "return [...document.querySelectorAll('.glance img'), "
+        "document.querySelector('.key')].map(e => {"
         " const box = e.getBoundingClientRect(); return [box.top, box.bottom]; })"
     )
     height = browser.run("return window.innerHeight")
@@ -108,7 +122,8 @@ def test_figures_fit_a_narrow_screen_and_tables_show_that_they_scroll(browser, p
     browser.emulate(420, 900)
     browser.open(page)
     widths = browser.run(
-        "return [...document.images].filter(i => +i.getAttribute('width') < 500).map(i => i.clientWidth)"
+        "return [...document.images].filter(i => +i.getAttribute('width') < 500).map(i => "
+        "i.clientWidth)"
     )
     assert widths
     assert max(widths) <= 420
@@ -118,7 +133,10 @@ def test_figures_fit_a_narrow_screen_and_tables_show_that_they_scroll(browser, p
 
 def test_metrics_of_one_figure_stand_side_by_side(browser, tmp_path):
     page = write_report([make_sweep(tmp_path, (0,), 2, metrics=("Q", "M", "M_over_V"))])
-    tops = "return [...document.querySelectorAll('.single img')].map(i => Math.round(i.getBoundingClientRect().top))"
+    tops = (
+        "return [...document.querySelectorAll('.single img')].map(i => "
+        "Math.round(i.getBoundingClientRect().top))"
+    )
     browser.emulate(1300, 900)
     browser.open(page)
     first, second, third = browser.run(tops)

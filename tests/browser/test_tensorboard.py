@@ -32,7 +32,13 @@ LAYERS = {
     ],
 }
 TWO_SIDES = [
-    *("encoder.block.00", "encoder.final_norm", "decoder.embed", "decoder.block.00", "decoder.mean(last4)"),
+    *(
+        "encoder.block.00",
+        "encoder.final_norm",
+        "decoder.embed",
+        "decoder.block.00",
+        "decoder.mean(last4)",
+    ),
     'x y, "a" (1)',
 ]
 INSIDE = """
@@ -42,7 +48,9 @@ const inside = root => [...root.querySelectorAll("*")].flatMap(e => [e, ...(e.sh
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """TensorBoard on a small monitored run, and on a second one of an encoder-decoder: its address."""
+    """TensorBoard on a small monitored run, and on a second one of an encoder-decoder: its
+    address.
+    """
     folder = tmp_path_factory.mktemp("run")
     layers = ["blocks", "mean(last2)", "*.mlp"]
     monitor = GeometryMonitor(every_n_steps=2, layers=layers, measure_last=False, on_error="raise")
@@ -50,19 +58,26 @@ def server(tmp_path_factory):
     with SummaryWriter(str(folder / "tb" / "two sides (T5)")) as writer:
         for step in MEASURED:
             for metric in {record["metric"] for record in monitor.history}:
-                values = [Record(layer=x, layer_index=0, width=8, metric=metric, value=step) for x in TWO_SIDES]
+                values = [
+                    Record(layer=x, layer_index=0, width=8, metric=metric, value=step)
+                    for x in TWO_SIDES
+                ]
                 for tag, value in tagged_scalars(values).items():
                     writer.add_scalar(tag, value, step)
     options = ["--logdir", folder / "tb", "--host", "127.0.0.1", "--port", "0"]
     log = folder / "log"
     with log.open("w") as file:
-        process = subprocess.Popen([sys.executable, "-m", "tensorboard.main", *options], stdout=file, stderr=file)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", *options], stdout=file, stderr=file
+        )
     try:
         end = time.monotonic() + 60
         while not (address := re.search(r"http://127\.0\.0\.1:\d+", log.read_text())):
             assert time.monotonic() < end, log.read_text()
             time.sleep(0.1)
-        while time.monotonic() < end and "geometry.heatmap/anisotropy" not in str(get(address[0], "images/tags")):
+        while time.monotonic() < end and "geometry.heatmap/anisotropy" not in str(
+            get(address[0], "images/tags")
+        ):
             time.sleep(0.2)
         yield address[0]
     finally:
@@ -81,7 +96,11 @@ def get(address, path, **query):
 def charts(server):
     """Title and regular expression of each chart, in order."""
     layout = get(server, "custom_scalars/layout")
-    return [(c["title"], c["multiline"]["tag"][0]) for category in layout["category"] for c in category["chart"]]
+    return [
+        (c["title"], c["multiline"]["tag"][0])
+        for category in layout["category"]
+        for c in category["chart"]
+    ]
 
 
 def test_the_server_has_data_for_every_chart(server, charts):
@@ -96,17 +115,28 @@ def test_the_server_has_data_for_every_chart(server, charts):
         for run, layers in LAYERS.items():
             series = get(server, "custom_scalars/scalars", run=run, tag=pattern)["tag_to_events"]
             found = [tag.rsplit("/", 1)[1] for tag in sorted(series)]
-            assert set(found) <= set(layers) if "norm_Q_expected" in title else found == layers, title
-            assert all([event[1] for event in events] == MEASURED for events in series.values()), title
+            assert set(found) <= set(layers) if "norm_Q_expected" in title else found == layers, (
+                title
+            )
+            assert all([event[1] for event in events] == MEASURED for events in series.values()), (
+                title
+            )
 
 
 def test_the_server_has_the_images_and_the_text(server):
     tags = get(server, "images/tags")["run"]
     groups = dict.fromkeys(tag.partition("/")[0] for tag in sorted(tags))
-    assert [*groups] == ["geometry.curves", "geometry.heatmap", "geometry.profile", "geometry.shares"]
+    assert [*groups] == [
+        "geometry.curves",
+        "geometry.heatmap",
+        "geometry.profile",
+        "geometry.shares",
+    ]
     for tag in tags:
         for image in get(server, "images/images", run="run", tag=tag, sample=0):
-            assert get(server, "images/individualImage", query=image["query"]).startswith(b"\x89PNG")
+            assert get(server, "images/individualImage", query=image["query"]).startswith(
+                b"\x89PNG"
+            )
     (text,) = get(server, "text/text", run="run", tag="geometry/what the numbers mean/text_summary")
     assert "<table>" in text["text"]
 

@@ -1,4 +1,6 @@
-"""Models that accelerate has spread over devices: its hooks replace `forward`, and come and go as they like."""
+"""Models that accelerate has spread over devices: its hooks replace `forward`, and come and go as
+they like.
+"""
 
 import pandas as pd
 import pytest
@@ -44,16 +46,22 @@ def measured(model, **options):
 @pytest.mark.parametrize("rows", ["tokens", "last"])
 def test_the_numbers_and_the_output_are_those_of_the_whole_model(whole, spread, rows):
     options = {"rows": rows, "skip_first_positions": 1, "layers": ["blocks", "mean(last2)"]}
-    (frame, logits), (expected, expected_logits) = (measured(model, **options) for model in (spread, whole))
+    (frame, logits), (expected, expected_logits) = (
+        measured(model, **options) for model in (spread, whole)
+    )
     pd.testing.assert_frame_equal(frame, expected, rtol=1e-9)
     assert torch.equal(logits, expected_logits)
 
 
 def test_all_that_accelerate_has_put_there_is_there_afterwards_and_nothing_else(whole, spread):
-    before = [(type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks)) for m in spread.modules()]
+    before = [
+        (type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks))
+        for m in spread.modules()
+    ]
     measured(spread)
     assert before == [
-        (type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks)) for m in spread.modules()
+        (type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks))
+        for m in spread.modules()
     ]
     assert torch.equal(spread(**BATCH).logits, whole(**BATCH).logits)
     assert spread.gpt_neox.layers[1].attention.dense.weight.is_meta  # back on the disk

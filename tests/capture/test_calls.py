@@ -1,4 +1,6 @@
-"""Calls of a model by its bare forward, of its copies and replicas, and those of its blocks alone."""
+"""Calls of a model by its bare forward, of its copies and replicas, and those of its blocks
+alone.
+"""
 
 import copy
 import inspect
@@ -16,7 +18,9 @@ from tests.observed import Rows, observed, rows_seen
 
 
 class SentenceEncoder(nn.Module):
-    """Calls the forward of its encoder, as sentence-transformers does, and means over the tokens."""
+    """Calls the forward of its encoder, as sentence-transformers does, and means over the
+    tokens.
+    """
 
     def __init__(self):
         super().__init__()
@@ -28,7 +32,9 @@ class SentenceEncoder(nn.Module):
         return (hidden * keep).sum(1) / keep.sum(1)
 
 
-@pytest.mark.parametrize("family", ["gpt_neox", "bert", "bloom", "opt", "modernbert", "distilbert", "albert", "t5"])
+@pytest.mark.parametrize(
+    "family", ["gpt_neox", "bert", "bloom", "opt", "modernbert", "distilbert", "albert", "t5"]
+)
 @pytest.mark.parametrize("whole", [True, False])
 def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whole):
     model, batch = FAMILIES[family].build().eval(), token_batch(padding="right")
@@ -47,7 +53,10 @@ def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whol
 
 def test_means_of_sentences_leave_padding_out():
     model, batch = SentenceEncoder().eval(), token_batch(padding="right")
-    with observe(model, "block.02", lambda dim: [Rows(dim)], rows="mean") as geometry, torch.no_grad():
+    with (
+        observe(model, "block.02", lambda dim: [Rows(dim)], rows="mean") as geometry,
+        torch.no_grad(),
+    ):
         means = model(batch)
     torch.testing.assert_close(rows_seen(geometry, "block.02")[0], means)
 
@@ -69,12 +78,19 @@ def test_a_block_run_outside_of_any_call_of_a_hugging_face_model_is_refused():
     model = gpt_neox().eval()
 
     def run(**options):
-        with observe(model, "block.00", lambda dim: [Rows(dim)], **options) as geometry, torch.no_grad():
+        with (
+            observe(model, "block.00", lambda dim: [Rows(dim)], **options) as geometry,
+            torch.no_grad(),
+        ):
             x = torch.randn(2, 5, 16)
-            model.gpt_neox.layers[0](x, position_embeddings=model.gpt_neox.rotary_emb(x, torch.arange(5)[None]))
+            model.gpt_neox.layers[0](
+                x, position_embeddings=model.gpt_neox.rotary_emb(x, torch.arange(5)[None])
+            )
         return len(rows_seen(geometry, "block.00")[0])
 
-    with pytest.raises(ValueError, match=r"layer 'block.00' was run outside of a call of the model.*give mask="):
+    with pytest.raises(
+        ValueError, match=r"layer 'block.00' was run outside of a call of the model.*give mask="
+    ):
         run()
     assert run(mask=torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])) == 7
 
@@ -112,7 +128,8 @@ def test_functions_of_the_batch_need_a_call_and_must_return_a_tensor():
         parts["layers"][0](torch.randn(2, 5, 4))
 
 
-# ── Copies and replicas ────────────────────────────────────────────────────────────────────────────────────────────
+# ── Copies and replicas
+# ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_copy_made_while_the_model_is_measured_is_never_counted():
@@ -140,7 +157,9 @@ def test_a_copy_is_a_model_of_its_own_and_holds_nothing_of_the_probe():
         model(**batch)
     saved.seek(0)
     for other in (twin, torch.load(saved, weights_only=False)):
-        assert [type(module) for module in other.modules()] == [type(module) for module in model.modules()]
+        assert [type(module) for module in other.modules()] == [
+            type(module) for module in model.modules()
+        ]
         torch.nn.init.zeros_(other.get_output_embeddings().weight)
         assert not other.forward(**batch).logits.any()
         assert not other(**batch).logits.any()

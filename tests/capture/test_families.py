@@ -31,7 +31,9 @@ def test_layers_are_the_models_own_hidden_states(family, padding):
         given = {"encoder.": batch, "decoder.": token_batch(length=9, padding=padding, seed=1)}
         batch = {**batch, **{f"decoder_{key}": value for key, value in given["decoder."].items()}}
     assert layer_names(model) == [
-        f"{prefix}{name}" for prefix, norm in norms.items() for name in [*BLOCKS, *["final_norm"] * bool(norm)]
+        f"{prefix}{name}"
+        for prefix, norm in norms.items()
+        for name in [*BLOCKS, *["final_norm"] * bool(norm)]
     ]
     geometry = observed(model, batch)
     for prefix in norms:
@@ -44,20 +46,31 @@ def test_layers_are_the_models_own_hidden_states(family, padding):
 
 def _bart():
     size = {"d_model": 16, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 2}
-    more = {"decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "decoder_start_token_id": 0}
+    more = {
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "decoder_start_token_id": 0,
+    }
     return hf.BartForConditionalGeneration(hf.BartConfig(vocab_size=VOCABULARY, **size, **more))
 
 
 _MORE = {
     "opt, projected": Family(lambda: FAMILIES["opt"].build(word_embed_proj_dim=8), {"": None}),
-    "opt-350m": Family(lambda: FAMILIES["opt"].build(word_embed_proj_dim=8, do_layer_norm_before=False), {"": None}),
+    "opt-350m": Family(
+        lambda: FAMILIES["opt"].build(word_embed_proj_dim=8, do_layer_norm_before=False), {"": None}
+    ),
     "bart": Family(_bart, {"encoder.": None, "decoder.": None}),
     "mamba": Family(lambda: hf.MambaForCausalLM(hf.MambaConfig(**_MAMBA)), {"": None}),
-    "rwkv": Family(lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**_MAMBA, attention_hidden_size=16)), {"": None}),
+    "rwkv": Family(
+        lambda: hf.RwkvForCausalLM(hf.RwkvConfig(**_MAMBA, attention_hidden_size=16)), {"": None}
+    ),
 }
 
 
-@pytest.mark.parametrize("build", [pytest.param(f.build, id=name) for name, f in {**FAMILIES, **_MORE}.items()])
+@pytest.mark.parametrize(
+    "build", [pytest.param(f.build, id=name) for name, f in {**FAMILIES, **_MORE}.items()]
+)
 def test_numbered_hidden_states_are_the_models_output_hidden_states(build):
     torch.manual_seed(0)
     model, ids = build().eval(), token_batch()["input_ids"]
@@ -70,8 +83,15 @@ def test_numbered_hidden_states_are_the_models_output_hidden_states(build):
     with torch.no_grad():
         output = model(**batch, output_hidden_states=True)
     geometry = observed(model, batch, "hidden_states")
-    states = {prefix: output[f"{prefix[:-1]}_hidden_states" if prefix else "hidden_states"] for prefix in prefixes}
-    expected = {f"{prefix}hidden.{i:02d}": state for prefix in prefixes for i, state in enumerate(states[prefix])}
+    states = {
+        prefix: output[f"{prefix[:-1]}_hidden_states" if prefix else "hidden_states"]
+        for prefix in prefixes
+    }
+    expected = {
+        f"{prefix}hidden.{i:02d}": state
+        for prefix in prefixes
+        for i, state in enumerate(states[prefix])
+    }
     assert layer_names(model, "hidden_states") == list(expected)
     for name, state in expected.items():
         assert torch.equal(rows_seen(geometry, name)[0], state.flatten(0, 1)), name
@@ -87,7 +107,9 @@ def test_numbered_hidden_states_of_an_image_model_end_before_its_norm():
 
 
 def test_the_norm_of_barts_embeddings_is_no_final_norm():
-    assert layer_names(_bart()) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in BLOCKS]
+    assert layer_names(_bart()) == [
+        f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in BLOCKS
+    ]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -109,7 +131,9 @@ def test_a_model_without_token_ids_gives_what_needs_none():
     without_class_token = observed(model, images, skip_first_positions=1)
     with torch.no_grad():
         states = model(**images, output_hidden_states=True).hidden_states
-    assert torch.equal(rows_seen(without_class_token, "block.00")[0], states[1][:, 1:].flatten(0, 1))
+    assert torch.equal(
+        rows_seen(without_class_token, "block.00")[0], states[1][:, 1:].flatten(0, 1)
+    )
 
 
 @pytest.mark.parametrize("stack", [nn.ModuleList, nn.Sequential])
@@ -138,7 +162,9 @@ def test_numbered_positions_are_not_taken_for_token_ids():
 @pytest.mark.parametrize("order", ["batch first", "positions first", "transposed inside"])
 def test_torchs_own_encoder(order, training):
     torch.manual_seed(0)
-    model = TorchEncoder(batch_first=order == "batch first", transposes=order == "transposed inside").train(training)
+    model = TorchEncoder(
+        batch_first=order == "batch first", transposes=order == "transposed inside"
+    ).train(training)
     batch = token_batch(padding="right")  # the padding that its fused kernels for inference take
     ids, keep = batch["input_ids"], batch["attention_mask"].bool()
     given = ids.T if order == "positions first" else ids
@@ -160,13 +186,20 @@ def test_torchs_own_encoder(order, training):
 
 @pytest.mark.parametrize("rows", ["mean", "first", "last"])
 def test_sequences_can_be_the_rows_where_positions_come_first(rows):
-    model, batch = TorchEncoder(batch_first=False, transposes=True).eval(), token_batch(padding="right")
+    model, batch = (
+        TorchEncoder(batch_first=False, transposes=True).eval(),
+        token_batch(padding="right"),
+    )
     ids, keep = batch["input_ids"], batch["attention_mask"].bool()
     with torch.no_grad():
         state = model.table(ids)
-    seen, _ = rows_seen(observed(model, {"ids": ids, "padding": ~keep}, "embed", rows=rows), "embed")
+    seen, _ = rows_seen(
+        observed(model, {"ids": ids, "padding": ~keep}, "embed", rows=rows), "embed"
+    )
     chosen = {"mean": slice(None), "first": slice(1), "last": slice(-1, None)}[rows]
-    expected = torch.stack([sequence[mask][chosen].mean(0) for sequence, mask in zip(state, keep, strict=True)])
+    expected = torch.stack(
+        [sequence[mask][chosen].mean(0) for sequence, mask in zip(state, keep, strict=True)]
+    )
     torch.testing.assert_close(seen, expected)
 
 
@@ -186,12 +219,16 @@ def test_an_additive_padding_mask_is_understood():
 
 def test_as_many_sequences_as_positions_must_be_told_apart():
     model, ids = TorchEncoder(batch_first=False, transposes=True), token_batch(4, 4)["input_ids"]
-    with pytest.raises(ValueError, match=r"must tell sequences from positions.*there are 4 of both"), observe(model):
+    with (
+        pytest.raises(ValueError, match=r"must tell sequences from positions.*there are 4 of both"),
+        observe(model),
+    ):
         model(ids)
     with observe(model) as geometry:
         geometry.probe.token_ids = ids.T
         model(ids)
-    assert geometry.compute()["embed"]["V_W"] == 0  # no positions are added: rows of one token are equal
+    # no positions are added: rows of one token are equal
+    assert geometry.compute()["embed"]["V_W"] == 0
 
 
 def test_torchs_own_encoder_decoder_has_no_token_ids():
@@ -200,14 +237,18 @@ def test_torchs_own_encoder_decoder_has_no_token_ids():
     padding = torch.zeros(3, 5, dtype=torch.bool)
     padding[:, 3:] = True
     layers = ["embed", "block.00", "block.01", "final_norm"]
-    assert layer_names(model) == [f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in layers]
+    assert layer_names(model) == [
+        f"{prefix}.{layer}" for prefix in ("encoder", "decoder") for layer in layers
+    ]
     geometry = observed(model, {"src": source, "tgt": target, "src_key_padding_mask": padding})
     assert torch.equal(rows_seen(geometry, "encoder.embed")[0], source[~padding])
     assert torch.equal(rows_seen(geometry, "decoder.embed")[0], target.flatten(0, 1))
 
 
 class LanguageModel(nn.Transformer):
-    """As in pytorch/examples: torch's encoder, with a table in front and a head in the decoder's place."""
+    """As in pytorch/examples: torch's encoder, with a table in front and a head in the decoder's
+    place.
+    """
 
     def __init__(self, width=16):
         super().__init__(width, 2, 2, 2, 32, dropout=0.0)
@@ -216,7 +257,9 @@ class LanguageModel(nn.Transformer):
         self.decoder = nn.Linear(width, VOCABULARY)
 
     def forward(self, src):
-        x = self.pos_encoder(self.input_emb(src) * self.d_model**0.5 + torch.arange(len(src))[:, None, None])
+        x = self.pos_encoder(
+            self.input_emb(src) * self.d_model**0.5 + torch.arange(len(src))[:, None, None]
+        )
         mask = self.generate_square_subsequent_mask(len(src))
         return self.decoder(self.encoder(x, mask=mask)).log_softmax(-1)
 
@@ -224,11 +267,15 @@ class LanguageModel(nn.Transformer):
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 def test_the_only_table_of_a_language_model_made_from_torchs_transformer():
     model = LanguageModel()
-    assert layer_names(model) == [f"encoder.{each}" for each in ("embed", "block.00", "block.01", "final_norm")]
+    assert layer_names(model) == [
+        f"encoder.{each}" for each in ("embed", "block.00", "block.01", "final_norm")
+    ]
     assert input_embedding(model) is model.input_emb
     ids = token_batch(4, 7)["input_ids"]  # batch first
     states = []
-    hook = model.encoder.layers[0].register_forward_hook(lambda m, args, out: states.extend((args[0], out)))
+    hook = model.encoder.layers[0].register_forward_hook(
+        lambda m, args, out: states.extend((args[0], out))
+    )
     with observe(model) as geometry, torch.no_grad():
         model(ids.T)
     hook.remove()
@@ -269,11 +316,14 @@ def test_a_block_that_is_listed_several_times_is_a_layer_each_time():
     model = nn.ModuleDict({"layers": nn.ModuleList([block, nn.Linear(4, 4), block])})
     with observe(model, [*BLOCKS, "mean(last2)"]) as geometry, torch.no_grad():
         passes = [
-            list(accumulate(model["layers"], lambda h, layer: layer(h), initial=x)) for x in torch.randn(2, 2, 3, 4)
+            list(accumulate(model["layers"], lambda h, layer: layer(h), initial=x))
+            for x in torch.randn(2, 2, 3, 4)
         ]
         _, *states = [torch.cat(outputs) for outputs in zip(*passes, strict=True)]
     values = geometry.compute()
-    squares = [float(state.square().sum(-1).mean()) for state in [*states, (states[1] + states[2]) / 2]]
+    squares = [
+        float(state.square().sum(-1).mean()) for state in [*states, (states[1] + states[2]) / 2]
+    ]
     found = [values[name]["Q"] for name in [*BLOCKS[1:], "mean(last2)"]]
     assert found == pytest.approx(squares, rel=1e-5)
 
@@ -290,8 +340,15 @@ def test_means_of_the_last_blocks_of_encoder_and_decoder():
 
 
 def test_encoder_and_decoder_have_a_mean_over_blocks_each():
-    values = {"encoder.embed": 9.0, "encoder.block.00": 1.0, "encoder.block.01": 3.0, "decoder.block.00": 5.0}
-    scalars = tagged_scalars(Record(layer=k, layer_index=0, width=8, metric="V", value=v) for k, v in values.items())
+    values = {
+        "encoder.embed": 9.0,
+        "encoder.block.00": 1.0,
+        "encoder.block.01": 3.0,
+        "decoder.block.00": 5.0,
+    }
+    scalars = tagged_scalars(
+        Record(layer=k, layer_index=0, width=8, metric="V", value=v) for k, v in values.items()
+    )
     assert {tag: value for tag, value in scalars.items() if "mean" in tag} == {
         "geometry.V/encoder.mean": 2.0,
         "geometry.V/decoder.mean": 5.0,

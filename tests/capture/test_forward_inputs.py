@@ -1,4 +1,6 @@
-"""Token ids and masks of padded and packed sequences, with a cache, and of several batches in one forward pass."""
+"""Token ids and masks of padded and packed sequences, with a cache, and of several batches in one
+forward pass.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ def test_first_positions_are_those_of_every_packed_sequence():
     model, ids = gpt_neox().eval(), token_batch(rows=2, length=12)["input_ids"]
     lengths = [[5, 4, 3], [1, 11]]
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
-    geometry = observed(model, {"input_ids": ids, "position_ids": positions}, skip_first_positions=2)
+    geometry = observed(
+        model, {"input_ids": ids, "position_ids": positions}, skip_first_positions=2
+    )
     expected = [
         token
         for row, parts in zip(ids, lengths, strict=True)
@@ -46,7 +50,10 @@ def test_packed_sequences_are_told_by_an_argument_positions_as_well():
                 x = layer(x)
             return x
 
-    ids, positions = token_batch(rows=2, length=8)["input_ids"], torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]])
+    ids, positions = (
+        token_batch(rows=2, length=8)["input_ids"],
+        torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]),
+    )
     geometry = observed(Titan(), {"tokens": ids, "positions": positions}, skip_first_positions=2)
     assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, [2, 3, 4, 7]].flatten())
     coordinates = torch.tensor([[0.7, 0.1, 0.9, 0.2, 0.5, 0.3, 0.8, 0.4]])
@@ -59,7 +66,10 @@ def test_positions_that_padding_makes_stand_still_start_no_sequence():
     positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)  # as generation numbers them
     options = {"skip_first_positions": 2}
     with_positions = observed(model, {**batch, "position_ids": positions}, **options)
-    assert torch.equal(rows_seen(with_positions, "embed")[1], rows_seen(observed(model, batch, **options), "embed")[1])
+    assert torch.equal(
+        rows_seen(with_positions, "embed")[1],
+        rows_seen(observed(model, batch, **options), "embed")[1],
+    )
 
 
 def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():
@@ -92,11 +102,15 @@ def test_a_mask_of_four_dimensions_says_nothing_of_padding():
     assert geometry.compute()["block.00"]["n"] == keep.sum()
 
 
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # from transformers 5.24 on
+# from transformers 5.24 on
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 def test_what_a_cache_holds_is_not_counted_again():
     model, batch = gpt_neox().eval(), token_batch(padding="left", length=10)
     ids, mask = batch["input_ids"], batch["attention_mask"]
-    with observe(model, metrics=lambda dim: [Rows(dim)], skip_first_positions=3) as geometry, torch.no_grad():
+    with (
+        observe(model, metrics=lambda dim: [Rows(dim)], skip_first_positions=3) as geometry,
+        torch.no_grad(),
+    ):
         first = model(input_ids=ids[:, :6], attention_mask=mask[:, :6])
         model(input_ids=ids[:, 6:], attention_mask=mask, past_key_values=first.past_key_values)
     kept = mask.bool() & (mask.cumsum(1) > 3)
@@ -115,25 +129,34 @@ class TwoViews(nn.Module):
         self.head = nn.Linear(8, 8)
 
     def forward(self, *views):
-        return [self.head(self.encoder(self.table(ids), src_key_padding_mask=padding)) for ids, padding in views]
+        return [
+            self.head(self.encoder(self.table(ids), src_key_padding_mask=padding))
+            for ids, padding in views
+        ]
 
 
 def test_each_of_two_views_has_its_own_padding():
     first, second = token_batch(seed=1, padding="left"), token_batch(seed=2, padding="right")
     views = [(batch["input_ids"], batch["attention_mask"] == 0) for batch in (first, second)]
     third = token_batch(seed=3)["input_ids"]
-    with observe(TwoViews().eval(), ["blocks", "head"], lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
+    with (
+        observe(TwoViews().eval(), ["blocks", "head"], lambda dim: [Rows(dim)]) as geometry,
+        torch.no_grad(),
+    ):
         geometry.model(*views, (third, None))
     kept = [batch["input_ids"][batch["attention_mask"].bool()] for batch in (first, second)]
     for layer in ("embed", "block.01", "head"):
         assert torch.equal(rows_seen(geometry, layer)[1], torch.cat([*kept, third.flatten()]))
 
 
-# ── Virtual tokens ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Virtual tokens
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Prompted(nn.Module):
-    """Virtual tokens in front of the real ones, as embeddings (prompt tuning) or as keys and values (prefix tuning)."""
+    """Virtual tokens in front of the real ones, as embeddings (prompt tuning) or as keys and values
+    (prefix tuning).
+    """
 
     def __init__(self, count, *, prefix=False, family="gpt_neox"):
         super().__init__()
@@ -158,8 +181,11 @@ class Prompted(nn.Module):
 
 
 @pytest.mark.parametrize("padding", ["left", "right", None])
-@pytest.mark.parametrize(("prefix", "family"), [(False, "gpt_neox"), (False, "bert"), (True, "gpt_neox")])
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # from transformers 5.24 on
+@pytest.mark.parametrize(
+    ("prefix", "family"), [(False, "gpt_neox"), (False, "bert"), (True, "gpt_neox")]
+)
+# from transformers 5.24 on
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
 def test_virtual_tokens_are_no_rows(prefix, family, padding):
     model, batch = Prompted(5, prefix=prefix, family=family).eval(), token_batch(padding=padding)
     keep = batch["attention_mask"].bool()

@@ -1,4 +1,6 @@
-"""What a stable probe reads in the graphs of torch.compile, and that these are the graphs of training without it."""
+"""What a stable probe reads in the graphs of torch.compile, and that these are the graphs of
+training without it.
+"""
 
 import copy
 import pickle
@@ -67,7 +69,11 @@ class Block(nn.Sequential):
 class Model(nn.Module):
     def __init__(self, apply=lambda block, x: block(x)):
         super().__init__()
-        self.wte, self.h, self.norm = nn.Embedding(96, 8), nn.ModuleList([Block(), Block()]), nn.LayerNorm(8)
+        self.wte, self.h, self.norm = (
+            nn.Embedding(96, 8),
+            nn.ModuleList([Block(), Block()]),
+            nn.LayerNorm(8),
+        )
         self.apply_block = apply
 
     def forward(self, ids):
@@ -82,10 +88,15 @@ def checkpointing():
 
 
 def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_prepared=True):
-    """The `Geometry` of the measured steps of a model, the graphs of its run and how many of them run in each step."""
+    """The `Geometry` of the measured steps of a model, the graphs of its run and how many of them
+    run in each step.
+    """
     torch._dynamo.reset()
     counters.clear()
-    backend, geometry = CountingBackend("aot_eager"), Geometry(model, metrics=moments, no_grad_passes=False)
+    backend, geometry = (
+        CountingBackend("aot_eager"),
+        Geometry(model, metrics=moments, no_grad_passes=False),
+    )
     if is_prepared:
         geometry.probe.prepare(model)
         geometry.probe.is_stable = True
@@ -116,7 +127,9 @@ def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_
         (checkpointing, blocks_in_place, 4),
     ],
 )
-def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared(make, compiled, graphs_a_step):
+def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared(
+    make, compiled, graphs_a_step
+):
     plain, ids = make(), torch.randint(0, 96, (2, 6))
     measured = copy.deepcopy(plain)
     num_steps = 100 if (make, compiled) == (Model, whole) else 4
@@ -129,10 +142,14 @@ def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared
     assert all(map(torch.equal, plain.parameters(), measured.parameters()))
 
 
-@pytest.mark.parametrize(("compiled", "is_first"), [(whole, True), (whole, False), (checkpointed_blocks, False)])
+@pytest.mark.parametrize(
+    ("compiled", "is_first"), [(whole, True), (whole, False), (checkpointed_blocks, False)]
+)
 @torch._dynamo.config.patch(error_on_recompile=False)
 @pytest.mark.slow
-def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_one(compiled, is_first):
+def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_one(
+    compiled, is_first
+):
     model, other, ids = Model(), Model(), torch.randint(0, 96, (2, 6))
     geometry = Geometry(model, metrics=moments)
     geometry.probe.prepare(model)
@@ -144,7 +161,9 @@ def test_graphs_of_another_model_of_the_class_do_not_run_in_place_of_a_prepared_
                 run(ids)
         else:
             run_other(ids)
-    assert [values["n"] for values in geometry.compute().values()] == [12 * (2 if is_first else 1)] * 4
+    assert [values["n"] for values in geometry.compute().values()] == [
+        12 * (2 if is_first else 1)
+    ] * 4
 
 
 @pytest.mark.slow
@@ -158,7 +177,8 @@ def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
     geometry.probe.is_stable = True
     with geometry.probe:
         torch.compile(model, backend="eager")(**batch)
-    assert geometry.compute() == expected.compute()  # also V_W_unbiased, by token ids, and n, by the mask
+    # also V_W_unbiased, by token ids, and n, by the mask
+    assert geometry.compute() == expected.compute()
 
 
 @pytest.mark.slow
@@ -190,7 +210,10 @@ def test_copies_and_pickles_of_a_prepared_model_are_not_read_and_its_state_is_as
     for _ in range(2):
         geometry.probe.prepare(model)
     geometry.probe.is_stable = True
-    assert [len(block._forward_hooks) + len(block._forward_pre_hooks) for block in model.h] == [2, 2]
+    assert [len(block._forward_hooks) + len(block._forward_pre_hooks) for block in model.h] == [
+        2,
+        2,
+    ]
     assert ([*model.state_dict()], [name for name, _ in model.named_buffers()]) == names
     model.apply_block = None
     others = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -203,7 +226,10 @@ def test_copies_and_pickles_of_a_prepared_model_are_not_read_and_its_state_is_as
     prepared = Geometry(others[0], metrics=moments).probe
     prepared.prepare(others[0])
     assert prepared.is_prepared()
-    assert [len(block._forward_hooks) + len(block._forward_pre_hooks) for block in others[0].h] == [2, 2]
+    assert [len(block._forward_hooks) + len(block._forward_pre_hooks) for block in others[0].h] == [
+        2,
+        2,
+    ]
 
 
 @pytest.mark.slow

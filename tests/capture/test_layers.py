@@ -20,7 +20,9 @@ def test_wrappers_change_neither_names_nor_modules():
         blocks[i] = checkpoint_wrapper(block)
     blocks[1] = torch.compile(blocks[1], backend="eager")
     wrapped = nn.ModuleDict({"inner": torch.compile(model, backend="eager")})
-    assert {layer.name: layer.calls for layer in resolve_layers(wrapped, ["blocks", "*.mlp"])} == plain
+    assert {
+        layer.name: layer.calls for layer in resolve_layers(wrapped, ["blocks", "*.mlp"])
+    } == plain
 
 
 def test_module_names_are_relative_to_the_hugging_face_model_and_zero_padded():
@@ -41,7 +43,10 @@ def test_module_names_are_relative_to_the_hugging_face_model_and_zero_padded():
         (["block.01", "block.*"], ["block.01", "block.00", "block.02"]),
         ("mean(last2)", ["mean(last2)"]),
         ("hidden_states", [f"hidden.0{i}" for i in range(4)]),
-        (["hidden_states", "mean(last2)", "hidden.*"], [*(f"hidden.0{i}" for i in range(4)), "mean(last2)"]),
+        (
+            ["hidden_states", "mean(last2)", "hidden.*"],
+            [*(f"hidden.0{i}" for i in range(4)), "mean(last2)"],
+        ),
         ("hidden.[03]", ["hidden.00", "hidden.03"]),
         (lambda model: {"head": model.get_output_embeddings()}, ["head"]),
         (lambda model: ["embed", lambda inner: "block.02"], ["embed", "block.02"]),
@@ -90,7 +95,9 @@ def test_a_bare_module_is_refused_with_the_remedy():
 
 
 def test_standard_names_win_over_modules_of_the_same_name():
-    model = nn.ModuleDict({"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])})
+    model = nn.ModuleDict(
+        {"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}
+    )
     (layer,) = resolve_layers(model, "embed")
     assert layer.takes_input
     assert layer.calls == (ModuleCall(model["layers"][0], takes_input=True),)
@@ -98,9 +105,15 @@ def test_standard_names_win_over_modules_of_the_same_name():
 
 def test_patterns_find_a_models_own_modules_before_numbered_hidden_states():
     model = nn.ModuleDict({"hidden": nn.ModuleList(nn.Linear(2, 2) for _ in range(2))})
-    assert [layer.calls[0].module for layer in resolve_layers(model, "hidden.*")] == list(model["hidden"])
+    assert [layer.calls[0].module for layer in resolve_layers(model, "hidden.*")] == list(
+        model["hidden"]
+    )
     assert len(resolve_layers(model, "*")) == 6  # embed, two blocks, their list and its modules
-    assert [layer.takes_input for layer in resolve_layers(model, "hidden_states")] == [True, False, False]
+    assert [layer.takes_input for layer in resolve_layers(model, "hidden_states")] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_blocks_are_those_of_the_measured_model():
@@ -109,7 +122,9 @@ def test_blocks_are_those_of_the_measured_model():
 
 
 def test_the_layers_of_a_part_of_a_model_have_the_names_that_they_have_in_the_whole():
-    whole = [layer.name for layer in resolve_layers(llama(num_hidden_layers=4), ["blocks", "*.mlp"])]
+    whole = [
+        layer.name for layer in resolve_layers(llama(num_hidden_layers=4), ["blocks", "*.mlp"])
+    ]
     first, last = llama(num_hidden_layers=4), llama(num_hidden_layers=4)
     first.model.layers, first.model.norm = first.model.layers[:1], None
     last.model.layers, last.model.embed_tokens = last.model.layers[1:], None

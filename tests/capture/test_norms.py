@@ -57,14 +57,19 @@ class OnMPS(torch.Tensor):
 def drawn(module, seed=0):
     with torch.no_grad():
         for i, parameter in enumerate(module.parameters()):
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator(seed + i)).to(parameter.dtype))
+            parameter.add_(
+                0.3
+                * torch.randn(parameter.shape, generator=generator(seed + i)).to(parameter.dtype)
+            )
     return module
 
 
 def observed(model, **batch):
     with torch.no_grad(), observe(model, metrics=lambda dim: [EmbeddingMoments(dim)]) as geometry:
         model(**batch) if batch else model(token_batch()["input_ids"])
-    return geometry, {layer: at for layer, at in geometry.compute().items() if "norm_Q_expected" in at}
+    return geometry, {
+        layer: at for layer, at in geometry.compute().items() if "norm_Q_expected" in at
+    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -79,7 +84,15 @@ def test_what_a_norm_does_is_what_its_weights_say(kind, width, dtype):
 
 
 def test_other_modules_are_no_norms_and_are_not_run_where_that_may_change_something():
-    others = [nn.Linear(8, 8), nn.Dropout(0.5), nn.GELU(), nn.PReLU(8), nn.BatchNorm1d(8), Scale(8), nn.Embedding(8, 8)]
+    others = [
+        nn.Linear(8, 8),
+        nn.Dropout(0.5),
+        nn.GELU(),
+        nn.PReLU(8),
+        nn.BatchNorm1d(8),
+        Scale(8),
+        nn.Embedding(8, 8),
+    ]
     others = [*map(drawn, others), Noise(8), nn.LazyLinear(8)]
     state = random_state()
     for module in others:
@@ -104,11 +117,15 @@ def test_they_are_found_on_a_device_without_float64():
     for name, weight in [*block[1].named_parameters()]:
         setattr(block[1], name, nn.Parameter(weight.detach().as_subclass(OnMPS)))
     (layer,) = resolve_layers(nn.ModuleDict({"block": block}), "block")
-    assert expected_size(Norms(block), layer, hidden.detach().as_subclass(OnMPS)) == pytest.approx(expected.item())
+    assert expected_size(Norms(block), layer, hidden.detach().as_subclass(OnMPS)) == pytest.approx(
+        expected.item()
+    )
 
 
 def test_a_norm_without_weights_expects_the_width():
-    assert float(as_norm(nn.LayerNorm(12, elementwise_affine=False), 12).expected_size) == pytest.approx(12, rel=1e-6)
+    assert float(
+        as_norm(nn.LayerNorm(12, elementwise_affine=False), 12).expected_size
+    ) == pytest.approx(12, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES.keys() - BOTH - {"jamba"}))
@@ -118,11 +135,15 @@ def test_the_architecture_of_a_model_and_its_norms_are_found(name):
     assert geometry.norms.architecture(geometry.layers) == ("post-ln" if name in POST else "pre-ln")
     expected = {"block.00", "block.01", "block.02"} if name in POST else {"final_norm"}
     assert norms.keys() - {"embed"} == expected
-    assert ("embed" in norms) == (name in POST - {"albert", "albert in groups"} or name in ("bloom", "modernbert"))
+    assert ("embed" in norms) == (
+        name in POST - {"albert", "albert in groups"} or name in ("bloom", "modernbert")
+    )
 
 
 def test_Q_expected_is_the_formula_of_the_layer_s_own_norm():  # noqa: N802 - as it is called
-    bert, neox, gemma = (drawn(FAMILIES[name].build().eval()) for name in ("bert", "gpt_neox", "gemma2"))
+    bert, neox, gemma = (
+        drawn(FAMILIES[name].build().eval()) for name in ("bert", "gpt_neox", "gemma2")
+    )
     _, of_bert = observed(bert, **token_batch())
     for i, block in enumerate(bert.bert.encoder.layer):
         norm = block.output.LayerNorm
@@ -130,9 +151,13 @@ def test_Q_expected_is_the_formula_of_the_layer_s_own_norm():  # noqa: N802 - as
         assert of_bert[f"block.{i:02d}"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
     norm = neox.gpt_neox.final_layer_norm
     want = norm.weight.double().square().sum() + norm.bias.double().square().sum()
-    assert observed(neox, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
+    assert observed(neox, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(
+        want.item(), rel=1e-9
+    )
     want = (1 + gemma.model.norm.weight.double()).square().sum()
-    assert observed(gemma, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
+    assert observed(gemma, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(
+        want.item(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
@@ -153,7 +178,9 @@ def test_models_written_by_hand():
 
 
 @pytest.mark.parametrize("rows", ["mean", "max"])
-def test_what_is_made_of_several_rows_is_no_norm_s_output_and_the_architecture_is_known_all_the_same(rows):
+def test_what_is_made_of_several_rows_is_no_norm_s_output(
+    rows,
+):
     model = FAMILIES["bert"].build().eval()
     with torch.no_grad(), observe(model, ["blocks", "mean(last2)"], rows=rows) as geometry:
         model(**token_batch())
@@ -172,7 +199,10 @@ def test_the_norms_of_a_block_are_told_apart_once_a_training_has_made_them_diffe
         found = geometry.compute()
         geometry.reset()
         for i, block in enumerate(model.bert.encoder.layer):
-            expected = sum(float(each.detach().double().square().sum()) for each in block.output.LayerNorm.parameters())
+            expected = sum(
+                float(each.detach().double().square().sum())
+                for each in block.output.LayerNorm.parameters()
+            )
             assert found[f"block.{i:02d}"]["norm_Q_expected"] == pytest.approx(expected, rel=1e-9)
 
 
@@ -199,7 +229,11 @@ def test_modules_that_are_far_from_a_layer_s_norm_are_run_once(monkeypatch):
 @pytest.mark.parametrize("name", ["bloom", "modernbert"])
 def test_rows_that_are_small_beside_epsilon_before_the_norm_are_its_output_all_the_same(name):
     model = FAMILIES[name].build().eval()  # an initial standard deviation of 0.02, and ε = 1e-5
-    norm = model.transformer.word_embeddings_layernorm if name == "bloom" else model.model.embeddings.norm
+    norm = (
+        model.transformer.word_embeddings_layernorm
+        if name == "bloom"
+        else model.model.embeddings.norm
+    )
     for weights_change in (False, True):
         if weights_change:
             drawn(norm)
@@ -215,7 +249,9 @@ def test_rows_of_mean_zero_are_no_norm_s_output_for_that_alone(size):
     with torch.no_grad():
         model.transformer.wpe.weight.zero_()
         table = model.transformer.wte.weight
-        table.sub_(table.mean(1, keepdim=True)).mul_(size / table.square().mean(1, keepdim=True).sqrt())
+        table.sub_(table.mean(1, keepdim=True)).mul_(
+            size / table.square().mean(1, keepdim=True).sqrt()
+        )
     assert observed(model, **token_batch())[1].keys() == {"final_norm"}
 
 
@@ -236,9 +272,14 @@ def test_a_norm_is_found_after_a_measurement_without_rows_that_count(is_masked):
     (layer,) = resolve_layers(nn.ModuleDict({"block": block}), "block")
     hidden, norms = block(torch.randn(3, 8, generator=generator(1))).detach(), Norms(block)
     mask = torch.full((3,), not is_masked)
-    assert expected_size(norms, layer, torch.full_like(hidden, 0 if is_masked else torch.nan), mask) == 0
+    assert (
+        expected_size(norms, layer, torch.full_like(hidden, 0 if is_masked else torch.nan), mask)
+        == 0
+    )
     expected = sum(float(each.detach().double().square().sum()) for each in block[1].parameters())
-    assert expected_size(norms, layer, hidden, ~mask if is_masked else mask) == pytest.approx(expected)
+    assert expected_size(norms, layer, hidden, ~mask if is_masked else mask) == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])

@@ -1,4 +1,6 @@
-"""What the probe reads when the model is compiled, checkpoints its activations, is copied or is interrupted."""
+"""What the probe reads when the model is compiled, checkpoints its activations, is copied or is
+interrupted.
+"""
 
 import copy
 from contextlib import nullcontext
@@ -9,15 +11,22 @@ import torch
 from torch import nn
 from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+from torch.utils.checkpoint import (
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
 
 from embedgeo import EmbeddingMoments, Geometry, observe
 from tests.compiled import CountingBackend
 from tests.models import Block, NanoGPT, albert, checkpoint_activations, gpt_neox, token_batch
 from tests.observed import Rows, rows_seen
 
-# ── torch.compile ────────────────────────────────────────────────────────────────────────────────────────────────
+# ── torch.compile
+# ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def compile_whole(model, backend):
@@ -59,12 +68,16 @@ def backend():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+# torch's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled_first", [True, False])
 @pytest.mark.parametrize(
-    "compiled", [compile_whole, compile_in_place, compile_blocks, compile_blocks_in_place, compile_step]
+    "compiled",
+    [compile_whole, compile_in_place, compile_blocks, compile_blocks_in_place, compile_step],
 )
-def test_measured_steps_of_a_compiled_model_run_eagerly_and_the_others_stay_compiled(compiled, compiled_first, backend):
+def test_measured_steps_of_a_compiled_model_run_eagerly_and_the_others_stay_compiled(
+    compiled, compiled_first, backend
+):
     model, batch = gpt_neox(use_cache=False), token_batch()
     steps = 50
     if compiled_first:
@@ -86,7 +99,9 @@ def test_measured_steps_of_a_compiled_model_run_eagerly_and_the_others_stay_comp
             assert step() == 0
         assert step() == of_a_step
     layers = ["embed", "block.00", "block.01", "block.02", "final_norm"]
-    assert {layer: values["n"] for layer, values in geometry.compute().items()} == dict.fromkeys(layers, steps * 48)
+    assert {layer: values["n"] for layer, values in geometry.compute().items()} == dict.fromkeys(
+        layers, steps * 48
+    )
     assert counters["stats"]["unique_graphs"] == graphs
     assert not counters["graph_break"]
 
@@ -108,7 +123,8 @@ def test_a_stance_of_the_users_own_is_put_back():
         assert eval_frame._stance.stance == "eager_on_recompile"
 
 
-# ── Activation checkpointing ─────────────────────────────────────────────────────────────────────────────────────
+# ── Activation checkpointing
+# ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def of_transformers(reentrant, **changes):
@@ -184,9 +200,15 @@ CHECKPOINTING = {
     "transformers": partial(of_transformers, False),
     "around a block, reentrant": lambda: Checkpointed(partial(each_block, use_reentrant=True)),
     "around a block": lambda: Checkpointed(partial(each_block, use_reentrant=False)),
-    "to the end of a block": lambda: Checkpointed(partial(each_block, use_reentrant=False, early_stop=False)),
-    "selective": lambda: Checkpointed(partial(each_block, use_reentrant=False, context_fn=keep_products())),
-    "around several blocks": lambda: Checkpointed(lambda h, x: checkpoint_sequential(h, 2, x, use_reentrant=False)),
+    "to the end of a block": lambda: Checkpointed(
+        partial(each_block, use_reentrant=False, early_stop=False)
+    ),
+    "selective": lambda: Checkpointed(
+        partial(each_block, use_reentrant=False, context_fn=keep_products())
+    ),
+    "around several blocks": lambda: Checkpointed(
+        lambda h, x: checkpoint_sequential(h, 2, x, use_reentrant=False)
+    ),
     "in one another": lambda: Checkpointed(
         lambda h, x: checkpoint(partial(each_block, h, use_reentrant=False), x, use_reentrant=False)
     ),
@@ -226,7 +248,9 @@ def test_each_token_is_counted_once_under_activation_checkpointing(form, no_grad
     assert len(calls) > len(batches)  # something was repeated
     assert len(geometry.compute()) >= 5
     for layer in geometry.compute():
-        for seen, expected in zip(rows_seen(geometry, layer), rows_seen(forward_only, layer), strict=True):
+        for seen, expected in zip(
+            rows_seen(geometry, layer), rows_seen(forward_only, layer), strict=True
+        ):
             assert torch.equal(seen, expected), layer
 
 
@@ -243,11 +267,14 @@ def test_gradients_under_activation_checkpointing_are_those_without_the_probe(re
     assert all(map(torch.equal, gradients(measured=True), gradients(measured=False)))
 
 
-# ── Passes without gradients ───────────────────────────────────────────────────────────────────────────────────────
+# ── Passes without gradients
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class WithReference(nn.Module):
-    """Preference optimisation: a policy, and the same model, a copy of it or a slow teacher as the reference."""
+    """Preference optimisation: a policy, and the same model, a copy of it or a slow teacher as the
+    reference.
+    """
 
     def __init__(self, reference):
         super().__init__()
@@ -269,7 +296,9 @@ def test_a_reference_model_is_not_counted_where_only_passes_with_gradients_are(r
     model, ids = WithReference(reference), token_batch()["input_ids"]
     counts = {}
     for no_grad_passes in (True, False):
-        with observe(model, "block.02", lambda dim: [Rows(dim)], no_grad_passes=no_grad_passes) as geometry:
+        with observe(
+            model, "block.02", lambda dim: [Rows(dim)], no_grad_passes=no_grad_passes
+        ) as geometry:
             model(ids) if inside else model.forward(ids)
         counts[no_grad_passes] = len(rows_seen(geometry, "block.02")[0])
     assert counts == {True: 48 * (3 if reference == "itself" else 2), False: 48}
@@ -286,7 +315,9 @@ def test_generation_is_not_counted_where_only_passes_with_gradients_are():
 @pytest.mark.parametrize("flat", [True, False])
 def test_what_no_pass_with_gradients_reaches_is_named_with_the_argument(flat):
     model, ids = NanoGPT(), token_batch()["input_ids"]
-    message = "Only forward passes without gradients reached block.02: count them by no_grad_passes=True"
+    message = (
+        "Only forward passes without gradients reached block.02: count them by no_grad_passes=True"
+    )
     with (
         pytest.warns(UserWarning, match=message),
         observe(model, "block.02", no_grad_passes=False) as geometry,
@@ -296,7 +327,8 @@ def test_what_no_pass_with_gradients_reaches_is_named_with_the_argument(flat):
     assert geometry.compute() == {}
 
 
-# ── Interrupts ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Interrupts
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_after_an_interrupt_a_forward_pass_begins_anew():
@@ -306,7 +338,12 @@ def test_after_an_interrupt_a_forward_pass_begins_anew():
         raise KeyboardInterrupt
 
     with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        with model.gpt_neox.layers[1].register_forward_pre_hook(interrupt), pytest.raises(KeyboardInterrupt):
+        with (
+            model.gpt_neox.layers[1].register_forward_pre_hook(interrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
             model(**token_batch(rows=2))
         model(**batch)
-    assert torch.equal(rows_seen(geometry, "block.02")[1], batch["input_ids"][batch["attention_mask"].bool()])
+    assert torch.equal(
+        rows_seen(geometry, "block.02")[1], batch["input_ids"][batch["attention_mask"].bool()]
+    )

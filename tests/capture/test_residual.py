@@ -1,4 +1,6 @@
-"""The residual ledger at the blocks of every model family, against float64 sums of the block's own input and output."""
+"""The residual ledger at the blocks of every model family, against float64 sums of the block's own
+input and output.
+"""
 
 from contextlib import nullcontext
 
@@ -9,14 +11,44 @@ from torch import nn
 
 from embedgeo import GeometryMonitor, StepMonitor, TokenMoments, observe
 from embedgeo.capture.layers import resolve_layers
-from tests.models import FAMILIES, VOCABULARY, NanoGPT, TorchEncoder, checkpoint_activations, gpt_neox, t5, token_batch
+from tests.models import (
+    FAMILIES,
+    VOCABULARY,
+    NanoGPT,
+    TorchEncoder,
+    checkpoint_activations,
+    gpt_neox,
+    t5,
+    token_batch,
+)
 
-_MOE = {"experts_implementation": "eager", "num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+_MOE = {
+    "experts_implementation": "eager",
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "num_key_value_heads": 2,
+}
 _SSM = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 3}
 _NAMED = [
-    "gpt_neox", "bloom", "gpt2", "gptj", "llama", "mistral", "qwen2", "gemma2", "olmo2", "opt", "falcon", "phi",
-    "bert", "roberta", "distilbert", "deberta_v2", "modernbert", "t5 encoder",
-]  # fmt: skip
+    "gpt_neox",
+    "bloom",
+    "gpt2",
+    "gptj",
+    "llama",
+    "mistral",
+    "qwen2",
+    "gemma2",
+    "olmo2",
+    "opt",
+    "falcon",
+    "phi",
+    "bert",
+    "roberta",
+    "distilbert",
+    "deberta_v2",
+    "modernbert",
+    "t5 encoder",
+]
 
 
 _HF = ("self_attn", "mlp", ("post_attention_layernorm", "input"))
@@ -33,7 +65,11 @@ WRITTEN = {
     "mistral": _HF,
     "qwen2": _HF,
     "mixtral": _HF,
-    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm", ("pre_feedforward_layernorm", "input")),
+    "gemma2": (
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+        ("pre_feedforward_layernorm", "input"),
+    ),
     "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm", ("mlp", "input")),
     "opt": ("self_attn", "fc2", ("final_layer_norm", "input")),
     "falcon": ("self_attention", "mlp", None),
@@ -41,7 +77,11 @@ WRITTEN = {
     "bert": _BERT,
     "roberta": _BERT,
     "modernbert": ("attn", "mlp", ("mlp_norm", "input")),
-    "t5 encoder": ("layer.0.SelfAttention", "layer.1.DenseReluDense", ("layer.1.layer_norm", "input")),
+    "t5 encoder": (
+        "layer.0.SelfAttention",
+        "layer.1.DenseReluDense",
+        ("layer.1.layer_norm", "input"),
+    ),
     "distilbert": ("attention.out_lin", "ffn", ("sa_layer_norm", "output")),
     "deberta_v2": _BERT,
     "nemotron": _HF,
@@ -50,12 +90,16 @@ WRITTEN = {
     "torch, norm first": (*_TORCH, ("norm2", "input")),
     "torch, norm last": (*_TORCH, ("norm1", "output")),
 }
-"""Modules of a block whose output attention and MLP write, and whose input or output is the stream between."""
+"""Modules of a block whose output attention and MLP write, and whose input or output is the stream
+between.
+"""
 
 
 def _torch_encoder(norm_first):
     model = TorchEncoder()
-    block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+    block = nn.TransformerEncoderLayer(
+        16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
     model.encoder = nn.TransformerEncoder(block, 3, enable_nested_tensor=False)
     return model
 
@@ -66,7 +110,9 @@ BUILD = {
         hf.MixtralConfig(**_MOE, **_SSM, num_attention_heads=2, intermediate_size=32)
     ),
     "nemotron": lambda: hf.NemotronForCausalLM(
-        hf.NemotronConfig(**_SSM, num_attention_heads=2, num_key_value_heads=2, intermediate_size=32)
+        hf.NemotronConfig(
+            **_SSM, num_attention_heads=2, num_key_value_heads=2, intermediate_size=32
+        )
     ),
     "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**_SSM)),
     "nanoGPT": NanoGPT,
@@ -86,12 +132,19 @@ def built(name, dtype=torch.float64):
 
 
 def run(model, ids):
-    name = "input_ids" if isinstance(model, hf.PreTrainedModel) else ("idx" if isinstance(model, NanoGPT) else "ids")
+    name = (
+        "input_ids"
+        if isinstance(model, hf.PreTrainedModel)
+        else ("idx" if isinstance(model, NanoGPT) else "ids")
+    )
     return model(**{name: ids})
 
 
 def measured(model, ids, layers, **options):
-    with observe(model, layers, lambda dim: [TokenMoments(dim)], **options) as geometry, torch.no_grad():
+    with (
+        observe(model, layers, lambda dim: [TokenMoments(dim)], **options) as geometry,
+        torch.no_grad(),
+    ):
         run(model, ids)
     return geometry.compute()
 
@@ -102,7 +155,11 @@ BLOCKS = ["block.00", "block.01", "block.02"]
 
 def ledgers(values):
     """The ledgers of the blocks."""
-    return {name.removesuffix(".ledger"): each for name, each in values.items() if name.endswith(".ledger")}
+    return {
+        name.removesuffix(".ledger"): each
+        for name, each in values.items()
+        if name.endswith(".ledger")
+    }
 
 
 def assert_parts_add_up(values, expected, rtol):
@@ -126,7 +183,8 @@ def test_parts_add_up_to_the_blocks_own_moments(name, dtype, rtol):
         writes = {"Q_from_other"} if name == "mamba" else {"Q_from_attention", "Q_from_mlp"}
         assert writes <= values.keys()
         assert ("Q_from_norm_bias" in values) == (name in POST_NORM)
-        eps = torch.finfo(torch.float32 if name == "mamba" else dtype).eps  # Mamba has its stream in float32
+        # Mamba has its stream in float32
+        eps = torch.finfo(torch.float32 if name == "mamba" else dtype).eps
         assert abs(values["Q_from_rounding"]) < 100 * eps * values["Q"]
 
 
@@ -142,9 +200,15 @@ def test_layers_inside_are_what_modules_write_and_what_is_between(name):
     for kind, given in paths.items():
         if given is not None:
             path, side = given if isinstance(given, tuple) else (given, "output")
-            _hook(block.get_submodule(path), side == "input", lambda rows, kind=kind: seen.__setitem__(kind, rows))
+            _hook(
+                block.get_submodule(path),
+                side == "input",
+                lambda rows, kind=kind: seen.__setitem__(kind, rows),
+            )
     found = measured(model, ids, "residual")
-    assert {layer.removeprefix("block.01.") for layer in found if layer.startswith("block.01.")} == {*seen, "ledger"}
+    assert {
+        layer.removeprefix("block.01.") for layer in found if layer.startswith("block.01.")
+    } == {*seen, "ledger"}
     for kind, rows in seen.items():
         values, mean = found[f"block.01.{kind}"], rows.mean(0)
         assert values["n"] == len(rows)
@@ -158,7 +222,9 @@ def _hook(module, takes_input, keep):
         return given[0] if isinstance(given, tuple) else given
 
     def hook(module, args, kwargs, output):
-        hidden = (first(args) if args else kwargs["hidden_states"]) if takes_input else first(output)
+        hidden = (
+            (first(args) if args else kwargs["hidden_states"]) if takes_input else first(output)
+        )
         keep(hidden.detach().clone().flatten(0, -2))
 
     module.register_forward_hook(hook, with_kwargs=True)
@@ -169,8 +235,12 @@ def test_state_space_and_attention_blocks_in_turn_have_the_writes_that_they_have
     found = measured(model, token_batch()["input_ids"], ["blocks", "residual"])
     for layer, values in ledgers(found).items():
         assert_parts_add_up(values, found[layer], 1e-6)
-        assert ("Q_from_attention" in values) == any("attn" in name for name, _ in _block(model, layer).named_modules())
-        assert ("Q_from_other" in values) == any("mamba" in name for name, _ in _block(model, layer).named_modules())
+        assert ("Q_from_attention" in values) == any(
+            "attn" in name for name, _ in _block(model, layer).named_modules()
+        )
+        assert ("Q_from_other" in values) == any(
+            "mamba" in name for name, _ in _block(model, layer).named_modules()
+        )
         assert "Q_from_mlp" in values
 
 
@@ -191,10 +261,16 @@ def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write()
     expected = plain.compute()
     for layer, of_layer in ledgers(values).items():
         assert_parts_add_up(of_layer, expected[layer], 1e-9)
-    assert {"decoder.block.01.attention", "decoder.block.01.other", "decoder.block.01.mlp"} <= values.keys()
+    assert {
+        "decoder.block.01.attention",
+        "decoder.block.01.other",
+        "decoder.block.01.mlp",
+    } <= values.keys()
     assert "encoder.block.01.other" not in values
     assert "Q_from_other" not in values["encoder.block.01.ledger"]
-    assert {"Q_from_attention", "Q_from_other", "Q_from_mlp"} <= values["decoder.block.01.ledger"].keys()
+    assert {"Q_from_attention", "Q_from_other", "Q_from_mlp"} <= values[
+        "decoder.block.01.ledger"
+    ].keys()
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
@@ -215,8 +291,12 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
     mlps[0].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
     run(model, ids)
     mean = outputs[0].flatten(0, 1).mean(0)
-    assert found["block.01"]["M_from_mlp"] == pytest.approx(float((mean + offset).square().sum()), rel=1e-6)
-    assert found["block.01"]["V_from_mlp"] == pytest.approx(before["block.01"]["V_from_mlp"], rel=1e-6)
+    assert found["block.01"]["M_from_mlp"] == pytest.approx(
+        float((mean + offset).square().sum()), rel=1e-6
+    )
+    assert found["block.01"]["V_from_mlp"] == pytest.approx(
+        before["block.01"]["V_from_mlp"], rel=1e-6
+    )
     assert found["block.01"]["mlp_top_coordinate"] == 5
     assert found["block.01"]["mlp_top_coordinate_share"] > 0.9
 
@@ -224,12 +304,16 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
 def test_a_planted_outlier_coordinate_is_found_at_its_block_and_write(name):
     model, ids = built(name), token_batch()["input_ids"]
-    noise = 40 * torch.randn(ids.numel(), generator=torch.Generator().manual_seed(5)).double().view(*ids.shape)
+    noise = 40 * torch.randn(ids.numel(), generator=torch.Generator().manual_seed(5)).double().view(
+        *ids.shape
+    )
     outlier = torch.zeros(*ids.shape, 16, dtype=torch.float64)
     outlier[..., 7] = noise
     (mlp,) = (module for path, module in model.named_modules() if path.endswith(".1.mlp"))
     outputs = []
-    mlp.register_forward_hook(lambda module, args, output: outputs.append(output.detach() + outlier) or outputs[-1])
+    mlp.register_forward_hook(
+        lambda module, args, output: outputs.append(output.detach() + outlier) or outputs[-1]
+    )
     layers = measured(model, ids, "residual")
     found = ledgers(layers)
     assert [layer for layer in BLOCKS if found[layer]["V_from_mlp"] > 500] == ["block.01"]
@@ -265,7 +349,9 @@ def test_writes_too_small_for_their_dtype_are_told_alike_in_every_batch():
             for each in range(4):
                 model(input_ids=token_batch(seed=10 * seed + each)["input_ids"])
         values = geometry.compute()
-        writes = [values[layer] for layer in ("block.01.attention", "block.01.mlp") if layer in values]
+        writes = [
+            values[layer] for layer in ("block.01.attention", "block.01.mlp") if layer in values
+        ]
         assert writes
         assert {of_layer["n"] for of_layer in writes} == {values["block.01.ledger"]["n"]}
 
@@ -305,12 +391,15 @@ def test_what_rounding_leaves_in_a_narrow_dtype_is_a_part_of_its_own():
 
 def test_sequences_as_rows_have_parts_that_add_up_too():
     model, ids = built("llama"), token_batch()["input_ids"]
-    expected, found = (measured(model, ids, layers, rows="mean") for layers in ("blocks", "residual"))
+    expected, found = (
+        measured(model, ids, layers, rows="mean") for layers in ("blocks", "residual")
+    )
     for layer, values in ledgers(found).items():
         assert values["n"] == len(ids)
         for key in ("Q", "M", "V"):
             parts = [value for each, value in values.items() if each.startswith(f"{key}_from_")]
-            assert sum(parts) == pytest.approx(expected[layer][key], abs=1e-6 * values["Q"])  # means are float32
+            # means are float32
+            assert sum(parts) == pytest.approx(expected[layer][key], abs=1e-6 * values["Q"])
 
 
 @pytest.mark.slow
@@ -320,7 +409,9 @@ def test_a_background_with_standard_errors_has_the_same_numbers():
         torch.manual_seed(0)
         model = gpt_neox(use_parallel_residual=False)
         options = {"jackknife": 3, "background": background, "on_error": "raise"}
-        monitor = StepMonitor(model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options)
+        monitor = StepMonitor(
+            model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options
+        )
         for step in range(2):
             with monitor.step(step):
                 model(**token_batch(seed=step)).logits.sum().backward()
@@ -328,7 +419,11 @@ def test_a_background_with_standard_errors_has_the_same_numbers():
         histories.append(monitor.history)
     now, later = histories
     assert repr(now) == repr(later)
-    errors = [record["stderr"] for record in now if record["metric"] == "M_by_mlp" and record["layer"] != "ledger.mean"]
+    errors = [
+        record["stderr"]
+        for record in now
+        if record["metric"] == "M_by_mlp" and record["layer"] != "ledger.mean"
+    ]
     assert len(errors) == 6
     assert all(error > 0 for error in errors)
 
@@ -362,7 +457,10 @@ def test_blocks_that_are_applied_several_times_are_refused():
 
 @pytest.mark.parametrize("option", [{"rows": "max"}])
 def test_maxima_are_no_sums_of_streams(option):
-    with pytest.raises(ValueError, match='rows="max"'), observe(FAMILIES["llama"].build(), "residual", **option):
+    with (
+        pytest.raises(ValueError, match='rows="max"'),
+        observe(FAMILIES["llama"].build(), "residual", **option),
+    ):
         pass
 
 
@@ -379,7 +477,10 @@ def trained(layers):
         optimizer.step()
         optimizer.zero_grad()
     if layers:
-        assert {record["layer"] for record in monitor.history} >= {"block.00.ledger", "block.02.mlp"}
+        assert {record["layer"] for record in monitor.history} >= {
+            "block.00.ledger",
+            "block.02.mlp",
+        }
         assert any(record["metric"] == "V_W_share_mlp" for record in monitor.history)
     return [*(weight.detach() for weight in model.parameters()), torch.get_rng_state()]
 
@@ -390,7 +491,9 @@ def history(way):
     if way == "checkpointing":
         checkpoint_activations(model, False)
     options = {"compiled": "stable"} if way == "stable" else {}
-    monitor = StepMonitor(model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options)
+    monitor = StepMonitor(
+        model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options
+    )
     if way == "stable":
         monitor.prepare(model)
     forward = torch.compile(model, backend="eager") if way in ("compiled", "stable") else model
@@ -415,7 +518,10 @@ def test_training_is_bit_for_bit_the_same():
 
 def test_describe_says_what_the_streams_hold():
     model = gpt_neox(hidden_size=256)  # whose streams are wider together than what is timed
-    few, many = (GeometryMonitor(layers=layers).describe(model, token_batch()) for layers in ("block.*", "residual"))
+    few, many = (
+        GeometryMonitor(layers=layers).describe(model, token_batch())
+        for layers in ("block.*", "residual")
+    )
     assert {layer.width for layer in many.layers} == {layer.width for layer in few.layers}
     assert many.state_bytes > 0
     assert many.seconds > 0

@@ -11,7 +11,8 @@ from embedgeo.capture.structure import input_embedding, token_embeddings
 from tests.models import VOCABULARY, Block, NanoGPT, token_batch
 from tests.observed import Rows, layer_names, observed, rows_seen
 
-# ── Tables ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Tables
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class CharacterModel(NanoGPT):
@@ -71,7 +72,10 @@ class Tables(nn.Module):
     [
         (Tables(embedding=9, pos=64), ["embedding"]),
         (Tables(position_embedding_table=64, token_embedding_table=9), ["token_embedding_table"]),
-        (Tables(token_type_embeddings=2, word_embeddings=9, position_embeddings=64), ["word_embeddings"]),
+        (
+            Tables(token_type_embeddings=2, word_embeddings=9, position_embeddings=64),
+            ["word_embeddings"],
+        ),
         (Tables(tokEmb=9, posEmb=64, segEmb=3), ["tokEmb"]),
         (Tables(a=9, b=64, head=9, tied="a"), ["a"]),
         (Tables(pos=9, b=64, head=9, tied="pos"), ["pos"]),
@@ -102,14 +106,21 @@ def test_a_model_may_name_its_table_itself():
 def test_of_tables_that_nothing_tells_apart_the_ids_must_fit_or_be_given():
     model, ids = Tables(a=VOCABULARY, b=64), token_batch()["input_ids"]
     positions = torch.arange(12)
-    assert torch.equal(rows_seen(observed(model, {"a": ids, "b": positions}), "block.01")[1], ids.flatten())
-    with pytest.raises(ValueError, match=r"2 embedding tables are called with ids that fit.*Give token_ids="):
+    assert torch.equal(
+        rows_seen(observed(model, {"a": ids, "b": positions}), "block.01")[1], ids.flatten()
+    )
+    with pytest.raises(
+        ValueError, match=r"2 embedding tables are called with ids that fit.*Give token_ids="
+    ):
         observed(model, {"a": ids, "b": positions.expand(4, 12)})
-    geometry = observed(model, {"a": ids, "b": positions.expand(4, 12)}, token_ids=lambda batch: batch["a"])
+    geometry = observed(
+        model, {"a": ids, "b": positions.expand(4, 12)}, token_ids=lambda batch: batch["a"]
+    )
     assert torch.equal(rows_seen(geometry, "block.01")[1], ids.flatten())
 
 
-# ── Blocks ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── Blocks
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Titan(nn.Module):
@@ -174,7 +185,9 @@ class FeedForward(nn.Sequential):
 
 
 class Pairs(nn.Module):
-    """Blocks as in vit-pytorch: lists of an attention and a feed-forward, with or without a norm after the last."""
+    """Blocks as in vit-pytorch: lists of an attention and a feed-forward, with or without a norm
+    after the last.
+    """
 
     def __init__(self, has_norm):
         super().__init__()
@@ -196,7 +209,9 @@ class Residual(nn.Module):
 
 
 class Sublayers(nn.Module):
-    """Blocks as in x-transformers: lists of a list of norms, of which some are None, a sublayer and its residual."""
+    """Blocks as in x-transformers: lists of a list of norms, of which some are None, a sublayer and
+    its residual.
+    """
 
     def __init__(self, kind):
         super().__init__()
@@ -280,7 +295,10 @@ def test_blocks_that_are_lists_and_do_not_tell_their_order_are_refused_with_a_pa
 
     model = nn.ModuleDict({"net": Mixed()})
     pattern = "net.layers.??.02"
-    message = "needs blocks that are called; those of Mixed are a ModuleList of modules each.*such as layers='"
+    message = (
+        "needs blocks that are called; those of Mixed are a ModuleList of modules each.*such as "
+        "layers='"
+    )
     with pytest.raises(ValueError, match=message + pattern.replace("?", r"\?")):
         resolve_layers(model)
     x = torch.randn(2, 3, 4)
@@ -293,8 +311,15 @@ def test_blocks_that_are_lists_and_do_not_tell_their_order_are_refused_with_a_pa
 
 
 def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
-    size = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
-    config = hf.Lfm2Config(vocab_size=VOCABULARY, num_hidden_layers=2, layer_types=["conv", "full_attention"], **size)
+    size = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 32,
+    }
+    config = hf.Lfm2Config(
+        vocab_size=VOCABULARY, num_hidden_layers=2, layer_types=["conv", "full_attention"], **size
+    )
     model, ids = hf.Lfm2ForCausalLM(config).eval(), token_batch()["input_ids"]
     assert layer_names(model) == ["embed", "block.00", "block.01", "final_norm"]
     with torch.no_grad():

@@ -13,7 +13,9 @@ from embedgeo.capture import torch_names
 
 @pytest.fixture
 def lacking(monkeypatch):
-    """The module as it is in a torch without the private names; torch itself has them while it runs."""
+    """The module as it is in a torch without the private names; torch itself has them while it
+    runs.
+    """
     spec = importlib.util.find_spec("embedgeo.capture.torch_names")
     module = importlib.util.module_from_spec(spec)
     with monkeypatch.context() as without:
@@ -39,8 +41,14 @@ class Told(nn.Module):
 
 WAYS = {
     "a plain pass": (lambda block, x: block(x), [(True, False)]),
-    "reentrant": (lambda block, x: checkpoint(block, x, use_reentrant=True), [(True, False), (True, True)]),
-    "not reentrant": (lambda block, x: checkpoint(block, x, use_reentrant=False), [(True, False), (True, True)]),
+    "reentrant": (
+        lambda block, x: checkpoint(block, x, use_reentrant=True),
+        [(True, False), (True, True)],
+    ),
+    "not reentrant": (
+        lambda block, x: checkpoint(block, x, use_reentrant=False),
+        [(True, False), (True, True)],
+    ),
     "without gradients": (torch.no_grad()(lambda block, x: block(x)), [(False, False)]),
     "inference": (torch.inference_mode()(lambda block, x: block(x)), [(False, False)]),
 }
@@ -55,7 +63,9 @@ def test_gradients_and_repetitions_are_told_without_private_names(lacking, way, 
     if ends_with == "grad" and way == "reentrant":
         expected = expected[:1]  # torch refuses it
     elif out.requires_grad:
-        out.sum().backward() if ends_with == "backward" else torch.autograd.grad(out.sum(), block.layer.weight)
+        out.sum().backward() if ends_with == "backward" else torch.autograd.grad(
+            out.sum(), block.layer.weight
+        )
     assert block.told == [[each, each] for each in expected]
 
 

@@ -1,4 +1,6 @@
-"""Files of a checkpoint that are damaged or mean harm: the error names the file, and nothing in it is run."""
+"""Files of a checkpoint that are damaged or mean harm: the error names the file, and nothing in it
+is run.
+"""
 
 import argparse
 import pickle
@@ -12,7 +14,13 @@ import jsonargparse
 import pytest
 import torch
 
-from embedgeo.checkpoints.files import Contents, StoredFile, lightning_step, require_readable, stored_values
+from embedgeo.checkpoints.files import (
+    Contents,
+    StoredFile,
+    lightning_step,
+    require_readable,
+    stored_values,
+)
 from embedgeo.checkpoints.loading import import_named, load_model, load_tokenizer, placement
 from embedgeo.checkpoints.sources import list_checkpoints
 from tests.files import Payload
@@ -22,7 +30,14 @@ from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, 
 def said(error):
     """An error's words: one line, without advice or colours."""
     line = str(error.value)
-    for unwanted in ("\n", "\x1b", "weights_only", "Weights only", "add_safe_globals", "pytorch.org"):
+    for unwanted in (
+        "\n",
+        "\x1b",
+        "weights_only",
+        "Weights only",
+        "add_safe_globals",
+        "pytorch.org",
+    ):
         assert unwanted not in line
     return line
 
@@ -38,7 +53,11 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
         ("model.safetensors", b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5), "(JSON|InvalidHeader)"),
         ("model.safetensors", b"", "Safetensor"),
         ("pytorch_model.bin", BIN[:-20000], "damaged"),
-        ("pytorch_model.bin", BIN[:200], "cannot be read: it is damaged, or was not written by torch.save."),
+        (
+            "pytorch_model.bin",
+            BIN[:200],
+            "cannot be read: it is damaged, or was not written by torch.save.",
+        ),
         ("pytorch_model.bin", b"version https://git-lfs.github.com/spec/v1\n" * 9, "damaged"),
         ("pytorch_model.bin", b"hello", "damaged"),
         ("pytorch_model.bin", b"", "damaged"),
@@ -65,7 +84,9 @@ def test_the_damaged_one_of_several_weight_files_is_named(tmp_path):
     broken = sorted(name for name in files if name.endswith(".safetensors"))[1]
     write_files(tmp_path / "step1", {**files, broken: files[broken][:-10]})
     with pytest.raises(ValueError, match=f"^{broken} cannot be read"):
-        load_model(tmp_path / "step1", list_checkpoints(str(tmp_path))[0].contents(), dtype=torch.float32)
+        load_model(
+            tmp_path / "step1", list_checkpoints(str(tmp_path))[0].contents(), dtype=torch.float32
+        )
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
@@ -74,7 +95,9 @@ def test_json_that_cannot_be_read_is_named(tmp_path, name, data):
     files = {**checkpoint_files(1, shards=True), name: data}
     write_files(tmp_path, files)
     contents = Contents(tuple(StoredFile(each, 1, "") for each in files if "model" in each))
-    with pytest.raises(ValueError, match=rf"^{name} cannot be read: .*(JSON|Unicode|must be|object)") as error:
+    with pytest.raises(
+        ValueError, match=rf"^{name} cannot be read: .*(JSON|Unicode|must be|object)"
+    ) as error:
         load_model(tmp_path, contents, dtype=torch.float32)
     said(error)
 
@@ -136,18 +159,30 @@ def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
-@pytest.mark.parametrize("options", [{"shards": True}, {"as_bin": True}], ids=["safetensors", "bin"])
+@pytest.mark.parametrize(
+    "options", [{"shards": True}, {"as_bin": True}], ids=["safetensors", "bin"]
+)
 def test_weights_of_the_dtype_asked_for_are_mapped_from_their_files(tmp_path, options):
-    (checkpoint,) = list_checkpoints(str(write_files(tmp_path / "step1", checkpoint_files(1, **options))))
+    (checkpoint,) = list_checkpoints(
+        str(write_files(tmp_path / "step1", checkpoint_files(1, **options)))
+    )
     model = load_model(checkpoint.path, checkpoint.contents(), dtype=torch.float32).model
-    ranges = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line]
+    ranges = [
+        line.split()
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if str(tmp_path) in line
+    ]
     mapped = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in ranges]
     for name, weight in model.named_parameters():
         assert any(first <= weight.data_ptr() < last for first, last in mapped), name
 
 
-@pytest.mark.parametrize(("name", "value"), [("fractions.Fraction", Fraction(3)), ("a_module_of_double.double", 6)])
-def test_what_is_named_is_imported_also_from_the_working_directory(name, value, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "value"), [("fractions.Fraction", Fraction(3)), ("a_module_of_double.double", 6)]
+)
+def test_what_is_named_is_imported_also_from_the_working_directory(
+    name, value, tmp_path, monkeypatch
+):
     (tmp_path / "a_module_of_double.py").write_text("def double(number):\n    return 2 * number\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -155,7 +190,11 @@ def test_what_is_named_is_imported_also_from_the_working_directory(name, value, 
 
 
 @pytest.mark.parametrize(
-    ("device_map", "placed"), [({"": "cpu", "1": "disk"}, {"0": "cpu", "1": "disk"}), ("auto", "auto")]
+    ("device_map", "placed"),
+    [({"": "cpu", "1": "disk"}, {"0": "cpu", "1": "disk"}), ("auto", "auto")],
 )
 def test_modules_are_placed_where_none_is_inside_another(device_map, placed):
-    assert placement(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), device_map) == placed
+    assert (
+        placement(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), device_map)
+        == placed
+    )

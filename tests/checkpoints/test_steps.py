@@ -30,7 +30,9 @@ def test_every_published_naming_scheme(name, step, tokens):
     assert (position.step, position.tokens) == (step, tokens)
 
 
-@pytest.mark.parametrize("name", ["main", "v1.0", "pythia-70m", "stepwise", "footstep12x", "", "refs/pr/1", "1000"])
+@pytest.mark.parametrize(
+    "name", ["main", "v1.0", "pythia-70m", "stepwise", "footstep12x", "", "refs/pr/1", "1000"]
+)
 def test_names_without_a_step(name):
     assert parse_position(name) is None
 
@@ -40,7 +42,9 @@ def test_the_series_is_the_name_without_step_and_tokens():
         return parse_position(name).series
 
     assert series("stage1-step1000-tokens5B") == series("stage1-step2000-tokens9B")
-    assert series("stage2-ingredient1-step1000-tokens3B") != series("stage2-ingredient2-step1000-tokens3B")
+    assert series("stage2-ingredient1-step1000-tokens3B") != series(
+        "stage2-ingredient2-step1000-tokens3B"
+    )
     assert series("epoch=0-step=100") == series("epoch=1-step=200")
 
 

@@ -1,4 +1,5 @@
-"""On a GPU the numbers are the CPU's, and training is untouched; where there is none, on a pretended one.
+"""On a GPU the numbers are the CPU's, and training is untouched; where there is none, on a
+pretended one.
 
 What needs kernels, streams or memory of a real one is skipped there.
 """
@@ -16,14 +17,17 @@ from tests.pretended import COMPILER, Count, pretended
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for deterministic algorithms; read at the first product
+# for deterministic algorithms; read at the first product
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 GPU = torch.device("cuda", 0)
 
 
 @contextmanager
 def a_gpu() -> Iterator[Count | None]:
-    """Context with a GPU, or what is asked of a pretended one; a test is skipped where there is neither."""
+    """Context with a GPU, or what is asked of a pretended one; a test is skipped where there is
+    neither.
+    """
     if torch.cuda.is_available():
         yield None
     elif COMPILER is None:
@@ -46,7 +50,9 @@ def deterministic() -> Iterator[None]:
 
 @contextmanager
 def waits(pretended_gpu: Count | None = None) -> Iterator[Counter[str]]:
-    """Context that counts, by file and line, the operations for whose results the CPU waits for the GPU."""
+    """Context that counts, by file and line, the operations for whose results the CPU waits for the
+    GPU.
+    """
     lines: Counter[str] = Counter()
     if pretended_gpu is not None:
         pretended_gpu.clear()
@@ -61,4 +67,8 @@ def waits(pretended_gpu: Count | None = None) -> Iterator[Counter[str]]:
             yield lines
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    lines.update(f"{w.filename}:{w.lineno}" for w in caught if "synchronizing CUDA operation" in str(w.message))
+    lines.update(
+        f"{w.filename}:{w.lineno}"
+        for w in caught
+        if "synchronizing CUDA operation" in str(w.message)
+    )

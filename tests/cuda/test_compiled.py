@@ -10,7 +10,10 @@ from tests.models import gpt_neox, token_batch
 from tests.training.runs import steps
 
 # torch's advice on speed, given by its compiler
-pytestmark = [needs_gpu, pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")]
+pytestmark = [
+    needs_gpu,
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning"),
+]
 
 NUM_STEPS = 6
 
@@ -22,7 +25,9 @@ def fresh():
 
 
 def loop(every_n_steps=None, compiled=None, **compiling):
-    """Weights, losses and monitor (None without) of a few steps of a model that is compiled, if it is."""
+    """Weights, losses and monitor (None without) of a few steps of a model that is compiled, if it
+    is.
+    """
     torch.manual_seed(0)
     model = gpt_neox().to(GPU)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -50,7 +55,9 @@ def loop(every_n_steps=None, compiled=None, **compiling):
 
 
 def near(monitor, expected):
-    """The smooth values are those of the eager run but for rounding; TwoNN and p-values of a fit are not smooth."""
+    """The smooth values are those of the eager run but for rounding; TwoNN and p-values of a fit
+    are not smooth.
+    """
     assert steps(monitor) == steps(expected)
     for got, want in zip(monitor.history, expected.history, strict=True):
         if want["metric"] in ("n", "Q", "M", "V", "V_W", "anisotropy", "token_types"):
@@ -66,7 +73,9 @@ def test_a_measured_step_of_a_compiled_model_runs_eagerly(backend):
     torch.testing.assert_close(compiled_losses, losses, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("compiling", [{"backend": "aot_eager"}, {"backend": "inductor", "fullgraph": True}], ids=str)
+@pytest.mark.parametrize(
+    "compiling", [{"backend": "aot_eager"}, {"backend": "inductor", "fullgraph": True}], ids=str
+)
 def test_stable_measured_and_other_steps_are_one_graph(compiling):
     plain, plain_losses, _ = loop(**compiling)
     graphs = counters["stats"]["unique_graphs"]
@@ -80,7 +89,8 @@ def test_stable_measured_and_other_steps_are_one_graph(compiling):
     near(monitor, eager)
     torch.testing.assert_close(losses, plain_losses, rtol=1e-4, atol=1e-5)
     torch.compiler.reset()
-    others, other_losses, _ = loop(NUM_STEPS, "stable", **compiling)  # none but the first step is measured
+    # none but the first step is measured
+    others, other_losses, _ = loop(NUM_STEPS, "stable", **compiling)
     assert losses.equal(other_losses)
     assert all(a.equal(b) for a, b in zip(weights, others, strict=True))
     if compiling["backend"] == "aot_eager":

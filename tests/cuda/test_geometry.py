@@ -9,7 +9,9 @@ from tests.cuda.on_ranks import assert_same
 from tests.models import albert, gpt_neox, t5, token_batch
 from tests.training.runs import moments
 
-OPTIONS = {"padding, positions and ids left out": {"skip_first_positions": 2, "ignore_token_ids": [5]}}
+OPTIONS = {
+    "padding, positions and ids left out": {"skip_first_positions": 2, "ignore_token_ids": [5]}
+}
 SLOW = {
     "tokens": {},
     "mean": {"rows": "mean"},
@@ -25,7 +27,9 @@ def on_device(batch, device):
 
 
 def measured(device, build=gpt_neox, *, given_on=None, batches=2, **options):
-    """The geometry over batches of a model in float64, whose hidden states are the same on all devices."""
+    """The geometry over batches of a model in float64, whose hidden states are the same on all
+    devices.
+    """
     torch.manual_seed(0)
     model = build().double().eval().to(device)
     if options.get("rows") == "words":
@@ -40,11 +44,16 @@ def measured(device, build=gpt_neox, *, given_on=None, batches=2, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [*OPTIONS.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values())],
+    [
+        *OPTIONS.values(),
+        *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values()),
+    ],
     ids=[*OPTIONS, *SLOW],
 )
 def test_records_are_those_of_the_cpu(options):
-    assert_same(measured(GPU, **options).records(), measured(torch.device("cpu"), **options).records())
+    assert_same(
+        measured(GPU, **options).records(), measured(torch.device("cpu"), **options).records()
+    )
 
 
 @pytest.mark.slow
@@ -86,7 +95,9 @@ def test_tables_samples_and_files(tmp_path):
     assert table.V.to_numpy() == pytest.approx(wanted.V.to_numpy(), rel=1e-7, abs=1e-12)
     sample = geometry.samples()["block.01"]
     assert sample.rows.device.type == sample.eigenvalues.device.type == "cpu"
-    torch.testing.assert_close(sample.eigenvalues, expected.samples()["block.01"].eigenvalues, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(
+        sample.eigenvalues, expected.samples()["block.01"].eigenvalues, rtol=1e-7, atol=1e-9
+    )
     geometry.save(tmp_path / "folder", model="tiny", save_samples=True, token_tables=True)
     assert (tmp_path / "folder" / "samples" / "tiny.safetensors").exists()
 
@@ -103,7 +114,8 @@ def test_layers_on_different_devices():
     def to_gpu(module, args, kwargs):
         move = lambda value: value.to(GPU) if isinstance(value, torch.Tensor) else value  # noqa: E731
         return tuple(map(move, args)), {
-            key: tuple(map(move, value)) if isinstance(value, tuple) else move(value) for key, value in kwargs.items()
+            key: tuple(map(move, value)) if isinstance(value, tuple) else move(value)
+            for key, value in kwargs.items()
         }
 
     last.register_forward_pre_hook(to_gpu, with_kwargs=True)
@@ -115,7 +127,10 @@ def test_layers_on_different_devices():
 
 @needs_gpu
 def test_a_reset_gives_the_memory_back():
-    model, batch = gpt_neox(hidden_size=128, intermediate_size=256).to(GPU), on_device(token_batch(64, 32), GPU)
+    model, batch = (
+        gpt_neox(hidden_size=128, intermediate_size=256).to(GPU),
+        on_device(token_batch(64, 32), GPU),
+    )
 
     def measure():
         with observe(model) as geometry, torch.no_grad():

@@ -14,7 +14,9 @@ from tests.data import KINDS, assert_values, floats, gaussian, metrics, texts, t
 
 OTHER_DTYPES = torch.float64, torch.bfloat16, torch.float16
 DTYPES = pytest.mark.parametrize(
-    "dtype", [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHER_DTYPES)], ids=str
+    "dtype",
+    [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in OTHER_DTYPES)],
+    ids=str,
 )
 KIND = pytest.mark.parametrize("kind", KINDS)
 PARTS = [slice(0, 700), slice(700, 701), slice(701, 701), slice(701, 1500)]
@@ -45,9 +47,15 @@ def test_values_are_those_of_the_cpu(kind, dtype):
     _, expected = computed(kind, dtype, torch.device("cpu"))
     assert metric.device == GPU
     assert {value.dtype for value in values.values()} == {torch.float64}
-    wide = {state.dtype for state in metric.metric_state.values() if state.is_floating_point() and state.ndim != 2}
+    wide = {
+        state.dtype
+        for state in metric.metric_state.values()
+        if state.is_floating_point() and state.ndim != 2
+    }
     assert wide <= {torch.float64}
-    twonn = {key: expected.pop(key) for key in list(expected) if key.startswith("intrinsic_dimension")}
+    twonn = {
+        key: expected.pop(key) for key in list(expected) if key.startswith("intrinsic_dimension")
+    }
     assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-6, atol=1e-12)
     assert_values(values, twonn, rtol=3e-6, atol=1e-9)
 
@@ -67,7 +75,10 @@ def test_occurrences_are_those_of_the_cpu():
 
 @pytest.mark.parametrize(
     ("ids_on", "mask_on"),
-    [pytest.param(*each, marks=pytest.mark.slow) for each in (("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda"))],
+    [
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in (("cpu", "cpu"), ("cuda", "cpu"), ("cpu", "cuda"))
+    ],
 )
 @KIND
 def test_ids_and_mask_may_be_on_another_device(kind, ids_on, mask_on):
@@ -92,7 +103,8 @@ def test_a_metric_follows_the_rows_from_device_to_device_and_merges_with_one_on_
     second.update(x[400:], ids[400:])
     first.merge_state(second)
     assert first.device == GPU
-    if kind in ("EmbeddingMoments", "TokenMoments", "Anisotropy"):  # the others depend on the order, or draw rows
+    # the others depend on the order, or draw rows
+    if kind in ("EmbeddingMoments", "TokenMoments", "Anisotropy"):
         assert_values(first.compute(), expected, rtol=1e-6, atol=1e-12)
 
 
@@ -144,7 +156,9 @@ def test_nearest_distances_equal_brute_force(x, dtype, precision):
         got = two_nearest_distances(x.to(GPU)).cpu()
     finally:
         torch.set_float32_matmul_precision("highest")
-    torch.testing.assert_close(got, torch.from_numpy(references.nearest(x.double(), 2)), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        got, torch.from_numpy(references.nearest(x.double(), 2)), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""A loop of one's own on a GPU: the records are those of the CPU, the weights those of a run without a monitor."""
+"""A loop of one's own on a GPU: the records are those of the CPU, the weights those of a run
+without a monitor.
+"""
 
 import pytest
 
@@ -28,7 +30,10 @@ def plain():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [*OPTIONS.values(), *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values())],
+    [
+        *OPTIONS.values(),
+        *(pytest.param(options, marks=pytest.mark.slow) for options in SLOW.values()),
+    ],
     ids=[*OPTIONS, *SLOW],
 )
 def test_records_are_those_of_the_cpu_and_weights_those_without_a_monitor(options, plain):
@@ -49,6 +54,8 @@ def test_records_of_two_ranks_are_those_of_the_cpu(tmp_path, kind):
 @pytest.mark.slow
 def test_rows_of_nan_are_left_out_on_two_ranks(tmp_path):
     for found, expected in on_two_ranks(records_with_nan, tmp_path, seconds=200):
-        left_out = {(each["layer"], each["value"]) for each in expected if each["metric"] == "n_nonfinite"}
+        left_out = {
+            (each["layer"], each["value"]) for each in expected if each["metric"] == "n_nonfinite"
+        }
         assert {layer for layer, number in left_out if number} == {"block.01", "mean"}
         assert_same(found, expected)

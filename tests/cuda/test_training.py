@@ -7,7 +7,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, IntrinsicDimension, StepMonitor, observe
+from embedgeo import (
+    Anisotropy,
+    EmbeddingMoments,
+    GeometryMonitor,
+    IntrinsicDimension,
+    StepMonitor,
+    observe,
+)
 from tests.cuda import GPU, deterministic, needs_gpu
 from tests.data import KINDS, assert_values, metrics
 from tests.models import gpt_neox, token_batch
@@ -31,7 +38,9 @@ def trained(folder, *monitors, module=None, **options):
 
 
 def same_history(monitor, other):
-    pd.testing.assert_frame_equal(pd.DataFrame(monitor.history), pd.DataFrame(other.history), check_exact=True)
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(monitor.history), pd.DataFrame(other.history), check_exact=True
+    )
 
 
 @PRECISIONS
@@ -47,14 +56,27 @@ def test_training_is_bit_for_bit_what_it_is_without_the_monitor(tmp_path, precis
 @PRECISIONS
 def test_what_is_logged_is_what_observe_gives(tmp_path, precision):
     monitor = GeometryMonitor(100, measure_last=False, on_error="raise")
-    _, run = trained(tmp_path, monitor, module=WithoutDropout(), precision=precision, data=loader(16, 16), max_steps=1)
+    _, run = trained(
+        tmp_path,
+        monitor,
+        module=WithoutDropout(),
+        precision=precision,
+        data=loader(16, 16),
+        max_steps=1,
+    )
     dtype = AUTOCAST[precision]
     module, batch = WithoutDropout().train().to(GPU), on_gpu(next(iter(loader(16, 16))))
-    with deterministic(), observe(module) as geometry, torch.autocast("cuda", dtype, enabled=dtype is not None):
+    with (
+        deterministic(),
+        observe(module) as geometry,
+        torch.autocast("cuda", dtype, enabled=dtype is not None),
+    ):
         module.model(**batch, labels=batch["input_ids"])
     for layer, values in geometry.compute().items():
         for metric, expected in values.items():
-            assert value(monitor, 0, layer, metric) == pytest.approx(expected, rel=1e-9, nan_ok=True), (layer, metric)
+            assert value(monitor, 0, layer, metric) == pytest.approx(
+                expected, rel=1e-9, nan_ok=True
+            ), (layer, metric)
     logged = run.callback_metrics["geometry.V/block.01"]
     assert float(logged) == value(monitor, 0, "block.01", "V")
 
@@ -105,18 +127,23 @@ def test_a_failure_on_the_gpu_turns_the_monitor_off_and_training_goes_on(tmp_pat
             return {"failed": self.mean.view(7) if self.num_rows else self.n}
 
     monitor = GeometryMonitor(2, metrics=lambda dim: [Fails(dim)])
-    with pytest.warns(UserWarning, match="GeometryMonitor is off for the rest of this run") as caught:
+    with pytest.warns(
+        UserWarning, match="GeometryMonitor is off for the rest of this run"
+    ) as caught:
         _, run = trained(tmp_path, monitor)
     assert sum("GeometryMonitor" in str(each.message) for each in caught) == 1
     assert run.global_step == 6
 
 
-# ── NCCL: a world of one rank, as NCCL takes one rank a GPU ──────────────────────────────────────────────────────────
+# ── NCCL: a world of one rank, as NCCL takes one rank a GPU
+# ──────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def nccl(tmp_path):
-    dist.init_process_group("nccl", f"file://{tmp_path}/rendezvous", rank=0, world_size=1, device_id=GPU)
+    dist.init_process_group(
+        "nccl", f"file://{tmp_path}/rendezvous", rank=0, world_size=1, device_id=GPU
+    )
     yield
     dist.destroy_process_group()
 
@@ -150,7 +177,9 @@ def test_a_loop_over_nccl_gives_the_numbers_of_one_without(request):
     among = run()
     assert steps(among) == steps(alone)
     for record, expected in zip(among.history, alone.history, strict=True):
-        assert record["value"] == pytest.approx(expected["value"], rel=1e-6, abs=1e-12, nan_ok=True), record
+        assert record["value"] == pytest.approx(
+            expected["value"], rel=1e-6, abs=1e-12, nan_ok=True
+        ), record
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -163,7 +192,9 @@ def test_a_model_sharded_by_fsdp2(nccl, dtype):
             for block in model.gpt_neox.layers:
                 fully_shard(block, mesh=mesh, mp_policy=policy)
             fully_shard(model, mesh=mesh, mp_policy=policy)
-        monitor = StepMonitor(model, 1, layers=["blocks"], metrics=few, on_error="raise", measure_last=False)
+        monitor = StepMonitor(
+            model, 1, layers=["blocks"], metrics=few, on_error="raise", measure_last=False
+        )
         with monitor, monitor.step(0, batch := on_gpu(token_batch(16, 12))):
             model(**batch, labels=batch["input_ids"]).loss.backward()
         return {(r["layer"], r["metric"]): r["value"] for r in monitor.history}

@@ -16,7 +16,9 @@ from tests.data import assert_values, floats, gaussian, texts
 
 
 def spectra():
-    """Rows whose spectra are flat, steep, of low rank, of two nearly equal values, of none, tiny, and not finite."""
+    """Rows whose spectra are flat, steep, of low rank, of two nearly equal values, of none, tiny,
+    and not finite.
+    """
     flat = gaussian(400, 200, seed=1).double()
     steep = flat * torch.arange(1, 201) ** -1.0
     twins = flat - flat.mean(0)
@@ -37,7 +39,9 @@ def spectra():
     }
 
 
-@pytest.mark.parametrize("names", [[each] for each in spectra()] + [[*spectra()]], ids=lambda names: names[0])
+@pytest.mark.parametrize(
+    "names", [[each] for each in spectra()] + [[*spectra()]], ids=lambda names: names[0]
+)
 def test_spectra_of_layers_are_those_of_each_on_the_cpu(names):
     rows = {name: spectra()[name] for name in names}
     scatters = {name: row_scatter(x.to(GPU)) for name, x in rows.items()}
@@ -49,11 +53,16 @@ def test_spectra_of_layers_are_those_of_each_on_the_cpu(names):
 
 def test_a_scatter_that_is_not_finite_leaves_those_beside_it_alone():
     whole = row_scatter(spectra()["steep, far from the origin"].to(GPU))
-    broken = [whole._replace(scatter=whole.scatter * torch.tensor(factor)) for factor in (torch.nan, torch.inf)]
+    broken = [
+        whole._replace(scatter=whole.scatter * torch.tensor(factor))
+        for factor in (torch.nan, torch.inf)
+    ]
     overflown = row_scatter((spectra()["flat"] * 1e155).to(GPU))
     scatters = [*broken, whole, overflown]
     *others, last = computed(at_once(*(steps(spectrum_values, each) for each in scatters)))
-    assert_values(others[2], spectrum_values(row_scatter(spectra()["steep, far from the origin"])), rtol=1e-9)
+    assert_values(
+        others[2], spectrum_values(row_scatter(spectra()["steep, far from the origin"])), rtol=1e-9
+    )
     assert all(each["anisotropy"].isnan() for each in (*others[:2], last))
 
 
@@ -91,7 +100,9 @@ def test_one_copy_brings_tensors_of_all_dtypes_and_shapes_to_the_host(gpu):
 
 
 def searches(x, labels, sequences):
-    """All rows, some of them, rows apart by one label and together by another; three neighbours of each."""
+    """All rows, some of them, rows apart by one label and together by another; three neighbours of
+    each.
+    """
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: 2 * len(x) // 3]
     every = torch.arange(len(x))
     return [
@@ -105,7 +116,9 @@ def searches(x, labels, sequences):
 def by_brute_force(search):
     """Distances from differences in float64, shape (m, k); NaN where there is no such neighbour."""
     x = search.x.double().cpu()[search.rows]
-    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(torch.inf)
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(
+        torch.inf
+    )
     for label, is_apart in zip(search.labels(), (True, False), strict=True):
         if label is not None:
             distances[(label[:, None] == label) == is_apart] = torch.inf
@@ -118,15 +131,22 @@ def by_brute_force(search):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype",
-    [torch.float32, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.bfloat16))],
+    [
+        torch.float32,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float64, torch.bfloat16)),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("names", [[name] for name in CLOUDS] + [[*CLOUDS]], ids=lambda names: names[0])
+@pytest.mark.parametrize(
+    "names", [[name] for name in CLOUDS] + [[*CLOUDS]], ids=lambda names: names[0]
+)
 def test_neighbours_of_layers_are_those_of_brute_force(names, dtype):
     asked = list[Search]()
     for seed, name in enumerate(names):
         x = CLOUDS[name].to(dtype)
-        labels, sequences = torch.randint(40, (2, len(x)), generator=torch.Generator().manual_seed(seed))
+        labels, sequences = torch.randint(
+            40, (2, len(x)), generator=torch.Generator().manual_seed(seed)
+        )
         asked += [search._replace(x=x.to(GPU)) for search in searches(x, labels, sequences // 4)]
     for search, nearest in zip(asked, computed(nearest_of_searches(asked)), strict=True):
         expected = by_brute_force(search)
@@ -142,11 +162,15 @@ def test_neighbours_of_few_rows(num_rows):
     x = gaussian(num_rows, 4)
     (nearest,) = computed(nearest_of_searches([Search(x.to(GPU), torch.arange(num_rows), 4)]))
     assert nearest.distances.shape == nearest.places.shape == (num_rows, 4)
-    torch.testing.assert_close(nearest.distances, by_brute_force(Search(x, torch.arange(num_rows), 4)), equal_nan=True)
+    torch.testing.assert_close(
+        nearest.distances, by_brute_force(Search(x, torch.arange(num_rows), 4)), equal_nan=True
+    )
 
 
 def layers_of(device, jackknife=0):
-    """Layers with the same rows but for some that are NaN, one with fewer token types, and one of none."""
+    """Layers with the same rows but for some that are NaN, one with fewer token types, and one of
+    none.
+    """
     x, ids, sequences = texts(900, 12, mean=3.0)
     found = []
     for name in ("whole", "again", "some not finite", "none finite", "of few types"):
@@ -164,12 +188,16 @@ def layers_of(device, jackknife=0):
 
 @pytest.mark.parametrize("jackknife", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_layers_side_by_side_have_the_values_of_each_alone_on_the_cpu(jackknife):
-    together = computed(at_once(*(steps(LayerMetrics.compute, each) for each in layers_of(GPU, jackknife))))
+    together = computed(
+        at_once(*(steps(LayerMetrics.compute, each) for each in layers_of(GPU, jackknife)))
+    )
     for values, alone in zip(together, layers_of(torch.device("cpu"), jackknife), strict=True):
         expected = alone.compute()
         assert values.keys() == expected.keys()
         for key, pair in values.items():
-            torch.testing.assert_close(pair, expected[key], rtol=1e-5, atol=1e-9, equal_nan=True, msg=key)
+            torch.testing.assert_close(
+                pair, expected[key], rtol=1e-5, atol=1e-9, equal_nan=True, msg=key
+            )
 
 
 @pytest.mark.parametrize("precision", ["high", "highest"])
@@ -191,7 +219,9 @@ def test_neighbors_do_not_depend_on_tf32_and_leave_its_setting_alone(precision):
 
 
 class Products(TorchDispatchMode):
-    """Records dtypes of batched products, and the settings of the process under which operations run."""
+    """Records dtypes of batched products, and the settings of the process under which operations
+    run.
+    """
 
     def __init__(self):
         super().__init__()

@@ -18,15 +18,23 @@ from tests.models import gpt_neox, token_batch
 from tests.report.synthetic import make_sweep
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.joinpath("docs").rglob("*.md"))]
+PAGES = [
+    "README.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.joinpath("docs").rglob("*.md")),
+]
 INTEGRATIONS = {"docs/how-to/loggers.md", "docs/how-to/recipes.md"}
 """Pages whose blocks need packages that `make test` does not have."""
 
-_BLOCK = re.compile(r"^(?P<indent>[ \t]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```[ \t]*$", re.M | re.S)
+_BLOCK = re.compile(
+    r"^(?P<indent>[ \t]*)```(?P<language>\w+)[^\n]*\n(?P<code>.*?)^(?P=indent)```[ \t]*$",
+    re.M | re.S,
+)
 
 
 class Block(NamedTuple):
-    """A block's code, without its indentation, the number of its first line on the page, and its language."""
+    """A block's code, without its indentation, the number of its first line on the page, and its
+    language.
+    """
 
     code: str
     line: int
@@ -42,7 +50,11 @@ def blocks(page: str, *languages: str) -> list[Block]:
     """The blocks of a page in these languages, in order."""
     whole = text(page)
     return [
-        Block(textwrap.dedent(found["code"]), whole.count("\n", 0, found.start("code")) + 1, found["language"])
+        Block(
+            textwrap.dedent(found["code"]),
+            whole.count("\n", 0, found.start("code")) + 1,
+            found["language"],
+        )
         for found in _BLOCK.finditer(whole)
         if found["language"] in languages
     ]
@@ -70,7 +82,10 @@ def names(results: Path) -> dict[str, object]:
     rows = [{key: value[i] for key, value in items.items()} for i in range(32)]
     loader = DataLoader(rows, batch_size=4)
     model = gpt_neox(vocab_size=300)
-    texts = ["A transformer learns the frequencies of tokens first.", "Then it learns what they mean in their context."]
+    texts = [
+        "A transformer learns the frequencies of tokens first.",
+        "Then it learns what they mean in their context.",
+    ]
     tokenizer = train_tokenizer(" ".join(texts), vocab_size=300)
     tokenizer.pad_token = tokenizer.eos_token
     return {
@@ -95,7 +110,8 @@ def sweep_folder(folder: Path) -> Path:
 
 def pipeline_names() -> dict[str, object]:
     """What a loop over a pipeline has at hand, here of one stage on one rank."""
-    from tests.training.pipeline_on_ranks import Transformer  # needs pytest, which the other names do without
+    # needs pytest, which the other names do without
+    from tests.training.pipeline_on_ranks import Transformer
 
     class Stage(Transformer):
         """All blocks of a pipeline of one stage, which can also be run on a whole batch."""
@@ -105,10 +121,18 @@ def pipeline_names() -> dict[str, object]:
 
     stage = Stage().float()
     schedule = ScheduleGPipe(
-        PipelineStage(stage, 0, 1, torch.device("cpu")), 1, loss_fn=lambda output, _: output.square().mean()
+        PipelineStage(stage, 0, 1, torch.device("cpu")),
+        1,
+        loss_fn=lambda output, _: output.square().mean(),
     )
     sizes = {"rank": 0, "num_stages": 1, "num_replicas": 1, "is_first": True, "is_last": True}
-    return {**sizes, "device": "cpu", "stage_module": stage, "schedule": schedule, "writer": lambda step, values: None}
+    return {
+        **sizes,
+        "device": "cpu",
+        "stage_module": stage,
+        "schedule": schedule,
+        "writer": lambda step, values: None,
+    }
 
 
 def run(page: str, namespace: dict[str, object]) -> None:

@@ -10,7 +10,11 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 def _chapters(heading):
     """The chapters, with all that is in them, under the headings that match."""
-    return [chapter for chapter in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:] if re.match(heading, chapter)]
+    return [
+        chapter
+        for chapter in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
+        if re.match(heading, chapter)
+    ]
 
 
 def _sections(heading):
@@ -26,10 +30,16 @@ def keys_under(heading):
 
 
 def _gaussian():
-    """What random rows show, by key: a constant, or a law in words; without keys of which the page has neither."""
+    """What random rows show, by key: a constant, or a law in words; without keys of which the page
+    has neither.
+    """
     for keys, text in _sections(""):
-        yield from ((key, str(OWN.find(key).gaussian)) for key in keys if OWN.find(key).gaussian is not None)
-        (law,) = re.findall(r"^- \*Gaussian rows\*: (.*(?:\n  .*)*)\.$", text, flags=re.MULTILINE) or [""]
+        yield from (
+            (key, str(OWN.find(key).gaussian)) for key in keys if OWN.find(key).gaussian is not None
+        )
+        (law,) = re.findall(
+            r"^- \*Gaussian rows\*: (.*(?:\n  .*)*)\.$", text, flags=re.MULTILINE
+        ) or [""]
         for part in filter(None, re.split(r";\s+", law)):
             *names, value = re.split(r"(?<=`):\s+", part)
             yield from ((key, value) for key in (keys_of(names[0]) if names else keys))
@@ -47,7 +57,9 @@ KEYS = [key for keys, _ in _sections("") for key in keys]
 
 GAUSSIAN = dict(_gaussian())
 
-_OTHERS = re.findall(r"^- \*\*(.+?)\*\*\. Here", *_chapters("Other definitions"), flags=re.MULTILINE)
+_OTHERS = re.findall(
+    r"^- \*\*(.+?)\*\*\. Here", *_chapters("Other definitions"), flags=re.MULTILINE
+)
 
 CONVENTIONS = [name.replace("\\", "") for name in _OTHERS]
 """The lines of the list of other definitions."""
@@ -55,7 +67,9 @@ CONVENTIONS = [name.replace("\\", "") for name in _OTHERS]
 _WIDTHS = (2, 8, 32, 128, 768)
 
 TWONN = {
-    (n, dim): value for n, values in _numbers("Intrinsic", "N = ") for dim, value in zip(_WIDTHS, values, strict=True)
+    (n, dim): value
+    for n, values in _numbers("Intrinsic", "N = ")
+    for dim, value in zip(_WIDTHS, values, strict=True)
 }
 """TwoNN of Gaussian rows, by their number and width."""
 

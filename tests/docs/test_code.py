@@ -20,7 +20,9 @@ from embedgeo.sweep import SweepSettings
 from tests.docs import blocks
 from tests.docs.blocks import PAGES, ROOT
 
-WITH_PYTHON = [page for page in PAGES if page not in blocks.INTEGRATIONS and blocks.blocks(page, "python")]
+WITH_PYTHON = [
+    page for page in PAGES if page not in blocks.INTEGRATIONS and blocks.blocks(page, "python")
+]
 LINES = [
     (page, line.strip())
     for page in PAGES
@@ -28,8 +30,12 @@ LINES = [
     for line in re.sub(r"\\\n", " ", block.code).splitlines()
 ]
 WRITTEN = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
-FILES = [(page, found) for page, line in LINES for found in re.findall(r"\bbenchmarks/[\w./-]+\w", line)]
-SCRIPTS = re.compile(r"(?<![\w/])[\w-]+\.(?:py|ipynb|slurm)\b|(?<=--config )\w+\.yaml|ray-cluster\.yaml")
+FILES = [
+    (page, found) for page, line in LINES for found in re.findall(r"\bbenchmarks/[\w./-]+\w", line)
+]
+SCRIPTS = re.compile(
+    r"(?<![\w/])[\w-]+\.(?:py|ipynb|slurm)\b|(?<=--config )\w+\.yaml|ray-cluster\.yaml"
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 TARGETS = {
     (page, found)
@@ -52,7 +58,9 @@ def undrawn():
 
 # lightning's and transformers' advice on a run as short, and a machine as small, as these
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The number of training batches .* is smaller than the logging interval:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:The number of training batches .* is smaller than the logging interval:UserWarning"
+)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 @pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
 @pytest.mark.parametrize("page", WITH_PYTHON)
@@ -71,7 +79,9 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
 @pytest.mark.parametrize(("page", "command"), WRITTEN)
 def test_every_command_is_one(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    chosen = make_parser(cli.ABOUT, cli.COMMANDS).parse_args(shlex.split(command, comments=True)[1:])
+    chosen = make_parser(cli.ABOUT, cli.COMMANDS).parse_args(
+        shlex.split(command, comments=True)[1:]
+    )
     if chosen.subcommand == "sweep":
         options = chosen.sweep.as_dict()
         options.pop("config")
@@ -83,14 +93,18 @@ def test_every_file_that_a_command_names_is_there():
 
 
 def test_every_example_that_a_command_names_was_written_on_its_page():
-    """``embedgeo examples NAME`` has come before; what a page gives for granted is nobody's example."""
+    """``embedgeo examples NAME`` has come before; what a page gives for granted is nobody's
+    example.
+    """
     written = {
         (page, path.name)
         for page, line in LINES
         if line.startswith("embedgeo examples ")
         for path in example_files()[line.split()[2]]
     }
-    named = {(page, found) for page, line in LINES for found in SCRIPTS.findall(line.partition(" #")[0])}
+    named = {
+        (page, found) for page, line in LINES for found in SCRIPTS.findall(line.partition(" #")[0])
+    }
     assert len(named) > 5
     assert named <= written
 
@@ -102,7 +116,9 @@ def test_every_yaml_block_loads():
 
 
 def test_every_language_of_a_block_is_one_that_is_tested():
-    languages = {found for page in PAGES for found in re.findall(r"^[ \t]*```(\w*)", blocks.text(page), re.M)}
+    languages = {
+        found for page in PAGES for found in re.findall(r"^[ \t]*```(\w*)", blocks.text(page), re.M)
+    }
     assert languages <= {"", "python", "sh", "yaml", "text"}
 
 
@@ -126,8 +142,14 @@ def test_lines_can_be_read_in_an_editor():
 
 
 def test_options_are_written_with_their_values():
-    """The parser also takes ``--dry-run`` and ``--no-evict``; pages write ``--dry-run true`` and ``--evict false``."""
-    options = "|".join(field.name.replace("_", "-") for field in fields(SweepSettings) if field.type in (bool, "bool"))
+    """The parser also takes ``--dry-run`` and ``--no-evict``; pages write ``--dry-run true`` and
+    ``--evict false``.
+    """
+    options = "|".join(
+        field.name.replace("_", "-")
+        for field in fields(SweepSettings)
+        if field.type in (bool, "bool")
+    )
     assert "dry-run|" in options
     alone = re.compile(rf"--(?:{options}|lineage)(?! true\b| false\b)(?![\w-])")
     assert not [(page, line) for page, line in WRITTEN if alone.search(line)]
@@ -139,7 +161,9 @@ def test_the_readme_is_short():
     assert len(readme.splitlines()) <= 72
     pictures = re.findall(r'(?:srcset|src)="(.*?)"', readme)
     assert [
-        dark for dark, light in zip(pictures[::2], pictures[1::2], strict=True) if dark != light[:-4] + "-dark.png"
+        dark
+        for dark, light in zip(pictures[::2], pictures[1::2], strict=True)
+        if dark != light[:-4] + "-dark.png"
     ] == []
     for picture in pictures:
         with Image.open(ROOT / picture) as image:

@@ -1,4 +1,6 @@
-"""Both definitions of every line of the last table of docs/definitions.md, from formulas of their own."""
+"""Both definitions of every line of the last table of docs/definitions.md, from formulas of their
+own.
+"""
 
 import math
 
@@ -99,7 +101,10 @@ def maximum_likelihood():
 
 
 def batches():
-    shares = [references.variances(batch)[0] / references.variances(batch).sum() for batch in X[:400].split(100)]
+    shares = [
+        references.variances(batch)[0] / references.variances(batch).sum()
+        for batch in X[:400].split(100)
+    ]
     equal(spectrum(X, batch_size=100)["anisotropy_batch_mean"], np.mean(shares))
     differ(spectrum(X)["anisotropy"], np.mean(shares))
     metric = updated(IntrinsicDimension(DIM, batch_size=100, num_batches=4), X)
@@ -121,7 +126,10 @@ def stable_rank():
     variances = references.variances(X)
     centred = (X - X.mean(0)).numpy()
     equal(1 / spectrum(X)["anisotropy"], np.sum(variances / variances[0]))
-    equal(1 / spectrum(X)["anisotropy"], np.linalg.norm(centred) ** 2 / np.linalg.norm(centred, 2) ** 2)
+    equal(
+        1 / spectrum(X)["anisotropy"],
+        np.linalg.norm(centred) ** 2 / np.linalg.norm(centred, 2) ** 2,
+    )
     equal(spectrum(X)["top1_share"], variances[0] / variances.sum())
 
 
@@ -178,7 +186,9 @@ def shrunk_isoscore():
     shrinkage, target = 0.3, torch.diag(torch.arange(1.0, DIM + 1, dtype=torch.float64))
     covariance = (1 - shrinkage) * np.cov(X.T) + shrinkage * target.numpy()
     values = np.linalg.svd(covariance, compute_uv=False)
-    defect = np.linalg.norm(np.sqrt(DIM) * values / np.linalg.norm(values) - 1) / np.sqrt(2 * (DIM - np.sqrt(DIM)))
+    defect = np.linalg.norm(np.sqrt(DIM) * values / np.linalg.norm(values) - 1) / np.sqrt(
+        2 * (DIM - np.sqrt(DIM))
+    )
     expected = ((DIM - defect**2 * (DIM - np.sqrt(DIM))) ** 2 - DIM) / (DIM * (DIM - 1))
     s = row_scatter(X)
     shrunk = s._replace(scatter=(1 - shrinkage) * s.scatter + shrinkage * (s.n - 1) * target)
@@ -197,7 +207,9 @@ def rows_of_types():
 
 
 def plug_in():
-    plugged_in = sum(((rows - rows.mean(0)) ** 2).sum() for rows in rows_of_types()) / len(TOKEN_ROWS)
+    plugged_in = sum(((rows - rows.mean(0)) ** 2).sum() for rows in rows_of_types()) / len(
+        TOKEN_ROWS
+    )
     values = tokens()
     equal(values["V_W"], plugged_in)
     differ(values["V_W_unbiased"], plugged_in)
@@ -210,7 +222,9 @@ def analysis_of_variance():
     values = tokens()
     pooled = values["V_W"] * values["n"] / (values["n"] - values["token_types"])
     equal(pooled, sum(squares) / sum(count - 1 for count in counts))
-    pairs = sum(count * square / (count - 1) for count, square in zip(counts, squares, strict=True)) / sum(counts)
+    pairs = sum(
+        count * square / (count - 1) for count, square in zip(counts, squares, strict=True)
+    ) / sum(counts)
     equal(values["V_W_unbiased"], pairs)
     differ(pooled, pairs)
 

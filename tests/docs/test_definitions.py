@@ -9,7 +9,13 @@ import torch
 from scipy import special, stats
 
 from docs.facts import with_facts
-from embedgeo.functional import anisotropy_null, drift_values, gride_dimensions, linearity_values, twonn_dimension
+from embedgeo.functional import (
+    anisotropy_null,
+    drift_values,
+    gride_dimensions,
+    linearity_values,
+    twonn_dimension,
+)
 from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import OWN
@@ -32,7 +38,13 @@ COUNTS = torch.tensor([1, 2, 3] * 5 + [10, 10, 12, 15, 20, 25, 30, 40, 60, 80] *
 IDS = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
 MEDIANS = {"norm_max", "top_dim_share", "max_abs"}
 OTHERS = ("previous", "first", "below")
-SIMULATED = {"M_freq_r2", "V_freq_r2", "alpha_req", "alpha_req_r2", "intrinsic_dimension_next_scale"}
+SIMULATED = {
+    "M_freq_r2",
+    "V_freq_r2",
+    "alpha_req",
+    "alpha_req_r2",
+    "intrinsic_dimension_next_scale",
+}
 """The page gives no formula for these."""
 OF_RANDOM_NEIGHBORS = {"same_type_neighbors", "same_sequence_neighbors"}
 """The page names the keys that have these."""
@@ -44,7 +56,11 @@ OF_TABLES = {
 """The page has tables of these."""
 OF_OTHERS = {
     *(key for kind in OTHER_METRICS for key in kind.terms),
-    *(key for kind in OTHER_METRICS for key in updated(kind(2), gaussian(9, 2), torch.arange(9)).compute()),
+    *(
+        key
+        for kind in OTHER_METRICS
+        for key in updated(kind(2), gaussian(9, 2), torch.arange(9)).compute()
+    ),
 }
 """Random rows show the baselines of these."""
 
@@ -83,13 +99,29 @@ def test_the_keys_are_those_of_the_metrics_and_of_the_glossary():
     computed = all_values(x, ids).keys()
     assert len(KEYS) == len(set(KEYS))
     of_matrices = keys_under("Embedding matrices")
-    assert of_matrices == {"duplicate_rows", "rows_without_token", "untrained_rows", "tied_embeddings"}
+    assert of_matrices == {
+        "duplicate_rows",
+        "rows_without_token",
+        "untrained_rows",
+        "tied_embeddings",
+    }
     assert set(KEYS) == computed | OF_OTHERS | of_matrices | {
         *(
             "loss_change_identity",
-            *(f"loss_change_{name}{key}" for name in replacements() for key in ("", "_after_first")),
+            *(
+                f"loss_change_{name}{key}"
+                for name in replacements()
+                for key in ("", "_after_first")
+            ),
         ),
-        *("norm_Q_expected", "loss", "logit_lens_loss", "unseen_type_share", "training_loss", "tokens_seen"),
+        *(
+            "norm_Q_expected",
+            "loss",
+            "logit_lens_loss",
+            "unseen_type_share",
+            "training_loss",
+            "tokens_seen",
+        ),
     }
     assert OWN.terms.keys() <= set(KEYS)
     assert all(map(OWN.find, KEYS))
@@ -176,9 +208,15 @@ def exact_values(n, d, T):
 
 
 def rough_values(n, d, T, dimension, at_scales):
-    """The others: value, and relative tolerance; expectations of ratios are taken as ratios of expectations."""
+    """The others: value, and relative tolerance; expectations of ratios are taken as ratios of
+    expectations.
+    """
     counts = COUNTS[COUNTS >= 10].double()
-    a, b, c = (1 / counts).var(correction=0), (1 / counts**2).mean(), ((counts - 1) / counts**2).mean()
+    a, b, c = (
+        (1 / counts).var(correction=0),
+        (1 / counts**2).mean(),
+        ((counts - 1) / counts**2).mean(),
+    )
 
     def slope(values):
         return stats.linregress(counts.log10(), (1 + values).log10()).slope
@@ -213,9 +251,18 @@ def rough_values(n, d, T, dimension, at_scales):
         **{f"neighbor_overlap_to_{other}": (30 / (n // 2 - 1), 0.03) for other in OTHERS},
         "linearity_without_residual": (0.5, 0.03),
         "intrinsic_dimension_std": (1.2 / math.sqrt(BATCH) * dimension, 0.25),
-        **{f"intrinsic_dimension_at_{scale}_error": (at_scales[scale] / math.sqrt(scale * n), 0.1) for scale in SCALES},
-        **{f"intra_sentence_similarity{how}": (1 / math.sqrt(LENGTH), 0.02) for how in ("", "_adjusted")},
-        **{f"mean_cosine_{how}": (-1 / n, 0.05) for how in ("centered", "z_scored", "whitened", "top3_removed")},
+        **{
+            f"intrinsic_dimension_at_{scale}_error": (at_scales[scale] / math.sqrt(scale * n), 0.1)
+            for scale in SCALES
+        },
+        **{
+            f"intra_sentence_similarity{how}": (1 / math.sqrt(LENGTH), 0.02)
+            for how in ("", "_adjusted")
+        },
+        **{
+            f"mean_cosine_{how}": (-1 / n, 0.05)
+            for how in ("centered", "z_scored", "whitened", "top3_removed")
+        },
     }
 
 
@@ -231,17 +278,24 @@ def null(n):
 def test_random_rows_show_what_the_page_says(draws):
     exact = exact_values(len(IDS), DIM, len(COUNTS))
     at_scales = {scale: float(draws[f"intrinsic_dimension_at_{scale}"].mean()) for scale in SCALES}
-    rough = rough_values(len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()), at_scales)
+    rough = rough_values(
+        len(IDS), DIM, len(COUNTS), float(draws["intrinsic_dimension"].mean()), at_scales
+    )
     with_a_value = GAUSSIAN.keys() - OF_OTHERS
     assert exact.keys() | rough.keys() | SIMULATED | OF_RANDOM_NEIGHBORS | OF_TABLES == with_a_value
     assert not exact.keys() & rough.keys()
-    for key, (value, tolerance) in {**{key: (value, 0.0) for key, value in exact.items()}, **rough}.items():
+    for key, (value, tolerance) in {
+        **{key: (value, 0.0) for key, value in exact.items()},
+        **rough,
+    }.items():
         middle = draws[key].median() if key in MEDIANS else draws[key].mean()
         error = 4 * float(draws[key].std()) / math.sqrt(DRAWS) + tolerance * abs(value)
         assert float(middle) == pytest.approx(float(value), abs=max(float(error), 1e-12)), key
     for key in OF_RANDOM_NEIGHBORS:
         assert GAUSSIAN[key] == f"`{key}_null`"
-        assert float(draws[key].mean()) == pytest.approx(float(draws[f"{key}_null"].mean()), rel=0.1)
+        assert float(draws[key].mean()) == pytest.approx(
+            float(draws[f"{key}_null"].mean()), rel=0.1
+        )
 
 
 def test_random_rows_show_the_baselines_of_other_metrics(draws):
@@ -257,7 +311,10 @@ def test_random_rows_show_the_baselines_of_other_metrics(draws):
 @pytest.mark.parametrize(("n", "dim"), TWONN)
 def test_twonn_of_random_rows_is_that_of_the_table(n, dim):
     repeats = max(1, 2048 // n)
-    drawn = [twonn_dimension(gaussian(n, dim, seed=seed, dtype=torch.float32)).dimension for seed in range(repeats)]
+    drawn = [
+        twonn_dimension(gaussian(n, dim, seed=seed, dtype=torch.float32)).dimension
+        for seed in range(repeats)
+    ]
     error = 4 * 1.2 / math.sqrt(n * repeats)
     assert sum(drawn) / repeats == pytest.approx(TWONN[n, dim], rel=error + 0.02)
 
@@ -275,5 +332,7 @@ def test_gride_of_random_rows_is_that_of_the_table(dim):
 def test_twonn_spreads_as_the_page_says():
     for dim, discarded, spread in ((5, 0.1, 1.2), (32, 0.1, 1.2), (5, 0.8, 2.4)):
         clouds = [gaussian(256, dim, seed=seed) for seed in range(100)]
-        drawn = torch.tensor([twonn_dimension(x, discard_fraction=discarded).dimension for x in clouds])
+        drawn = torch.tensor(
+            [twonn_dimension(x, discard_fraction=discarded).dimension for x in clouds]
+        )
         assert float(drawn.std() / drawn.mean()) * math.sqrt(256) == pytest.approx(spread, rel=0.2)

@@ -21,7 +21,10 @@ def test_noise_raises_the_dimension_of_a_plane_as_the_faq_says():
         found = float(twonn_dimension(x + deviation * noise).dimension)
         assert found == pytest.approx(dimension, rel=0.06), deviation
     page = plain("docs/faq.md")
-    assert "in 50 dimensions, give 2.0. With Gaussian noise of standard deviation 0.003, 0.01 and 0.03 in each" in page
+    assert (
+        "in 50 dimensions, give 2.0. With Gaussian noise of standard deviation 0.003, 0.01 and "
+        "0.03 in each" in page
+    )
     assert "they give 13.6, 22.6 and 27.8" in page
 
 
@@ -44,4 +47,7 @@ def test_bfloat16_rounds_small_spreads_around_large_means_as_the_page_says():
     assert float(at_1000.mean()) == pytest.approx(3, abs=0.4)
     page = plain("docs/training.md")
     assert "rounding adds 13 to 52 % to the variance, 28 % on average" in page
-    assert "0.07 to 10 times the true one in nine coordinates of ten, and as 3 times on average" in page
+    assert (
+        "0.07 to 10 times the true one in nine coordinates of ten, and as 3 times on average"
+        in page
+    )

@@ -48,7 +48,9 @@ def test_greys_swap_their_lightness_and_colours_stay_bright_and_keep_their_hue(d
 
 def test_colours_of_a_heatmap_keep_their_order_and_stand_out_from_the_ground(dark):
     image = Image.new("P", (256, 1))
-    image.putpalette((255 * colormaps["cividis"](np.arange(256))[:, :3]).round().astype(int).ravel().tolist())
+    image.putpalette(
+        (255 * colormaps["cividis"](np.arange(256))[:, :3]).round().astype(int).ravel().tolist()
+    )
     image.putdata(list(range(256)))
     lightness = levels(dark(image))[0] @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(lightness) > -1).all()  # levels are rounded

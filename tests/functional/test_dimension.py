@@ -32,7 +32,9 @@ def embedded(intrinsic, dim=40, n=2000):
 def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
     x = (mean + embedded(5, dim=30, n=701)).to(torch.float32 if mean else dtype)
     estimate = twonn_dimension(x, discard_fraction=discard_fraction)
-    expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(merge_duplicates(x).double().numpy())
+    expected = skdim.id.TwoNN(discard_fraction=discard_fraction).fit(
+        merge_duplicates(x).double().numpy()
+    )
     assert estimate.dimension == pytest.approx(expected.dimension_, rel=1e-6)
     assert estimate.num_points == len(merge_duplicates(x))
 
@@ -41,12 +43,17 @@ def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
 @pytest.mark.parametrize("n", [12, 701])
 def test_twonn_fits_as_scikit_dimension_does_given_the_same_distances(discard_fraction, n):
     x = embedded(5, dim=30, n=n)
-    fit = skdim.id.TwoNN(dist=True, discard_fraction=discard_fraction).fit(two_nearest_distances(x).numpy())
-    assert twonn_dimension(x, discard_fraction=discard_fraction).dimension == pytest.approx(fit.dimension_, rel=1e-9)
+    fit = skdim.id.TwoNN(dist=True, discard_fraction=discard_fraction).fit(
+        two_nearest_distances(x).numpy()
+    )
+    assert twonn_dimension(x, discard_fraction=discard_fraction).dimension == pytest.approx(
+        fit.dimension_, rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
-    ("n", "discard_fraction", "used"), [(40, 0.8, 8), (600, 0.8, 120), (600, 0.1, 540), (40, 1e-12, 39)]
+    ("n", "discard_fraction", "used"),
+    [(40, 0.8, 8), (600, 0.8, 120), (600, 0.1, 540), (40, 1e-12, 39)],
 )
 def test_as_many_ratios_are_fitted_as_their_share_says(n, discard_fraction, used):
     x = gaussian(n, 6)
@@ -70,8 +77,13 @@ def test_the_most_likely_dimension_is_that_of_a_censored_exponential_law(discard
 
 @pytest.mark.parametrize("discard_fraction", [0.0, 0.3, 0.8])
 def test_the_most_likely_dimension_is_unbiased_whatever_is_left_out(discard_fraction):
-    clouds = [torch.rand(200, 2, generator=generator(seed), dtype=torch.float64) for seed in range(100)]
-    drawn = [twonn_dimension(x, method="mle", discard_fraction=discard_fraction).dimension for x in clouds]
+    clouds = [
+        torch.rand(200, 2, generator=generator(seed), dtype=torch.float64) for seed in range(100)
+    ]
+    drawn = [
+        twonn_dimension(x, method="mle", discard_fraction=discard_fraction).dimension
+        for x in clouds
+    ]
     assert np.mean(drawn) == pytest.approx(2, abs=0.05 + 4 * np.std(drawn) / 10)
 
 
@@ -101,7 +113,11 @@ def test_copies_that_look_distinct_by_a_few_coordinates_are_merged(offset):
 def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
     """Squares of the least and the largest leave the range of float32."""
     x = gaussian(200, 128)
-    noise = {"none": gaussian(0, 128), "equal": torch.zeros(40, 128), "near": 1e-7 * gaussian(40, 128, seed=1)}[copies]
+    noise = {
+        "none": gaussian(0, 128),
+        "equal": torch.zeros(40, 128),
+        "near": 1e-7 * gaussian(40, 128, seed=1),
+    }[copies]
     rows = torch.cat((x, x[: len(noise)] + noise))
     estimate = twonn_dimension((size * rows).float())
     assert estimate.num_points == 200
@@ -110,7 +126,10 @@ def test_neither_the_unit_nor_copies_change_the_dimension(size, copies):
 
 @pytest.mark.parametrize("n", [0, 1, 2])
 def test_fewer_than_three_rows_have_no_dimension(n):
-    for estimate in (twonn_dimension(gaussian(n, 3)), estimated_dimension(gaussian(n, 3), skdim.id.lPCA())):
+    for estimate in (
+        twonn_dimension(gaussian(n, 3)),
+        estimated_dimension(gaussian(n, 3), skdim.id.lPCA()),
+    ):
         assert math.isnan(estimate.dimension)
         assert estimate.num_points == n
 
@@ -121,7 +140,12 @@ def grid(side=10):
 
 @pytest.mark.parametrize(
     "x",
-    [torch.ones(50, 4), torch.eye(20), grid(), torch.cat((grid(), torch.tensor([[50.3, 60.0], [51.0, 61.5]])))],
+    [
+        torch.ones(50, 4),
+        torch.eye(20),
+        grid(),
+        torch.cat((grid(), torch.tensor([[50.3, 60.0], [51.0, 61.5]]))),
+    ],
     ids=["equal", "simplex", "grid", "grid and two others"],
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -140,7 +164,9 @@ def test_float64_rows_some_of_whose_squares_overflow_or_vanish_have_no_dimension
     assert math.isnan(twonn_dimension(x, duplicate_tolerance=0).dimension)
 
 
-@pytest.mark.parametrize("estimator", [skdim.id.lPCA(), skdim.id.CorrInt(), skdim.id.TwoNN(), skdim.id.MLE()])
+@pytest.mark.parametrize(
+    "estimator", [skdim.id.lPCA(), skdim.id.CorrInt(), skdim.id.TwoNN(), skdim.id.MLE()]
+)
 def test_other_estimators_are_asked_as_they_are(estimator):
     x = embedded(3, n=300)
     estimate = estimated_dimension(torch.cat((x, x[:100])), estimator)
@@ -161,7 +187,10 @@ def test_a_point_is_left_out_with_the_group_that_has_all_its_copies(tolerance):
     single[:10] = 3  # their third copies are in another group than the first two
     orders = [torch.arange(90), torch.arange(90).flip(0), torch.randperm(90, generator=generator())]
     left_out = [
-        twonn_dimension(rows[i], duplicate_tolerance=tolerance, groups=groups[i], num_groups=3).left_out for i in orders
+        twonn_dimension(
+            rows[i], duplicate_tolerance=tolerance, groups=groups[i], num_groups=3
+        ).left_out
+        for i in orders
     ]
     expected = twonn_dimension(x, groups=single, num_groups=4).left_out[:3]
     for each in left_out:
@@ -174,7 +203,9 @@ SCALES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def naive_gride(x, scale):
-    """Root of the derivative of the log likelihood, and -1 over the root of its second one, by finite differences."""
+    """Root of the derivative of the log likelihood, and -1 over the root of its second one, by
+    finite differences.
+    """
     distances = references.nearest(x, 2 * scale)
     log_mu = np.log(distances[:, -1] / distances[:, scale - 1])
 
@@ -195,15 +226,20 @@ def test_values_and_errors_are_those_of_dadapy(name):
     expected = DADAPY[name]
     found = len(expected["gride"])
     assert found >= 5
-    torch.testing.assert_close(got.dimensions[:found], torch.tensor(expected["gride"]).double(), rtol=1e-6, atol=0)
-    torch.testing.assert_close(got.errors[:found], torch.tensor(expected["errors"]).double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        got.dimensions[:found], torch.tensor(expected["gride"]).double(), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        got.errors[:found], torch.tensor(expected["errors"]).double(), rtol=1e-6, atol=0
+    )
     assert got.dimensions[found:].isnan().all()
 
 
 @pytest.mark.parametrize("name", DADAPY)
 def test_twonn_by_either_method_is_that_of_dadapy(name):
     x = torch.from_numpy(CLOUDS[name])
-    for method, algorithm, rtol in (("fit", "base", 1e-5), ("mle", "ml", 1e-6)):  # curve_fit is no exact one
+    # curve_fit is no exact one
+    for method, algorithm, rtol in (("fit", "base", 1e-5), ("mle", "ml", 1e-6)):
         got = twonn_dimension(x, method=method, duplicate_tolerance=0).dimension
         assert got == pytest.approx(DADAPY[name]["twonn"][algorithm], rel=rtol)
 
@@ -228,7 +264,9 @@ def test_the_dimension_of_a_manifold_is_found_at_each_scale(dim):
 
 
 def test_the_scale_of_noise_is_told_from_that_of_the_manifold():
-    """A circle, thickened by noise in ten directions: TwoNN sees the noise, and more of it the more rows there are."""
+    """A circle, thickened by noise in ten directions: TwoNN sees the noise, and more of it the more
+    rows there are.
+    """
     angle = 2 * math.pi * torch.rand(2000, 1, generator=generator(), dtype=torch.float64)
     circle = torch.cat((angle.cos(), angle.sin(), torch.zeros(2000, 8)), dim=1)
     x = circle + 0.003 * gaussian(2000, 10, seed=1)
@@ -241,12 +279,23 @@ def test_the_scale_of_noise_is_told_from_that_of_the_manifold():
 
 def test_scales_for_which_there_are_too_few_rows_are_undefined():
     got = gride_dimensions(gaussian(9, 3), (1, 2, 4, 5))
-    assert got.dimensions.isnan().tolist() == got.errors.isnan().tolist() == [False, False, False, True]
+    assert (
+        got.dimensions.isnan().tolist()
+        == got.errors.isnan().tolist()
+        == [False, False, False, True]
+    )
 
 
 @pytest.mark.parametrize(
     "x",
-    [torch.zeros(0, 4), torch.ones(1, 4), torch.ones(50, 4), torch.eye(40), gaussian(2, 3), 1e200 * gaussian(40, 3)],
+    [
+        torch.zeros(0, 4),
+        torch.ones(1, 4),
+        torch.ones(50, 4),
+        torch.eye(40),
+        gaussian(2, 3),
+        1e200 * gaussian(40, 3),
+    ],
     ids=["none", "one", "equal", "simplex", "two", "overflow"],
 )
 def test_rows_without_ratios_have_no_dimension(x):
@@ -263,7 +312,9 @@ def test_rows_on_a_grid_have_a_finite_dimension_where_some_ratios_are_1():
 def test_copies_are_merged():
     x = gaussian(400, 4)
     copies = torch.cat((x, x[:200], x[:100] * (1 + 1e-9)))
-    torch.testing.assert_close(gride_dimensions(copies).dimensions, gride_dimensions(x).dimensions, rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        gride_dimensions(copies).dimensions, gride_dimensions(x).dimensions, rtol=1e-6, atol=0
+    )
 
 
 def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():

@@ -16,7 +16,10 @@ def _literal(estimate: float, left_out: list[float], sizes: list[int]) -> float:
     pseudo = [h * estimate - (h - 1) * value for h, value in zip(ratios, left_out, strict=True)]
     kept = [(1 - m / n) * value for m, value in zip(sizes, left_out, strict=True)]
     center = num_groups * estimate - sum(kept)
-    return float((sum((p - center) ** 2 / (h - 1) for p, h in zip(pseudo, ratios, strict=True)) / num_groups) ** 0.5)
+    return float(
+        (sum((p - center) ** 2 / (h - 1) for p, h in zip(pseudo, ratios, strict=True)) / num_groups)
+        ** 0.5
+    )
 
 
 def test_equal_groups_of_one_give_the_textbook_error_of_a_mean() -> None:
@@ -35,12 +38,15 @@ def test_unequal_groups_give_the_published_formula() -> None:
 
 def test_empty_groups_do_not_count() -> None:
     left_out, sizes = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 3, 4])
-    with_empty = standard_error(torch.tensor(2.5), torch.tensor([1.0, 2.5, 2.0, 4.0]), torch.tensor([2, 0, 3, 4]))
+    with_empty = standard_error(
+        torch.tensor(2.5), torch.tensor([1.0, 2.5, 2.0, 4.0]), torch.tensor([2, 0, 3, 4])
+    )
     assert with_empty == standard_error(torch.tensor(2.5), left_out, sizes)
 
 
 def test_deviations_of_differences_and_means_are_those_of_the_deviations() -> None:
-    means = torch.randn(2, 6, dtype=torch.float64, generator=generator())  # of two numbers, in six groups
+    # of two numbers, in six groups
+    means = torch.randn(2, 6, dtype=torch.float64, generator=generator())
     sizes = torch.tensor([3, 5, 0, 4, 4, 2])
     whole = (means * sizes).sum(1) / sizes.sum()
     left_out = (whole[:, None] * sizes.sum() - means * sizes) / (sizes.sum() - sizes)
@@ -57,7 +63,9 @@ def test_deviations_of_differences_and_means_are_those_of_the_deviations() -> No
 
 
 def test_integers_have_errors_too() -> None:
-    found = standard_error(torch.tensor(9.0, dtype=torch.float64), torch.tensor([6, 6, 6]), torch.tensor([3, 3, 3]))
+    found = standard_error(
+        torch.tensor(9.0, dtype=torch.float64), torch.tensor([6, 6, 6]), torch.tensor([3, 3, 3])
+    )
     assert (found.dtype, float(found)) == (torch.float64, 0.0)
 
 
@@ -73,7 +81,9 @@ def test_each_group_is_left_out_once(num_groups: int) -> None:
     assert len(merged) == num_groups
     for i, state in enumerate(merged):
         rest = torch.cat([part for j, part in enumerate(parts) if j != i])
-        torch.testing.assert_close(moment_values(state), moment_values(row_moments(rest)), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            moment_values(state), moment_values(row_moments(rest)), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_states_held_at_a_time_are_few() -> None:
@@ -99,8 +109,12 @@ def test_states_held_at_a_time_are_few() -> None:
 
 
 def test_merging_all_but_one_and_the_one_is_merging_all() -> None:
-    parts: list[Tensor] = list(torch.randn(40, 2, dtype=torch.float64, generator=generator()).split(5))
+    parts: list[Tensor] = list(
+        torch.randn(40, 2, dtype=torch.float64, generator=generator()).split(5)
+    )
     states = [row_moments(part) for part in parts]
     everything = moment_values(reduce(Moments.merge, states))
     for state, rest in zip(states, merge_all_but_one(states), strict=True):
-        torch.testing.assert_close(moment_values(rest.merge(state)), everything, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            moment_values(rest.merge(state)), everything, rtol=1e-12, atol=1e-12
+        )

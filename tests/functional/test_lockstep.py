@@ -35,7 +35,9 @@ def test_calls_of_one_function_are_made_together():
 
 
 def test_a_function_may_be_a_computation_itself():
-    found = computed(at_once(called(doubled_by_steps, 1.0), called(doubled_by_steps, 2.0), two_rounds(3.0)))
+    found = computed(
+        at_once(called(doubled_by_steps, 1.0), called(doubled_by_steps, 2.0), two_rounds(3.0))
+    )
     assert found == [2.0, 4.0, 14.0]
     assert made == [[3.0], [7.0, 0.5, 1.0]]
 
@@ -72,7 +74,9 @@ def test_a_stepwise_function_is_called_like_any_other_or_goes_on_beside_others()
     assert sum_of_doubled(1, 2) == 6
     assert sum_of_doubled.__doc__ == "Sum."
     made.clear()
-    assert computed(at_once(steps(sum_of_doubled, 1, 2), steps(sum_of_doubled, 3), steps(max, 1, 2))) == [6, 6, 2]
+    assert computed(
+        at_once(steps(sum_of_doubled, 1, 2), steps(sum_of_doubled, 3), steps(max, 1, 2))
+    ) == [6, 6, 2]
     assert made == [[1, 2, 3]]
 
 

@@ -51,7 +51,9 @@ def test_parts_are_merged_whatever_their_squares_are_summed_over(summed):
     def part(rows):
         centred = rows - rows.mean(0) if len(rows) else rows
         scatter = centred.T @ centred
-        m2 = {"per coordinate": scatter.diagonal(), "over coordinates": scatter.trace()}.get(summed, scatter)
+        m2 = {"per coordinate": scatter.diagonal(), "over coordinates": scatter.trace()}.get(
+            summed, scatter
+        )
         return torch.tensor(len(rows)).double(), rows.sum(0) / max(1, len(rows)), m2
 
     parts, whole = [part(x[:20]), part(x[20:]), part(x[:0])], part(x)
@@ -71,7 +73,9 @@ def test_no_rows_have_no_values():
 
 def test_a_row_of_zeros_has_no_direction():
     x = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.6, 0.8], [-3.0, -4.0]])
-    assert_values(moment_values(row_moments(x)), {"mean_cosine": -1 / 3, "norm_max": 5.0}, rtol=1e-6)
+    assert_values(
+        moment_values(row_moments(x)), {"mean_cosine": -1 / 3, "norm_max": 5.0}, rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

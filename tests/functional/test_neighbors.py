@@ -111,7 +111,9 @@ def test_distances_equal_brute_force(x, dtype):
     assert_nearest(x.to(dtype))
 
 
-@pytest.mark.parametrize("x", [rogue(), near_copies(), 1e4 + near_copies()], ids=["rogue", "copies", "copies far off"])
+@pytest.mark.parametrize(
+    "x", [rogue(), near_copies(), 1e4 + near_copies()], ids=["rogue", "copies", "copies far off"]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 def test_distances_equal_brute_force_for_what_models_have(x, dtype):
     assert_nearest(x.to(dtype), 17)
@@ -170,8 +172,12 @@ def test_a_nearest_row_whose_squared_distance_vanishes_in_float32(dtype):
 @pytest.mark.parametrize("num_rows", [40, 400])
 @FIRST_PRODUCTS
 def test_a_nearer_row_among_many_almost_as_near_is_found(dtype, num_rows):
-    """Rounded to bfloat16, the rows around each centre are equally far: the candidates are a lottery."""
-    x = 100 * gaussian(8, 64).repeat_interleave(num_rows, 0) + 1e-2 * gaussian(8 * num_rows, 64, seed=1)
+    """Rounded to bfloat16, the rows around each centre are equally far: the candidates are a
+    lottery.
+    """
+    x = 100 * gaussian(8, 64).repeat_interleave(num_rows, 0) + 1e-2 * gaussian(
+        8 * num_rows, 64, seed=1
+    )
     assert_two(x.to(dtype))
 
 
@@ -207,7 +213,9 @@ def test_no_setting_of_the_process_is_changed(cloud):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "x", [gaussian(600, 768).float(), manifold(3000, 64).float(), rogue().half()], ids=["gaussian", "manifold", "rogue"]
+    "x",
+    [gaussian(600, 768).float(), manifold(3000, 64).float(), rogue().half()],
+    ids=["gaussian", "manifold", "rogue"],
 )
 def test_distances_do_not_depend_on_what_the_processor_is_fast_in(x):
     """The first products only tell which distances are taken from differences."""
@@ -255,7 +263,9 @@ class ProductDtypes(TorchDispatchMode):
 
 
 def crowded(n=1000, dim=64, num_near=30):
-    """Some rows much nearer to each other than products in float32 tell: occurrences of a frequent token, say."""
+    """Some rows much nearer to each other than products in float32 tell: occurrences of a frequent
+    token, say.
+    """
     x = gaussian(n, dim)
     x[:num_near] = x[0] + 1e-4 * x[:num_near]
     return x
@@ -268,7 +278,9 @@ def crowded(n=1000, dim=64, num_near=30):
     ids=["few unsettled rows", "few crowded rows", "almost equally far"],
 )
 def test_of_few_doubtful_rows_no_product_is_taken_again(x, first_products):
-    """Of 1024 in 768 dimensions, one in ten has more than eight that bfloat16 cannot tell from the nearest."""
+    """Of 1024 in 768 dimensions, one in ten has more than eight that bfloat16 cannot tell from the
+    nearest.
+    """
     x = x.float()
     n, dim = x.shape
     with FlopCounterMode(display=False) as counter, ProductDtypes() as products:
@@ -289,7 +301,9 @@ def test_near_rows_cost_no_second_product_of_all_pairs():
 
 @pytest.mark.parametrize("dim", [255, 768])
 def test_float32_squares_that_all_round_down(dim):
-    """One of 1, and the others so small that they are lost one by one, but are something together."""
+    """One of 1, and the others so small that they are lost one by one, but are something
+    together.
+    """
     x = gaussian(60, dim)
     x[:2] = 0
     x[0], x[0, 0], x[1, 0] = math.sqrt(0.99 * 2**-24), 1, -0.99 * 2**-24
@@ -336,7 +350,9 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cloud", ["gaussian", "clusters", "duplicates", "more at the same distance than are kept"])
+@pytest.mark.parametrize(
+    "cloud", ["gaussian", "clusters", "duplicates", "more at the same distance than are kept"]
+)
 @FIRST_PRODUCTS
 def test_memory_is_bounded_by_the_rows_and_a_block(cloud):
     """All distances of 6,000 rows take 288 MB in float64, or 72 in bfloat16; a block takes 8."""
@@ -365,7 +381,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
     command = [sys.executable, "-c", program]
-    grown = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    grown = subprocess.run(
+        command, check=True, capture_output=True, text=True, env=environment
+    ).stdout
     assert int(grown) * 1024 < 80e6
 
 
@@ -405,10 +423,18 @@ def scale(x):
 
 
 def with_near_copies(n, dim, copies, *, noise=3e-7, seed=0):
-    """Rows on a curved surface of some 8 dimensions, and copies of the first ones with relative noise."""
+    """Rows on a curved surface of some 8 dimensions, and copies of the first ones with relative
+    noise.
+    """
     x = torch.tanh(gaussian(n, 8, seed=seed) @ gaussian(8, dim, seed=seed + 1)) + 2
     few = x[: max(1, copies // 3)]
-    return x, torch.cat((x, few[torch.arange(copies) % len(few)] * (1 + noise * gaussian(copies, dim, seed=seed + 2))))
+    return x, torch.cat(
+        (
+            x,
+            few[torch.arange(copies) % len(few)]
+            * (1 + noise * gaussian(copies, dim, seed=seed + 2)),
+        )
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -431,7 +457,9 @@ def sets_of_near_rows(x, tolerance):
 @pytest.mark.parametrize("tolerance", [1e-5, 0.02, 0.1, 0.5])
 @pytest.mark.parametrize(("n", "dim"), [(40, 1), (300, 2), (300, 3), (200, 30)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_one_row_is_left_of_each_set_of_rows_that_chains_of_near_pairs_join(n, dim, tolerance, dtype):
+def test_one_row_is_left_of_each_set_of_rows_that_chains_of_near_pairs_join(
+    n, dim, tolerance, dtype
+):
     _, x = with_near_copies(n, dim, n // 4, noise=tolerance / 3 / dim**0.5)
     x = x.to(dtype).unique(dim=0)
     num_sets, members = sets_of_near_rows(x, tolerance)
@@ -443,7 +471,10 @@ def test_one_row_is_left_of_each_set_of_rows_that_chains_of_near_pairs_join(n, d
 @pytest.mark.parametrize("length", [2, 3, 17, 100])
 def test_a_chain_of_near_rows_is_one_row(length):
     x = gaussian(200, 5)
-    chain = x[0] + 0.9e-5 * scale(x) * torch.arange(length)[:, None] * torch.eye(5, dtype=torch.float64)[0]
+    chain = (
+        x[0]
+        + 0.9e-5 * scale(x) * torch.arange(length)[:, None] * torch.eye(5, dtype=torch.float64)[0]
+    )
     assert len(merge_duplicates(torch.cat((chain, x[1:])))) == 200
 
 
@@ -466,10 +497,20 @@ def test_neither_order_nor_origin_nor_unit_matters():
 
 
 def test_projections_alone_find_the_rows_that_sorting_them_finds():
-    """On a device rows are not sorted: copies, chains of near rows, and chains between copies are found by these."""
+    """On a device rows are not sorted: copies, chains of near rows, and chains between copies are
+    found by these.
+    """
     x = gaussian(200, 5)
-    chain = x[0] + 0.6e-5 * scale(x) * torch.arange(9)[:, None] * torch.eye(5, dtype=torch.float64)[0]
-    x = torch.cat((x[1:], *[chain[i : i + 1].expand(40, 5) for i in range(9)], x[:50].expand(3, 50, 5).flatten(0, 1)))
+    chain = (
+        x[0] + 0.6e-5 * scale(x) * torch.arange(9)[:, None] * torch.eye(5, dtype=torch.float64)[0]
+    )
+    x = torch.cat(
+        (
+            x[1:],
+            *[chain[i : i + 1].expand(40, 5) for i in range(9)],
+            x[:50].expand(3, 50, 5).flatten(0, 1),
+        )
+    )
     x = x[torch.randperm(len(x), generator=generator())]
     _, place = computed(distinct_by_projections(x, computed(projections(x)), 1e-5))
     _, expected = distinct_rows(x, 1e-5)
@@ -489,7 +530,9 @@ def test_a_tolerance_of_zero_merges_exact_copies_only():
 
 
 def allowed_distances(x, k, apart=None, together=None):
-    """The k smallest distances to rows that may be neighbours, from all distances; NaN where there are none."""
+    """The k smallest distances to rows that may be neighbours, from all distances; NaN where there
+    are none.
+    """
     distances = torch.cdist(x.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
     distances.fill_diagonal_(math.inf)
     if apart is not None:
@@ -505,10 +548,14 @@ def allowed_distances(x, k, apart=None, together=None):
 LABELS = {
     "many": lambda n: torch.randint(0, n + 1, (n,), generator=generator(1)) * 10**12 - 5,
     "some": lambda n: torch.randint(0, 40, (n,), generator=generator(2)),
-    "one that most rows have": lambda n: torch.randint(0, 5, (n,), generator=generator(3)).clamp(min=3) - 3,
+    "one that most rows have": lambda n: (
+        torch.randint(0, 5, (n,), generator=generator(3)).clamp(min=3) - 3
+    ),
     "two": lambda n: torch.arange(n) % 2,
     "one": lambda n: torch.zeros(n, dtype=torch.int64),
-    "all but one and two": lambda n: (torch.arange(n) < 1).long() + 2 * (torch.arange(n) > n - 3).long(),
+    "all but one and two": lambda n: (
+        (torch.arange(n) < 1).long() + 2 * (torch.arange(n) > n - 3).long()
+    ),
 }
 
 
@@ -522,7 +569,11 @@ def test_neighbours_of_other_labels(n, labels, alike):
         x = 0.1 * x + 50 * gaussian(n, 12, seed=1)[apart.unique(return_inverse=True)[1]]
     x = x.float()
     torch.testing.assert_close(
-        two_nearest_distances(x, apart), allowed_distances(x, 2, apart), rtol=1e-6, atol=0, equal_nan=True
+        two_nearest_distances(x, apart),
+        allowed_distances(x, 2, apart),
+        rtol=1e-6,
+        atol=0,
+        equal_nan=True,
     )
     for k in (2, 9):
         got, expected = nearest_distances(x, k, apart), allowed_distances(x, k, apart)
@@ -535,7 +586,10 @@ def test_neighbours_of_other_labels(n, labels, alike):
 def test_neighbours_of_the_same_label(n, labels, k):
     x, together = 100 + gaussian(n, 12).float(), labels(n)
     for apart in (None, torch.arange(n) % 7):
-        got, expected = nearest_distances(x, k, apart, together), allowed_distances(x, k, apart, together)
+        got, expected = (
+            nearest_distances(x, k, apart, together),
+            allowed_distances(x, k, apart, together),
+        )
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)
 
 
@@ -545,5 +599,8 @@ def test_neighbours_of_the_same_label(n, labels, k):
 def test_two_neighbours_of_the_same_label(n, labels):
     x, together = 100 + gaussian(n, 12).float(), labels(n)
     for apart in (None, torch.arange(n) % 7):
-        got, expected = two_nearest_distances(x, apart, together), allowed_distances(x, 2, apart, together)
+        got, expected = (
+            two_nearest_distances(x, apart, together),
+            allowed_distances(x, 2, apart, together),
+        )
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=0, equal_nan=True)

@@ -77,7 +77,8 @@ def test_sums_are_kept_in_float64_where_the_device_has_it():
 
 
 @pytest.mark.parametrize(
-    ("squares", "fits"), [([1.0, 0.0], True), ([torch.inf], False), ([1e-40], False), ([torch.nan, 1.0], False)]
+    ("squares", "fits"),
+    [([1.0, 0.0], True), ([torch.inf], False), ([1e-40], False), ([torch.nan, 1.0], False)],
 )
 def test_squares_that_overflow_or_underflow_are_noticed(squares, fits):
     assert in_range(torch.tensor(squares)) is fits
@@ -87,7 +88,8 @@ def test_squares_that_overflow_or_underflow_are_noticed(squares, fits):
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e15])
 def test_fast_norms_are_right_to_a_millionth(dim, scale):
     x = gaussian(50, dim)
-    x[25:, 1:] *= 2e-4  # one coordinate is large, and the squares of the others are rounded away one by one
+    # one coordinate is large, and the squares of the others are rounded away one by one
+    x[25:, 1:] *= 2e-4
     rows = x.float() * scale
     assert torch.allclose(fast_row_norms(rows), row_norms(rows.double()), rtol=1e-6, atol=0)
     assert fast_row_norms(x).equal(row_norms(x))

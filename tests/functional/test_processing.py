@@ -45,7 +45,9 @@ def fitted(process, x):
 
 
 def naive(process, x):
-    """What it makes of the rows it was fitted on, from their singular vectors or from scikit-learn."""
+    """What it makes of the rows it was fitted on, from their singular vectors or from
+    scikit-learn.
+    """
     x = x.double().numpy()
     u, s, v = np.linalg.svd(x - x.mean(0), full_matrices=False)
     known = s > 1e-6 * s[0]
@@ -53,19 +55,25 @@ def naive(process, x):
         return StandardScaler().fit_transform(x)
     if process == "pca_whitening":
         pca = PCA(whiten=True, svd_solver="full").fit(x)
-        signs = np.sign(pca.components_[np.arange(len(pca.components_)), np.abs(pca.components_).argmax(1)])
+        signs = np.sign(
+            pca.components_[np.arange(len(pca.components_)), np.abs(pca.components_).argmax(1)]
+        )
         return pca.transform(x) * signs * np.sqrt(len(x) / (len(x) - 1))
     if process == "zca_whitening":
         return np.sqrt(len(x)) * (u * known) @ v
     return (u[:, 3:] * s[3:]) @ v[3:]
 
 
-PROCESS = pytest.mark.parametrize("process", ["z_scoring", "pca_whitening", "zca_whitening", "top_removal"])
+PROCESS = pytest.mark.parametrize(
+    "process", ["z_scoring", "pca_whitening", "zca_whitening", "top_removal"]
+)
 
 
 @PROCESS
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 1e-4)], ids=str
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-10), (torch.float32, 1e-4), (torch.bfloat16, 1e-4)],
+    ids=str,
 )
 def test_it_gives_what_the_reference_gives(process, dtype, tolerance):
     x = rows(dtype=dtype)
@@ -100,7 +108,9 @@ def test_whitened_rows_have_variance_one_along_as_many_directions_as_they_span(w
     variances = torch.linalg.eigvalsh(mapped.T.cov(correction=0))
     rank = min(n - 1, 8)
     expected = torch.cat((torch.zeros(8 - rank), torch.ones(rank))).double()
-    torch.testing.assert_close(variances, expected, rtol=0, atol=5e-3 if dtype == torch.float32 else 1e-9)
+    torch.testing.assert_close(
+        variances, expected, rtol=0, atol=5e-3 if dtype == torch.float32 else 1e-9
+    )
 
 
 def test_zca_is_symmetric_and_moves_the_rows_least():
@@ -126,7 +136,9 @@ def test_coordinates_that_do_not_vary_become_zero(process, dtype):
 
 
 def test_directions_of_float32_rounding_are_not_blown_up():
-    x = torch.nn.functional.layer_norm(gaussian(2000, 64).float() * torch.linspace(0.1, 2, 64), (64,))
+    x = torch.nn.functional.layer_norm(
+        gaussian(2000, 64).float() * torch.linspace(0.1, 2, 64), (64,)
+    )
     axes = principal_axes(row_scatter(x))  # the coordinates sum to 0
     assert axes.rank == 63
     assert zca_whitening(axes)(x).abs().max() < 10
@@ -171,7 +183,9 @@ def test_the_scatter_of_the_mapped_rows_follows_from_theirs(process):
 def test_values_after_processing_are_those_of_the_processed_rows(top):
     x = rows(500)
     values = floats(processed_values(row_scatter(x), x, top=top))
-    left = (torch.eye(8) - sum(torch.outer(v, v) for v in torch.linalg.svd(x - x.mean(0)).Vh[:top])).double()
+    left = (
+        torch.eye(8) - sum(torch.outer(v, v) for v in torch.linalg.svd(x - x.mean(0)).Vh[:top])
+    ).double()
     expected = {
         "centered": x - x.mean(0),
         "z_scored": torch.from_numpy(naive("z_scoring", x)),
@@ -183,15 +197,21 @@ def test_values_after_processing_are_those_of_the_processed_rows(top):
         reference = references.row_values(processed)["mean_cosine"]
         assert values[f"mean_cosine_{name}"] == pytest.approx(reference, abs=1e-10), name
         if name != "centered":
-            assert values[f"anisotropy_{name}"] == pytest.approx(anisotropy(processed).item(), rel=1e-9), name
+            assert values[f"anisotropy_{name}"] == pytest.approx(
+                anisotropy(processed).item(), rel=1e-9
+            ), name
 
 
 def test_a_sample_gives_the_mean_cosines_nearly():
     x = spectral(20_000, VARIANCES) + MEAN
-    whole, part = (floats(processed_values(row_scatter(x), sample, top=2)) for sample in (x, x[:4096]))
+    whole, part = (
+        floats(processed_values(row_scatter(x), sample, top=2)) for sample in (x, x[:4096])
+    )
     assert whole.keys() == part.keys()
     for key, value in whole.items():
-        assert part[key] == pytest.approx(value, abs=5e-3 if key.startswith("mean_cosine") else 0), key
+        assert part[key] == pytest.approx(
+            value, abs=5e-3 if key.startswith("mean_cosine") else 0
+        ), key
 
 
 def test_fewer_rows_than_dimensions_are_equally_far_apart_when_whitened():
@@ -222,7 +242,11 @@ def test_all_axes_and_more_can_be_removed_but_not_less_than_none():
     [
         (torch.zeros(3, 7), ValueError, r"shape \(\.\.\., 8\), .*; got \(3, 7\)"),
         (torch.tensor(1.0), ValueError, r"got \(\)"),
-        (torch.zeros(3, 8, dtype=torch.int64), TypeError, "must be a floating-point tensor; got torch.int64"),
+        (
+            torch.zeros(3, 8, dtype=torch.int64),
+            TypeError,
+            "must be a floating-point tensor; got torch.int64",
+        ),
     ],
 )
 def test_other_rows_are_refused(x, error, message):
@@ -247,16 +271,21 @@ def test_plane_is_that_of_the_singular_vectors_of_the_counted_means(mean):
     got_points, got_origin = type_plane(types)
     np.testing.assert_allclose(got_points, points, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(got_origin, origin, rtol=1e-6, atol=1e-9)
-    turned = type_plane(types._replace(mean=types.mean.flip(1)))  # signs go with the coordinates, not with their order
+    # signs go with the coordinates, not with their order
+    turned = type_plane(types._replace(mean=types.mean.flip(1)))
     np.testing.assert_allclose(turned[0], points, rtol=1e-6, atol=1e-9)
 
 
 def test_plane_of_next_to_nothing():
-    one = TokenTable(torch.tensor([1]), torch.tensor([7.0]), torch.tensor([[3.0, 4.0]]), *torch.zeros(4, 1))
+    one = TokenTable(
+        torch.tensor([1]), torch.tensor([7.0]), torch.tensor([[3.0, 4.0]]), *torch.zeros(4, 1)
+    )
     points, origin = type_plane(one)
     assert points.tolist() == [[0.0, 0.0]]
     assert origin.norm().item() == pytest.approx(5)
-    line = TokenTable(torch.tensor([1, 2]), torch.ones(2), torch.tensor([[1.0], [4.0]]), *torch.zeros(4, 2))
+    line = TokenTable(
+        torch.tensor([1, 2]), torch.ones(2), torch.tensor([[1.0], [4.0]]), *torch.zeros(4, 2)
+    )
     assert type_plane(line)[0].tolist() == [[-1.5, 0.0], [1.5, 0.0]]
     points, origin = type_plane(token_table(gaussian(0, 3), torch.zeros(0, dtype=torch.int64)))
     assert points.shape == (0, 2)

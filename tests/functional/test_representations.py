@@ -24,8 +24,13 @@ MEASURES = [debiased_cka, biased_cka, procrustes_distance, neighbor_overlap]
 
 
 def hsic(k, m):
-    """The unbiased estimate as a mean over all quadruples of distinct rows: of what equation 5 is the closed form."""
-    terms = [k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q]) for i, j, q, r in itertools.permutations(range(len(k)), 4)]
+    """The unbiased estimate as a mean over all quadruples of distinct rows: of what equation 5 is
+    the closed form.
+    """
+    terms = [
+        k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q])
+        for i, j, q, r in itertools.permutations(range(len(k)), 4)
+    ]
     return np.mean(terms)
 
 
@@ -57,13 +62,17 @@ def test_debiased_cka_is_the_published_formula(widths):
     def estimate(k, m):
         k, m = k - np.diag(np.diag(k)), m - np.diag(np.diag(m))
         one = np.ones(n)
-        cross = one @ k @ one * (one @ m @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (one @ k @ m @ one)
+        cross = one @ k @ one * (one @ m @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * (
+            one @ k @ m @ one
+        )
         return (np.trace(k @ m) + cross) / (n * (n - 3))
 
     k, m = (each.numpy() @ each.numpy().T for each in (x, y))
     expected = estimate(k, m) / math.sqrt(estimate(k, k) * estimate(m, m))
     assert float(debiased_cka(x, y)) == pytest.approx(expected, rel=1e-9)
-    assert cka_matrix([x, y]).numpy() == pytest.approx(np.array([[1, expected], [expected, 1]]), rel=1e-9)
+    assert cka_matrix([x, y]).numpy() == pytest.approx(
+        np.array([[1, expected], [expected, 1]]), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("widths", [(6, 8), (70, 90)])
@@ -81,7 +90,9 @@ def test_procrustes_is_the_distance_after_the_best_rotation(widths):
     wide = max(widths)
     a, b = (np.pad(unit(each), ((0, 0), (0, wide - each.shape[1]))) for each in (x, y))
     rotation = linalg.orthogonal_procrustes(b, a)[0]
-    assert float(procrustes_distance(x, y)) == pytest.approx(((a - b @ rotation) ** 2).sum(), rel=1e-9)
+    assert float(procrustes_distance(x, y)) == pytest.approx(
+        ((a - b @ rotation) ** 2).sum(), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("k", [1, 5, 30])
@@ -102,7 +113,9 @@ def test_overlap_does_not_depend_on_the_order_of_equal_rows():
     order = torch.randperm(len(x), generator=generator(4))
     y = x + 0.1 * gaussian(20, 3, seed=5).repeat_interleave(6, 0)
     assert float(neighbor_overlap(x, x, 30)) == 1
-    assert float(neighbor_overlap(x[order], y[order], 8)) == pytest.approx(float(neighbor_overlap(x, y, 8)), rel=1e-9)
+    assert float(neighbor_overlap(x[order], y[order], 8)) == pytest.approx(
+        float(neighbor_overlap(x, y, 8)), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("adjusted", [False, True])
@@ -125,8 +138,12 @@ def test_linearity_counts_the_directions_of_the_lower_layer_not_its_coordinates(
 
 
 def test_independent_rows():
-    """At n = 256, d = 128: the estimates of independent rows are near 0, the first published ones are not."""
-    drawn = [[gaussian(256, 128, seed=seed) for seed in (2 * run, 2 * run + 1)] for run in range(10)]
+    """At n = 256, d = 128: the estimates of independent rows are near 0, the first published ones
+    are not.
+    """
+    drawn = [
+        [gaussian(256, 128, seed=seed) for seed in (2 * run, 2 * run + 1)] for run in range(10)
+    ]
     for measure, expected, tolerance in (
         (debiased_cka, 0, 0.005),
         (biased_cka, 1 / 3, 0.005),
@@ -134,7 +151,9 @@ def test_independent_rows():
         (lambda x, y: linearity(x, y, adjusted=False), 128 / 255, 0.01),
         (neighbor_overlap, 30 / 255, 0.01),
     ):
-        assert np.mean([float(measure(x, y)) for x, y in drawn]) == pytest.approx(expected, abs=tolerance)
+        assert np.mean([float(measure(x, y)) for x, y in drawn]) == pytest.approx(
+            expected, abs=tolerance
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -148,7 +167,9 @@ def test_rotated_and_scaled_copies_are_the_same(dtype, dim):
         assert float(linearity(x, copy)) == pytest.approx(1, abs=1e-6)
 
 
-@given(st.integers(4, 40), st.integers(1, 12), st.integers(1, 12), st.floats(-3, 3), st.integers(0, 99))
+@given(
+    st.integers(4, 40), st.integers(1, 12), st.integers(1, 12), st.floats(-3, 3), st.integers(0, 99)
+)
 @pytest.mark.slow
 def test_order_place_and_scale_of_the_rows_do_not_matter(n, d1, d2, scale, seed):
     x, y = gaussian(n, d1, seed=seed), gaussian(n, d2, seed=seed + 100)
@@ -163,15 +184,23 @@ def test_rows_that_are_not_finite_in_one_of_them_are_left_out():
     broken = x.clone()
     broken[3, 2], y[7] = torch.inf, torch.nan
     kept = [i for i in range(50) if i not in (3, 7)]
-    assert floats(drift_values(broken, y)) == pytest.approx(floats(drift_values(x[kept], y[kept])), rel=1e-9)
-    assert floats(linearity_values(broken, y)) == pytest.approx(floats(linearity_values(x[kept], y[kept])), rel=1e-9)
+    assert floats(drift_values(broken, y)) == pytest.approx(
+        floats(drift_values(x[kept], y[kept])), rel=1e-9
+    )
+    assert floats(linearity_values(broken, y)) == pytest.approx(
+        floats(linearity_values(x[kept], y[kept])), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_that_of_the_same_numbers(dtype):
     x, y = (each.to(dtype) for each in related(40, 5, 5))
-    assert floats(drift_values(x, y)) == pytest.approx(floats(drift_values(x.double(), y.double())), rel=1e-9)
-    assert floats(linearity_values(x, y)) == pytest.approx(floats(linearity_values(x.double(), y.double())), rel=1e-9)
+    assert floats(drift_values(x, y)) == pytest.approx(
+        floats(drift_values(x.double(), y.double())), rel=1e-9
+    )
+    assert floats(linearity_values(x, y)) == pytest.approx(
+        floats(linearity_values(x.double(), y.double())), rel=1e-9
+    )
 
 
 def undefined(values):
@@ -193,11 +222,14 @@ def test_what_is_undefined_is_nan():
     constant = torch.full((40, 5), 0.1)
     assert len(undefined(drift_values(x, constant) | drift_values(constant, constant))) == 3
     assert undefined(linearity_values(x, constant)) == ["linearity"]
-    assert [float(value) for value in linearity_values(constant, y).values()] == pytest.approx([0, 0], abs=1e-12)
+    assert [float(value) for value in linearity_values(constant, y).values()] == pytest.approx(
+        [0, 0], abs=1e-12
+    )
     assert bool(cka_matrix([x, constant])[1].isnan().all())
     assert all(bool(cka_matrix([x[:n], y[:n]]).isnan().all()) for n in range(4))
     assert not cka_matrix([]).numel()
-    assert math.isnan(debiased_cka(torch.eye(4), y[:4]))  # equally far from each other: nothing to compare
+    # equally far from each other: nothing to compare
+    assert math.isnan(debiased_cka(torch.eye(4), y[:4]))
 
 
 @pytest.mark.parametrize("measure", [*MEASURES, linearity, drift_values, linearity_values])

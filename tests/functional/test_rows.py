@@ -8,7 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedgeo.functional.rows import pool_tokens, select_rows, sequence_numbers, sequence_positions, spellings
+from embedgeo.functional.rows import (
+    pool_tokens,
+    select_rows,
+    sequence_numbers,
+    sequence_positions,
+    spellings,
+)
 from tests.data import gaussian, pool_words
 from tests.strategies import seeds
 
@@ -18,13 +24,18 @@ from tests.strategies import seeds
 def test_any_shape_is_flattened_to_rows(shape, dtype):
     x = torch.ones(*shape, 4, dtype=dtype)
     rows = select_rows(x, torch.ones(shape, dtype=torch.int32), dim=4)
-    assert rows.embeddings.shape == (shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel(), 4)
+    assert rows.embeddings.shape == (
+        shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel(),
+        4,
+    )
     assert rows.embeddings.dtype == dtype
     assert rows.token_ids.dtype == torch.int64
     assert rows.num_nonfinite == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float16]
+)
 def test_mask_keeps_the_rows_that_count(dtype):
     x, mask = gaussian(6, 4).view(2, 3, 4), torch.tensor([[1, 0, 1], [0, 0, 1]]).to(dtype)
     rows = select_rows(x, torch.arange(6).view(2, 3), mask, dim=4)
@@ -132,7 +143,9 @@ MASKS = {
     "all": torch.ones(4, 5),
     "padded on the right": torch.arange(5) < torch.tensor([[5], [3], [1], [4]]),
     "padded on the left": torch.arange(5) >= torch.tensor([[0], [2], [4], [1]]),
-    "holes, and one that is empty": torch.tensor([[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 0, 1], [0, 0, 1, 0, 0]]),
+    "holes, and one that is empty": torch.tensor(
+        [[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 0, 1], [0, 0, 1, 0, 0]]
+    ),
 }
 
 
@@ -150,9 +163,14 @@ def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
     assert kept.tolist() == some
     wide = torch.promote_types(dtype, torch.float32) if rows == "mean" else dtype
     torch.testing.assert_close(
-        pooled[kept], torch.stack(expected).to(wide), rtol=0, atol=1e-15 if wide == torch.float64 else 0
+        pooled[kept],
+        torch.stack(expected).to(wide),
+        rtol=0,
+        atol=1e-15 if wide == torch.float64 else 0,
     )
-    assert pooled_ids is None if rows in ("mean", "max") else pooled_ids[kept].tolist() == expected_ids
+    assert (
+        pooled_ids is None if rows in ("mean", "max") else pooled_ids[kept].tolist() == expected_ids
+    )
 
 
 def test_means_of_many_float16_tokens_do_not_overflow():
@@ -171,11 +189,15 @@ def test_no_sequences_and_no_positions_give_no_rows(shape, rows):
 
 def test_tokens_are_left_as_they_are():
     x, ids, mask = torch.ones(7, 3), torch.arange(7), torch.ones(7, dtype=torch.bool)
-    assert all(a is b for a, b in zip(pool_tokens(x, ids, mask, "tokens"), (x, ids, mask), strict=True))
+    assert all(
+        a is b for a, b in zip(pool_tokens(x, ids, mask, "tokens"), (x, ids, mask), strict=True)
+    )
 
 
 def test_sequences_need_positions():
-    with pytest.raises(ValueError, match=r"rows='last' needs .* \(batch, positions, d\); got \(7, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"rows='last' needs .* \(batch, positions, d\); got \(7, 3\)"
+    ):
         pool_tokens(torch.ones(7, 3), None, None, "last")
 
 
@@ -188,7 +210,9 @@ _BASE = 0x5851F42D4C957F2D
 
 
 def naive_words(x, word_ids, sequence_ids, token_ids, mask):
-    """One word after the other: its mean over the tokens that count, its spelling and its sequence."""
+    """One word after the other: its mean over the tokens that count, its spelling and its
+    sequence.
+    """
     of_word = defaultdict(list)
     for place in product(*map(range, word_ids.shape)):
         if word_ids[place] >= 0:
@@ -228,7 +252,9 @@ def test_words_are_pooled_as_one_by_one(seed, shape, dtype, integers, has_mask):
     assert (means.shape, means.dtype, types.dtype) == ((len(expected), 3), wide, torch.int64)
     if expected:
         pooled = torch.stack([mean for mean, _, _ in expected]).to(wide)
-        torch.testing.assert_close(means, pooled, rtol=0, atol=1e-15 if wide == torch.float64 else 1e-7)
+        torch.testing.assert_close(
+            means, pooled, rtol=0, atol=1e-15 if wide == torch.float64 else 1e-7
+        )
     assert sequences.tolist() == [sequence for _, _, sequence in expected]
     same = [[a == b for _, a, _ in expected] for _, b, _ in expected]
     assert (types[:, None] == types).tolist() == same
@@ -238,7 +264,9 @@ def test_given_types_are_those_of_the_first_tokens():
     x, words = gaussian(6, 2), torch.tensor([0, 0, -1, 1, 1, 1])
     types = torch.tensor([9, 8, 7, 6, 5, 4], dtype=torch.int32)
     mask = torch.tensor([0, 1, 1, 1, 0, 1]).bool()
-    means, of_words, sequences = pool_words(x, words, torch.zeros(6, dtype=torch.int64), types=types, mask=mask)
+    means, of_words, sequences = pool_words(
+        x, words, torch.zeros(6, dtype=torch.int64), types=types, mask=mask
+    )
     assert (of_words.tolist(), of_words.dtype, sequences.tolist()) == ([9, 6], torch.int64, [0, 0])
     torch.testing.assert_close(means, torch.stack((x[1], (x[3] + x[5]) / 2)))
 
@@ -278,14 +306,18 @@ def test_word_numbers_of_any_size_are_told_apart():
 def test_spellings_of_up_to_two_tokens_never_collide():
     """Two of them do where d₀ + d₁ base = 0 modulo 2⁶³ for differences of ids d₀ and d₁."""
     modulus = 2**63
-    distance = min(min(rest, modulus - rest) for rest in (d * _BASE % modulus for d in range(1, 2**18 + 1)))
+    distance = min(
+        min(rest, modulus - rest) for rest in (d * _BASE % modulus for d in range(1, 2**18 + 1))
+    )
     assert distance > 2**18
 
 
 def test_spellings_are_those_of_the_formula_and_never_negative():
     words = [[7], [7, 0], [0, 7], [7, 0, 0], [3, 2**18 - 1, 5] * 4]
     found = spellings(torch.tensor([*chain(*words)]), torch.tensor([*map(len, words)]))
-    naive = [sum((token + (i > 0)) * _BASE**i for i, token in enumerate(word)) % 2**63 for word in words]
+    naive = [
+        sum((token + (i > 0)) * _BASE**i for i, token in enumerate(word)) % 2**63 for word in words
+    ]
     assert found.tolist() == naive
     assert naive[0] == 7
     assert len(set(naive)) == 5

@@ -19,7 +19,9 @@ def drawn(sample):
 
 
 def test_keys_are_uniform_and_depend_on_seed_stream_and_place():
-    keys = torch.stack([row_keys(0, 5000, seed=s, stream=k) for s in (0, 1, 2**62, -1) for k in (0, 1, 2)])
+    keys = torch.stack(
+        [row_keys(0, 5000, seed=s, stream=k) for s in (0, 1, 2**62, -1) for k in (0, 1, 2)]
+    )
     assert keys.unique().numel() == keys.numel()
     assert bool(((keys >= 0) & (keys < 1)).all())
     for moment in range(1, 5):
@@ -42,7 +44,8 @@ def test_every_row_is_drawn_as_often():
     mean = repeats * size / 40
     chi_square = ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40
     assert chi_square < 72.1  # the 0.999 quantile for 39 degrees of freedom
-    assert abs(together - repeats * size / 40 * (size - 1) / 39) < 4 * 7.2  # standard deviations of a binomial
+    # standard deviations of a binomial
+    assert abs(together - repeats * size / 40 * (size - 1) / 39) < 4 * 7.2
 
 
 def streams_of(batches, num_streams, size, seed):
@@ -50,7 +53,9 @@ def streams_of(batches, num_streams, size, seed):
     samples = [Sample.empty(1, size, seed=seed)] * num_streams
     for i, batch in enumerate(batches):
         stream = i % num_streams
-        samples[stream] = samples[stream].extend(NUMBERS[batch], stream=stream, num_streams=num_streams)
+        samples[stream] = samples[stream].extend(
+            NUMBERS[batch], stream=stream, num_streams=num_streams
+        )
     return samples
 
 
@@ -74,7 +79,9 @@ def test_every_row_is_drawn_as_often_where_batches_of_streams_differ_in_size(end
 
 
 @given(st.integers(1, 9), st.integers(1, 40), seeds, st.integers(1, 4))
-def test_streams_of_even_batches_but_the_last_draw_what_one_does(size, batch_size, seed, num_streams):
+def test_streams_of_even_batches_but_the_last_draw_what_one_does(
+    size, batch_size, seed, num_streams
+):
     batches = [slice(start, start + batch_size) for start in range(0, 40, batch_size)]
     alone_has_the_last = len(batches) <= num_streams and 40 % batch_size > 0
     one = Sample.empty(1, size, seed=seed).extend(NUMBERS)
@@ -85,7 +92,9 @@ def test_streams_of_even_batches_but_the_last_draw_what_one_does(size, batch_siz
 @pytest.mark.parametrize("num_streams", [1, 2, 3])
 def test_a_stream_that_goes_on_among_fewer_or_more_has_no_key_twice(num_streams):
     sample = streams_of([slice(5 * i, 5 * i + 5) for i in range(6)], 2, 40, 0)[0]
-    sample = sample.extend(NUMBERS[:20], num_streams=num_streams).extend(NUMBERS[20:25], num_streams=num_streams)
+    sample = sample.extend(NUMBERS[:20], num_streams=num_streams).extend(
+        NUMBERS[20:25], num_streams=num_streams
+    )
     assert sample.keys.unique().numel() == sample.positions.unique().numel() == 40
 
 
@@ -107,8 +116,13 @@ def test_any_split_gives_the_same_sample(parts, seed, size):
 
 
 def test_merging_samples_is_commutative_and_associative():
-    a, b, c = (Sample.empty(1, 7).extend(NUMBERS[10 * i : 10 * i + 10], seed=3, stream=i) for i in range(3))
-    results = {tuple(drawn(x.merge(y).merge(z))) for x, y, z in ((a, b, c), (c, b, a), (b, c, a), (b, a, c))}
+    a, b, c = (
+        Sample.empty(1, 7).extend(NUMBERS[10 * i : 10 * i + 10], seed=3, stream=i) for i in range(3)
+    )
+    results = {
+        tuple(drawn(x.merge(y).merge(z)))
+        for x, y, z in ((a, b, c), (c, b, a), (b, c, a), (b, a, c))
+    }
     assert len(results) == 1
 
 
@@ -127,7 +141,9 @@ def test_the_sample_is_kept_in_float32_until_it_sees_float64():
     assert sample.extend(gaussian(5, 2), seed=0).rows.dtype == torch.float64
 
 
-@pytest.mark.parametrize(("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)])
+@pytest.mark.parametrize(
+    ("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)]
+)
 def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
     sample = Sample.empty(1, 24).extend(NUMBERS[:seen], NUMBERS[:seen, 0].long(), seed=0)
     batches = sample_batches(sample, 8)
@@ -158,7 +174,9 @@ def test_keys_are_those_of_the_positions():
         int(position): float(key)
         for stream in range(3)
         for position, key in zip(
-            stream_positions(0, 40, stream=stream), row_keys(0, 40, seed=3, stream=stream), strict=True
+            stream_positions(0, 40, stream=stream),
+            row_keys(0, 40, seed=3, stream=stream),
+            strict=True,
         )
     }
     assert [keys[position] for position in sample.positions.tolist()] == sample.keys.tolist()
@@ -174,8 +192,12 @@ def test_row_numbers_are_those_of_one_process(sizes, num_streams):
         start[stream] += size
         positions.append(rows)
     positions = torch.cat([torch.zeros(0, dtype=torch.int64), *positions]).flip(0)
-    batches = [torch.tensor(sizes[stream::num_streams], dtype=torch.int64) for stream in range(num_streams)]
-    assert row_numbers(positions, batches).tolist() == [expected[position] for position in positions.tolist()]
+    batches = [
+        torch.tensor(sizes[stream::num_streams], dtype=torch.int64) for stream in range(num_streams)
+    ]
+    assert row_numbers(positions, batches).tolist() == [
+        expected[position] for position in positions.tolist()
+    ]
 
 
 @settings(max_examples=50)
@@ -189,6 +211,9 @@ def test_of_each_label_the_rows_with_the_smallest_keys_are_drawn(parts, seed, si
     for label in range(num_labels):
         places = sorted((labels == label).nonzero().flatten().tolist(), key=keys.__getitem__)[:size]
         assert sorted(sample.rows[sample.labels == label].flatten().tolist()) == sorted(places)
-    halves = [Sample.empty(1, size, by_label=True).extend(NUMBERS, labels, seed=seed, stream=k) for k in (0, 1)]
+    halves = [
+        Sample.empty(1, size, by_label=True).extend(NUMBERS, labels, seed=seed, stream=k)
+        for k in (0, 1)
+    ]
     one, other = halves[0].merge(halves[1]), halves[1].merge(halves[0])
     assert one.positions.sort().values.equal(other.positions.sort().values)

@@ -1,4 +1,6 @@
-"""Anisotropy and spectra, exact and from a sketch, whose values are as close to the exact ones as its errors say."""
+"""Anisotropy and spectra, exact and from a sketch, whose values are as close to the exact ones as
+its errors say.
+"""
 
 import pytest
 import torch
@@ -27,7 +29,9 @@ SPECTRA = {
 }
 SPECTRUM = pytest.mark.parametrize("variances", SPECTRA.values(), ids=SPECTRA.keys())
 DTYPE = pytest.mark.parametrize(
-    ("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)], ids=str
+    ("dtype", "rtol"),
+    [(torch.float64, 1e-9), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)],
+    ids=str,
 )
 
 
@@ -144,7 +148,9 @@ def test_the_gaussian_baseline_is_what_gaussian_rows_give(n, dim):
     x -= x.mean(1, keepdim=True)
     squares = torch.linalg.svdvals(x).square()
     simulated = (squares[:, 0] / squares.sum(1)).mean().item()
-    assert anisotropy_null(torch.tensor(float(n)).double(), dim).item() == pytest.approx(simulated, rel=0.02)
+    assert anisotropy_null(torch.tensor(float(n)).double(), dim).item() == pytest.approx(
+        simulated, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("n", [0.0, 1.0])
@@ -160,7 +166,9 @@ def test_spectrum_values_equal_the_naive_ones(variances, mean):
     low_rank = min(variances) == 0
     for key in ("effective_rank", "rankme"):
         rtol = 1e-4 if low_rank else 1e-9
-        assert_values(spectrum_values(row_scatter(x), full=True), {key: expected.pop(key)}, rtol=rtol)
+        assert_values(
+            spectrum_values(row_scatter(x), full=True), {key: expected.pop(key)}, rtol=rtol
+        )
     if low_rank:
         del expected["anisotropy_without_top5"]  # rounding over rounding
     assert_values(spectrum_values(row_scatter(x), full=True), expected, rtol=1e-9)
@@ -177,7 +185,9 @@ def narrow_spectrum(x):
         "anisotropy_standardized": standardized[0] / standardized.sum(),
         "participation_ratio": values.sum() ** 2 / (values**2).sum(),
         "effective_rank": float(torch.special.entr(torch.from_numpy(singular)).sum().exp()),
-        "effective_rank_eigenvalues": float(torch.special.entr(torch.from_numpy(values / values.sum())).sum().exp()),
+        "effective_rank_eigenvalues": float(
+            torch.special.entr(torch.from_numpy(values / values.sum())).sum().exp()
+        ),
         "rankme": references.rankme(x),
         "isoscore": references.isoscore(x),
         "top1_share": values[0] / values.sum(),
@@ -201,13 +211,17 @@ def test_directions_that_few_rows_do_not_span_count_as_nothing(n, dtype):
 @pytest.mark.parametrize(("n", "mean"), [(5, 1000.0), (90, 1000.0), (90, 1e6)])
 def test_rankme_keeps_its_digits_far_from_the_origin(n, mean):
     x = spectral(n, [0.9**i for i in range(40)]) + mean * gaussian(1, 40, seed=9)
-    got = spectrum_values(row_scatter(x), full=True)["rankme"].item() - 1  # of an effective rank that is nearly 1
+    # of an effective rank that is nearly 1
+    got = spectrum_values(row_scatter(x), full=True)["rankme"].item() - 1
     assert got == pytest.approx(references.rankme(x) - 1, rel=1e-6)
 
 
 def test_rankme_is_the_published_one_but_for_its_epsilon():
     x = 0.3 + spectral(900, [0.95**i for i in range(256)])
-    ours, published = spectrum_values(row_scatter(x), full=True)["rankme"].item(), references.rankme(x, 1e-7)
+    ours, published = (
+        spectrum_values(row_scatter(x), full=True)["rankme"].item(),
+        references.rankme(x, 1e-7),
+    )
     assert ours == pytest.approx(references.rankme(x), rel=1e-9)
     assert 1e-6 < published / ours - 1 < 1e-3
 
@@ -224,16 +238,22 @@ def test_isoscore_of_the_extremes():
     equal = torch.cat((torch.eye(8), -torch.eye(8))).double()
     line = torch.outer(gaussian(20, 1).flatten(), torch.ones(8).double())
     assert spectrum_values(row_scatter(equal), full=True)["isoscore"].item() == pytest.approx(1)
-    assert spectrum_values(row_scatter(line), full=True)["isoscore"].item() == pytest.approx(0, abs=1e-9)
+    assert spectrum_values(row_scatter(line), full=True)["isoscore"].item() == pytest.approx(
+        0, abs=1e-9
+    )
     assert spectrum_values(row_scatter(gaussian(20, 1)), full=True)["isoscore"].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("constant", [0.0, 0.1, 1234.567])
 def test_constant_coordinates_are_left_out_of_the_standardized_rows(dtype, constant):
-    x = torch.exp(gaussian(97, 6)).to(dtype) * torch.tensor([1.0, 100.0, 1.0, 0.01, 1.0, 5.0], dtype=dtype)
+    x = torch.exp(gaussian(97, 6)).to(dtype) * torch.tensor(
+        [1.0, 100.0, 1.0, 0.01, 1.0, 5.0], dtype=dtype
+    )
     x[:, 2] = x[:, 4] = constant
-    expected = references.spectrum(x[:, [0, 1, 3, 5]].double().repeat(1, 2))["anisotropy_standardized"]
+    expected = references.spectrum(x[:, [0, 1, 3, 5]].double().repeat(1, 2))[
+        "anisotropy_standardized"
+    ]
     rtol = 1e-9 if dtype == torch.float64 else 1e-5
     assert_values(spectrum_values(row_scatter(x)), {"anisotropy_standardized": expected}, rtol=rtol)
 
@@ -245,7 +265,8 @@ def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
     x = torch.full((n, dim), 0.1, dtype=dtype)
     values = floats(spectrum_values(row_scatter(x), full=True))
     values.pop("anisotropy_null")
-    assert values.pop("rankme") == pytest.approx(1 if n else torch.nan, nan_ok=True)  # that of one direction
+    # that of one direction
+    assert values.pop("rankme") == pytest.approx(1 if n else torch.nan, nan_ok=True)
     values["alone"] = anisotropy(x).item()
     assert all_nan(values)
 
@@ -299,7 +320,8 @@ SKETCHED = {
 
 
 def values_of(eigenvalues, columns, axes, width=WIDTH):
-    """What a sketch tells of the scatter of these eigenvalues along some coordinates of many, the others constant.
+    """What a sketch tells of the scatter of these eigenvalues along some coordinates of many, the
+    others constant.
 
     Ω is Gaussian, of independent rows: other axes are another draw of it.
     """
@@ -324,19 +346,25 @@ def test_the_exact_values_are_within_the_errors_in_at_least_95_of_100_cases(name
     for _ in range(repeats):
         values = values_of(eigenvalues, COLUMNS, drawn_axes(random))
         for key, value in exact.items():
-            within[key] += bool((values[key] - value).abs() <= values[f"{key}_error"] + 1e-9 * value)
+            within[key] += bool(
+                (values[key] - value).abs() <= values[f"{key}_error"] + 1e-9 * value
+            )
     assert within["anisotropy"] >= 0.98 * repeats
-    assert within["participation_ratio"] >= 0.9 * repeats  # that 95 of 100 give fewer is as likely as 1 in 30
+    # that 95 of 100 give fewer is as likely as 1 in 30
+    assert within["participation_ratio"] >= 0.9 * repeats
 
 
 def test_a_steep_spectrum_is_told_closely_and_a_flat_one_only_by_its_size():
     random = generator(3)
     found = {
-        name: values_of(SKETCHED[name], 128, drawn_axes(random)) for name in ("power law 1.0", "most in one", "flat")
+        name: values_of(SKETCHED[name], 128, drawn_axes(random))
+        for name in ("power law 1.0", "most in one", "flat")
     }
     for name in ("power law 1.0", "most in one"):
         assert found[name]["anisotropy_error"] < 0.05 * found[name]["anisotropy"]
-        assert found[name]["anisotropy"] == pytest.approx(float(SKETCHED[name].max() / SKETCHED[name].sum()), rel=0.01)
+        assert found[name]["anisotropy"] == pytest.approx(
+            float(SKETCHED[name].max() / SKETCHED[name].sum()), rel=0.01
+        )
     assert found["flat"]["anisotropy"] == pytest.approx(
         float(SKETCHED["flat"].max() / SKETCHED["flat"].sum()), rel=0.15
     )
@@ -348,7 +376,9 @@ def test_few_columns_do_not_make_the_error_of_the_participation_ratio_too_small(
     exact, within = eigenvalues.sum() ** 2 / eigenvalues.square().sum(), 0
     for _ in range(200):
         values = values_of(eigenvalues, 8, drawn_axes(random))
-        within += bool((values["participation_ratio"] - exact).abs() <= values["participation_ratio_error"])
+        within += bool(
+            (values["participation_ratio"] - exact).abs() <= values["participation_ratio_error"]
+        )
     assert within >= 0.95 * 200
 
 
@@ -364,14 +394,18 @@ def test_a_direction_that_chance_has_hardly_drawn_is_told_exactly_where_there_is
 def test_of_few_rows_it_tells_the_exact_values():
     x = spectral(40, [0.9**i for i in range(80)], dtype=torch.float64)
     values, exact = sketch_values(row_sketch(x, 128)), spectrum_values(row_scatter(x))
-    assert_values(values, {key: exact[key] for key in ("anisotropy", "participation_ratio")}, rtol=1e-9)
+    assert_values(
+        values, {key: exact[key] for key in ("anisotropy", "participation_ratio")}, rtol=1e-9
+    )
     assert values["anisotropy_error"] == values["participation_ratio_error"] == 0
     assert values["anisotropy_null"] == exact["anisotropy_null"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)]
+)
 @pytest.mark.parametrize("n", [100, 250_000])
 def test_the_product_is_that_of_the_scatter(n, dtype, rtol, mean):
     x = (mean + spectral(n, [1 / (i + 1) for i in range(40)])).to(dtype)
@@ -381,7 +415,9 @@ def test_the_product_is_that_of_the_scatter(n, dtype, rtol, mean):
     omega = gaussian_columns(40, 16, CPU).double()
     torch.testing.assert_close(sketch.mean, x.double().mean(0), rtol=1e-9, atol=1e-7)
     torch.testing.assert_close(sketch.m2, expected.diagonal(), rtol=rtol, atol=0)
-    assert torch.linalg.norm(sketch.product - expected @ omega) <= rtol * torch.linalg.norm(expected @ omega)
+    assert torch.linalg.norm(sketch.product - expected @ omega) <= rtol * torch.linalg.norm(
+        expected @ omega
+    )
 
 
 def test_parts_merge_to_the_whole_however_wide_the_spectrum():
@@ -427,7 +463,9 @@ def test_constant_coordinates_add_nothing():
     x = gaussian(90, 12)
     x[:, 3] = 1234.567
     values, exact = sketch_values(row_sketch(x, 40)), spectrum_values(row_scatter(x))
-    assert_values(values, {key: exact[key] for key in ("anisotropy", "participation_ratio")}, rtol=1e-9)
+    assert_values(
+        values, {key: exact[key] for key in ("anisotropy", "participation_ratio")}, rtol=1e-9
+    )
     assert values["anisotropy_error"] == 0
 
 

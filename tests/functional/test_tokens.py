@@ -1,4 +1,6 @@
-"""The table of token types, variances within and between them, regressions over them, and types to show."""
+"""The table of token types, variances within and between them, regressions over them, and types to
+show.
+"""
 
 import itertools
 import math
@@ -41,13 +43,17 @@ def assert_table(table, x, ids, *, rtol):
 def test_table_equals_the_loop(dtype, mean):
     x, ids = token_rows(400, 8, mean=mean)
     x = x.to(dtype)
-    assert_table(token_table(x, ids), x.double(), ids, rtol=1e-9 if dtype == torch.float64 else 1e-6)
+    assert_table(
+        token_table(x, ids), x.double(), ids, rtol=1e-9 if dtype == torch.float64 else 1e-6
+    )
 
 
 def test_token_types_are_merged_over_chunks():
     """Of 40 types of that width, at most 8 are merged at a time."""
     x, ids = token_rows(300, 1 << 14, mean=1000.0)
-    assert_table(token_table(x[:120], ids[:120]).merge(token_table(x[120:], ids[120:])), x, ids, rtol=1e-9)
+    assert_table(
+        token_table(x[:120], ids[:120]).merge(token_table(x[120:], ids[120:])), x, ids, rtol=1e-9
+    )
 
 
 def test_types_are_centred_over_chunks():
@@ -92,15 +98,21 @@ def mean_and_m2(x):
 
 
 SKEWED = {
-    "less variance than the rounding of the mean": gaussian(6000, 16) * 1e-7 + 1e8 * torch.eye(16)[0],
+    "less variance than the rounding of the mean": gaussian(6000, 16) * 1e-7
+    + 1e8 * torch.eye(16)[0],
     "a first row far from the others": torch.cat((torch.full((1, 4), 1e4), 5 + gaussian(6000, 4))),
     "a last row far from the others": torch.cat((5 + gaussian(6000, 4), torch.full((1, 4), 1e4))),
-    "one large coordinate": torch.cat((1e4 * gaussian(500, 1).sign(), gaussian(500, 4095, seed=1)), dim=1),
+    "one large coordinate": torch.cat(
+        (1e4 * gaussian(500, 1).sign(), gaussian(500, 4095, seed=1)), dim=1
+    ),
     "terms of many sizes": gaussian(1024, 64).exp().square(),
     "squares that a float32 sum loses": torch.cat(
-        (gaussian(40, 1).sign(), gaussian(40, 1).sign().expand(-1, 126) * (0.99 * 2**-24) ** 0.5), dim=1
+        (gaussian(40, 1).sign(), gaussian(40, 1).sign().expand(-1, 126) * (0.99 * 2**-24) ** 0.5),
+        dim=1,
     ),
-    "terms that a float32 sum loses": torch.tensor([0, 1.0] + 511 * [0, 5e-8]).reshape(-1, 1).expand(-1, 8),
+    "terms that a float32 sum loses": torch.tensor([0, 1.0] + 511 * [0, 5e-8])
+    .reshape(-1, 1)
+    .expand(-1, 8),
 }
 
 
@@ -149,7 +161,9 @@ def test_selecting_types_keeps_their_moments():
 
 def of_table(x, ids, sequences=None):
     num_sequences = len(x) if sequences is None else len(sequences.unique())
-    return within_variance(token_table(x, ids, sequences).without_rounding(), torch.tensor(num_sequences)).item()
+    return within_variance(
+        token_table(x, ids, sequences).without_rounding(), torch.tensor(num_sequences)
+    ).item()
 
 
 @pytest.mark.parametrize("num_sequences", [1, 2, 3, 4, 20, 300])
@@ -159,19 +173,27 @@ def test_within_variance_is_that_of_all_pairs_in_different_sequences(num_sequenc
     x, ids, sequences = texts(400, 5, num_sequences=num_sequences, mean=mean)
     x = x.to(dtype)
     rtol = 1e-9 if dtype == torch.float64 else 1e-6
-    assert of_table(x, ids, sequences) == pytest.approx(references.within_by_pairs(x, ids, sequences), rel=rtol)
+    assert of_table(x, ids, sequences) == pytest.approx(
+        references.within_by_pairs(x, ids, sequences), rel=rtol
+    )
     assert of_table(x, ids) == pytest.approx(references.within_by_pairs(x, ids), rel=rtol)
 
 
 @pytest.mark.parametrize("dim", [3, 4000])
-def test_a_token_type_or_a_run_of_one_in_a_sequence_may_be_longer_than_what_is_centred_at_a_time(dim):
+def test_a_token_type_or_a_run_of_one_in_a_sequence_may_be_longer_than_what_is_centred_at_a_time(
+    dim,
+):
     x, ids, sequences = texts(2000 if dim < 10 else 300, dim, num_sequences=3)
     x, ids = torch.cat((x, x + 1)), torch.cat((ids, torch.full_like(ids, 7)))
     sequences = torch.cat((sequences, sequences.clamp(max=0)))
-    assert of_table(x, ids, sequences) == pytest.approx(references.within_by_pairs(x, ids, sequences), rel=1e-9)
+    assert of_table(x, ids, sequences) == pytest.approx(
+        references.within_by_pairs(x, ids, sequences), rel=1e-9
+    )
     for name, state in token_table(x, ids, sequences)._asdict().items():
         if "sequence" not in name:
-            torch.testing.assert_close(state, getattr(token_table(x, ids), name), rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                state, getattr(token_table(x, ids), name), rtol=1e-9, atol=1e-9
+            )
 
 
 def test_tables_of_whole_sequences_merge_in_any_order():
@@ -194,9 +216,11 @@ def test_types_without_pairs_get_the_pooled_value_of_those_in_two_or_three_seque
     x = torch.tensor([[0.0], [2.0], [0.0], [4.0], [0.0], [6.0], [0.0], [6.0], [50.0], [60.0]])
     ids = torch.tensor([1, 1, 2, 2, 3, 3, 3, 3, 4, 4])
     sequences = torch.tensor([0, 1, 1, 2, 0, 1, 2, 3, 5, 5])
-    # variances: 2 (of one pair), 8 (of one pair), 12; the pair of type 4 is in one sequence: (2 + 8) / 2
+    # variances: 2 (of one pair), 8 (of one pair), 12; the pair of type 4 is in one sequence: (2 +
+    # 8) / 2
     assert of_table(x, ids, sequences) == pytest.approx((2 * 2 + 2 * 8 + 4 * 12 + 2 * 5) / 10)
-    assert of_table(x[4:], ids[4:], sequences[4:]) == pytest.approx(12)  # none in two or three: of all with pairs
+    # none in two or three: of all with pairs
+    assert of_table(x[4:], ids[4:], sequences[4:]) == pytest.approx(12)
 
 
 def test_what_has_no_pairs_is_undefined_and_in_a_single_sequence_rows_are_independent():
@@ -223,7 +247,9 @@ def test_pairs_far_apart_in_one_sequence_do_not_drown_those_in_different_ones():
     x[:1000] = 1e6 * gaussian(1000, 1)
     sequences[-1] = 1
     ids = torch.zeros_like(sequences)
-    assert of_table(x, ids, sequences) == pytest.approx(references.within_by_pairs(x, ids, sequences), rel=1e-9)
+    assert of_table(x, ids, sequences) == pytest.approx(
+        references.within_by_pairs(x, ids, sequences), rel=1e-9
+    )
 
 
 def test_unbiased_split_without_a_variance_within_is_undefined():
@@ -238,10 +264,14 @@ def test_the_variance_within_batches_is_weighted_by_rows():
         batch = within_moments(table, len(sequences[part].unique()))
         whole = batch if whole is None else whole.merge(batch)
         expected.append(
-            references.within_by_pairs(x[part], ids[part], sequences[part]) if part.stop - part.start > 1 else 0
+            references.within_by_pairs(x[part], ids[part], sequences[part])
+            if part.stop - part.start > 1
+            else 0
         )
     within = 40 * expected[0] + 59 * expected[2]
-    assert_values(whole._asdict(), {"n_with_ids": 100.0, "n_paired": 99.0, "within": within}, rtol=1e-9)
+    assert_values(
+        whole._asdict(), {"n_with_ids": 100.0, "n_paired": 99.0, "within": within}, rtol=1e-9
+    )
 
 
 def test_numbers_of_sequences_add_up():
@@ -266,7 +296,8 @@ def test_regressions_need_two_types(num_types):
 
 def test_a_regression_on_values_that_are_all_equal_is_undefined():
     x, ids = gaussian(400, 4), torch.arange(40).repeat_interleave(10)
-    for number, count in ((3, 6), (3, 8), (40, 7), (40, 10)):  # rounding makes the mean of equal logarithms another one
+    # rounding makes the mean of equal logarithms another one
+    for number, count in ((3, 6), (3, 8), (40, 7), (40, 10)):
         kept = (ids < number) & (torch.arange(400) % 10 < count)
         values = floats(type_regressions(type_values(token_table(x[kept], ids[kept]))))
         assert all_nan({key: value for key, value in values.items() if "freq" in key})
@@ -288,11 +319,16 @@ def expected_sizes(counts, may_be_shown):
             place = (math.log10(counts[i]) - low) / (high - low or 1) * 10
             bins[min(9, math.floor(place + 1e-9))].append(i)
     largest = max(map(len, bins)) or 1
-    return [min(len(each), 2 + math.floor(math.sqrt(4 * len(each) / largest))) for each in bins], bins
+    return [
+        min(len(each), 2 + math.floor(math.sqrt(4 * len(each) / largest))) for each in bins
+    ], bins
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1, max_size=300), st.integers(0, 5))
+@given(
+    st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1, max_size=300),
+    st.integers(0, 5),
+)
 def test_of_each_bin_as_many_types_are_drawn_as_the_paper_says(types, seed):
     counts, shown = [n for n, _ in types], [may for _, may in types]
     chosen = types_by_frequency(torch.tensor(counts), torch.tensor(shown), seed=seed).tolist()
@@ -308,7 +344,9 @@ def test_of_each_bin_as_many_types_are_drawn_as_the_paper_says(types, seed):
 
 def test_every_type_of_a_bin_is_drawn_as_often():
     counts = torch.tensor([10] * 40 + [1000] * 5)
-    drawn = torch.cat([types_by_frequency(counts, seed=seed) for seed in range(1000)]).bincount(minlength=45)
+    drawn = torch.cat([types_by_frequency(counts, seed=seed) for seed in range(1000)]).bincount(
+        minlength=45
+    )
     assert drawn[:40].sum() == 4000
     assert drawn[40:].sum() == 2000
     chi_square = (drawn[:40] - 100.0).square().sum() / 90
@@ -318,4 +356,11 @@ def test_every_type_of_a_bin_is_drawn_as_often():
 @pytest.mark.parametrize("counts", [[], [9], [100_001, 3]])
 def test_types_that_are_too_rare_or_too_frequent_are_not_shown(counts):
     assert len(types_by_frequency(torch.tensor(counts, dtype=torch.int64))) == 0
-    assert len(types_by_frequency(torch.tensor([*counts, 50]), torch.zeros(len(counts) + 1, dtype=torch.bool))) == 0
+    assert (
+        len(
+            types_by_frequency(
+                torch.tensor([*counts, 50]), torch.zeros(len(counts) + 1, dtype=torch.bool)
+            )
+        )
+        == 0
+    )

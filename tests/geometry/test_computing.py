@@ -1,4 +1,6 @@
-"""Layers are computed side by side, each in its share of the threads, now or in a thread of their own."""
+"""Layers are computed side by side, each in its share of the threads, now or in a thread of their
+own.
+"""
 
 import threading
 
@@ -29,7 +31,9 @@ def observed(metrics, **options):
 
 
 class Sees(EmbeddingMoments):
-    """Notes what is set where it is computed; each of two layers waits for the other one, where they are two."""
+    """Notes what is set where it is computed; each of two layers waits for the other one, where
+    they are two.
+    """
 
     def __init__(self, dim, seen, together=None):
         super().__init__(dim)
@@ -39,7 +43,11 @@ class Sees(EmbeddingMoments):
         if not self.num_rows:
             return super().compute()  # to find out its keys
         here = threading.current_thread() is not threading.main_thread()
-        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+        modes = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_autocast_enabled("cpu"),
+        )
         self.seen.append((here, torch.get_num_threads(), *modes))
         if self.together is not None:
             self.together.wait(timeout=60)
@@ -76,7 +84,9 @@ class SeesUpdates(Sees):
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("num_rows", "num_threads"), [(64, 1), (2**18, 2)])
-def test_a_layer_alone_has_all_threads_unless_it_is_small_and_the_model_keeps_its_own(num_rows, num_threads):
+def test_a_layer_alone_has_all_threads_unless_it_is_small_and_the_model_keeps_its_own(
+    num_rows, num_threads
+):
     seen = []
     model = nn.Sequential(nn.Identity(), nn.Identity())
     model[1].register_forward_pre_hook(lambda *call: seen.append(torch.get_num_threads()))
@@ -116,7 +126,11 @@ def test_no_setting_of_the_whole_process_is_touched_beside_the_main_thread(monke
 
     callers, geometry = [], observed(full_metrics)
     # leaving autocast empties the cache of casts, which is one for all threads
-    for owner, name in ((torch.autocast, "__enter__"), (torch, "clear_autocast_cache"), (torch, "manual_seed")):
+    for owner, name in (
+        (torch.autocast, "__enter__"),
+        (torch, "clear_autocast_cache"),
+        (torch, "manual_seed"),
+    ):
         monkeypatch.setattr(owner, name, notes(getattr(owner, name)))
     geometry.records()
     geometry.agreed(geometry.hand_over(in_thread=True)[0])
@@ -126,7 +140,10 @@ def test_no_setting_of_the_whole_process_is_touched_beside_the_main_thread(monke
 @pytest.mark.usefixtures("two_threads")
 def test_the_first_failure_is_raised_with_its_layer():
     geometry = observed(lambda dim: [BreaksLate(dim)])
-    for compute in (geometry.records, lambda: geometry.agreed(geometry.hand_over(in_thread=True)[0])):
+    for compute in (
+        geometry.records,
+        lambda: geometry.agreed(geometry.hand_over(in_thread=True)[0]),
+    ):
         with pytest.raises(RuntimeError, match="broken metric") as caught:
             compute()
         assert caught.value.__notes__[:2] == ["in BreaksLate", "at layer 'embed'"]

@@ -78,7 +78,9 @@ def test_layers_go_down_and_the_main_metrics_across():
     assert table.rows[0] == ["layer", *(term(key).name for key in keys)]
     assert [row[0] for row in table.rows[1:]] == [*values]
     for layer, *cells in table.rows[1:]:
-        assert cells == [number(values[layer][key]) if math.isfinite(values[layer][key]) else "–" for key in keys]
+        assert cells == [
+            number(values[layer][key]) if math.isfinite(values[layer][key]) else "–" for key in keys
+        ]
     assert "to_frame()" in table.words
     assert repr(values) == repr(geometry.compute())
 
@@ -86,14 +88,18 @@ def test_layers_go_down_and_the_main_metrics_across():
 def test_standard_errors_stand_beside_the_values():
     options = {"metrics": lambda dim: [TokenMoments(dim)], "jackknife": 4}
     geometry = seen(gpt_neox(), token_batch(16)["input_ids"], **options)
-    record = next(r for r in geometry.records() if r["layer"] == "block.00" and r["metric"] == "M_over_Q")
+    record = next(
+        r for r in geometry.records() if r["layer"] == "block.00" and r["metric"] == "M_over_Q"
+    )
     assert "±" in with_error(record["value"], record["stderr"])
     assert with_error(record["value"], record["stderr"]) in Table(geometry._repr_html_()).rows[2]
 
 
 def test_before_anything_was_measured_it_is_a_sentence():
     with observe(gpt_neox()) as geometry:
-        assert Table(geometry._repr_html_()).words == "Geometry of 5 layers: nothing was measured yet."
+        assert (
+            Table(geometry._repr_html_()).words == "Geometry of 5 layers: nothing was measured yet."
+        )
         geometry.model(token_batch()["input_ids"])
 
 
@@ -113,7 +119,9 @@ def test_names_are_escaped_undefined_is_a_dash_and_layers_that_were_not_reached_
 
 
 def test_what_cannot_be_computed_is_said_and_not_raised():
-    html = seen(nn.Sequential(nn.Linear(2, 5)), torch.ones(4, 2), layers="0", metrics=lambda d: [Odd(d)])._repr_html_()
+    html = seen(
+        nn.Sequential(nn.Linear(2, 5)), torch.ones(4, 2), layers="0", metrics=lambda d: [Odd(d)]
+    )._repr_html_()
     assert "&lt;b&gt;no&lt;/b&gt;" in html
     assert "it cannot be computed" in html
 

@@ -1,4 +1,6 @@
-"""Saved samples: the same rows at every layer and checkpoint, from which the recorded numbers follow again."""
+"""Saved samples: the same rows at every layer and checkpoint, from which the recorded numbers
+follow again.
+"""
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ class Branches(nn.Module):
         super().__init__()
         self.table = nn.Embedding(VOCABULARY, 8)
         self.whole, self.faulty = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.faulty.register_forward_hook(lambda module, args, output: output.masked_fill(self.is_bad, torch.nan))
+        self.faulty.register_forward_hook(
+            lambda module, args, output: output.masked_fill(self.is_bad, torch.nan)
+        )
 
     def forward(self, input_ids):
         self.is_bad = (input_ids % 5 == 0)[..., None]
@@ -96,7 +100,9 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
         assert of_layer.n == 8 * 8 * 12
         assert of_layer.rows.dtype == dtype
         again = twonn_dimension(of_layer.rows)
-        assert again.dimension == pytest.approx(recorded["intrinsic_dimension"], rel=1e-9, nan_ok=True)
+        assert again.dimension == pytest.approx(
+            recorded["intrinsic_dimension"], rel=1e-9, nan_ok=True
+        )
         assert again.num_points == recorded["n_points"]
         in_order = RowLabels(of_layer.token_ids, of_layer.sequence_ids, torch.arange(float(SIZE)))
         by_label = labelled_dimensions(of_layer.rows, in_order)
@@ -104,24 +110,32 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
             value = recorded[f"intrinsic_dimension_{key}"]
             assert estimate.dimension == pytest.approx(value, rel=1e-9, nan_ok=True)
             assert estimate.num_points == recorded[f"n_points_{key}"]
-        assert float(by_label.same_sequence[0]) == pytest.approx(recorded["same_sequence_neighbors"], rel=1e-9)
+        assert float(by_label.same_sequence[0]) == pytest.approx(
+            recorded["same_sequence_neighbors"], rel=1e-9
+        )
         metric = IntrinsicDimension(of_layer.rows.shape[1], batch_size=SIZE)
         metric.update(of_layer.rows)
         assert float(metric.compute()["duplicate_fraction"]) == recorded["duplicate_fraction"]
         spectrum = of_layer.eigenvalues
         assert spectrum.dtype == of_layer.mean.dtype == torch.float64
         assert spectrum.equal(spectrum.sort(descending=True).values)
-        assert float(spectrum[0] / spectrum.sum()) == pytest.approx(recorded["anisotropy"], rel=1e-9)
+        assert float(spectrum[0] / spectrum.sum()) == pytest.approx(
+            recorded["anisotropy"], rel=1e-9
+        )
         for key, value in full_spectrum_values(spectrum).items():
             assert float(value) == pytest.approx(recorded[key], rel=1e-9)
     assert not torch.isnan(torch.tensor(values["block.02"]["intrinsic_dimension"]))
 
 
 def test_eigenvalues_are_those_of_the_covariance():
-    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * torch.arange(1.0, 5)
+    x = torch.randn(
+        50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ) * torch.arange(1.0, 5)
     metric = Anisotropy(4)
     metric.update(x)
-    torch.testing.assert_close(metric.eigenvalues(), torch.linalg.eigvalsh(torch.cov(x.T, correction=0)).flip(0))
+    torch.testing.assert_close(
+        metric.eigenvalues(), torch.linalg.eigvalsh(torch.cov(x.T, correction=0)).flip(0)
+    )
     assert Anisotropy(4).eigenvalues().isnan().all()
     assert Anisotropy(4).eigenvalues().shape == (4,)
 
@@ -130,7 +144,9 @@ def test_of_no_finite_rows_mean_and_eigenvalues_are_unknown(tmp_path):
     model = Branches()
     model.faulty.bias.data.fill_(torch.nan)
     batches = [{"input_ids": token_batch()["input_ids"]}]
-    measured(model, batches, layers=["faulty", "whole"]).save(tmp_path, model="a", save_samples=True)
+    measured(model, batches, layers=["faulty", "whole"]).save(
+        tmp_path, model="a", save_samples=True
+    )
     faulty, whole = embedgeo.load_sample(tmp_path).layers.values()
     assert (faulty.n, len(faulty.rows), len(faulty.row_numbers)) == (0, 0, 0)
     assert faulty.mean.isnan().all()
@@ -149,11 +165,15 @@ def test_batches_of_the_estimate_follow_each_other_in_the_sample():
 def test_layers_hold_what_their_metrics_have():
     batches = [token_batch()]
     (sample,) = (
-        measured(gpt_neox(), batches, layers="block.01", metrics=lambda dim: [Anisotropy(dim)]).samples().values()
+        measured(gpt_neox(), batches, layers="block.01", metrics=lambda dim: [Anisotropy(dim)])
+        .samples()
+        .values()
     )
     assert sample.rows is sample.row_numbers is None
     assert len(sample.eigenvalues) == len(sample.mean) == 16
-    drawn = measured(gpt_neox(), batches, layers="block.01", metrics=lambda dim: [IntrinsicDimension(dim)])
+    drawn = measured(
+        gpt_neox(), batches, layers="block.01", metrics=lambda dim: [IntrinsicDimension(dim)]
+    )
     assert drawn.samples()["block.01"].eigenvalues is None
     means = measured(gpt_neox().bfloat16(), batches, rows="mean").samples()["block.01"]
     assert means.rows.dtype == torch.float32

@@ -1,4 +1,6 @@
-"""What is measured by hand is saved as a sweep's folder: whole, never a mixture, by rank 0, for the same report."""
+"""What is measured by hand is saved as a sweep's folder: whole, never a mixture, by rank 0, for the
+same report.
+"""
 
 import copy
 import json
@@ -9,7 +11,14 @@ import pytest
 import torch
 
 import embedgeo
-from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, OutlierCoordinates, TokenMoments, observe
+from embedgeo import (
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    OutlierCoordinates,
+    TokenMoments,
+    observe,
+)
 from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
@@ -22,7 +31,11 @@ from tests.ranks import WORLD_SIZE, on_two_ranks
 
 
 def metrics(dim):
-    return [TokenMoments(dim), Anisotropy(dim, spectrum=True), IntrinsicDimension(dim, batch_size=20)]
+    return [
+        TokenMoments(dim),
+        Anisotropy(dim, spectrum=True),
+        IntrinsicDimension(dim, batch_size=20),
+    ]
 
 
 def measured(build=gpt_neox, seed=0, batches=(0, 1, 2), **options):
@@ -42,13 +55,18 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     records = folder.read("lab--tiny--step8")
     assert list(records) == SCHEMA.names
     pd.testing.assert_frame_equal(
-        records[["layer", "layer_index", "width", "metric", "value", "stderr"]], pd.DataFrame(geometry.records())
+        records[["layer", "layer_index", "width", "metric", "value", "stderr"]],
+        pd.DataFrame(geometry.records()),
     )
     about = records[["model", "revision", "step", "commit", "series", "weights_sha256"]]
     assert about.drop_duplicates().values.tolist() == [["lab/tiny", "step8", 8, "", "lab/tiny", ""]]
     assert records["duplicate_of"].isna().all()
     num_parameters = str(sum(parameter.numel() for parameter in geometry.model.parameters()))
-    facts = {"model_class": "GPTNeoXForCausalLM", "num_parameters": num_parameters, "architecture": "pre-ln"}
+    facts = {
+        "model_class": "GPTNeoXForCausalLM",
+        "num_parameters": num_parameters,
+        "architecture": "pre-ln",
+    }
     assert folder.facts("lab--tiny--step8") == facts
     assert json.loads((tmp_path / "manifest.json").read_text())["architecture"] == "pre-ln"
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
@@ -56,13 +74,19 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert texts.tolist() == table["token_id"].astype(str).tolist()  # nobody knows the texts
     pd.testing.assert_frame_equal(table, geometry.token_tables().assign(num_tokens=1.0))
     spectra = read_table(tmp_path / "spectra" / "lab--tiny--step8.parquet")
-    assert spectra.drop_duplicates("layer")["layer"].tolist() == [layer.name for layer in geometry.layers]
+    assert spectra.drop_duplicates("layer")["layer"].tolist() == [
+        layer.name for layer in geometry.layers
+    ]
     of_records = records.set_index(["layer", "metric"])["value"]
     for layer, at in spectra.groupby("layer"):
         assert at["eigenvalue"].sum() == pytest.approx(of_records[layer, "V"], rel=1e-6)
-        assert at["eigenvalue"].max() / at["eigenvalue"].sum() == pytest.approx(of_records[layer, "anisotropy"])
+        assert at["eigenvalue"].max() / at["eigenvalue"].sum() == pytest.approx(
+            of_records[layer, "anisotropy"]
+        )
         assert set(at["n"]) == {of_records[layer, "n"]}
-    assert (tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8").exists()
+    assert (
+        tmp_path / "tensorboard" / "tiny" / "events.out.tfevents.000000000008.lab--tiny--step8"
+    ).exists()
     assert len(pd.read_csv(tmp_path / "metrics.csv")) == len(records)
     asked = json.loads((tmp_path / "manifest.json").read_text())["asked"]
     assert (asked["layers"], asked["rows"], asked["jackknife"]) == ("blocks", "tokens", 2)
@@ -103,11 +127,15 @@ def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
 
 
 @pytest.mark.slow
-def test_deviations_of_the_groups_of_the_jackknife_are_saved_and_give_the_errors_of_changes(tmp_path):
+def test_deviations_of_the_groups_of_the_jackknife_are_saved_and_give_the_errors_of_changes(
+    tmp_path,
+):
     models = [measured(jackknife=4, seed=seed, batches=range(4)) for seed in (0, 1)]
     for step, geometry in enumerate(models):
         geometry.save(tmp_path, model="lab/tiny", step=step)
-    tables = [read_table(tmp_path / "jackknife" / f"lab--tiny--step{step}.parquet") for step in (0, 1)]
+    tables = [
+        read_table(tmp_path / "jackknife" / f"lab--tiny--step{step}.parquet") for step in (0, 1)
+    ]
     assert list(tables[0]) == TABLES["jackknife"].names
     (run,) = read_runs([tmp_path])
     for metric in ("M_over_Q", "V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension"):
@@ -135,7 +163,9 @@ def test_a_model_without_a_step_is_main(tmp_path):
     (name,) = folder.done()
     assert name == "%2E.tiny"
     assert folder.facts(name)["has_step"] == "false"
-    assert folder.read(name)[["revision", "step"]].drop_duplicates().values.tolist() == [["main", 0]]
+    assert folder.read(name)[["revision", "step"]].drop_duplicates().values.tolist() == [
+        ["main", 0]
+    ]
 
 
 @pytest.mark.slow
@@ -145,7 +175,9 @@ def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_pat
     measured(gpt2).save(tmp_path, model="b", step=0, save_samples=True)
     before = contents(tmp_path)
     again = measured(seed=2)
-    with pytest.warns(UserWarning, match=r"save replaces a--step10, which .* has already\. To keep both") as caught:
+    with pytest.warns(
+        UserWarning, match=r"save replaces a--step10, which .* has already\. To keep both"
+    ) as caught:
         again.save(tmp_path, model="a", step=10, save_samples=True)
     assert [warning.filename for warning in caught] == [__file__]
     folder = SweepFolder(tmp_path)
@@ -155,21 +187,34 @@ def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_pat
     )
     rows = embedgeo.load_sample(tmp_path, "a--step10").layers["block.01"].rows
     assert rows.equal(again.samples()["block.01"].rows)
-    changed = {name.rpartition("/")[2] for name, data in contents(tmp_path).items() if data != before.get(name)}
+    changed = {
+        name.rpartition("/")[2]
+        for name, data in contents(tmp_path).items()
+        if data != before.get(name)
+    }
     assert {name for name in changed if "tfevents" not in name} == {
         "a--step10.parquet",
         "a--step10.safetensors",
         "metrics.csv",
     }
-    assert [(run.label.rpartition(" ")[2], run.steps) for run in read_runs([tmp_path])] == [("a", [0, 10]), ("b", [0])]
+    assert [(run.label.rpartition(" ")[2], run.steps) for run in read_runs([tmp_path])] == [
+        ("a", [0, 10]),
+        ("b", [0]),
+    ]
 
 
 def test_the_longest_name_is_written_and_read(tmp_path):
     measured().save(tmp_path, model="m" * 192, step=8, save_samples=True, token_tables=True)
-    assert set(embedgeo.load_results(tmp_path)["model"]) == {embedgeo.load_sample(tmp_path).model} == {"m" * 192}
+    assert (
+        set(embedgeo.load_results(tmp_path)["model"])
+        == {embedgeo.load_sample(tmp_path).model}
+        == {"m" * 192}
+    )
 
 
-@pytest.mark.parametrize(("first", "second"), [(("a/b", 1), ("a--b", 1)), (("a--step5", None), ("a", 5))])
+@pytest.mark.parametrize(
+    ("first", "second"), [(("a/b", 1), ("a--b", 1)), (("a--step5", None), ("a", 5))]
+)
 def test_another_checkpoint_of_the_same_file_name_is_refused(tmp_path, first, second):
     geometry = measured()
     geometry.save(tmp_path, model=first[0], step=first[1])
@@ -180,7 +225,9 @@ def test_another_checkpoint_of_the_same_file_name_is_refused(tmp_path, first, se
 
 
 @pytest.mark.filterwarnings("ignore:save replaces")
-def test_where_replacing_ends_in_the_middle_new_samples_are_not_left_beside_old_records(tmp_path, monkeypatch):
+def test_where_replacing_ends_in_the_middle_new_samples_are_not_left_beside_old_records(
+    tmp_path, monkeypatch
+):
     measured().save(tmp_path, model="a", save_samples=True)
     again = measured(seed=1)
     with monkeypatch.context() as patched:
@@ -199,7 +246,8 @@ def full(*args):
 @pytest.mark.slow
 def test_the_report_draws_a_saved_folder(tmp_path, unpainted):
     for step in (0, 10):
-        few = {"layers": "block.01", "metrics": lambda dim: [TokenMoments(dim)]}  # each figure takes a second
+        # each figure takes a second
+        few = {"layers": "block.01", "metrics": lambda dim: [TokenMoments(dim)]}
         measured(seed=step, **few).save(tmp_path, model="lab/tiny", step=step, token_tables=True)
     page = write_report([tmp_path]).read_text()
     assert "lab--tiny" in page or tmp_path.name in page
@@ -225,7 +273,10 @@ def test_saving_changes_nothing(tmp_path):
         ({"step": -1}, "step must be .*; got -1"),
         ({"step": 1.5}, "step must be .*; got 1.5"),
         ({"step": True}, "step must be .*; got True"),
-        ({"model": "m" * 190, "step": 100_000}, "model must be a name that fits .* got 202: m{20}…"),
+        (
+            {"model": "m" * 190, "step": 100_000},
+            "model must be a name that fits .* got 202: m{20}…",
+        ),
         ({"model": "名" * 23}, "model must be a name that fits .* got 207: 名{20}…"),
     ],
 )
@@ -238,7 +289,9 @@ def test_a_bad_name_or_step_is_refused_before_anything_is_written(tmp_path, aske
 def test_what_holds_nothing_to_save_says_so(tmp_path):
     with pytest.warns(UserWarning, match="No forward pass reached"):
         empty = measured(batches=[])
-    with pytest.raises(ValueError, match=r"something to save; no forward pass reached embed, block\.00"):
+    with pytest.raises(
+        ValueError, match=r"something to save; no forward pass reached embed, block\.00"
+    ):
         empty.save(tmp_path / "new", model="a")
     moments = measured(metrics=lambda dim: [EmbeddingMoments(dim)])
     with pytest.raises(ValueError, match="save_samples needs IntrinsicDimension or Anisotropy"):
@@ -256,7 +309,11 @@ def saved(tmp_path_factory):
 
 
 def with_another_seed(dim):
-    return [TokenMoments(dim), Anisotropy(dim, spectrum=True), IntrinsicDimension(dim, batch_size=20, seed=1)]
+    return [
+        TokenMoments(dim),
+        Anisotropy(dim, spectrum=True),
+        IntrinsicDimension(dim, batch_size=20, seed=1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +343,9 @@ def test_a_sweep_and_other_folders_are_refused(tmp_path):
     (tmp_path / "other" / "mine").touch()
     before = contents(tmp_path)
     geometry = measured(batches=[0])
-    with pytest.raises(ValueError, match=r"new or one that Geometry\.save made; .*swept is that of a sweep"):
+    with pytest.raises(
+        ValueError, match=r"new or one that Geometry\.save made; .*swept is that of a sweep"
+    ):
         geometry.save(tmp_path / "swept", model="a")
     with pytest.raises(ValueError, match="other must be a new folder"):
         geometry.save(tmp_path / "other", model="a")
@@ -336,7 +395,11 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
 def test_the_example_of_the_documentation_saves_what_it_says(tmp_path, monkeypatch, unpainted):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
-    names = {"torch": torch, "model": gpt_neox().eval(), "batches": [token_batch(8, 12, seed=i) for i in range(3)]}
+    names = {
+        "torch": torch,
+        "model": gpt_neox().eval(),
+        "batches": [token_batch(8, 12, seed=i) for i in range(3)],
+    }
     measured, saved = blocks("docs/how-to/by-hand.md", "python")[:2]
     exec(measured.code + saved.code, names)
     values = names["table"].set_index(["layer", "metric"])["value"]

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 
 # both are read on import
-os.environ["COMET_DISABLE_AUTO_LOGGING"] = "1"  # else Comet starts an experiment of its own with each run of MLflow
+# else Comet starts an experiment of its own with each run of MLflow
+os.environ["COMET_DISABLE_AUTO_LOGGING"] = "1"
 os.environ["TRACKIO_DIR"] = tempfile.mkdtemp(prefix="trackio-")  # else in the home
 atexit.register(shutil.rmtree, os.environ["TRACKIO_DIR"], ignore_errors=True)

@@ -23,7 +23,8 @@ def pictures(history, step):
 
 
 def assert_all_pictures(found, monitor, same=operator.eq, name=str):
-    """The PNGs by tag and step are what is drawn; all are there at the first measurement and at the last.
+    """The PNGs by tag and step are what is drawn; all are there at the first measurement and at the
+    last.
 
     ``same`` compares two PNGs; ``name`` is how the logger writes a tag.
     """

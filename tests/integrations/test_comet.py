@@ -24,7 +24,8 @@ def offline(monkeypatch, tmp_path):
     }
     for name, value in settings.items():
         monkeypatch.setenv(f"COMET_{name}", value)
-    monkeypatch.setattr("comet_ml.env_logging.get_ip", lambda: None)  # without a network it leaves a socket open
+    # without a network it leaves a socket open
+    monkeypatch.setattr("comet_ml.env_logging.get_ip", lambda: None)
     yield
     if comet_ml.get_running_experiment():
         comet_ml.end()
@@ -42,7 +43,11 @@ def assert_complete(folder, monitor, tag="geometry.anisotropy/block.01"):
             if message["type"] == "file_upload":
                 payload = message["payload"]
                 files.setdefault(payload["upload_type"], []).append(
-                    (payload["additional_params"], payload["metadata"], archive.read(payload["file_path"]))
+                    (
+                        payload["additional_params"],
+                        payload["metadata"],
+                        archive.read(payload["file_path"]),
+                    )
                 )
     found = {each["step"]: each["metricValue"] for each in metrics if each["metricName"] == tag}
     assert found == pytest.approx(values(monitor), rel=1e-12)

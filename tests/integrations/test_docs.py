@@ -10,7 +10,8 @@ pytestmark = [
     # transformers 5.23 and trl 1.16 use old names of their own; a Trainer without a GPU
     pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning"),
-    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),  # MLflow's store
+    # MLflow's store
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
 ]
 
 

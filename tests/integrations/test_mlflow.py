@@ -36,7 +36,9 @@ def assert_complete(run_id, monitor, folder, tag_start=""):
     client = mlflow.MlflowClient()
     history = client.get_metric_history(run_id, f"{tag_start}geometry.anisotropy/block.01")
     assert {metric.step: metric.value for metric in history} == values(monitor)
-    text = Path(client.download_artifacts(run_id, "geometry/what the numbers mean.md", str(folder))).read_text()
+    text = Path(
+        client.download_artifacts(run_id, "geometry/what the numbers mean.md", str(folder))
+    ).read_text()
     assert text.startswith("| number |")
     assert "\n| anisotropy | " in text
     pictures = {}
@@ -67,7 +69,9 @@ def test_the_active_run_of_a_plain_loop_is(tmp_path):
     assert_complete(run.info.run_id, monitor, tmp_path)
 
 
-def test_a_logger_that_takes_no_picture_costs_one_warning_and_nothing_else(store, tmp_path, monkeypatch):
+def test_a_logger_that_takes_no_picture_costs_one_warning_and_nothing_else(
+    store, tmp_path, monkeypatch
+):
     monkeypatch.setattr(mlflow.MlflowClient, "log_image", lambda *args, **kwargs: 1 / 0)
     monitor = GeometryMonitor(metrics=few)
     logger = MLFlowLogger("fails", tracking_uri=store)
@@ -82,8 +86,15 @@ def test_a_logger_that_takes_no_picture_costs_one_warning_and_nothing_else(store
 def test_the_history_is_an_artifact_of_its_run(store, tmp_path):
     runs = {}
     for every in (1, 2):
-        logger = MLFlowLogger("histories", tracking_uri=store, artifact_location=f"file://{tmp_path}/my%20artifacts")
-        fit(tmp_path, GeometryMonitor(every, metrics=few, pictures=False, on_error="raise"), logger=logger, max_steps=4)
+        logger = MLFlowLogger(
+            "histories", tracking_uri=store, artifact_location=f"file://{tmp_path}/my%20artifacts"
+        )
+        fit(
+            tmp_path,
+            GeometryMonitor(every, metrics=few, pictures=False, on_error="raise"),
+            logger=logger,
+            max_steps=4,
+        )
         runs[logger.run_id] = [*range(0, 5, every)]
     with mlflow.start_run() as run:
         loop(mlflow)

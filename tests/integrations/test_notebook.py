@@ -14,12 +14,31 @@ NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 
 def test_the_notebook_shows_a_table_and_each_figure_once(tmp_path: Path) -> None:
     shutil.copy(NOTEBOOK, tmp_path)
-    command = [sys.executable, "-m", "pytest", "-q", "--nbmake", "--overwrite", "-p", "no:cacheprovider", NOTEBOOK.name]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--nbmake",
+        "--overwrite",
+        "-p",
+        "no:cacheprovider",
+        NOTEBOOK.name,
+    ]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    options = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True}
+    options = {
+        "cwd": tmp_path,
+        "env": {**os.environ, "PYTHONPATH": path},
+        "capture_output": True,
+        "text": True,
+    }
     done = subprocess.run(command, check=False, timeout=600, **options)
     assert done.returncode == 0, done.stdout[-3000:]
-    cells = [cell for cell in nbformat.read(tmp_path / NOTEBOOK.name, 4).cells if cell.cell_type == "code"]
+    cells = [
+        cell
+        for cell in nbformat.read(tmp_path / NOTEBOOK.name, 4).cells
+        if cell.cell_type == "code"
+    ]
     assert len(cells) < 10
     pictures, tables = [], []
     for cell in cells:

@@ -1,4 +1,6 @@
-"""The examples with a loop of one's own: what is measured, and that training is what it is without the monitor."""
+"""The examples with a loop of one's own: what is measured, and that training is what it is without
+the monitor.
+"""
 
 import runpy
 import sys
@@ -31,7 +33,9 @@ FORWARD = {
 
 
 def require_no_triton():
-    """Stand in for torchtitan's kernels of mixtures of experts, which Llama does not call, with torch for CPUs."""
+    """Stand in for torchtitan's kernels of mixtures of experts, which Llama does not call, with
+    torch for CPUs.
+    """
     if find_spec("triton") is None:
         sys.modules.setdefault("torchtitan.models.moe.kernels", mock.MagicMock())
 
@@ -66,7 +70,9 @@ class Nothing:
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, unpainted):
-    """Runs a script as ``python examples/NAME --out FOLDER …`` does; returns its variables and its folder."""
+    """Runs a script as ``python examples/NAME --out FOLDER …`` does; returns its variables and its
+    folder.
+    """
     require_no_triton()
     monkeypatch.setattr("embedgeo.text.builtin_corpus", lambda: TOPICS)
 
@@ -109,7 +115,9 @@ def test_a_recipe_measures_what_observe_does_and_leaves_training_as_it_is(run, c
 
     without, _ = run(name, *brief, out="without", monitor=Nothing)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, final[key]) for key, value in without["model"].state_dict().items())
+    assert all(
+        torch.equal(value, final[key]) for key, value in without["model"].state_dict().items()
+    )
 
 
 def test_a_plain_loop_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(run):
@@ -131,7 +139,9 @@ def titan():
     from torchtitan.models.llama3 import Transformer, TransformerModelArgs
 
     torch.manual_seed(0)
-    model = Transformer(TransformerModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=128, max_seq_len=32))
+    model = Transformer(
+        TransformerModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=128, max_seq_len=32)
+    )
     with torch.no_grad():
         model.init_weights()
     return model, torch.randint(0, 128, (4, 32))
@@ -144,12 +154,22 @@ def titan_on_rank(rank):
     from torchtitan.models.llama3.infra.parallelize import apply_tp
 
     parallel_dims.device_type = "cpu"
-    sizes = {"dp_replicate": 1, "dp_shard": 1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "etp": 1, "world_size": 2}
+    sizes = {
+        "dp_replicate": 1,
+        "dp_shard": 1,
+        "cp": 1,
+        "tp": 2,
+        "pp": 1,
+        "ep": 1,
+        "etp": 1,
+        "world_size": 2,
+    }
     dims = parallel_dims.ParallelDims(**sizes)
     apply_tp(model, dims.get_mesh("tp"), loss_parallel=False, enable_float8_tensorwise_tp=False)
     names = {"model": model, "parallel_dims": dims}
     names["StepMonitor"] = partial(StepMonitor, metrics=moments, on_error="raise")
-    (shown,) = blocks.blocks("docs/how-to/recipes.md", "text")  # it needs ranks, so not python, which is run on one
+    # it needs ranks, so not python, which is run on one
+    (shown,) = blocks.blocks("docs/how-to/recipes.md", "text")
     exec(shown.code, names)
     monitor = names["monitor"]
     with monitor.step(0):
@@ -162,7 +182,9 @@ def test_torchtitans_own_mesh_and_tensor_parallel_plan(tmp_path):
     model, token_ids = titan()
     with observe(model, metrics=moments) as geometry:
         model(token_ids)
-    expected = {(layer, key): v for layer, values in geometry.compute().items() for key, v in values.items()}
+    expected = {
+        (layer, key): v for layer, values in geometry.compute().items() for key, v in values.items()
+    }
     for rank in on_two_ranks(titan_on_rank, tmp_path):
         layers = [r for r in rank["history"] if r["step"] == 0 and r["layer_index"] >= 0]
         found = {(r["layer"], r["metric"]): r["value"] for r in layers}

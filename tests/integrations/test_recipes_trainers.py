@@ -25,7 +25,9 @@ from tests.models import llama, token_batch
 from tests.training.runs import assert_same_values, by_step, token_moments
 
 # transformers 5.23 and trl 1.16 use old names of their own
-pytestmark = pytest.mark.filterwarnings("ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`.*gradient_checkpointing.*` is deprecated:FutureWarning"
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LAYERS = ["embed", "block.00", "block.01", "block.02", "block.03"]
@@ -39,14 +41,20 @@ every_recipe = pytest.mark.parametrize("name", RECIPES)
 
 def make_trainer(name, folder, *callbacks, max_steps=3):
     trainer = runpy.run_path(str(EXAMPLES / f"{name}.py"))["make_trainer"](str(folder), callbacks)
-    trainer.args.max_steps, trainer.args.logging_steps, trainer.args.disable_tqdm = max_steps, 1, True
+    trainer.args.max_steps, trainer.args.logging_steps, trainer.args.disable_tqdm = (
+        max_steps,
+        1,
+        True,
+    )
     trainer.remove_callback(TensorBoardCallback)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 class Recorder:
-    """What a Trainer's ``training_step`` is given at a step: inputs, weights and torch's random state."""
+    """What a Trainer's ``training_step`` is given at a step: inputs, weights and torch's random
+    state.
+    """
 
     def __init__(self, trainer, step):
         training_step = trainer.training_step
@@ -60,7 +68,9 @@ class Recorder:
         trainer.training_step, self._trainer = recorded, trainer
 
     def observed(self, run, **options):
-        """What `observe` measures while ``run(model, inputs)`` runs, with everything as it was at the step."""
+        """What `observe` measures while ``run(model, inputs)`` runs, with everything as it was at
+        the step.
+        """
         model = self._trainer.model
         model.load_state_dict(self.weights)
         model.train()
@@ -75,7 +85,9 @@ class Recorder:
 def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", [name, str(tmp_path)])
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
-    assert capsys.readouterr().out.endswith(f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n")
+    assert capsys.readouterr().out.endswith(
+        f"tensorboard --logdir {tmp_path}\nembedgeo report {tmp_path}\n"
+    )
     history = pd.read_parquet(tmp_path / "history.parquet")
     assert list(history["layer"].unique()) == [*RECIPES[name], "mean"]
     assert list(history["step"].unique()) == [0, 5, 10]
@@ -95,7 +107,13 @@ def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name)
             if not any(key.startswith("geometry.") for key in row)
         ]
         numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002 - what trainers draw from
-        return trainer.model.state_dict(), logged, random.getstate(), numpy_state, torch.get_rng_state().tolist()
+        return (
+            trainer.model.state_dict(),
+            logged,
+            random.getstate(),
+            numpy_state,
+            torch.get_rng_state().tolist(),
+        )
 
     callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
     plain, monitored = trained(), trained(callback)
@@ -108,7 +126,9 @@ def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name)
 @pytest.mark.parametrize(("step", "attention"), [(0, "sdpa"), (2, "eager")])
 def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention):
     callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
-    of_loss = GeometryCallback(2, metrics=token_moments, mask=lambda batch: batch["labels"] != -100, prefix="of_loss")
+    of_loss = GeometryCallback(
+        2, metrics=token_moments, mask=lambda batch: batch["labels"] != -100, prefix="of_loss"
+    )
     trainer = make_trainer("trl_sft", tmp_path, callback, of_loss)
     trainer.model.double().set_attn_implementation(attention)
     recorder = Recorder(trainer, step)
@@ -126,14 +146,17 @@ def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention
     assert by_step(of_loss.history)[step]["embed"]["n"] == len(token_ids) - len(texts)
     with torch.no_grad():
         packed = trainer.model(**given, output_hidden_states=True).hidden_states
-        alone = [trainer.model(text[None], output_hidden_states=True).hidden_states for text in texts]
+        alone = [
+            trainer.model(text[None], output_hidden_states=True).hidden_states for text in texts
+        ]
     for layer, i in (("embed", 0), ("block.01", 2), ("final_norm", 4)):
         got = measured[layer]["V_W_unbiased"]
         unpacked = torch.cat([states[i][0] for states in alone]).detach()
         of_packed = references.within_by_pairs(packed[i][0].detach(), token_ids, numbers)
         of_unpacked = references.within_by_pairs(unpacked, token_ids, numbers)
         assert got == pytest.approx(of_packed, rel=1e-9, abs=1e-15)
-        assert got == pytest.approx(of_unpacked, rel=1e-6, abs=1e-12)  # Llama's norm and rotation are in float32
+        # Llama's norm and rotation are in float32
+        assert got == pytest.approx(of_unpacked, rel=1e-6, abs=1e-12)
 
 
 @pytest.mark.parametrize("rows", ["tokens", "mean"])
@@ -150,14 +173,24 @@ def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path, rows):
         assert last["n"] == sum(int(features["attention_mask"].sum()) for features in pairs)
     else:
         assert last["n"] == sum(len(features["attention_mask"]) for features in pairs)
-        norms = torch.cat([features["sentence_embedding"] for features in pairs]).double().square().sum(1)
-        assert by_step(callback.history)[2]["block.03"]["Q"] == pytest.approx(float(norms.mean()), rel=1e-5)
+        norms = (
+            torch.cat([features["sentence_embedding"] for features in pairs])
+            .double()
+            .square()
+            .sum(1)
+        )
+        assert by_step(callback.history)[2]["block.03"]["Q"] == pytest.approx(
+            float(norms.mean()), rel=1e-5
+        )
 
 
 def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
     trainer = make_trainer("sentence_transformers_finetune", tmp_path, max_steps=2)
     texts = ["One sentence.", "And one that is longer.", "A third."]
-    probe = {"probe": [trainer.model.preprocess(texts)], "probe_forward": lambda model, texts: model({**texts})}
+    probe = {
+        "probe": [trainer.model.preprocess(texts)],
+        "probe_forward": lambda model, texts: model({**texts}),
+    }
     callback = GeometryCallback(1, metrics=token_moments, rows="mean", **probe, on_error="raise")
     trainer.add_callback(callback)
     trainer.train()
@@ -171,7 +204,9 @@ def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
 ADAPTERS = {
     "all linear layers": LoraConfig(target_modules="all-linear"),
     "embeddings": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
-    "modules to save": LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]),
+    "modules to save": LoraConfig(
+        target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]
+    ),
     "tokens": LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 4]),
     "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
     "layer norms": LNTuningConfig(target_modules=["norm", "input_layernorm"]),
@@ -180,7 +215,8 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.filterwarnings("ignore:Unsupported layer type .*RMSNorm:UserWarning")  # PEFT 0.21 tunes it all the same
+# PEFT 0.21 tunes it all the same
+@pytest.mark.filterwarnings("ignore:Unsupported layer type .*RMSNorm:UserWarning")
 def test_the_layers_of_every_adapter_are_those_of_the_model(adapter):
     config, batch = ADAPTERS[adapter], token_batch(padding="left")
     config.task_type = "CAUSAL_LM"
@@ -195,7 +231,9 @@ def test_the_layers_of_every_adapter_are_those_of_the_model(adapter):
 
 
 def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
-    callback = GeometryCallback(2, layers=["blocks", "*.q_proj"], metrics=token_moments, on_error="raise")
+    callback = GeometryCallback(
+        2, layers=["blocks", "*.q_proj"], metrics=token_moments, on_error="raise"
+    )
     trainer = make_trainer("peft_lora", tmp_path, callback)
     recorder = Recorder(trainer, 2)
     trainer.train()
@@ -207,13 +245,25 @@ def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
     assert_same_values(by_step(callback.history)[2], by_hand)
 
 
-@pytest.mark.parametrize("peft_config", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])])
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")  # the reference's own
+@pytest.mark.parametrize(
+    "peft_config", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])]
+)
+# the reference's own
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
 def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
     tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
     tokenizer.pad_token = tokenizer.eos_token
-    data = {"prompt": ["a prompt, "] * 4, "chosen": ["chosen well"] * 4, "rejected": ["rejected as the worst"] * 4}
-    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    data = {
+        "prompt": ["a prompt, "] * 4,
+        "chosen": ["chosen well"] * 4,
+        "rejected": ["rejected as the worst"] * 4,
+    }
+    arguments = {
+        "per_device_train_batch_size": 2,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
     callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
     trainer = DPOTrainer(
         llama(vocab_size=len(tokenizer)),
@@ -230,7 +280,9 @@ def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
     for step in (0, 1, 2):
         assert by_step(callback.history)[step]["block.01"]["n"] == num_tokens
     given = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
-    assert_same_values(by_step(callback.history)[1], recorder.observed(lambda model, inputs: model(**given)))
+    assert_same_values(
+        by_step(callback.history)[1], recorder.observed(lambda model, inputs: model(**given))
+    )
 
 
 class Wrapped(LightningModule):
@@ -250,13 +302,24 @@ class Wrapped(LightningModule):
         return self.inner(*args, **kwargs)
 
 
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")  # the reference's own
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # trl's use of it
+# the reference's own
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
+# trl's use of it
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_a_lightning_module_under_dpo_is_measured_as_the_model_in_it(tmp_path):
     tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
     tokenizer.pad_token = tokenizer.eos_token
-    data = {"prompt": ["a prompt, "] * 4, "chosen": ["chosen well"] * 4, "rejected": ["rejected as the worst"] * 4}
-    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    data = {
+        "prompt": ["a prompt, "] * 4,
+        "chosen": ["chosen well"] * 4,
+        "rejected": ["rejected as the worst"] * 4,
+    }
+    arguments = {
+        "per_device_train_batch_size": 2,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
     histories = []
     for wrapped in (lambda model: model, Wrapped):
         torch.manual_seed(0)
@@ -264,7 +327,9 @@ def test_a_lightning_module_under_dpo_is_measured_as_the_model_in_it(tmp_path):
         callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
         DPOTrainer(
             *map(wrapped, models),
-            DPOConfig(str(tmp_path / wrapped.__name__), max_steps=2, bf16=False, use_cpu=True, **arguments),
+            DPOConfig(
+                str(tmp_path / wrapped.__name__), max_steps=2, bf16=False, use_cpu=True, **arguments
+            ),
             train_dataset=Dataset.from_dict(data),
             processing_class=tokenizer,
             callbacks=[callback],
@@ -278,7 +343,12 @@ def test_a_lightning_module_under_dpo_is_measured_as_the_model_in_it(tmp_path):
 def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
     tokenizer = train_tokenizer("a prompt and another one", 300)
     tokenizer.pad_token = tokenizer.eos_token
-    arguments = {"per_device_train_batch_size": 2, "report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    arguments = {
+        "per_device_train_batch_size": 2,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
     arguments |= {"num_generations": 2, "max_completion_length": 6, "logging_steps": 1}
     callback = GeometryCallback(1, metrics=token_moments)
     trainer = GRPOTrainer(
@@ -289,7 +359,9 @@ def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
         processing_class=tokenizer,
         callbacks=[callback],
     )
-    with pytest.warns(UserWarning, match=r"the weights of the last step, 2, are not measured, because"):
+    with pytest.warns(
+        UserWarning, match=r"the weights of the last step, 2, are not measured, because"
+    ):
         trainer.train()
     num_tokens = [row["num_tokens"] for row in trainer.state.log_history if "num_tokens" in row]
     measured = [by_step(callback.history)[step]["block.01"]["n"] for step in (0, 1)]
@@ -307,7 +379,13 @@ def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad
         trainer.train()
         pairs = trainer.collect_features(recorder.inputs)[0]
         num_tokens = sum(int(features["attention_mask"].sum()) for features in pairs)
-        assert [by_step(callback.history)[step]["block.03"]["n"] for step in (0, 1)] == [num_tokens, num_tokens]
+        assert [by_step(callback.history)[step]["block.03"]["n"] for step in (0, 1)] == [
+            num_tokens,
+            num_tokens,
+        ]
     else:
-        with pytest.warns(UserWarning, match="only forward passes without gradients reached .* no_grad_passes=True"):
+        with pytest.warns(
+            UserWarning,
+            match="only forward passes without gradients reached .* no_grad_passes=True",
+        ):
             trainer.train()

@@ -18,7 +18,11 @@ import pytest
 
 from tests.docs.blocks import PAGES, ROOT
 
-PLACES = [page.removeprefix("docs/").removesuffix(".md") + ".html" for page in PAGES if page.startswith("docs/")]
+PLACES = [
+    page.removeprefix("docs/").removesuffix(".md") + ".html"
+    for page in PAGES
+    if page.startswith("docs/")
+]
 SEEN = ["index.html", "how-to/metric.html", "reference/monitors.html", "definitions.html"]
 _FAULTS = Path(ROOT, "tests", "browser", "faults.js").read_text(encoding="utf-8")
 _EMPTY_HEADS = """
@@ -72,7 +76,9 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    built = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert built.returncode == 0, built.stderr
     assert "WARNING" not in built.stderr
     return folder
@@ -91,7 +97,10 @@ def opened(browser, page):
     browser.open(page)
     browser.run("localStorage.clear()")
     browser.open(page)
-    browser.wait("return document.readyState === 'complete' && document.querySelector('[data-md-component=search]')")
+    browser.wait(
+        "return document.readyState === 'complete' && "
+        "document.querySelector('[data-md-component=search]')"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -113,11 +122,14 @@ def test_links_lead_to_files_of_the_site_and_to_places_on_them(site, pages):
     for file, page in pages.items():
         for link in page.links:
             parts = urlsplit(link)
-            if parts.scheme or file.name == "404.html":  # shown at any address, so that its own are absolute
+            # shown at any address, so that its own are absolute
+            if parts.scheme or file.name == "404.html":
                 continue
             to = file.parent.joinpath(unquote(parts.path)).resolve() if parts.path else file
             within += 1
-            if not to.is_file() or (parts.fragment and unquote(parts.fragment) not in pages[to].anchors | {"__top"}):
+            if not to.is_file() or (
+                parts.fragment and unquote(parts.fragment) not in pages[to].anchors | {"__top"}
+            ):
                 lost.append((str(file.relative_to(site)), link))
     assert lost == []
     assert within > 10 * len(PLACES)
@@ -125,9 +137,16 @@ def test_links_lead_to_files_of_the_site_and_to_places_on_them(site, pages):
 
 def test_pages_and_styles_load_nothing_from_elsewhere(site, pages):
     elsewhere = re.compile(r"(?:https?:)?//")
-    assert [(file.name, each) for file, page in pages.items() for each in page.loads if elsewhere.match(each)] == []
+    assert [
+        (file.name, each)
+        for file, page in pages.items()
+        for each in page.loads
+        if elsewhere.match(each)
+    ] == []
     styles = "".join(file.read_text(encoding="utf-8") for file in site.rglob("*.css"))
-    assert [found for found in re.findall(r"url\(['\"]?([^)'\"]+)", styles) if elsewhere.match(found)] == []
+    assert [
+        found for found in re.findall(r"url\(['\"]?([^)'\"]+)", styles) if elsewhere.match(found)
+    ] == []
     assert "@import" not in styles
 
 
@@ -147,7 +166,9 @@ def test_formulas_are_set_and_one_that_cannot_be_is_an_error(site):
         with pytest.raises(ValueError, match=re.escape(r"x.md: no MathML is known for a part of")):
             shown.on_page_content(text(unknown), **where)
     for file in site.rglob("*.html"):
-        assert not re.search(r'class="arithmatex">(?!<math)', file.read_text(encoding="utf-8")), file
+        assert not re.search(r'class="arithmatex">(?!<math)', file.read_text(encoding="utf-8")), (
+            file
+        )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -155,7 +176,8 @@ def test_pictures_are_those_for_the_scheme(browser, url, scheme):
     browser.prefer(scheme)
     opened(browser, url + "index.html")
     browser.wait(
-        "return document.body.dataset.mdColorScheme === arguments[0]", {"light": "default", "dark": "slate"}[scheme]
+        "return document.body.dataset.mdColorScheme === arguments[0]",
+        {"light": "default", "dark": "slate"}[scheme],
     )
     of = {
         "light": ["curves.png#only-light", "moments.png#only-light"],
@@ -175,11 +197,19 @@ def test_every_kind_of_page_is_legible_and_without_an_error(browser, url, scheme
         browser.wait("return document.body.dataset.mdColorScheme === arguments[0]", shown)
         grounds.add(browser.run("return getComputedStyle(document.body).backgroundColor"))
         wrong = ("contrast", "did not load", "has no alt", "leads to #", "is there twice")
-        assert [fault for fault in browser.run(_FAULTS) if any(words in fault for words in wrong)] == []
+        assert [
+            fault for fault in browser.run(_FAULTS) if any(words in fault for words in wrong)
+        ] == []
         assert browser.run(_EMPTY_HEADS) == 0
         assert [text for level, text in browser.console() if level in ("SEVERE", "WARNING")] == []
-        fetched = browser.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
-        assert [name for name in fetched + browser.run(_LINKED) if not name.startswith((url, "data:", "blob:"))] == []
+        fetched = browser.run(
+            "return performance.getEntriesByType('resource').map(entry => entry.name)"
+        )
+        assert [
+            name
+            for name in fetched + browser.run(_LINKED)
+            if not name.startswith((url, "data:", "blob:"))
+        ] == []
     (ground,) = grounds
     red = int(ground.removeprefix("rgb(").removeprefix("rgba(").partition(",")[0])
     assert red > 240 if scheme == "light" else red < 60
@@ -205,7 +235,8 @@ def test_the_search_finds_what_is_asked_for(browser, url, site, by):
     assert any("/definitions.html" in path for path, _ in found), found
     browser.run(type_in, "StepMonitor")
     browser.wait(
-        "return [...document.querySelectorAll('.md-search-result__link')].some(a => /StepMonitor/.test(a.innerText))"
+        "return [...document.querySelectorAll('.md-search-result__link')].some(a => "
+        "/StepMonitor/.test(a.innerText))"
     )
     assert any("/reference/monitors.html" in path for path, _ in browser.run(links))
     assert [text for level, text in browser.console() if level in ("SEVERE", "WARNING")] == []
@@ -226,17 +257,23 @@ def test_pages_fit_a_narrow_screen_and_their_tables_scroll_by_themselves(browser
     opened(browser, url + page)
     browser.wait(_WRAPPED)
     assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
-    assert [each for each in browser.run(_TABLES) if each[0] != "auto" or each[1] > 420 or each[2] < 140] == []
+    assert [
+        each for each in browser.run(_TABLES) if each[0] != "auto" or each[1] > 420 or each[2] < 140
+    ] == []
 
 
 def test_every_page_is_in_the_site_and_its_search(site):
     assert [place for place in PLACES if not (site / place).exists()] == []
-    documents = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    documents = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))[
+        "docs"
+    ]
     assert set(PLACES) <= {document["location"].partition("#")[0] for document in documents}
 
 
 def test_the_reference_has_every_public_name(site):
     import embedgeo
 
-    reference = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
+    reference = "".join(
+        page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html")
+    )
     assert [name for name in embedgeo.__all__ if f'.{name}"' not in reference] == []

@@ -36,7 +36,8 @@ def _offline(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_CONSOLE", "off")
-    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")  # seconds: its process starts slowly on a busy machine
+    # seconds: its process starts slowly on a busy machine
+    monkeypatch.setenv("WANDB__SERVICE_WAIT", "300")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     yield
     wandb.finish()
@@ -45,7 +46,10 @@ def _offline(monkeypatch, tmp_path):
 
 def tensorboard_images(path):
     events = EventAccumulator(str(path), size_guidance={"images": 0}).Reload()
-    return {tag: [(e.step, e.encoded_image_string) for e in events.Images(tag)] for tag in events.Tags()["images"]}
+    return {
+        tag: [(e.step, e.encoded_image_string) for e in events.Images(tag)]
+        for tag in events.Tags()["images"]
+    }
 
 
 def scalars(run_rows, axis, layer="block.00", metric="V", tag_start=""):
@@ -55,24 +59,37 @@ def scalars(run_rows, axis, layer="block.00", metric="V", tag_start=""):
 
 
 def measured(monitor, layer="block.00", metric="V"):
-    return {r["step"]: r["value"] for r in monitor.history if r["layer"] == layer and r["metric"] == metric}
+    return {
+        r["step"]: r["value"]
+        for r in monitor.history
+        if r["layer"] == layer and r["metric"] == metric
+    }
 
 
 def pictures(run, run_rows, axis):
     found = media(run, run_rows, "image-file")
-    return {tag: [(row[axis], png) for row, png in images if axis in row] for tag, images in found.items()}
+    return {
+        tag: [(row[axis], png) for row, png in images if axis in row]
+        for tag, images in found.items()
+    }
 
 
 def table(run, run_rows, metric):
     """The last table of a chart: value by layer and step."""
-    tables = media(run, run_rows, "table-file")[f"Custom Chart Tables/geometry.charts/{metric}_table"]
+    tables = media(run, run_rows, "table-file")[
+        f"Custom Chart Tables/geometry.charts/{metric}_table"
+    ]
     return {(layer, step): value for step, layer, value in json.loads(tables[-1][1])["data"]}
 
 
 def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp_path):
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments, on_error="raise")
     board = TensorBoardLogger(tmp_path, name="tb", version="")
-    loggers = [board, WandbLogger(save_dir=tmp_path, project="test"), CSVLogger(tmp_path, name="csv")]
+    loggers = [
+        board,
+        WandbLogger(save_dir=tmp_path, project="test"),
+        CSVLogger(tmp_path, name="csv"),
+    ]
     fit(tmp_path, monitor, max_steps=3, logger=loggers)
     run = finished()
     found, axis = list(rows(run)), "trainer/global_step"
@@ -81,8 +98,12 @@ def test_lightning_gives_weights_and_biases_the_same_pictures_as_tensorboard(tmp
     assert list(scalars(found, axis)) == [0, 1, 2, 3]
     images = pictures(run, found, axis)
     assert images == tensorboard_images(tmp_path / "tb")
-    assert images.keys() > {f"geometry.{kind}/mean_cosine" for kind in ("curves", "heatmap", "profile")}
-    assert {Image.open(io.BytesIO(png)).width for each in images.values() for _, png in each} == {700}
+    assert images.keys() > {
+        f"geometry.{kind}/mean_cosine" for kind in ("curves", "heatmap", "profile")
+    }
+    assert {Image.open(io.BytesIO(png)).width for each in images.values() for _, png in each} == {
+        700
+    }
     metrics = {r["metric"] for r in monitor.history if np.isfinite(r["value"])}
     assert charts(run).keys() == {f"geometry.charts/{metric}" for metric in metrics}
     for metric in ("V", "mean_cosine"):
@@ -109,7 +130,9 @@ def train(monitor, model, num_steps, after=lambda step: None):
 
 @pytest.mark.parametrize("logs", ["steps", "no steps", "nothing"])
 def test_a_loop_loses_neither_its_own_values_nor_those_measured(monkeypatch, logs):
-    monkeypatch.setattr(live, "draw_pictures", lambda *args: [("geometry.heatmap/mean_cosine", SMALL)])
+    monkeypatch.setattr(
+        live, "draw_pictures", lambda *args: [("geometry.heatmap/mean_cosine", SMALL)]
+    )
     run, model = wandb.init(), gpt_neox()
     options = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
     other = StepMonitor(model, log=wandb, prefix="other.one", **{**options, "every_n_steps": 3})
@@ -130,12 +153,18 @@ def test_a_loop_loses_neither_its_own_values_nor_those_measured(monkeypatch, log
     found = list(rows(folder))
     assert scalars(found, "geometry/step") == pytest.approx(measured(monitor))
     assert list(measured(monitor)) == [0, 2, 4, 6, 7]
-    others = {row["other_one/step"]: row["other.one.V/embed"] for row in found if "other.one.V/embed" in row}
+    others = {
+        row["other_one/step"]: row["other.one.V/embed"]
+        for row in found
+        if "other.one.V/embed" in row
+    }
     assert others == pytest.approx(measured(other, "embed"))
     assert axes(folder)["geometry.*"] == "geometry/step"
     for key in {"steps": ("loss", "rate"), "no steps": ("loss",), "nothing": ()}[logs]:
         assert [row[key] for row in found if key in row] == list(range(7)), key
-    at = [step for step, _ in pictures(folder, found, "geometry/step")["geometry.heatmap/mean_cosine"]]
+    at = [
+        step for step, _ in pictures(folder, found, "geometry/step")["geometry.heatmap/mean_cosine"]
+    ]
     assert at[0] == 0
     assert at[-1] == 7
     assert {step for _, step in table(folder, found, "V")} == {0, 2, 4, 6, 7}
@@ -177,19 +206,38 @@ def test_each_run_has_its_history_in_its_own_directory(tmp_path):
         wandb.finish()
     model, run = gpt_neox(), wandb.init(dir=tmp_path)
     folders.append(Path(run.dir))
-    train(StepMonitor(model, 2, log=run, metrics=moments, pictures=False, on_error="raise"), model, 3)
+    train(
+        StepMonitor(model, 2, log=run, metrics=moments, pictures=False, on_error="raise"), model, 3
+    )
     assert [history_steps(folder) for folder in folders] == [[0, 2, 4, 6, 8], [0, 4, 8], [0, 2, 3]]
-    assert sorted(tmp_path.rglob("history*.parquet")) == sorted(folder / "history.parquet" for folder in folders)
+    assert sorted(tmp_path.rglob("history*.parquet")) == sorted(
+        folder / "history.parquet" for folder in folders
+    )
 
 
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.filterwarnings(
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended"
+)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_run_that_goes_on_in_a_directory_of_its_own_goes_on_in_the_first_ones_history(tmp_path):
     def run(max_steps, ckpt_path=None):
-        monitor = GeometryMonitor(2, metrics=moments, measure_last=False, pictures=False, on_error="raise")
+        monitor = GeometryMonitor(
+            2, metrics=moments, measure_last=False, pictures=False, on_error="raise"
+        )
         saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
-        options = {"logger": WandbLogger(save_dir=tmp_path, project="test", id="a-run"), "enable_checkpointing": True}
-        fit(tmp_path, monitor, saving, data=loader(), max_steps=max_steps, ckpt_path=ckpt_path, **options)
+        options = {
+            "logger": WandbLogger(save_dir=tmp_path, project="test", id="a-run"),
+            "enable_checkpointing": True,
+        }
+        fit(
+            tmp_path,
+            monitor,
+            saving,
+            data=loader(),
+            max_steps=max_steps,
+            ckpt_path=ckpt_path,
+            **options,
+        )
         folder = Path(wandb.run.dir)
         wandb.finish()
         return steps(monitor), folder

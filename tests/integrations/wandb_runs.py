@@ -12,7 +12,9 @@ HEADER, BLOCK, CHUNK = 7, 32_768, 7
 
 
 def records(run_folder):
-    """The records of a run's log, a LevelDB log: blocks of chunks, each with a checksum, its length and its kind."""
+    """The records of a run's log, a LevelDB log: blocks of chunks, each with a checksum, its length
+    and its kind.
+    """
     (path,) = Path(run_folder).glob("*.wandb")
     data, at, whole = path.read_bytes(), HEADER, b""
     while at + CHUNK <= len(data):
@@ -47,8 +49,16 @@ def rows(run_folder):
 
 def axes(run_folder):
     """The step metric of each name that has one."""
-    metrics = [record.metric for record in records(run_folder) if record.WhichOneof("record_type") == "metric"]
-    return {metric.glob_name or metric.name: metric.step_metric for metric in metrics if metric.step_metric}
+    metrics = [
+        record.metric
+        for record in records(run_folder)
+        if record.WhichOneof("record_type") == "metric"
+    ]
+    return {
+        metric.glob_name or metric.name: metric.step_metric
+        for metric in metrics
+        if metric.step_metric
+    }
 
 
 def charts(run_folder):
@@ -79,5 +89,7 @@ def media(run_folder, rows, kind):
     for row in rows:
         for key, value in row.items():
             if isinstance(value, dict) and value.get("_type") == kind:
-                found.setdefault(key, []).append((row, (run_folder / "files" / value["path"]).read_bytes()))
+                found.setdefault(key, []).append(
+                    (row, (run_folder / "files" / value["path"]).read_bytes())
+                )
     return found

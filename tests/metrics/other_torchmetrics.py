@@ -1,4 +1,6 @@
-"""Run by a test with a torchmetrics of other names: prints what the metrics give on one process and on two ranks."""
+"""Run by a test with a torchmetrics of other names: prints what the metrics give on one process and
+on two ranks.
+"""
 
 import json
 import sys
@@ -18,7 +20,9 @@ DIM = 3
 
 
 class Largest(Metric):
-    """A metric of another package, which is gathered: the largest entry, and which of the keywords it was given."""
+    """A metric of another package, which is gathered: the largest entry, and which of the keywords
+    it was given.
+    """
 
     def __init__(self):
         super().__init__()
@@ -41,7 +45,9 @@ def make(dim):
 
 
 def values_on(rank=0, num_ranks=1):
-    """Values of the metrics of a layer, and of metrics by themselves, by `compute` and by `forward`."""
+    """Values of the metrics of a layer, and of metrics by themselves, by `compute` and by
+    `forward`.
+    """
     x, ids = rows()
     x, ids = x[rank::num_ranks], ids[rank::num_ranks]
     layer = LayerMetrics(make, DIM, device=torch.device("cpu"))

@@ -31,16 +31,23 @@ class PositiveShare(GeometryMetric):
         "shape",
         340,
         positive_share=Term(
-            "positive entries", "share of all entries", "Half where the cloud is centred at zero.", gaussian=0.5
+            "positive entries",
+            "share of all entries",
+            "Half where the cloud is centred at zero.",
+            gaussian=0.5,
         ),
         positive_share_spread=Term(
-            "spread of positive entries", "std over coordinates", "Small where no coordinate has a sign of its own."
+            "spread of positive entries",
+            "std over coordinates",
+            "Small where no coordinate has a sign of its own.",
         ),
     )
 
     def __init__(self, dim, **kwargs):
         super().__init__(dim, **kwargs)
-        self.declare(SignSums(torch.zeros((), dtype=torch.float64), torch.zeros(dim, dtype=torch.float64)))
+        self.declare(
+            SignSums(torch.zeros((), dtype=torch.float64), torch.zeros(dim, dtype=torch.float64))
+        )
 
     def update_states(self, rows):
         x = rows.embeddings
@@ -55,7 +62,13 @@ class PositiveShare(GeometryMetric):
         return {"signs": lambda: {"positive": self.load(SignSums).positive}}
 
     def token_tables(self):
-        return {"sign_types": lambda: {"token_id": torch.arange(2), "n": torch.ones(2), "positive": torch.zeros(2)}}
+        return {
+            "sign_types": lambda: {
+                "token_id": torch.arange(2),
+                "n": torch.ones(2),
+                "positive": torch.zeros(2),
+            }
+        }
 
     @staticmethod
     def baseline(rows):

@@ -17,7 +17,9 @@ FULL |= {"rankme", "effective_rank_eigenvalues", "top1_share", "alpha_req", "alp
 @pytest.mark.parametrize("spectrum", [False, True])
 def test_values_equal_the_naive_ones(mean, dtype, spectrum):
     x = (mean + 3 * spectral(300, DECAYING)).to(dtype)
-    values = updated(Anisotropy(40, spectrum=spectrum), x, None, [slice(0, 100), slice(100, 300)]).compute()
+    values = updated(
+        Anisotropy(40, spectrum=spectrum), x, None, [slice(0, 100), slice(100, 300)]
+    ).compute()
     assert values.keys() == (FULL if spectrum else BASE)
     expected = references.spectrum(x.double()) | references.alpha_req(x.double())
     expected = {key: expected[key] for key in values if key != "anisotropy_null"}
@@ -26,14 +28,18 @@ def test_values_equal_the_naive_ones(mean, dtype, spectrum):
 
 def test_batch_values_are_over_consecutive_batches_of_whole_size():
     x = spectral(107, DECAYING)
-    values = updated(Anisotropy(40, batch_size=20), x, None, [slice(0, 33), slice(33, 34), slice(34, 107)]).compute()
+    values = updated(
+        Anisotropy(40, batch_size=20), x, None, [slice(0, 33), slice(33, 34), slice(34, 107)]
+    ).compute()
     batches = torch.stack([anisotropy(batch) for batch in x[:100].split(20)])
     expected = {"anisotropy_batch_mean": batches.mean(), "anisotropy_batch_std": batches.std()}
     assert values.keys() == BASE | expected.keys()
     assert_values(values, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "mean_defined", "std_defined"), [(0, False, False), (5, True, False), (10, True, True)])
+@pytest.mark.parametrize(
+    ("n", "mean_defined", "std_defined"), [(0, False, False), (5, True, False), (10, True, True)]
+)
 def test_batch_values_need_one_and_two_batches(n, mean_defined, std_defined):
     values = updated(Anisotropy(3, batch_size=5), gaussian(n, 3)).compute()
     assert values["anisotropy_batch_mean"].isnan() != mean_defined
@@ -79,9 +85,13 @@ def test_what_needs_the_scatter_is_refused_with_a_sketch(arguments):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("mean", [0.0, 10.0])
 def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_more(dtype, mean):
-    """Of a few token types before the first block; and of a spectrum over twelve decades, along no axes."""
+    """Of a few token types before the first block; and of a spectrum over twelve decades, along no
+    axes.
+    """
     few = gaussian(30, 40)[torch.randint(0, 30, (400,), generator=generator())]
-    steep = spectral(400, [i**-7 for i in range(1, 41)]) @ torch.linalg.qr(gaussian(40, 40, seed=1))[0]
+    steep = (
+        spectral(400, [i**-7 for i in range(1, 41)]) @ torch.linalg.qr(gaussian(40, 40, seed=1))[0]
+    )
     for x in ((mean + few).to(dtype), steep.to(dtype)):
         values = updated(Anisotropy(40, spectrum=True), x).compute()
         expected = references.spectrum(x.double())
@@ -89,7 +99,9 @@ def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_m
         assert_values(values, {key: expected[key] for key in ranks}, rtol=1e-8)
 
 
-@pytest.mark.parametrize(("n", "window"), [(400, (11, 99)), (400, (3, 20)), (60, (11, 99)), (20, (1, 2000))])
+@pytest.mark.parametrize(
+    ("n", "window"), [(400, (11, 99)), (400, (3, 20)), (60, (11, 99)), (20, (1, 2000))]
+)
 def test_alpha_is_fitted_to_the_eigenvalues_of_the_window_that_the_rows_span(n, window):
     x = 5 + spectral(n, [i**-1.3 for i in range(1, 121)])
     values = updated(Anisotropy(120, spectrum=True, alpha_window=window), x).compute()
@@ -99,19 +111,28 @@ def test_alpha_is_fitted_to_the_eigenvalues_of_the_window_that_the_rows_span(n, 
 def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
     x = spectral(300, [1.0] * 12 + [0.0] * 40)
     for window, is_defined in (((10, 99), True), ((11, 99), False), ((60, 70), False)):
-        values = updated(Anisotropy(52, spectrum=True, alpha_window=window), x @ torch.linalg.qr(gaussian(52, 52))[0])
+        values = updated(
+            Anisotropy(52, spectrum=True, alpha_window=window),
+            x @ torch.linalg.qr(gaussian(52, 52))[0],
+        )
         assert values.compute()["alpha_req"].isnan() != is_defined
         assert values.compute()["alpha_req_r2"].isnan() != is_defined
 
 
 @pytest.mark.parametrize("window", [(11, 12), (0, 99), (99, 11), 11, (1.0, 9.0), (1, 2, 9), None])
 def test_wrong_windows_are_refused(window):
-    with pytest.raises(ValueError, match="alpha_window must be the first and the last of three eigenvalues or more"):
+    with pytest.raises(
+        ValueError, match="alpha_window must be the first and the last of three eigenvalues or more"
+    ):
         Anisotropy(3, alpha_window=window)
 
 
 def test_metrics_of_other_windows_share_no_state_and_that_of_none_keeps_its_digest():
-    one, other, sketched = Anisotropy(9, True), Anisotropy(9, True, alpha_window=(2, 8)), Anisotropy(9, sketch=8)
+    one, other, sketched = (
+        Anisotropy(9, True),
+        Anisotropy(9, True, alpha_window=(2, 8)),
+        Anisotropy(9, sketch=8),
+    )
     assert one.settings.equal(Anisotropy(9, True, alpha_window=[11, 99]).settings)
     assert not one.settings.equal(other.settings)
     assert not one.settings.equal(sketched.settings)

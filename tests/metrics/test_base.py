@@ -1,4 +1,6 @@
-"""The base of the metrics: what a subclass declares and refuses, and what torchmetrics and Lightning make of it."""
+"""The base of the metrics: what a subclass declares and refuses, and what torchmetrics and
+Lightning make of it.
+"""
 
 import inspect
 import json
@@ -49,13 +51,20 @@ def test_batches_that_are_pending_are_merged():
     metrics_ = [updated(Anisotropy(DIM, batch_size=5), part) for part in (x[:8], x[8:])]
     metrics_[0].merge_state(metrics_[1])
     reordered = torch.cat((x[:5], x[8:18], x[5:8], x[18:]))
-    assert_values(metrics_[0].compute(), updated(Anisotropy(DIM, batch_size=5), reordered).compute(), rtol=1e-9)
+    assert_values(
+        metrics_[0].compute(),
+        updated(Anisotropy(DIM, batch_size=5), reordered).compute(),
+        rtol=1e-9,
+    )
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (EmbeddingMoments(DIM + 1), "can only merge a EmbeddingMoments with dim=4; got a EmbeddingMoments with dim=5"),
+        (
+            EmbeddingMoments(DIM + 1),
+            "can only merge a EmbeddingMoments with dim=4; got a EmbeddingMoments with dim=5",
+        ),
         (Anisotropy(DIM), "got a Anisotropy with dim=4"),
         ({"n": torch.tensor(1.0)}, "the same arguments; these states differ"),
     ],
@@ -163,13 +172,26 @@ def values_with_other_names(folder, *arguments):
     command = [sys.executable, "-m", "tests.metrics.other_torchmetrics", *arguments]
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
-PRIVATE = ["_sync_dist", "_to_sync", "_should_unsync", "_is_synced", "_cache", "_filter_kwargs", "_defaults", "_device"]
+PRIVATE = [
+    "_sync_dist",
+    "_to_sync",
+    "_should_unsync",
+    "_is_synced",
+    "_cache",
+    "_filter_kwargs",
+    "_defaults",
+    "_device",
+]
 
 
 @pytest.mark.slow
@@ -188,7 +210,8 @@ def test_states_gathered_one_by_one_are_refused_in_one_line(tmp_path):
     assert found["one"] == pytest.approx(values_on(), rel=1e-9, abs=1e-12, nan_ok=True)
     for refusal in found["ranks"]:
         assert re.fullmatch(
-            r"the states of a metric must be reduced together.*torchmetrics \d.*an earlier one\.", refusal
+            r"the states of a metric must be reduced together.*torchmetrics \d.*an earlier one\.",
+            refusal,
         )
 
 
@@ -214,7 +237,11 @@ def test_states_of_all_ranks_are_taken_once(call, tmp_path):
         if call != "unsync":
             metric.sync(distributed_available=lambda: True)
         with pytest.raises(TorchMetricsUserError):
-            {"unsync": metric.unsync, "sync twice": metric.sync, "forward": lambda: metric(rows()[0])}[call]()
+            {
+                "unsync": metric.unsync,
+                "sync twice": metric.sync,
+                "forward": lambda: metric(rows()[0]),
+            }[call]()
     finally:
         dist.destroy_process_group()
 
@@ -223,7 +250,10 @@ def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
     metric = updated(Anisotropy(DIM), rows()[0])
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        with pytest.raises(RuntimeError, match="inside"), metric.sync_context(distributed_available=lambda: True):
+        with (
+            pytest.raises(RuntimeError, match="inside"),
+            metric.sync_context(distributed_available=lambda: True),
+        ):
             raise RuntimeError("inside")
         metric.sync(distributed_available=lambda: True)
         metric.unsync()
@@ -267,7 +297,8 @@ def test_a_collection_keeps_metrics_apart_that_differ_in_an_argument(kind, other
     arguments = {"seed": 100_001} if "seed" in other else {}
     alone = {"one": kind(DIM, **arguments), "two": kind(DIM, **other)}
     together = MetricCollection({name: metric.clone() for name, metric in alone.items()})
-    for part in (slice(0, 3), slice(3, 50), slice(50, N)):  # after the first rows their states are equal
+    # after the first rows their states are equal
+    for part in (slice(0, 3), slice(3, 50), slice(50, N)):
         together.update(x[part], token_ids=ids[part])
         together["one"].half()
     for name, metric in alone.items():
@@ -276,7 +307,9 @@ def test_a_collection_keeps_metrics_apart_that_differ_in_an_argument(kind, other
 
 
 def test_a_collection_may_merge_equal_metrics():
-    together = MetricCollection({"one": Anisotropy(DIM, spectrum=True), "two": Anisotropy(DIM, spectrum=True)})
+    together = MetricCollection(
+        {"one": Anisotropy(DIM, spectrum=True), "two": Anisotropy(DIM, spectrum=True)}
+    )
     together.update(token_rows(N, DIM)[0])
     assert len(together.compute_groups) == 1
 
@@ -310,12 +343,20 @@ class Logs(lightning.LightningModule):
 def test_lightning_logs_the_values_of_a_metric_by_their_keys(tmp_path):
     x, ids = token_rows(N, DIM)
     trainer = lightning.Trainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+        max_epochs=2,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
     trainer.fit(Logs(), DataLoader(list(zip(x, ids, strict=True)), batch_size=30))
     expected = updated(TokenMoments(DIM), x, ids).compute()
-    logged = {"V_W_over_V_unbiased": trainer.callback_metrics["share"], "Q": trainer.callback_metrics["size"]}
+    logged = {
+        "V_W_over_V_unbiased": trainer.callback_metrics["share"],
+        "Q": trainer.callback_metrics["size"],
+    }
     assert_values(logged, {key: expected[key] for key in logged}, rtol=1e-6)
 
 

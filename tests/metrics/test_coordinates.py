@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from embedgeo import observe
-from embedgeo.metrics import EmbeddingMoments, OutlierCoordinates, TokenMoments, default_metrics, extra_metrics
+from embedgeo.metrics import (
+    EmbeddingMoments,
+    OutlierCoordinates,
+    TokenMoments,
+    default_metrics,
+    extra_metrics,
+)
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian
 from tests.models import gpt_neox, token_batch
@@ -17,8 +23,12 @@ DTYPES = {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16, "fp1
 
 
 def batch(num_sequences=12, positions=9, dim=DIM, *, mean=0.0, seed=0):
-    """Skewed rows with a large coordinate, and massive entries at some first positions and at a few others."""
-    x = mean + gaussian(num_sequences * positions, dim, seed=seed).exp().view(num_sequences, positions, dim)
+    """Skewed rows with a large coordinate, and massive entries at some first positions and at a few
+    others.
+    """
+    x = mean + gaussian(num_sequences * positions, dim, seed=seed).exp().view(
+        num_sequences, positions, dim
+    )
     x[..., 1] *= -30
     x[: num_sequences // 2, 0, 2] = 900 + 1e5 * x[: num_sequences // 2, 0, 2].abs()
     x[1, 3, 4], x[2, 5, 0], x[3, 0, 3] = 4e4, -2e5, 250.0
@@ -31,7 +41,8 @@ def first_of(positions, num_sequences):
 
 @pytest.mark.parametrize("dim", [1, 2, 5, 6])
 @pytest.mark.parametrize(
-    ("dtype", "mean"), [(dtype, mean) for dtype in DTYPES for mean in (0.0, 1000.0) if dtype != "fp16" or not mean]
+    ("dtype", "mean"),
+    [(dtype, mean) for dtype in DTYPES for mean in (0.0, 1000.0) if dtype != "fp16" or not mean],
 )
 def test_values_equal_the_naive_ones(dtype, dim, mean):
     dtype = DTYPES[dtype]
@@ -81,7 +92,9 @@ def test_the_kurtosis_is_the_mean_over_the_coordinates_that_vary():
     metric = OutlierCoordinates(4)
     metric.update(x)
     fourth = ((x - x.mean(0)) ** 4).mean(0) / x.var(0, correction=0) ** 2 - 3
-    assert float(metric.compute()["kurtosis"]) == pytest.approx(float(fourth[[0, 2, 3]].mean()), rel=1e-9)
+    assert float(metric.compute()["kurtosis"]) == pytest.approx(
+        float(fourth[[0, 2, 3]].mean()), rel=1e-9
+    )
     assert metric.coordinates()["kurtosis"].isnan().tolist() == [False, True, False, False]
 
 
@@ -136,9 +149,14 @@ def test_shares_of_coordinates_equal_the_naive_ones(kind, mean, is_merged):
     for name, column in references.coordinate_shares(x).items():
         assert table[name].dtype == torch.float64
         np.testing.assert_allclose(table[name], column, rtol=1e-9)
-    assert all(float(table[f"share_of_{whole}"].sum()) == pytest.approx(1) for whole in ("M", "V", "cosine"))
+    assert all(
+        float(table[f"share_of_{whole}"].sum()) == pytest.approx(1)
+        for whole in ("M", "V", "cosine")
+    )
     if "top_dim_share" in metric.compute():
-        assert float(table["share_of_V"].max()) == pytest.approx(float(metric.compute()["top_dim_share"]), rel=1e-12)
+        assert float(table["share_of_V"].max()) == pytest.approx(
+            float(metric.compute()["top_dim_share"]), rel=1e-12
+        )
 
 
 def test_coordinates_of_a_count_range_are_refused():
@@ -151,7 +169,9 @@ def test_the_largest_coordinates_are_those_of_each_share():
     metric = OutlierCoordinates(40)
     metric.update(x)
     largest, table = metric.largest_coordinates(3), metric.coordinates()
-    wanted = {int(i) for share in ("M", "V", "cosine") for i in table[f"share_of_{share}"].argsort()[-3:]}
+    wanted = {
+        int(i) for share in ("M", "V", "cosine") for i in table[f"share_of_{share}"].argsort()[-3:]
+    }
     assert largest["coordinate"].tolist() == sorted(wanted)
     assert largest["kurtosis"].equal(table["kurtosis"][largest["coordinate"]])
 
@@ -161,7 +181,10 @@ def test_it_is_measured_where_it_is_asked_for_by_name():
     assert isinstance(extra_metrics(3, ["coordinates"])[0], OutlierCoordinates)
     torch.manual_seed(0)
     model = gpt_neox().eval()
-    with observe(model, metrics=lambda dim: default_metrics(dim, extra=["coordinates"])) as geometry, torch.no_grad():
+    with (
+        observe(model, metrics=lambda dim: default_metrics(dim, extra=["coordinates"])) as geometry,
+        torch.no_grad(),
+    ):
         inputs = token_batch(padding="left")
         states = model(**inputs, output_hidden_states=True).hidden_states
     mask = inputs["attention_mask"].bool()

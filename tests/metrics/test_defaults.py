@@ -62,11 +62,17 @@ def test_a_small_vocabulary_leaves_room_for_its_table_also_at_a_large_width():
 def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
     for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sketch)")):
         assert (Anisotropy(dim).state_bytes(0) > MAX_STATE_BYTES) == ("sketch" in name)
-        for make in (default_metrics, streaming_metrics, metric_factory(None), sweep_factory(SweepSettings("m"))):
+        for make in (
+            default_metrics,
+            streaming_metrics,
+            metric_factory(None),
+            sweep_factory(SweepSettings("m")),
+        ):
             assert kinds(make(dim))[1] == name
     assert kinds(default_metrics(5793, max_state_bytes=2**29))[1] == "Anisotropy"
     assert kinds(metric_factory(None, max_state_bytes=2**20)(1024))[1] == "Anisotropy (sketch)"
-    assert kinds(default_metrics(512, max_state_bytes=1))[1] == "Anisotropy"  # a sketch would be no smaller
+    # a sketch would be no smaller
+    assert kinds(default_metrics(512, max_state_bytes=1))[1] == "Anisotropy"
 
 
 def test_what_only_a_scatter_tells_keeps_it():
@@ -83,11 +89,17 @@ def test_what_only_a_scatter_tells_keeps_it():
 @pytest.mark.slow
 def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
     torch.manual_seed(0)
-    with observe(gpt_neox(), metrics="auto", max_state_bytes=limit, jackknife=jackknife) as geometry:
+    with observe(
+        gpt_neox(), metrics="auto", max_state_bytes=limit, jackknife=jackknife
+    ) as geometry:
         for seed in range(3):
             geometry.model(**token_batch(8, 40, seed=seed))
     for each in geometry.measured_layers():
-        held = sum(state.nbytes for metric in each.metrics.with_copies for state in metric.metric_state.values())
+        held = sum(
+            state.nbytes
+            for metric in each.metrics.with_copies
+            for state in metric.metric_state.values()
+        )
         least = sum(m.state_bytes(0) for m in (1 + jackknife) * [embedgeo.EmbeddingMoments(16)])
         assert held <= max(limit, least)
     assert geometry.compute()["block.00"]["n"] == 960
@@ -100,7 +112,8 @@ def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
 
 def test_what_is_left_out_at_a_width_is_told_with_its_bytes():
     assert list(width_notes(metric_factory("auto"), 4096)) == [
-        'metrics="auto" leaves out TokenMoments (538 MB) at layers of width 4096, with EmbeddingMoments in place of '
+        'metrics="auto" leaves out TokenMoments (538 MB) at layers of width 4096, with '
+        "EmbeddingMoments in place of "
         "TokenMoments. To have it raise max_state_bytes."
     ]
 
@@ -109,7 +122,9 @@ def test_what_is_left_out_at_a_width_is_told_with_its_bytes():
 @pytest.mark.parametrize("kind", every_metric(1))
 def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     metric = every_metric(8)[kind]
-    metric.update(torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0)
+    metric.update(
+        torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0
+    )
     assert metric.state_bytes(n, 5) == sum(state.nbytes for state in metric.metric_state.values())
     assert metric.of_width(9).settings.equal(metric.settings)
     assert metric.of_width(9).dim == 9
@@ -123,7 +138,8 @@ def test_what_is_left_out_is_said_in_one_line_when_training_starts(tmp_path, cap
     (line,) = [line for line in said if "leaves out" in line]
     assert line == (
         'GeometryMonitor: metrics="auto" leaves out TokenMoments (17.4 kB), Anisotropy (2.21 kB), '
-        "IntrinsicDimension (426 kB) at layers of width 16, with EmbeddingMoments in place of TokenMoments. To have "
+        "IntrinsicDimension (426 kB) at layers of width 16, with EmbeddingMoments in place of "
+        "TokenMoments. To have "
         "them raise max_state_bytes."
     )
     assert any("EmbeddingMoments, every 100 steps" in line for line in said)
@@ -140,7 +156,13 @@ def test_with_room_for_all_auto_gives_the_default_numbers():
         with monitor.step(0, batch):
             model(**batch)
         monitor.close()
-        histories.append([(r["layer"], r["metric"], r["value"]) for r in monitor.history if not math.isnan(r["value"])])
+        histories.append(
+            [
+                (r["layer"], r["metric"], r["value"])
+                for r in monitor.history
+                if not math.isnan(r["value"])
+            ]
+        )
     assert histories[0] == histories[1]
 
 
@@ -169,16 +191,22 @@ def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):
 
 
 def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
-    with pytest.raises(TypeError, match="metrics must be \"auto\" or a function of a layer's width; got 'all'"):
+    with pytest.raises(
+        TypeError, match="metrics must be \"auto\" or a function of a layer's width; got 'all'"
+    ):
         GeometryMonitor(metrics="all")
-    with pytest.raises(ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"):
+    with pytest.raises(
+        ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"
+    ):
         GeometryMonitor(metrics="auto", max_state_bytes=0)
 
 
 LIMIT = 3_000_000  # bytes: between what a sketch and a scatter take at a width of 640
 IN_A_SKETCH = (
-    "Anisotropy holds a sketch (2.62 MB) at layers of width 640, not the scatter (3.28 MB): anisotropy_error says how "
-    "far off it may be, anisotropy_standardized is absent. To have the scatter raise max_state_bytes."
+    "Anisotropy holds a sketch (2.62 MB) at layers of width 640, not the scatter (3.28 MB): "
+    "anisotropy_error says how "
+    "far off it may be, anisotropy_standardized is absent. To have the scatter raise "
+    "max_state_bytes."
 )
 
 
@@ -188,7 +216,10 @@ def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, 
     fit(tmp_path, monitor, module=TinyLM(hidden_size=640), max_steps=1)
     said = [line for record in caplog.records for line in record.getMessage().splitlines()]
     assert [line for line in said if "sketch (" in line] == [f"GeometryMonitor: {IN_A_SKETCH}"]
-    assert any("TokenMoments, Anisotropy (sketch), IntrinsicDimension, every 100 steps" in line for line in said)
+    assert any(
+        "TokenMoments, Anisotropy (sketch), IntrinsicDimension, every 100 steps" in line
+        for line in said
+    )
     found = {record["metric"] for record in monitor.history}
     assert {"anisotropy", "anisotropy_error", "participation_ratio", "anisotropy_null"} <= found
     assert "anisotropy_standardized" not in found
@@ -199,7 +230,13 @@ def test_a_sweep_says_it_once_and_writes_the_errors(tmp_path, capsys):
     local_run(tmp_path / "run", steps=(0, 8), kind="gpt_neox_sketched")
     text = tmp_path / "text.txt"
     text.write_text("\n".join(TEXT), encoding="utf-8")
-    options = {"text": str(text), "num_tokens": 64, "seq_len": 16, "out": str(tmp_path / "out"), "save_samples": True}
+    options = {
+        "text": str(text),
+        "num_tokens": 64,
+        "seq_len": 16,
+        "out": str(tmp_path / "out"),
+        "save_samples": True,
+    }
     assert sweep(str(tmp_path / "run"), max_state_bytes=LIMIT, **options) == 0
     printed = capsys.readouterr().out.replace("\n", " ")
     assert printed.count(IN_A_SKETCH) == 1
@@ -218,9 +255,14 @@ def test_another_limit_of_the_default_metrics_is_recorded_with_what_is_saved():
 
 
 def test_of_two_metrics_of_a_class_the_one_that_fits_is_kept():
-    whole = [metric.state_bytes(2**20) for metric in auto_metrics(8192, extra=("scales",), max_state_bytes=math.inf)]
+    whole = [
+        metric.state_bytes(2**20)
+        for metric in auto_metrics(8192, extra=("scales",), max_state_bytes=math.inf)
+    ]
     one = auto_metrics(8192, extra=("scales",), max_state_bytes=8192 * 24 + 1.5 * whole[-1])
-    assert [metric.estimator for metric in one if isinstance(metric, embedgeo.IntrinsicDimension)] == ["twonn"]
+    assert [
+        metric.estimator for metric in one if isinstance(metric, embedgeo.IntrinsicDimension)
+    ] == ["twonn"]
 
 
 METRICS = {
@@ -240,8 +282,15 @@ SIZES = [(100, 8, 5), (100, 16, 5), (100, 8, 50), (9000, 8, 5)]
 @pytest.fixture(scope="module")
 def documented():
     """Formula and example of each metric in the table of the documentation."""
-    text = Path(__file__).parents[2].joinpath("docs", "how-to", "large-models.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE)
+    text = (
+        Path(__file__)
+        .parents[2]
+        .joinpath("docs", "how-to", "large-models.md")
+        .read_text(encoding="utf-8")
+    )
+    rows = re.findall(
+        r"^\| `(\w+\(d[^`]*\))` \| `([^`]+)` \| ([\d.]+) (\wB) \|$", text, flags=re.MULTILINE
+    )
     units = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
     return {name: (formula, float(number) * units[unit]) for name, formula, number, unit in rows}
 
@@ -266,7 +315,9 @@ def test_the_states_take_the_documented_bytes(documented, name, n, d, types):
     rows = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
     for part in range(0, n, 50):  # over many updates: nothing may pile up
         for metric in made if isinstance(made, list) else [made]:
-            metric.update(rows[part : part + 50], token_ids=torch.arange(part, min(part + 50, n)) % types)
+            metric.update(
+                rows[part : part + 50], token_ids=torch.arange(part, min(part + 50, n)) % types
+            )
     assert held(made) == evaluated(documented[name][0], n, d, types)
 
 

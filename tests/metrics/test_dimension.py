@@ -12,7 +12,12 @@ from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
 from tests.simulations import typed_rows
 
 KEYS = {
-    *("intrinsic_dimension", "intrinsic_dimension_std", "intrinsic_dimension_next_scale", "duplicate_fraction"),
+    *(
+        "intrinsic_dimension",
+        "intrinsic_dimension_std",
+        "intrinsic_dimension_next_scale",
+        "duplicate_fraction",
+    ),
     "n_points",
 }
 
@@ -36,9 +41,18 @@ def test_value_is_that_of_scikit_dimension_on_the_distinct_rows(dtype):
 def test_four_in_five_rows_duplicated_warn_of_nothing():
     """The rows of a rotary model at layer 0: one for each token type."""
     x = gaussian(180, 8)
-    ids = torch.cat((torch.arange(180), torch.randint(0, 180, (820,), generator=torch.Generator().manual_seed(0))))
+    ids = torch.cat(
+        (
+            torch.arange(180),
+            torch.randint(0, 180, (820,), generator=torch.Generator().manual_seed(0)),
+        )
+    )
     values, alone = (updated(IntrinsicDimension(8), rows).compute() for rows in (x[ids], x))
-    expected = {"intrinsic_dimension": alone["intrinsic_dimension"], "duplicate_fraction": 0.82, "n_points": 180.0}
+    expected = {
+        "intrinsic_dimension": alone["intrinsic_dimension"],
+        "duplicate_fraction": 0.82,
+        "n_points": 180.0,
+    }
     assert_values(values, expected, rtol=1e-9)
 
 
@@ -46,8 +60,15 @@ def test_four_in_five_rows_duplicated_warn_of_nothing():
 def test_near_copies_count_as_duplicates(estimator):
     x = gaussian(400, 10)
     x = torch.cat((x, x[:100] * (1 + 3e-7 * gaussian(100, 10, seed=1))))
-    values, alone = (updated(IntrinsicDimension(10, estimator=estimator), rows).compute() for rows in (x, x[:400]))
-    expected = {"intrinsic_dimension": alone["intrinsic_dimension"], "duplicate_fraction": 0.2, "n_points": 400.0}
+    values, alone = (
+        updated(IntrinsicDimension(10, estimator=estimator), rows).compute()
+        for rows in (x, x[:400])
+    )
+    expected = {
+        "intrinsic_dimension": alone["intrinsic_dimension"],
+        "duplicate_fraction": 0.2,
+        "n_points": 400.0,
+    }
     assert_values(values, expected, rtol=1e-5)
     exact = updated(IntrinsicDimension(10, estimator=estimator, duplicate_tolerance=0), x).compute()
     assert_values(exact, {"duplicate_fraction": 0.0, "n_points": 500.0}, rtol=0)
@@ -56,7 +77,9 @@ def test_near_copies_count_as_duplicates(estimator):
 def test_mean_and_spread_over_batches():
     metric = updated(IntrinsicDimension(6, batch_size=100, num_batches=3), gaussian(1000, 6))
     batches = metric.rows[metric.keys.argsort()].split(100)
-    dimensions = torch.tensor([float(skdim.id.TwoNN().fit(batch.numpy()).dimension_) for batch in batches]).double()
+    dimensions = torch.tensor(
+        [float(skdim.id.TwoNN().fit(batch.numpy()).dimension_) for batch in batches]
+    ).double()
     expected = {
         "intrinsic_dimension": dimensions.mean(),
         "intrinsic_dimension_std": dimensions.std(),
@@ -68,7 +91,10 @@ def test_mean_and_spread_over_batches():
 @pytest.mark.parametrize("seen", [10, 99, 100, 101, 250])
 def test_no_more_rows_are_kept_than_wanted_and_all_where_there_are_fewer(seen):
     metric = updated(
-        IntrinsicDimension(4, batch_size=50, num_batches=2), gaussian(seen, 4), None, [slice(0, 7), slice(7, seen)]
+        IntrinsicDimension(4, batch_size=50, num_batches=2),
+        gaussian(seen, 4),
+        None,
+        [slice(0, 7), slice(7, seen)],
     )
     assert len(metric.rows) == min(seen, 100)
     assert metric.seen == seen
@@ -81,7 +107,11 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     x = gaussian(n, 5).to(dtype)
     expected = gride_dimensions(x, (2,)).dimensions[0]
     assert expected.isnan() == (n < 5)
-    assert_values(updated(IntrinsicDimension(5), x).compute(), {"intrinsic_dimension_next_scale": expected}, rtol=1e-5)
+    assert_values(
+        updated(IntrinsicDimension(5), x).compute(),
+        {"intrinsic_dimension_next_scale": expected},
+        rtol=1e-5,
+    )
 
 
 @pytest.mark.parametrize("dim", [2, 16, 128])
@@ -119,7 +149,10 @@ def test_any_estimator_object(estimator):
 
 def test_seeds_draw_other_rows():
     x = gaussian(500, 4)
-    samples = [updated(IntrinsicDimension(4, batch_size=50, seed=seed), x).rows.sum().item() for seed in (0, 0, 1)]
+    samples = [
+        updated(IntrinsicDimension(4, batch_size=50, seed=seed), x).rows.sum().item()
+        for seed in (0, 0, 1)
+    ]
     assert samples[0] == samples[1] != samples[2]
 
 
@@ -127,7 +160,11 @@ def test_seeds_draw_other_rows():
 def test_rows_that_do_not_vary_have_no_dimension(n):
     values = floats(updated(IntrinsicDimension(4), torch.full((n, 4), 0.1)).compute())
     assert values.pop("n_points") == min(n, 1)
-    assert math.isnan(values.pop("duplicate_fraction")) if n == 0 else values.pop("duplicate_fraction") == 1 - 1 / n
+    assert (
+        math.isnan(values.pop("duplicate_fraction"))
+        if n == 0
+        else values.pop("duplicate_fraction") == 1 - 1 / n
+    )
     assert all_nan({key: value for key, value in values.items() if "n_points" not in key})
 
 
@@ -139,14 +176,23 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
         ({"discard_fraction": 0.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": math.nan}, "discard_fraction must be between 0 and 1"),
-        ({"method": "mle", "discard_fraction": 1.0}, "discard_fraction must be between 0 and 1, 1 excluded; got 1.0"),
+        (
+            {"method": "mle", "discard_fraction": 1.0},
+            "discard_fraction must be between 0 and 1, 1 excluded; got 1.0",
+        ),
         ({"method": "ml"}, "method must be one of .* got 'ml'"),
-        ({"scales": ()}, r"scales must be ranks of neighbours, distinct integers from 1 up; got \(\)"),
+        (
+            {"scales": ()},
+            r"scales must be ranks of neighbours, distinct integers from 1 up; got \(\)",
+        ),
         ({"scales": (1, 1)}, "scales must be"),
         ({"scales": (0, 2)}, "scales must be"),
         ({"scales": (1.5,)}, "scales must be"),
         ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
-        ({"duplicate_tolerance": math.nan}, "duplicate_tolerance must be at least 0 and less than 1"),
+        (
+            {"duplicate_tolerance": math.nan},
+            "duplicate_tolerance must be at least 0 and less than 1",
+        ),
         ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
         ({"seed": 2**63}, "seed must be at least 0"),
         ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
@@ -160,18 +206,26 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 
 def test_dimensions_at_scales_are_means_over_batches_with_their_errors():
-    metric = updated(IntrinsicDimension(6, 100, 3, estimator="gride", scales=(1, 8)), gaussian(1000, 6))
-    batches = [gride_dimensions(batch, (1, 8)) for batch in metric.rows[metric.keys.argsort()].split(100)]
+    metric = updated(
+        IntrinsicDimension(6, 100, 3, estimator="gride", scales=(1, 8)), gaussian(1000, 6)
+    )
+    batches = [
+        gride_dimensions(batch, (1, 8)) for batch in metric.rows[metric.keys.argsort()].split(100)
+    ]
     dimensions, errors = (torch.stack([each[i] for each in batches]) for i in range(2))
     keys = [f"intrinsic_dimension_at_{scale}{end}" for end in ("", "_error") for scale in (1, 8)]
-    expected = dict(zip(keys, [*dimensions.mean(0), *errors.square().sum(0).sqrt() / 3], strict=True))
+    expected = dict(
+        zip(keys, [*dimensions.mean(0), *errors.square().sum(0).sqrt() / 3], strict=True)
+    )
     values = metric.compute()
     assert values.keys() == expected.keys()
     assert_values(values, expected, rtol=1e-9)
 
 
 def test_standard_errors_of_dimensions_at_scales_are_those_of_groups_of_sequences():
-    """Of independent rows in a fixed number of groups: those of maximum likelihood, and a little more."""
+    """Of independent rows in a fixed number of groups: those of maximum likelihood, and a little
+    more.
+    """
     metric = IntrinsicDimension(4, 900, estimator="gride", scales=(1, 16, 450))
     metric.update(gaussian(900, 4), sequence_ids=torch.arange(900) % 50)
     values, errors = metric.compute_with_errors()
@@ -199,14 +253,20 @@ def test_scales_stand_beside_twonn_under_keys_of_their_own():
     assert not gride.compute().keys() & twonn.compute().keys()
     assert gride.of_width(5).scales == (1, 2, 4, 8, 16, 32, 64)
     assert float(gride.compute()["intrinsic_dimension_at_16"]) == pytest.approx(3, abs=0.7)
-    assert math.isnan(updated(gride.of_width(3), gaussian(100, 3)).compute()["intrinsic_dimension_at_64"])
+    assert math.isnan(
+        updated(gride.of_width(3), gaussian(100, 3)).compute()["intrinsic_dimension_at_64"]
+    )
 
 
 def test_twonn_by_maximum_likelihood_uses_all_ratios_unless_told():
     x = gaussian(300, 5)
     first, second = references.nearest(x, 2).T
     values = updated(IntrinsicDimension(5, method="mle"), x).compute()
-    assert_values(values, {"intrinsic_dimension": 299 / np.log(second / first).sum(), "n_points": 300.0}, rtol=1e-6)
+    assert_values(
+        values,
+        {"intrinsic_dimension": 299 / np.log(second / first).sum(), "n_points": 300.0},
+        rtol=1e-6,
+    )
     censored = updated(IntrinsicDimension(5, method="mle", discard_fraction=0.1), x).compute()
     expected = twonn_dimension(x, method="mle", discard_fraction=0.1).dimension
     assert_values(censored, {"intrinsic_dimension": expected}, rtol=1e-9)
@@ -215,7 +275,10 @@ def test_twonn_by_maximum_likelihood_uses_all_ratios_unless_told():
 
 def test_dimensions_at_scales_of_all_rows_do_not_depend_on_how_they_came():
     x, whole = gaussian(400, 5), IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16))
-    parts = [IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16), seed=seed) for seed in range(3)]
+    parts = [
+        IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16), seed=seed)
+        for seed in range(3)
+    ]
     for part, rows in zip(parts, x.split([7, 300, 93]), strict=True):
         part.update(rows)
     parts[0].merge_state(parts[1])
@@ -257,7 +320,9 @@ def test_two_updates_with_the_same_sequence_ids_are_of_other_sequences():
 
 
 def test_copies_count_by_their_share_and_ties_by_half():
-    """Points at 0, 1, 2 and 10, 10.5; that at 0 is two copies, of types 1 and 2; that at 1 is as near to 0 as to 2."""
+    """Points at 0, 1, 2 and 10, 10.5; that at 0 is two copies, of types 1 and 2; that at 1 is as
+    near to 0 as to 2.
+    """
     x = torch.tensor([[0.0], [0.0], [1.0], [2.0], [10.0], [10.5]]).double()
     ids = torch.tensor([1, 2, 1, 1, 3, 4])
     values = floats(labelled(x, ids, torch.arange(6)).compute())
@@ -271,12 +336,23 @@ def test_copies_count_by_their_share_and_ties_by_half():
 def test_what_labels_there_are_decides_on_the_keys():
     x, ids, sequences = texts(100, 4)
     assert updated(IntrinsicDimension(4), x).compute().keys() == KEYS
-    of_types = {"same_type_neighbors", "same_type_neighbors_null", "intrinsic_dimension_between", "n_points_between"}
+    of_types = {
+        "same_type_neighbors",
+        "same_type_neighbors_null",
+        "intrinsic_dimension_between",
+        "n_points_between",
+    }
     assert updated(IntrinsicDimension(4), x, ids).compute().keys() == KEYS | of_types
     metric = IntrinsicDimension(4)
     metric.update(x, sequence_ids=sequences)
-    assert metric.compute().keys() == KEYS | {"same_sequence_neighbors", "same_sequence_neighbors_null"}
-    plain, of_all = updated(IntrinsicDimension(4), x).compute(), labelled(x, ids, sequences).compute()
+    assert metric.compute().keys() == KEYS | {
+        "same_sequence_neighbors",
+        "same_sequence_neighbors_null",
+    }
+    plain, of_all = (
+        updated(IntrinsicDimension(4), x).compute(),
+        labelled(x, ids, sequences).compute(),
+    )
     assert all(of_all[key].equal(plain[key]) for key in KEYS - {"intrinsic_dimension_std"})
 
 
@@ -298,25 +374,39 @@ def test_where_nothing_can_be_said_there_is_nan(ids, sequences):
     if not several:
         assert math.isnan(values["intrinsic_dimension_between"])
     if not several or len(ids.unique()) == 100:
-        assert_values(values, {key: value for key, value in expected.items() if "between" not in key}, rtol=1e-9)
-    assert math.isnan(values["intrinsic_dimension_within"]) == (several or len(sequences.unique()) == 1)
+        assert_values(
+            values,
+            {key: value for key, value in expected.items() if "between" not in key},
+            rtol=1e-9,
+        )
+    assert math.isnan(values["intrinsic_dimension_within"]) == (
+        several or len(sequences.unique()) == 1
+    )
 
 
 @pytest.mark.parametrize("estimator", ["twonn", "gride"])
 def test_neighbours_of_other_sequences_alone(estimator):
     x, ids, sequences = texts(600, 4, num_sequences=6)
-    metric = labelled(x, ids, sequences, neighbors="other_sequences", estimator=estimator, scales=(1, 4))
+    metric = labelled(
+        x, ids, sequences, neighbors="other_sequences", estimator=estimator, scales=(1, 4)
+    )
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     distances[sequences[:, None] == sequences] = math.inf
     nearest = distances.topk(8, largest=False).values
     values = metric.compute()
     if estimator == "twonn":
-        assert values["intrinsic_dimension"].item() == pytest.approx(references.twonn(nearest[:, :2].numpy()), rel=1e-9)
+        assert values["intrinsic_dimension"].item() == pytest.approx(
+            references.twonn(nearest[:, :2].numpy()), rel=1e-9
+        )
         assert values["same_sequence_neighbors"] == 0
     else:
-        assert values.keys() >= {f"intrinsic_dimension{kind}_at_4" for kind in ("", "_between", "_within")}
+        assert values.keys() >= {
+            f"intrinsic_dimension{kind}_at_4" for kind in ("", "_between", "_within")
+        }
         mean = (nearest[:, 1] / nearest[:, 0]).log().mean()
-        assert values["intrinsic_dimension_at_1"].item() == pytest.approx(float(599 / 600 / mean), rel=0.02)
+        assert values["intrinsic_dimension_at_1"].item() == pytest.approx(
+            float(599 / 600 / mean), rel=0.02
+        )
     with pytest.raises(ValueError, match='neighbors must be "all" or "other_sequences"'):
         IntrinsicDimension(4, neighbors="other")
     with pytest.raises(ValueError, match='needs "twonn" or "gride"'):
@@ -326,14 +416,22 @@ def test_neighbours_of_other_sequences_alone(estimator):
 @pytest.mark.slow
 @pytest.mark.parametrize(("between", "within"), [(16, 16), (16, 4), (4, 16)])
 def test_they_are_those_of_rows_without_repetition(between, within):
-    """Means of 8 seeds, within 5 %: of as many rows of fresh types; of the within part alone, in equal groups."""
+    """Means of 8 seeds, within 5 %: of as many rows of fresh types; of the within part alone, in
+    equal groups.
+    """
     found = [typed_rows(between, within, seed) for seed in range(8)]
     values, expected = [], []
     for rows in found:
         of_rows = labelled(rows.x, rows.token_ids, rows.sequence_ids).compute()
-        values.append([float(of_rows[f"intrinsic_dimension_{kind}"]) for kind in ("between", "within")])
-        fresh = updated(IntrinsicDimension(rows.x.shape[1]), rows.fresh[: int(of_rows["n_points_between"])]).compute()
+        values.append(
+            [float(of_rows[f"intrinsic_dimension_{kind}"]) for kind in ("between", "within")]
+        )
+        fresh = updated(
+            IntrinsicDimension(rows.x.shape[1]), rows.fresh[: int(of_rows["n_points_between"])]
+        ).compute()
         alone = labelled(rows.within, rows.token_ids, rows.sequence_ids).compute()
-        expected.append([float(fresh["intrinsic_dimension"]), float(alone["intrinsic_dimension_within"])])
+        expected.append(
+            [float(fresh["intrinsic_dimension"]), float(alone["intrinsic_dimension_within"])]
+        )
     got, reference = (torch.tensor(each).mean(0) for each in (values, expected))
     torch.testing.assert_close(got, reference, rtol=0.05, atol=0)

@@ -1,4 +1,6 @@
-"""The metrics of a layer: groups for standard errors, ranks, and what metrics and layers share in one forward pass."""
+"""The metrics of a layer: groups for standard errors, ranks, and what metrics and layers share in
+one forward pass.
+"""
 
 import gc
 import math
@@ -34,7 +36,9 @@ OPTIONS = {
 }
 
 
-FEWER_SEQUENCES = pytest.mark.filterwarnings("ignore:jackknife must not be more groups than there are sequences")
+FEWER_SEQUENCES = pytest.mark.filterwarnings(
+    "ignore:jackknife must not be more groups than there are sequences"
+)
 
 
 def every_metric(dim):
@@ -49,7 +53,10 @@ def batches(name):
     for i, size in enumerate(SIZES):
         batch = token_batch(size, seed=i, padding="right" if name == "padded" else None)
         if name == "packed":
-            batch = {"input_ids": batch["input_ids"], "position_ids": torch.arange(12).remainder(4 + i)[None]}
+            batch = {
+                "input_ids": batch["input_ids"],
+                "position_ids": torch.arange(12).remainder(4 + i)[None],
+            }
         yield batch
 
 
@@ -71,7 +78,9 @@ def on_rank(rank):
 
 def in_process_group(group=None, rank=0, num_ranks=1):
     """The value and the standard error of each metric."""
-    metrics = LayerMetrics(every_metric, 6, device=torch.device("cpu"), process_group=group, jackknife=8)
+    metrics = LayerMetrics(
+        every_metric, 6, device=torch.device("cpu"), process_group=group, jackknife=8
+    )
     for seed in range(8)[rank::num_ranks]:
         rows = torch.randn(5, 12, 6, generator=torch.Generator().manual_seed(seed))
         sequences = torch.arange(5)[:, None].expand(5, 12)
@@ -112,7 +121,11 @@ def test_values_are_bit_for_bit_those_without_standard_errors(name):
     assert all(math.isnan(error) for _, error in plain.values())
     for key, (value, error) in measured(name).items():
         assert value == plain[key][0] or (math.isnan(value) and math.isnan(plain[key][0])), key
-        if key in {("block.01", "M_over_Q"), ("block.01", "mean_cosine"), ("block.01", "anisotropy")}:
+        if key in {
+            ("block.01", "M_over_Q"),
+            ("block.01", "mean_cosine"),
+            ("block.01", "anisotropy"),
+        }:
             assert 0 < error < math.inf, key
 
 
@@ -121,7 +134,10 @@ def test_groups_are_whole_sequences_dealt_in_turn():
     model = gpt_neox().eval()
     found = measured("tokens", jackknife=3)["block.01", "Q"]
     with torch.no_grad():
-        states = [model(**batch, output_hidden_states=True).hidden_states[2] for batch in batches("tokens")]
+        states = [
+            model(**batch, output_hidden_states=True).hidden_states[2]
+            for batch in batches("tokens")
+        ]
     squares = [state.double().square().sum(-1).mean(1) for state in states]  # of each sequence
     groups = torch.cat([(b * len(of) + torch.arange(len(of))) % 3 for b, of in enumerate(squares)])
     q = torch.cat(squares)
@@ -144,7 +160,9 @@ def test_there_are_no_more_groups_than_sequences():
     model = gpt_neox().eval()
     with observe(model, "block.01", metrics=metrics, jackknife=1000) as geometry, torch.no_grad():
         model(**token_batch(4))
-    with pytest.warns(UserWarning, match="must not be more groups than there are sequences; got 1000 for 4, so"):
+    with pytest.warns(
+        UserWarning, match="must not be more groups than there are sequences; got 1000 for 4, so"
+    ):
         many = geometry.records()
     assert repr(geometry.records()) == repr(many)  # said once
     assert len(made) < 10
@@ -164,7 +182,9 @@ def test_words_are_found_once_a_forward_pass():
     found = []
     for layers in ("block.00", "blocks"):
         with Watched() as watched:
-            observed(token_batch(4), layers=layers, metrics=lambda dim: [Anisotropy(dim)], **options)
+            observed(
+                token_batch(4), layers=layers, metrics=lambda dim: [Anisotropy(dim)], **options
+            )
         found.append(watched.num_unique)
     assert found[0] == found[1] > 0
 
@@ -184,7 +204,10 @@ def test_ids_that_change_in_place_between_two_calls_of_the_blocks_count_as_they_
     block = model.gpt_neox.layers[0]
     hidden = gaussian(2, 4 * 16).view(2, 4, 16).float()
     positions = model.gpt_neox.rotary_emb(hidden, torch.arange(4)[None])
-    with observe(model, "block.00", token_ids=ids, mask=torch.ones(2, 4)) as geometry, torch.no_grad():
+    with (
+        observe(model, "block.00", token_ids=ids, mask=torch.ones(2, 4)) as geometry,
+        torch.no_grad(),
+    ):
         block(hidden, position_embeddings=positions)
         ids += 100
         block(hidden, position_embeddings=positions)
@@ -200,7 +223,9 @@ def test_prepared_rows_give_the_values_of_tensors(make):
     of_tensors, of_rows = make(6), make(6)
     of_tensors.update(x, ids, mask, sequences)
     of_rows.update(select_rows(x, ids, mask, sequences, dim=6))
-    assert floats(of_rows.compute()) == pytest.approx(floats(of_tensors.compute()), rel=0, abs=0, nan_ok=True)
+    assert floats(of_rows.compute()) == pytest.approx(
+        floats(of_tensors.compute()), rel=0, abs=0, nan_ok=True
+    )
     assert of_rows.num_nonfinite == 1
 
 
@@ -227,9 +252,13 @@ def test_a_metric_that_overrides_update_gets_tensors():
 
     x = gaussian(24, 4).view(2, 12, 4)
     metrics = LayerMetrics(lambda dim: [Own(dim)], 4, device=torch.device("cpu"))
-    metrics.update(x, row_ids(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3))
+    metrics.update(
+        x, row_ids(x, torch.arange(24).view(2, 12) % 5, torch.arange(24).view(2, 12) > 3)
+    )
     values = metrics.compute()
-    assert float(values["norm_max"][0]) == pytest.approx(2 * x.view(24, 4)[4:].norm(dim=1).max().item())
+    assert float(values["norm_max"][0]) == pytest.approx(
+        2 * x.view(24, 4)[4:].norm(dim=1).max().item()
+    )
 
 
 class Watched(TorchDispatchMode):
@@ -295,7 +324,11 @@ def if_small(of_layers):
 def test_a_layer_that_fails_beside_others_fails_alone(jackknife):
     layers = list[LayerMetrics]()
     for scale in (1.0, 100.0, 0.5):
-        layers.append(LayerMetrics(lambda dim: [Picky(dim), TokenMoments(dim)], 16, device=CPU, jackknife=jackknife))
+        layers.append(
+            LayerMetrics(
+                lambda dim: [Picky(dim), TokenMoments(dim)], 16, device=CPU, jackknife=jackknife
+            )
+        )
         x, ids, sequences = (each.view(8, 64, *each.shape[1:]) for each in texts(512, 16))
         layers[-1].update(scale * x, row_ids(x, ids, None, sequences))
     first, broken, last = computed(at_once(*(steps(LayerMetrics.compute, each) for each in layers)))

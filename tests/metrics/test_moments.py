@@ -10,7 +10,9 @@ SPLIT = {"V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"}
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=["64", "32", "bf16", "fp16"]
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    ids=["64", "32", "bf16", "fp16"],
 )
 def test_values_equal_the_naive_ones(mean, dtype):
     x, ids = token_rows(400, 6, mean=mean)
@@ -19,7 +21,9 @@ def test_values_equal_the_naive_ones(mean, dtype):
     x = x.double()
     expected = references.row_values(x) | references.unbiased_values(x, ids)
     assert values.keys() == expected.keys() | {"n_nonfinite"}
-    assert_values(values, expected | {"n_nonfinite": 0.0}, rtol=1e-9 if dtype == torch.float64 else 1e-6)
+    assert_values(
+        values, expected | {"n_nonfinite": 0.0}, rtol=1e-9 if dtype == torch.float64 else 1e-6
+    )
 
 
 def test_variance_within_is_estimated_within_updates_and_weighted_by_rows():
@@ -29,7 +33,11 @@ def test_variance_within_is_estimated_within_updates_and_weighted_by_rows():
     within = []
     for part in (slice(0, 1), slice(1, 40), slice(40, 40), slice(40, 100)):  # one row has no pair
         metric.update(x[part], ids[part], sequence_ids=sequences[part])
-        within.append(references.within_by_pairs(x[part], ids[part], sequences[part]) if part.stop > 1 else 0.0)
+        within.append(
+            references.within_by_pairs(x[part], ids[part], sequences[part])
+            if part.stop > 1
+            else 0.0
+        )
     expected = (39 * within[1] + 60 * within[3]) / 99
     assert_values(metric.compute(), references.unbiased_values(x, ids, within=expected), rtol=1e-9)
 

@@ -25,7 +25,9 @@ make = partial(NextTokenGeometry, DIM, LEAST)
 
 
 def labelled(x, ids, sequences):
-    """The rows that have a next one in their sequence, its token, and their sequence; one row after the other."""
+    """The rows that have a next one in their sequence, its token, and their sequence; one row after
+    the other.
+    """
     kept, labels = [], []
     for i, sequence in enumerate(sequences.tolist()):
         following = next((j for j in range(i + 1, len(x)) if sequences[j] == sequence), None)
@@ -38,19 +40,32 @@ def labelled(x, ids, sequences):
 def naive_values(x, labels, sequences, unembedding, most=1000):
     """All keys, in loops over types and pairs of them."""
     table = token_loop(x.double(), labels)
-    split, unbiased = token_values(x.double(), labels), unbiased_values(x.double(), labels, sequences)
-    types = sorted((t for t, (n, _, _) in table.items() if n >= LEAST), key=lambda t: (-table[t][0], t))[:most]
+    split, unbiased = (
+        token_values(x.double(), labels),
+        unbiased_values(x.double(), labels, sequences),
+    )
+    types = sorted(
+        (t for t, (n, _, _) in table.items() if n >= LEAST), key=lambda t: (-table[t][0], t)
+    )[:most]
     frequent = [(*table[t], np.asarray(unembedding[t], dtype=float)) for t in types]
     plug_in, corrected = [], []
     for i, (n, mean, variance, _) in enumerate(frequent):
         for m, other, others, _ in frequent[:i]:
-            distance, of_sample = ((mean - other) ** 2).sum(), (variance * n / (n - 1), others * m / (m - 1))
+            distance, of_sample = (
+                ((mean - other) ** 2).sum(),
+                (variance * n / (n - 1), others * m / (m - 1)),
+            )
             plug_in.append((variance + others) / (2 * distance))
             corrected.append((sum(of_sample), distance, of_sample[0] / n + of_sample[1] / m))
     center = sum(n * mean for n, mean, _, _ in frequent) / sum(n for n, _, _, _ in frequent)
-    cosines = [(mean - center) @ w / np.linalg.norm(mean - center) / np.linalg.norm(w) for _, mean, _, w in frequent]
+    cosines = [
+        (mean - center) @ w / np.linalg.norm(mean - center) / np.linalg.norm(w)
+        for _, mean, _, w in frequent
+    ]
     told_apart = [
-        variance / (2 * (distance - noise)) for variance, distance, noise in corrected if distance > 2 * noise
+        variance / (2 * (distance - noise))
+        for variance, distance, noise in corrected
+        if distance > 2 * noise
     ]
     return {
         "nc1": split["V_W"] / split["V_B"],
@@ -102,7 +117,11 @@ def test_the_most_frequent_types_are_compared():
 def test_any_split_of_whole_sequences_gives_the_same_token_moments_by_the_next_token():
     x, ids, sequences = texts(N, DIM, mean=100.0)
     make_moments = partial(TokenMoments, DIM, labels="next")
-    whole, parts, merged = updated(make_moments(), x, ids, sequences).compute(), make_moments(), make_moments()
+    whole, parts, merged = (
+        updated(make_moments(), x, ids, sequences).compute(),
+        make_moments(),
+        make_moments(),
+    )
     for group in (0, 1, 2):
         of = sequences // 10**12 % 3 == group
         updated(parts, x[of], ids[of], sequences[of])
@@ -118,8 +137,12 @@ def test_the_token_moments_by_the_next_token_are_those_of_rows_with_these_ids():
     assert_values(values, updated(TokenMoments(DIM), rows, labels, of).compute(), rtol=1e-9)
     x[sequences == sequences.max(), 0] = math.nan
     rows, labels, of = (each[of < sequences.max()] for each in (rows, labels, of))
-    expected = updated(TokenMoments(DIM), rows, labels, of).compute() | {"n_nonfinite": x.isnan().sum()}
-    assert_values(updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute(), expected, rtol=1e-9)
+    expected = updated(TokenMoments(DIM), rows, labels, of).compute() | {
+        "n_nonfinite": x.isnan().sum()
+    }
+    assert_values(
+        updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute(), expected, rtol=1e-9
+    )
 
 
 def types_seen(ids, **given):
@@ -139,7 +162,12 @@ def test_the_next_token_is_that_of_the_next_position_of_the_sequence():
 
 def test_a_masked_position_is_a_next_token_but_padding_is_none():
     ids = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [0, 0, 7, 8]])
-    assert types_seen(ids, mask=torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])) == {2: 1, 4: 1, 6: 1, 8: 1}
+    assert types_seen(ids, mask=torch.tensor([[1, 0, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])) == {
+        2: 1,
+        4: 1,
+        6: 1,
+        8: 1,
+    }
     assert types_seen(ids, mask=torch.tensor([[0, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]])) == {3: 1}
 
 
@@ -149,17 +177,23 @@ def test_the_correction_takes_the_noise_out_of_the_variance_and_of_the_distance(
     for seed in range(20):
         labels = torch.arange(16).repeat(6)[torch.randperm(96, generator=generator(seed))]
         x = torch.eye(16, dtype=torch.float64)[labels] + gaussian(96, 16, seed=seed) / 4
-        rows = torch.stack((x, torch.zeros_like(x)), dim=1)  # a position, and the token that follows
+        # a position, and the token that follows
+        rows = torch.stack((x, torch.zeros_like(x)), dim=1)
         metric = NextTokenGeometry(16, 2)
         metric.update(rows, torch.stack((labels, labels), dim=1))
         found.append(metric.compute())
-    mean = {key: float(torch.stack([values[key] for values in found]).mean()) for key in ("cdnv", "cdnv_plugin")}
+    mean = {
+        key: float(torch.stack([values[key] for values in found]).mean())
+        for key in ("cdnv", "cdnv_plugin")
+    }
     assert mean["cdnv"] == pytest.approx(0.5, rel=0.05)
     assert mean["cdnv_plugin"] < 0.4
 
 
 def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
-    """Not any: pairs whose means differ by little more than noise would else outweigh all others."""
+    """Not any: pairs whose means differ by little more than noise would else outweigh all
+    others.
+    """
     labels = torch.arange(30).repeat(10)
     metric = NextTokenGeometry(64)
     metric.update(gaussian(600, 64).view(300, 2, 64), labels.repeat_interleave(2).view(300, 2))
@@ -170,13 +204,17 @@ def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
 
 
 def test_types_of_one_mean_have_no_distance_however_many_there_are():
-    """Tokens that follow the same one have rows with the same mean in the first layer: no pair of them counts."""
+    """Tokens that follow the same one have rows with the same mean in the first layer: no pair of
+    them counts.
+    """
     labels = torch.arange(40).repeat_interleave(10)
     noise = gaussian(10, 64)
     x = gaussian(20, 64, seed=1)[labels // 2] + (noise - noise.mean(0)).repeat(40, 1)
     values = floats(class_distance_values(token_table(x, labels)))
     assert values["cdnv_pairs"] == pytest.approx(38 / 39, abs=1e-12)
-    one_each = floats(class_distance_values(token_table(x[labels % 2 == 0], labels[labels % 2 == 0])))
+    one_each = floats(
+        class_distance_values(token_table(x[labels % 2 == 0], labels[labels % 2 == 0]))
+    )
     assert values["cdnv_plugin"] == pytest.approx(one_each["cdnv_plugin"], rel=1e-9)
 
 
@@ -195,7 +233,9 @@ def test_what_is_undefined_is_nan():
     x = gaussian(8, DIM).view(2, 4, DIM)
     metric = make()
     metric.update(x[:0], torch.zeros(0, 4, dtype=torch.int64))
-    assert all_nan({key: value for key, value in floats(metric.compute()).items() if key != "next_token_types"})
+    assert all_nan(
+        {key: value for key, value in floats(metric.compute()).items() if key != "next_token_types"}
+    )
     for ids in (None, torch.zeros(2, 4, dtype=torch.int64), torch.arange(8).view(2, 4)):
         metric.update(x, ids)
         assert metric.compute().keys() == KEYS
@@ -219,24 +259,34 @@ def test_wrong_arguments_are_refused():
 def test_standard_errors_are_of_the_same_types():
     x, ids, sequences = compact(*texts(N, DIM))
     unembedding = gaussian(60, DIM)
-    whole, groups = with_unembedding(make(), unembedding), [with_unembedding(make(), unembedding) for _ in range(4)]
+    whole, groups = (
+        with_unembedding(make(), unembedding),
+        [with_unembedding(make(), unembedding) for _ in range(4)],
+    )
     updated(whole, x, ids, sequences)
     for number, group in enumerate(groups):
         of = sequences // 10**12 % 4 == number
         updated(group, x[of], ids[of], sequences[of])
     values, errors = whole.compute_with_errors(groups)
     assert errors["next_token_types"] == 0
-    assert all(0 < errors[key] < abs(values[key]) * 3 for key in ("nc1", "cdnv", "unembedding_alignment"))
+    assert all(
+        0 < errors[key] < abs(values[key]) * 3 for key in ("nc1", "cdnv", "unembedding_alignment")
+    )
 
 
 def test_a_model_gives_its_own_output_embedding():
     model = gpt_neox().eval()
     batch = token_batch()
-    with torch.no_grad(), observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
+    with (
+        torch.no_grad(),
+        observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry,
+    ):
         hidden = model(**batch, output_hidden_states=True).hidden_states
     values = geometry.compute()
     for layer, x in (("embed", hidden[0]), ("final_norm", hidden[-1])):
-        metric = with_unembedding(NextTokenGeometry(x.shape[-1], 2), model.get_output_embeddings().weight)
+        metric = with_unembedding(
+            NextTokenGeometry(x.shape[-1], 2), model.get_output_embeddings().weight
+        )
         metric.update(x, batch["input_ids"], batch.get("attention_mask"))
         assert_values(values[layer], metric.compute(), rtol=1e-6)
         assert not math.isnan(values[layer]["unembedding_alignment"])
@@ -245,7 +295,10 @@ def test_a_model_gives_its_own_output_embedding():
 def test_the_weights_are_held_until_the_values_are_computed():
     """A sweep frees the model before that."""
     model = gpt_neox().eval()
-    with torch.no_grad(), observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
+    with (
+        torch.no_grad(),
+        observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry,
+    ):
         model(**token_batch())
     expected = geometry.compute()["final_norm"]["unembedding_alignment"]
     assert not math.isnan(expected)
@@ -266,7 +319,9 @@ def test_weights_that_change_after_a_measurement_in_the_background_do_not_count(
     model = gpt_neox().eval()
     with (
         torch.no_grad(),
-        observe(model, layers="final_norm", metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry,
+        observe(
+            model, layers="final_norm", metrics=lambda dim: [NextTokenGeometry(dim, 2)]
+        ) as geometry,
     ):
         model(**token_batch())
         expected = geometry.compute()["final_norm"]["unembedding_alignment"]

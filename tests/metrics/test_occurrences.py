@@ -1,4 +1,6 @@
-"""Occurrences of chosen token types; `test_every_metric.py` leaves this metric out, for it has no values."""
+"""Occurrences of chosen token types; `test_every_metric.py` leaves this metric out, for it has no
+values.
+"""
 
 import copy
 import io
@@ -40,10 +42,15 @@ def test_occurrences_are_those_with_the_smallest_keys_in_the_plane_of_their_own_
         places += sorted(of_type[keys[of_type].argsort()][:8].tolist())
     plane = metric.plane()
     assert plane["token_id"].tolist() == ids[places].tolist()
-    planes_equal(plane, {"token_id": ids[places], **dict(zip(("pc1", "pc2"), row_plane(x[places]).T, strict=True))})
+    planes_equal(
+        plane,
+        {"token_id": ids[places], **dict(zip(("pc1", "pc2"), row_plane(x[places]).T, strict=True))},
+    )
     shown = x[places].numpy()
     spread = np.linalg.svd(shown - shown.mean(0), compute_uv=False)[:2] ** 2 / len(shown)
-    np.testing.assert_allclose([plane["pc1"].var(correction=0), plane["pc2"].var(correction=0)], spread, rtol=1e-9)
+    np.testing.assert_allclose(
+        [plane["pc1"].var(correction=0), plane["pc2"].var(correction=0)], spread, rtol=1e-9
+    )
     assert metric.compute() == {}
 
 
@@ -122,8 +129,12 @@ def test_nothing_and_next_to_nothing(dtype):
     metric.update(torch.ones(3, DIM, dtype=dtype))  # no token ids
     metric.update(torch.ones(3, DIM, dtype=dtype), torch.tensor([1, 2, 3]))
     assert metric.plane()["token_id"].shape == (0,)
-    metric.update(torch.full((2, DIM), 2.0, dtype=dtype), torch.tensor([5, 5]), mask=torch.tensor([1, 0]))
+    metric.update(
+        torch.full((2, DIM), 2.0, dtype=dtype), torch.tensor([5, 5]), mask=torch.tensor([1, 0])
+    )
     assert metric.plane()["token_id"].tolist() == [5]
     assert metric.half().plane()["pc1"].dtype == torch.float64
-    with pytest.raises(ValueError, match="most must be at least 1 occurrence of each token type; got 0"):
+    with pytest.raises(
+        ValueError, match="most must be at least 1 occurrence of each token type; got 0"
+    ):
         TokenOccurrences(DIM, [5], most=0)

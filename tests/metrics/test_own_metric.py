@@ -62,9 +62,16 @@ def test_its_name_unit_and_meaning_are_in_tensorboard(run):
     assert {f"geometry.{key}/block.00" for key in KEYS} <= {*events.Tags()["scalars"]}
     texts = [tag for tag in events.Tags()["tensors"] if "what the numbers mean" in tag]
     (explanation,) = [events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in texts]
-    row = "| positive_share | positive entries | share of all entries | Half where the cloud is centred at zero. |"
+    row = (
+        "| positive_share | positive entries | share of all entries | Half where the cloud is "
+        "centred at zero. |"
+    )
     assert row in explanation
-    layout = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0].decode(errors="replace")
+    layout = (
+        events.Tensors("custom_scalars__config__")[0]
+        .tensor_proto.string_val[0]
+        .decode(errors="replace")
+    )
     assert "positive entries (positive_share)" in layout
 
 
@@ -78,9 +85,15 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
         assert figures == {f"{key}-{kind}" for kind in ("dynamics", "profile", "heatmap")}
     table = pd.read_csv(page / "metrics.csv")
     n = table[table["metric"] == "n"].set_index(["step", "layer"])["value"]
-    found = table[table["metric"].isin(KEYS)].set_index(["metric", "step", "layer"])["gaussian"].unstack("metric")
+    found = (
+        table[table["metric"].isin(KEYS)]
+        .set_index(["metric", "step", "layer"])["gaussian"]
+        .unstack("metric")
+    )
     np.testing.assert_allclose(found["positive_share"], 0.5)
-    np.testing.assert_allclose(found["positive_share_spread"], np.sqrt(0.25 / n.reindex(found.index)))
+    np.testing.assert_allclose(
+        found["positive_share_spread"], np.sqrt(0.25 / n.reindex(found.index))
+    )
 
 
 def test_it_is_in_the_table_of_a_geometry_with_its_standard_errors():
@@ -100,7 +113,13 @@ def test_its_tables_of_kinds_of_their_own_are_saved_and_read(tmp_path):
     geometry.save(tmp_path, model="tiny", step=0)
     tables = SweepFolder(tmp_path).read_tables("tiny--step0")
     pd.testing.assert_frame_equal(tables["signs"], geometry.layer_tables()["signs"])
-    assert list(geometry.token_tables("sign_types")) == ["layer", "layer_index", "token_id", "n", "positive"]
+    assert list(geometry.token_tables("sign_types")) == [
+        "layer",
+        "layer_index",
+        "token_id",
+        "n",
+        "positive",
+    ]
     assert list(geometry.token_tables("unknown")) == ["layer", "layer_index", "token_id", "n"]
 
 
@@ -132,9 +151,14 @@ Share of entries above 0, and its standard deviation over coordinates.
 def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tmp_path):
     root = Path(__file__).parents[2]
     for folder in ("src", "tests", "docs"):
-        shutil.copytree(root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(root / "pyproject.toml", tmp_path)
-    shutil.copy(root / "tests" / "metrics" / "own_metric.py", tmp_path / "src" / "embedgeo" / "metrics" / "positive.py")
+    shutil.copy(
+        root / "tests" / "metrics" / "own_metric.py",
+        tmp_path / "src" / "embedgeo" / "metrics" / "positive.py",
+    )
     page = tmp_path / "docs" / "definitions.md"
     before, heading, after = page.read_text().partition("## Other definitions")
     page.write_text(before + SECTION + heading + after)
@@ -149,7 +173,16 @@ def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tm
     ]
     chosen = ["-k", "test_definitions or test_events or PositiveShare"]
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", *chosen, *(f"tests/{file}" for file in asked)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            *chosen,
+            *(f"tests/{file}" for file in asked),
+        ],
         cwd=tmp_path,
         env=environment,
         check=True,
@@ -158,7 +191,11 @@ def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tm
 
 def test_terms_travel_as_text_and_what_is_known_stays():
     written = foreign_terms(["V", "positive_share", "nobody_knows_it"])
-    learn(written.replace("positive_share", "positive_share_elsewhere").replace('"shape"', '"of another version"'))
+    learn(
+        written.replace("positive_share", "positive_share_elsewhere").replace(
+            '"shape"', '"of another version"'
+        )
+    )
     assert term("positive_share_elsewhere") == term("positive_share")._replace(group="more")
     learn(written.replace("positive entries", "renamed").replace('"positive_share"', '"V"'))
     learn(written.replace("positive entries", "renamed"))
@@ -177,12 +214,19 @@ def test_it_stands_in_its_group_and_may_be_a_family():
     assert term("anisotropy_top3_removed").name == "anisotropy, top 3 removed"
     assert term("nobody_knows_it").name == "nobody_knows_it"
     assert "own_quantile_07" in foreign_terms(["own_quantile_07"])
-    assert in_order(["n", "own_quantile_07", "positive_share", "Q"]) == ["Q", "positive_share", "n", "own_quantile_07"]
+    assert in_order(["n", "own_quantile_07", "positive_share", "Q"]) == [
+        "Q",
+        "positive_share",
+        "n",
+        "own_quantile_07",
+    ]
     assert Quantiles.terms == {}
 
 
 def test_a_term_of_no_group_is_refused():
-    with pytest.raises(ValueError, match=r"the group of a term must be one of at a glance, .*; mine has 'my group'"):
+    with pytest.raises(
+        ValueError, match=r"the group of a term must be one of at a glance, .*; mine has 'my group'"
+    ):
         type("Mine", (GeometryMetric,), {"terms": {"mine": Term("mine", "", "", group="my group")}})
 
 

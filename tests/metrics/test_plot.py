@@ -38,7 +38,9 @@ def test_each_value_has_a_row_and_its_number(kind):
     drawn, numbers = points(ax)
     assert plt.gcf() is figure
     np.testing.assert_equal(drawn, values)
-    assert numbers == ["–" if math.isnan(value) else f"{value:.4g}".replace("-", "−") for value in values.values()]
+    assert numbers == [
+        "–" if math.isnan(value) else f"{value:.4g}".replace("-", "−") for value in values.values()
+    ]
     boxes = [text.get_window_extent() for text in ax.texts]
     assert all(box.x1 <= figure.bbox.x1 for box in boxes)
     assert all(above.y0 >= below.y1 - 1 for above, below in pairwise(boxes))
@@ -59,7 +61,9 @@ def test_several_values_have_a_panel_for_each_key():
     figure, axes = metric.plot(values)
     figure.canvas.draw()
     drawn = {ax.get_title(): ax.lines[0].get_ydata() for ax in axes.flat if ax.lines}
-    np.testing.assert_equal(drawn, {key: [each[key].item() for each in values] for key in values[0]})
+    np.testing.assert_equal(
+        drawn, {key: [each[key].item() for each in values] for key in values[0]}
+    )
 
 
 def test_given_axes_have_the_main_values():

@@ -12,15 +12,24 @@ def test_anisotropies_are_of_all_rows_and_mean_cosines_of_the_sample():
     x = spectral(500, VARIANCES) + 3
     metric = updated(AfterProcessing(12, sample_size=50), x, None, PARTS)
     assert metric.rows.shape == (50, 12)
-    assert_values(metric.compute(), processed_values(row_scatter(x), metric.rows, top=3), rtol=1e-9, atol=1e-12)
+    assert_values(
+        metric.compute(),
+        processed_values(row_scatter(x), metric.rows, top=3),
+        rtol=1e-9,
+        atol=1e-12,
+    )
 
 
 def test_it_agrees_with_the_numbers_that_anisotropy_gives():
     x = spectral(500, VARIANCES)
     expected = floats(updated(Anisotropy(12, spectrum=True), x).compute())
     values = floats(updated(AfterProcessing(12, top=5), x).compute())
-    assert values["anisotropy_z_scored"] == pytest.approx(expected["anisotropy_standardized"], rel=1e-9)
-    assert values["anisotropy_top5_removed"] == pytest.approx(expected["anisotropy_without_top5"], rel=1e-9)
+    assert values["anisotropy_z_scored"] == pytest.approx(
+        expected["anisotropy_standardized"], rel=1e-9
+    )
+    assert values["anisotropy_top5_removed"] == pytest.approx(
+        expected["anisotropy_without_top5"], rel=1e-9
+    )
     assert not values.keys() & expected.keys()
 
 

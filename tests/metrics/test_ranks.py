@@ -1,4 +1,6 @@
-"""The metrics on two gloo ranks. One pair of processes does everything; the tests look at what came back."""
+"""The metrics on two gloo ranks. One pair of processes does everything; the tests look at what came
+back.
+"""
 
 import warnings
 from unittest import mock
@@ -32,7 +34,17 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.layer import LayerMetrics, reduce
 from tests import references
-from tests.data import KINDS, all_nan, assert_values, floats, gaussian, metrics, texts, token_rows, updated
+from tests.data import (
+    KINDS,
+    all_nan,
+    assert_values,
+    floats,
+    gaussian,
+    metrics,
+    texts,
+    token_rows,
+    updated,
+)
 from tests.metrics.own_metric import PositiveShare
 from tests.ranks import on_two_ranks
 
@@ -65,7 +77,9 @@ def rows():
 
 
 def values_on(rank):
-    """Of every kind and every way to share the rows out; computed twice, with an update of one row in between."""
+    """Of every kind and every way to share the rows out; computed twice, with an update of one row
+    in between.
+    """
     warnings.filterwarnings("ignore", "The ``compute`` method of metric")  # no update on this rank
     x, ids = rows()
     values = {}
@@ -96,7 +110,9 @@ def table_on(rank):
 
 
 def table_after_reset_on(rank):
-    """The tables of a metric that a layer has given the types of all ranks, and has been used again for other rows."""
+    """The tables of a metric that a layer has given the types of all ranks, and has been used again
+    for other rows.
+    """
     x, ids = rows()
     layer = LayerMetrics(lambda dim: [TokenMoments(dim)], DIM, device=torch.device("cpu"))
     layer.update(x[rank::2], row_ids(x[rank::2], ids[rank::2]))
@@ -119,8 +135,17 @@ def texts_on(rank):
     """Whole sequences on each rank; those of the second type of share on one rank alone."""
     x, ids, sequences = texts(N, DIM, mean=100.0)
     values = {}
-    for share, own in {"even": sequences // 10**12 % 2 == rank, "all on rank 1": sequences * 0 == rank - 1}.items():
-        for kind in (TokenMoments, EmbeddingMoments, OutlierCoordinates, TokenSimilarity, NextTokenGeometry):
+    for share, own in {
+        "even": sequences // 10**12 % 2 == rank,
+        "all on rank 1": sequences * 0 == rank - 1,
+    }.items():
+        for kind in (
+            TokenMoments,
+            EmbeddingMoments,
+            OutlierCoordinates,
+            TokenSimilarity,
+            NextTokenGeometry,
+        ):
             metric = kind(DIM)
             metric.update(x[own], ids[own], sequence_ids=sequences[own])
             values[share, kind.__name__] = metric.compute()
@@ -140,7 +165,9 @@ def samples_on(rank):
 
 
 def marked_rows_on(rank):
-    """Numbers of the rows drawn from 20 a rank of which some do not count: left out, and marked, as on a GPU."""
+    """Numbers of the rows drawn from 20 a rank of which some do not count: left out, and marked, as
+    on a GPU.
+    """
     x = torch.arange(20.0)[:, None] + 20 * rank
     kept = torch.arange(20) % 3 > 0
     drawn = []
@@ -151,7 +178,9 @@ def marked_rows_on(rank):
 
 
 def equal_keys_on(rank):
-    """A sample in which rows have pairwise equal keys: of metrics with one seed that were merged."""
+    """A sample in which rows have pairwise equal keys: of metrics with one seed that were
+    merged.
+    """
     metric, other = (IntrinsicDimension(1, batch_size=41) for _ in range(2))
     metric.update(torch.arange(1.0, 51.0)[:, None] + 100 * rank)
     other.update(torch.arange(51.0, 101.0)[:, None] + 100 * rank)
@@ -161,7 +190,9 @@ def equal_keys_on(rank):
 
 
 def repeated_rows_on(rank):
-    """What ranks that repeat the same rows, each in a group of its own, make of a sample of them."""
+    """What ranks that repeat the same rows, each in a group of its own, make of a sample of
+    them.
+    """
     group = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
     x, _ = rows()
     samplers = AfterProcessing(DIM, sample_size=9), IntrinsicDimension(DIM, batch_size=9)
@@ -171,7 +202,9 @@ def repeated_rows_on(rank):
 
 
 def traffic_on(rank, dim=48):
-    """Elements of the state and elements sent, per kind, where both ranks have seen every token type."""
+    """Elements of the state and elements sent, per kind, where both ranks have seen every token
+    type.
+    """
     x, ids = gaussian(3000, dim, seed=rank), torch.arange(3000) % 300
     traffic = {}
     for kind, metric in metrics(dim).items():
@@ -179,7 +212,9 @@ def traffic_on(rank, dim=48):
         state = sum(value.numel() for value in metric.metric_state.values())
         reduced = []
         with (
-            mock.patch.multiple(dist, **dict.fromkeys(OTHER_COLLECTIVES, mock.Mock(side_effect=AssertionError))),
+            mock.patch.multiple(
+                dist, **dict.fromkeys(OTHER_COLLECTIVES, mock.Mock(side_effect=AssertionError))
+            ),
             mock.patch.object(dist, "all_reduce", recording(dist.all_reduce, reduced)),
         ):
             metric.compute()
@@ -206,7 +241,9 @@ def own_states_on(rank):
 
 
 def collectives_on(rank):
-    """What each collective makes of a tensor that is another one on each rank, and of the tensor itself."""
+    """What each collective makes of a tensor that is another one on each rank, and of the tensor
+    itself.
+    """
     tensor, ragged = torch.tensor([[1, rank], [rank, 5]]).T, torch.arange(3 * rank)
     results = {
         "sum": all_reduce_sum(tensor),
@@ -229,8 +266,22 @@ def recording(collective, sizes):
 
 def everything_on(rank):
     jobs = (
-        *(values_on, only_rank_0_has_token_ids, table_on, table_after_reset_on, texts_on, samples_on),
-        *(equal_keys_on, marked_rows_on, repeated_rows_on, traffic_on, collectives_on, occurrences_on),
+        *(
+            values_on,
+            only_rank_0_has_token_ids,
+            table_on,
+            table_after_reset_on,
+            texts_on,
+            samples_on,
+        ),
+        *(
+            equal_keys_on,
+            marked_rows_on,
+            repeated_rows_on,
+            traffic_on,
+            collectives_on,
+            occurrences_on,
+        ),
         *(any_ids_on, own_states_on),
     )
     return {job.__name__: job(rank) for job in jobs}
@@ -246,7 +297,9 @@ DEALT = {
 
 
 def dealt_batches(sizes):
-    """Rows, one of them NaN, token ids, and a mask that leaves out a row of all but small batches."""
+    """Rows, one of them NaN, token ids, and a mask that leaves out a row of all but small
+    batches.
+    """
     x, ids = token_rows(sum(sizes), DIM, mean=3.0)
     x[1234] = torch.nan
     for rows, of_rows in zip(x.float().split(sizes), ids.split(sizes), strict=True):
@@ -254,10 +307,16 @@ def dealt_batches(sizes):
 
 
 def drawn_on(rank, num_ranks=1):
-    """Values of rows that are drawn from more of them, which ranks take in turn, and the rows' numbers."""
+    """Values of rows that are drawn from more of them, which ranks take in turn, and the rows'
+    numbers.
+    """
     found = {}
     for name, sizes in DEALT.items():
-        kinds = IntrinsicDimension(DIM, seed=7), AfterProcessing(DIM), TokenOccurrences(DIM, [2007, 9007], most=500)
+        kinds = (
+            IntrinsicDimension(DIM, seed=7),
+            AfterProcessing(DIM),
+            TokenOccurrences(DIM, [2007, 9007], most=500),
+        )
         for metric in kinds:
             for batch in [*dealt_batches(sizes)][rank::num_ranks]:
                 metric.update(*batch)
@@ -270,7 +329,9 @@ def drawn_on(rank, num_ranks=1):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory, worker_id):
-    """What `everything_on` gives on each rank; run once, also where several pytest-xdist workers ask for it."""
+    """What `everything_on` gives on each rank; run once, also where several pytest-xdist workers
+    ask for it.
+    """
     if worker_id == "master":
         return on_two_ranks(everything_on, tmp_path_factory.mktemp("ranks"))
     shared = tmp_path_factory.getbasetemp().parent / "ranks.pt"
@@ -286,7 +347,9 @@ def test_collectives_leave_their_arguments_and_take_any_length(ranks):
         assert got["sum"].tolist() == [[2, 1], [1, 10]]
         assert got["max"].tolist() == [[1, 1], [1, 5]]
         assert [each.tolist() for each in got["gathered"]] == [[], [0, 1, 2]]
-        torch.testing.assert_close(got["max of floats"], torch.tensor([-0.5, torch.nan, 1.0]), equal_nan=True)
+        torch.testing.assert_close(
+            got["max of floats"], torch.tensor([-0.5, torch.nan, 1.0]), equal_nan=True
+        )
         assert got["large sum"].tolist() == [2**63 - 2**64 + 1, -7]
         assert got["cat"].tolist() == [[0.5], [0.5], [1.5]]
         assert got["unchanged"].tolist() == [[1, rank], [rank, 5]]
@@ -302,7 +365,8 @@ def test_values_are_those_of_one_process(ranks, kind, share):
     parts = [part for parts in SHARES[share] for part in parts]
     for step, more in enumerate((parts, [slice(0, 1), slice(1, 2)])):
         expected = updated(one, x, ids, more).compute()
-        if kind.startswith("IntrinsicDimension"):  # of another sample, because batches differ in size
+        # of another sample, because batches differ in size
+        if kind.startswith("IntrinsicDimension"):
             expected = {key: value for key, value in expected.items() if key == "n_points"}
         if kind == "Anisotropy with all parts":
             expected.update(batch_values(x, share, step))
@@ -326,7 +390,9 @@ def test_what_needs_token_ids_is_undefined_where_one_rank_has_none(ranks):
     for result in ranks:
         for values in map(floats, result["only_rank_0_has_token_ids"]):
             assert values["n"] == N
-            assert all_nan({key: value for key, value in values.items() if key.startswith(("V_", "token_"))})
+            assert all_nan(
+                {key: value for key, value in values.items() if key.startswith(("V_", "token_"))}
+            )
             assert "V_W_over_V_unbiased" in values
 
 
@@ -347,7 +413,9 @@ def test_a_metric_that_is_used_again_has_no_token_types_of_before(ranks):
 
 def test_token_types_may_have_any_numbers(ranks):
     x, _ = rows()
-    for numbers, table, other in zip(ANY_IDS, *(result["any_ids_on"] for result in ranks), strict=True):
+    for numbers, table, other in zip(
+        ANY_IDS, *(result["any_ids_on"] for result in ranks), strict=True
+    ):
         expected = token_table(x, torch.tensor(numbers)[torch.arange(N) % 4])
         for state, of_other, of_one in zip(table, other, expected, strict=True):
             assert state.equal(of_other)
@@ -367,7 +435,9 @@ def test_occurrences_are_those_of_the_streams_merged(ranks):
         own, of_own = x[rank::2], ids[rank::2]
         kept = torch.isin(of_own, ids[:3])
         sample = sample.merge(
-            Sample.empty(DIM, 9, by_label=True).extend(own[kept], of_own[kept], kept, stream=rank, num_streams=2)
+            Sample.empty(DIM, 9, by_label=True).extend(
+                own[kept], of_own[kept], kept, stream=rank, num_streams=2
+            )
         )
     first, second = (result["occurrences_on"] for result in ranks)
     drawn, labels = first["synced"]
@@ -381,10 +451,17 @@ def test_pairs_in_different_sequences_are_those_of_all_ranks(ranks):
     x, ids, sequences = texts(N, DIM, mean=100.0)
     pooled = references.unbiased_values(x, ids, sequences)
     parts = [sequences // 10**12 % 2 == rank for rank in (0, 1)]
-    within = [references.within_by_pairs(x[of], ids[of], sequences[of]) * int(of.sum()) / N for of in parts]
+    within = [
+        references.within_by_pairs(x[of], ids[of], sequences[of]) * int(of.sum()) / N
+        for of in parts
+    ]
     for result in ranks:
         values = result["texts_on"]
-        for key in (("even", "TokenMoments"), ("all on rank 1", "TokenMoments"), ("all on rank 1", "EmbeddingMoments")):
+        for key in (
+            ("even", "TokenMoments"),
+            ("all on rank 1", "TokenMoments"),
+            ("all on rank 1", "EmbeddingMoments"),
+        ):
             assert_values(values[key], pooled, rtol=1e-9)
         expected = references.unbiased_values(x, ids, within=sum(within))
         assert_values(values["even", "EmbeddingMoments"], expected, rtol=1e-9)
@@ -406,7 +483,9 @@ def test_values_of_sequences_are_those_of_one_process(ranks, share, kind):
     one = kind(DIM)
     one.update(x, ids, sequence_ids=sequences)
     for result in ranks:
-        assert_values(result["texts_on"][share, kind.__name__], one.compute(), rtol=1e-9, atol=1e-12)
+        assert_values(
+            result["texts_on"][share, kind.__name__], one.compute(), rtol=1e-9, atol=1e-12
+        )
 
 
 def test_ranks_that_repeat_rows_draw_the_same_sample(ranks):
@@ -433,7 +512,11 @@ def test_the_sample_is_the_same_on_every_rank_and_that_of_the_streams_merged(ran
 def test_rows_that_do_not_count_are_not_drawn_where_they_are_marked(ranks):
     for result in ranks:
         left_out, marked, few_left_out, few_marked = result["marked_rows_on"]
-        assert sorted(left_out) == sorted(marked) == [20 * rank + i for rank in (0, 1) for i in range(20) if i % 3]
+        assert (
+            sorted(left_out)
+            == sorted(marked)
+            == [20 * rank + i for rank in (0, 1) for i in range(20) if i % 3]
+        )
         assert few_left_out == few_marked
 
 
@@ -441,7 +524,9 @@ COUNT_RANGES = None, (2, 5), (1000, 2000)
 
 
 def shared_table(rank):
-    """Rows of a rank, whose sequences are its own, and the first of which have no type; the last rank has none."""
+    """Rows of a rank, whose sequences are its own, and the first of which have no type; the last
+    rank has none.
+    """
     x, ids = rows()
     own = slice(0, 0) if rank == 2 else slice(rank, None, 2)
     ids = ids[own].clone()
@@ -450,11 +535,16 @@ def shared_table(rank):
 
 
 def types_of_all_ranks(rank):
-    """Those of the table that is dealt out to the ranks, and the largest tensor that a rank has given for it."""
+    """Those of the table that is dealt out to the ranks, and the largest tensor that a rank has
+    given for it.
+    """
     sizes = []
 
     def counted(collective):
-        return lambda *args, **kwargs: [sizes.append(max(x.numel() for x in args)), collective(*args, **kwargs)][1]
+        return lambda *args, **kwargs: [
+            sizes.append(max(x.numel() for x in args)),
+            collective(*args, **kwargs),
+        ][1]
 
     names = "all_reduce", "all_to_all_single"
     with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in names}):
@@ -468,7 +558,8 @@ def test_a_table_that_is_dealt_out_to_ranks_has_the_numbers_of_the_whole_one(tmp
         for found, count_range in zip(types, COUNT_RANGES, strict=True):
             for number, expected in zip(found, whole.reduced(count_range), strict=True):
                 torch.testing.assert_close(number, expected, rtol=1e-9, atol=1e-9)
-        assert most <= (len(whole.n) + 2) * (DIM + 5)  # a third of the types for each rank, rounded up
+        # a third of the types for each rank, rounded up
+        assert most <= (len(whole.n) + 2) * (DIM + 5)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

@@ -19,7 +19,9 @@ def cosine(a, b):
 
 def by_pairs(x, token_ids, sequence_ids, dtype=np.float64):
     """All keys, one pair after the other."""
-    x, token_ids, sequence_ids = (np.asarray(each) for each in (x.double(), token_ids, sequence_ids))
+    x, token_ids, sequence_ids = (
+        np.asarray(each) for each in (x.double(), token_ids, sequence_ids)
+    )
     x = x.astype(dtype)
     pairs = [(cosine(x[i], x[j]), i, j) for i in range(len(x)) for j in range(i)]
 
@@ -30,10 +32,14 @@ def by_pairs(x, token_ids, sequence_ids, dtype=np.float64):
     sequences = [s for s in set(sequence_ids.tolist()) if (sequence_ids == s).sum() > 1]
     rows = [x[sequence_ids == s] for s in sequences]
     values = {
-        "self_similarity": np.mean([mean(lambda i, j, t=t: token_ids[i] == token_ids[j] == t) for t in types]),
+        "self_similarity": np.mean(
+            [mean(lambda i, j, t=t: token_ids[i] == token_ids[j] == t) for t in types]
+        ),
         "different_token_similarity": mean(lambda i, j: token_ids[i] != token_ids[j]),
         "within_sequence_similarity": mean(lambda i, j: sequence_ids[i] == sequence_ids[j]),
-        "intra_sentence_similarity": np.mean([np.mean([cosine(row, of.mean(0)) for row in of]) for of in rows]),
+        "intra_sentence_similarity": np.mean(
+            [np.mean([cosine(row, of.mean(0)) for row in of]) for of in rows]
+        ),
     }
     for key, same_type, same_sequence in (
         ("self_similarity_across_sequences", True, False),
@@ -55,7 +61,9 @@ def updated(x, ids, sequences):
     return metric
 
 
-@pytest.mark.parametrize(("dtype", "mean"), [(torch.float64, 0.0), (torch.float32, 5.0), (torch.bfloat16, 5.0)])
+@pytest.mark.parametrize(
+    ("dtype", "mean"), [(torch.float64, 0.0), (torch.float32, 5.0), (torch.bfloat16, 5.0)]
+)
 def test_values_are_those_of_loops_over_pairs(dtype, mean):
     x, ids, sequences = texts(N, DIM, mean=mean)
     x = x.to(dtype)
@@ -83,7 +91,9 @@ def test_the_correction_is_the_mean_cosine():
 
 
 def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
-    """Of n rows of norm 1 with a mean cosine w, the mean cosine with their mean is √((1 + (n - 1) w) / n)."""
+    """Of n rows of norm 1 with a mean cosine w, the mean cosine with their mean is √((1 + (n - 1)
+    w) / n).
+    """
     x = torch.nn.functional.normalize(gaussian(7, DIM) + 1, dim=1)
     values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
     expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
@@ -91,14 +101,22 @@ def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
 
 
 def test_the_spread_of_cosines_of_two_rows_is_none_and_of_opposite_ones_that_of_signs():
-    assert floats(updated(gaussian(2, DIM), torch.arange(2), torch.arange(2)).compute())["cosine_std"] < 1e-8
+    assert (
+        floats(updated(gaussian(2, DIM), torch.arange(2), torch.arange(2)).compute())["cosine_std"]
+        < 1e-8
+    )
     signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    values = floats(updated(signs[:, None] * gaussian(1, DIM), torch.arange(5), torch.arange(5)).compute())
-    assert values["cosine_std"] == pytest.approx(math.sqrt(1 - 0.2**2), rel=1e-12)  # 4 pairs alike, 6 opposite
+    values = floats(
+        updated(signs[:, None] * gaussian(1, DIM), torch.arange(5), torch.arange(5)).compute()
+    )
+    # 4 pairs alike, 6 opposite
+    assert values["cosine_std"] == pytest.approx(math.sqrt(1 - 0.2**2), rel=1e-12)
 
 
-@pytest.mark.parametrize(("dim", "ratio"), [(1, 2.0), (2, 0.5), (16, 0.0), (16, 0.3), (64, 4.0), (256, 1e4)])
-def test_noise_about_the_offset_of_the_run_has_the_spread_of_the_baseline_and_a_mean_cosine_of_about_its_share(
+@pytest.mark.parametrize(
+    ("dim", "ratio"), [(1, 2.0), (2, 0.5), (16, 0.0), (16, 0.3), (64, 4.0), (256, 1e4)]
+)
+def test_noise_about_the_offset_has_the_spread_of_the_baseline_and_a_cosine_of_its_share(
     dim, ratio
 ):
     offset = math.sqrt(ratio / dim)
@@ -107,9 +125,13 @@ def test_noise_about_the_offset_of_the_run_has_the_spread_of_the_baseline_and_a_
         x = gaussian(3000, dim, seed=seed) / math.sqrt(dim) + offset
         of_rows = EmbeddingMoments(dim)
         of_rows.update(x)
-        drawn.append(floats(updated(x, torch.arange(3000), torch.arange(3000)).compute() | of_rows.compute()))
+        drawn.append(
+            floats(updated(x, torch.arange(3000), torch.arange(3000)).compute() | of_rows.compute())
+        )
     measured = {key: np.array([values[key] for values in drawn]) for key in drawn[0]}
-    expected = baseline_values(GaussianRows(frozenset(measured), measured, np.full(8, float(dim))))["cosine_std"]
+    expected = baseline_values(GaussianRows(frozenset(measured), measured, np.full(8, float(dim))))[
+        "cosine_std"
+    ]
     assert expected.mean() == pytest.approx(measured["cosine_std"].mean(), rel=0.01, abs=1e-6)
     if not ratio:
         assert expected.mean() == pytest.approx(1 / math.sqrt(dim), rel=0.01)
@@ -158,4 +180,6 @@ def test_without_token_ids_there_are_no_values_of_types():
     metric = TokenSimilarity(DIM)
     metric.update(gaussian(12, DIM).view(3, 4, DIM))
     names = {"within_sequence_similarity", "intra_sentence_similarity"}
-    assert metric.compute().keys() == names | {f"{name}_adjusted" for name in names} | {"cosine_std"}
+    assert metric.compute().keys() == names | {f"{name}_adjusted" for name in names} | {
+        "cosine_std"
+    }

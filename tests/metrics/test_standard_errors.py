@@ -3,7 +3,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo import AfterProcessing, Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, default_metrics
+from embedgeo import (
+    AfterProcessing,
+    Anisotropy,
+    EmbeddingMoments,
+    IntrinsicDimension,
+    TokenMoments,
+    default_metrics,
+)
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.jackknife import standard_error
 from embedgeo.functional.rows import row_ids
@@ -16,10 +23,14 @@ CORPUS = Corpus(num_types=40, dim=6)
 RANGE = (10, 40)
 OF_SOME_TYPES = {"count_range": (5, 60), "regression_count_range": RANGE}
 SPECTRUM = {"spectrum": True}
-OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2"} | {f"{k}_freq_{of}" for k in "QMV" for of in ("slope", "r2")}
+OVER_TYPES = {"Q_t_cv", "V_on_M_slope", "V_on_M_r2"} | {
+    f"{k}_freq_{of}" for k in "QMV" for of in ("slope", "r2")
+}
 
 
-def batches(num_sequences: int = 26, length: int = 30, size: int = 6) -> list[tuple[Tensor, Tensor, Tensor]]:
+def batches(
+    num_sequences: int = 26, length: int = 30, size: int = 6
+) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Embeddings, token ids and sequence ids; the last batch is smaller."""
     x, ids = CORPUS.draw(num_sequences, length, seed=0)
     sequences = [torch.arange(len(part))[:, None].expand(part.shape) for part in ids.split(size)]
@@ -35,7 +46,9 @@ def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], d
     for x, ids, sequences in batches(size=size):
         metrics.update(x, row_ids(x, ids, lengths_mask(ids), sequences))
     values = metrics.compute()
-    return {key: pair[0] for key, pair in values.items()}, {key: pair[1] for key, pair in values.items()}
+    return {key: pair[0] for key, pair in values.items()}, {
+        key: pair[1] for key, pair in values.items()
+    }
 
 
 def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]:
@@ -54,15 +67,26 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
     def context(left_out: int | None) -> dict[str, Tensor]:
         """The split of V_W, types standing for those that are in as many sequences of all rows."""
         parts = [
-            (x[mask], ids[mask], 1000 * b + sequences[mask], (b * len(x) + sequences[mask]) % num_groups)
+            (
+                x[mask],
+                ids[mask],
+                1000 * b + sequences[mask],
+                (b * len(x) + sequences[mask]) % num_groups,
+            )
             for b, (x, ids, sequences) in enumerate(batches())
             for mask in [lengths_mask(ids)]
         ]
         x, ids, sequences, groups = (torch.cat(each) for each in zip(*parts, strict=True))
         seen_in = {int(t): len(sequences[ids == t].unique()) for t in ids.unique()}
-        left = groups != left_out if left_out is not None else torch.ones_like(groups, dtype=torch.bool)
+        left = (
+            groups != left_out
+            if left_out is not None
+            else torch.ones_like(groups, dtype=torch.bool)
+        )
         x, ids, sequences = x[left], ids[left], sequences[left]
-        kept = torch.from_numpy(references.in_count_range(ids, options.get("count_range", (1, 10**9))))
+        kept = torch.from_numpy(
+            references.in_count_range(ids, options.get("count_range", (1, 10**9)))
+        )
         found = references.context_values(x[kept], ids[kept], sequences[kept], seen_in)
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in found.items()}
 
@@ -73,14 +97,21 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
         in_range = (counts >= RANGE[0]) & (counts <= RANGE[1])
         made = TokenMoments(6, regression_count_range=(1, 10**9))
         for b, (x, ids, sequences) in enumerate(batches()):
-            mask = lengths_mask(ids) & ((b * len(x) + sequences) % num_groups != left_out) & in_range[ids]
+            mask = (
+                lengths_mask(ids)
+                & ((b * len(x) + sequences) % num_groups != left_out)
+                & in_range[ids]
+            )
             made.update(x[mask], ids[mask], sequence_ids=sequences[mask])
         return {key: value for key, value in made.compute().items() if key in OVER_TYPES}
 
     whole, _ = values(None)
     without = [values(group) for group in range(num_groups)]
     sizes = torch.tensor([count for _, count in without])
-    return {key: standard_error(whole[key], torch.stack([each[key] for each, _ in without]), sizes) for key in whole}
+    return {
+        key: standard_error(whole[key], torch.stack([each[key] for each, _ in without]), sizes)
+        for key in whole
+    }
 
 
 @pytest.mark.parametrize("num_groups", [2, 5, 16])
@@ -98,11 +129,15 @@ def test_errors_are_those_of_estimates_without_each_group(metric, options, num_g
     expected = naive(metric, num_groups, **options)
     assert errors.keys() == expected.keys()
     for key, error in errors.items():
-        torch.testing.assert_close(error, expected[key], rtol=1e-8, atol=1e-10, equal_nan=True, msg=key)
+        torch.testing.assert_close(
+            error, expected[key], rtol=1e-8, atol=1e-10, equal_nan=True, msg=key
+        )
 
 
 def test_moments_without_a_table_have_errors_too() -> None:
-    """Those of V_W are from pairs within each group, as its values are from pairs within each update."""
+    """Those of V_W are from pairs within each group, as its values are from pairs within each
+    update.
+    """
     _, errors = measured(lambda dim: [EmbeddingMoments(dim)], 4, size=12)
     expected = measured(lambda dim: [TokenMoments(dim)], 4, size=12)[1]
     for key, error in errors.items():
@@ -168,7 +203,9 @@ def test_a_number_of_groups_that_cannot_be_is_refused(jackknife) -> None:
     from embedgeo import observe
 
     with pytest.raises(ValueError, match=r"jackknife must be a number of groups, 2 or more"):
-        observe(torch.nn.Identity(), jackknife=jackknife, layers=lambda model: {"all": model}).__enter__()
+        observe(
+            torch.nn.Identity(), jackknife=jackknife, layers=lambda model: {"all": model}
+        ).__enter__()
 
 
 def test_one_sequence_for_each_of_few_groups_and_none_for_others() -> None:
@@ -178,20 +215,29 @@ def test_one_sequence_for_each_of_few_groups_and_none_for_others() -> None:
 
 
 def test_copies_without_rows_follow_the_layer_to_its_device(monkeypatch) -> None:
-    """A stand-in for a second device: metrics say that they are on another one until they are moved."""
-    metrics, moved = LayerMetrics(default_metrics, 6, device=torch.device("cpu"), jackknife=8), set()
+    """A stand-in for a second device: metrics say that they are on another one until they are
+    moved.
+    """
+    metrics, moved = (
+        LayerMetrics(default_metrics, 6, device=torch.device("cpu"), jackknife=8),
+        set(),
+    )
     device = property(lambda metric: torch.device("cpu" if id(metric) in moved else "meta"))
     monkeypatch.setattr(GeometryMetric, "device", device)
     monkeypatch.setattr(GeometryMetric, "to", lambda metric, device: moved.add(id(metric)))
     x = torch.randn(2, 3, 6)
-    metrics.update(x, row_ids(x, torch.arange(6).view(2, 3), None, torch.tensor([[0] * 3, [1] * 3])))
+    metrics.update(
+        x, row_ids(x, torch.arange(6).view(2, 3), None, torch.tensor([[0] * 3, [1] * 3]))
+    )
     assert moved == {id(metric) for metric in metrics.with_copies}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_sequence", [True, False])
 def test_intervals_hold_the_value_of_the_population_as_often_as_they_should(by_sequence) -> None:
-    """Slow, about 8 s: samples, each with its standard errors. All 200: ``benchmarks/standard_errors.py``."""
+    """Slow, about 8 s: samples, each with its standard errors. All 200:
+    ``benchmarks/standard_errors.py``.
+    """
     shares = coverage(24 if by_sequence else 10, Corpus(), by_sequence=by_sequence)["coverage"]
     if by_sequence:
         is_dimension = shares.index.isin(DIMENSIONS)

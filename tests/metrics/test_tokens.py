@@ -1,4 +1,6 @@
-"""TokenMoments against a loop over token types, and the split of the variance by pairs in different sequences."""
+"""TokenMoments against a loop over token types, and the split of the variance by pairs in different
+sequences.
+"""
 
 import math
 
@@ -8,9 +10,24 @@ import torch
 from benchmarks.within_token_variance import bursts, independent, nested, shares, text_share
 from embedgeo import observe
 from embedgeo.functional import token_table, type_plane
-from embedgeo.metrics import Anisotropy, EmbeddingMoments, NextTokenGeometry, TokenMoments, TokenSimilarity
+from embedgeo.metrics import (
+    Anisotropy,
+    EmbeddingMoments,
+    NextTokenGeometry,
+    TokenMoments,
+    TokenSimilarity,
+)
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, generator, texts, token_rows, updated
+from tests.data import (
+    all_nan,
+    assert_values,
+    floats,
+    gaussian,
+    generator,
+    texts,
+    token_rows,
+    updated,
+)
 from tests.models import gpt_neox, token_batch
 
 NOT_OF_THE_TABLE = {"mean_cosine", "norm_mean", "norm_cv", "norm_max", "top_dim_share"}
@@ -22,7 +39,11 @@ REGRESSIONS = {
 
 
 def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
-    expected = references.row_values(x) | references.token_values(x, ids) | references.unbiased_values(x, ids)
+    expected = (
+        references.row_values(x)
+        | references.token_values(x, ids)
+        | references.unbiased_values(x, ids)
+    )
     expected |= references.context_values(x, ids, range(len(ids)))
     if regressed is not None:
         expected = {key: value for key, value in expected.items() if key not in NOT_OF_THE_TABLE}
@@ -37,14 +58,20 @@ def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None)
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=["64", "32", "bf16", "fp16"]
+    "dtype",
+    [torch.float64, torch.float32, torch.bfloat16, torch.float16],
+    ids=["64", "32", "bf16", "fp16"],
 )
 def test_values_equal_the_loop(mean, dtype):
     x, ids = token_rows(2000, 6, mean=mean)
     x = x.to(dtype)
     metric = updated(TokenMoments(6), x, ids, [slice(0, 900), slice(900, 2000)])
     exact = dtype == torch.float64
-    tolerances = {"rtol": 1e-9, "regression_rtol": 1e-7} if exact else {"rtol": 1e-6, "regression_rtol": 1e-4}
+    tolerances = (
+        {"rtol": 1e-9, "regression_rtol": 1e-7}
+        if exact
+        else {"rtol": 1e-6, "regression_rtol": 1e-4}
+    )
     assert_equals_loop(metric.compute(), x.double(), ids, **tolerances)
 
 
@@ -52,11 +79,18 @@ def test_values_equal_the_loop(mean, dtype):
 @pytest.mark.parametrize("count_range", [(1, 10**6), (10, 100), (30, 31)])
 def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_range, mean):
     x, ids = token_rows(2000, 4, mean=mean)
-    metric = updated(TokenMoments(4, count_range=count_range), x, ids, [slice(0, 3), slice(3, 2000)])
+    metric = updated(
+        TokenMoments(4, count_range=count_range), x, ids, [slice(0, 3), slice(3, 2000)]
+    )
     kept = torch.from_numpy(references.in_count_range(ids, count_range))
     assert 0 < kept.sum() <= len(x)
     assert_equals_loop(
-        metric.compute(), x[kept], ids[kept], rtol=1e-9, regression_rtol=1e-7, regressed=references.token_values(x, ids)
+        metric.compute(),
+        x[kept],
+        ids[kept],
+        rtol=1e-9,
+        regression_rtol=1e-7,
+        regressed=references.token_values(x, ids),
     )
     assert metric.table()["token_id"].tolist() == sorted(set(ids[kept].tolist()))
 
@@ -64,7 +98,9 @@ def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_ra
 def test_count_range_that_nothing_meets():
     metric = TokenMoments(3, count_range=(1000, 2000), regression_count_range=(1000, 2000))
     values = floats(updated(metric, *token_rows(50, 3)).compute())
-    assert [values.pop(key) for key in ("n", "token_types", "token_types_regressed", "n_nonfinite")] == [0] * 4
+    assert [
+        values.pop(key) for key in ("n", "token_types", "token_types_regressed", "n_nonfinite")
+    ] == [0] * 4
     assert all_nan(values)
 
 
@@ -77,8 +113,12 @@ def test_regression_count_range():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.02, 0.3])
-def test_the_spread_of_q_over_types_is_the_expected_one_where_rows_are_of_one_law_and_more_where_not(spread):
-    """Of the page of definitions: C.V.(‖x‖²)² ⟨1/n⟩ (T - 1) / T, and (2 norm_cv)² for the first factor if small."""
+def test_the_spread_of_q_over_types_is_the_expected_one_where_rows_are_of_one_law(
+    spread,
+):
+    """Of the page of definitions: C.V.(‖x‖²)² ⟨1/n⟩ (T - 1) / T, and (2 norm_cv)² for the first
+    factor if small.
+    """
     counts = (2000 / torch.arange(1, 121) ** 0.8).long()
     ids = torch.arange(120).repeat_interleave(counts)
     share = (1 / counts.double()).mean() * 119 / 120
@@ -121,14 +161,21 @@ def test_table_has_the_moments_of_each_type(dtype):
 @pytest.mark.parametrize("count_range", [None, (1, 1000)])
 def test_rows_identical_per_token_have_no_variance_within(dtype, count_range):
     vectors, ids = gaussian(60, 5).to(dtype), token_rows(700, 1)[1] // 1000
-    metric = updated(TokenMoments(5, count_range=count_range), vectors[ids], ids, [slice(0, 300), slice(300, 700)])
+    metric = updated(
+        TokenMoments(5, count_range=count_range),
+        vectors[ids],
+        ids,
+        [slice(0, 300), slice(300, 700)],
+    )
     values = floats(metric.compute())
     assert values["V_W"] == values["V_W_over_V"] == values["V_W_unbiased"] == 0
     assert values["V_B"] == pytest.approx(values["V"], rel=1e-12)
 
 
 def test_one_token_type_has_no_variance_between():
-    values = floats(updated(TokenMoments(3), 1000 + gaussian(30, 3), torch.zeros(30).long()).compute())
+    values = floats(
+        updated(TokenMoments(3), 1000 + gaussian(30, 3), torch.zeros(30).long()).compute()
+    )
     assert values["V_B"] == 0
     assert values["V_W"] == pytest.approx(values["V"], rel=1e-12)
     assert values["V"] > 0
@@ -140,7 +187,9 @@ def zipf_split(n, seed, dim=8, vocabulary=50_000):
     """Plug-in and unbiased fraction on simulated tokens whose true one is 0.6."""
     weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
     ids = torch.multinomial(weights, n, replacement=True, generator=generator(seed))
-    x = 0.4**0.5 * gaussian(vocabulary, dim, seed=1000 + seed)[ids] + 0.6**0.5 * gaussian(n, dim, seed=2000 + seed)
+    x = 0.4**0.5 * gaussian(vocabulary, dim, seed=1000 + seed)[ids] + 0.6**0.5 * gaussian(
+        n, dim, seed=2000 + seed
+    )
     values = updated(TokenMoments(dim), x, ids).compute()
     return values["V_W_over_V"].item(), values["V_W_over_V_unbiased"].item()
 
@@ -174,7 +223,9 @@ def test_token_ids_must_come_with_every_update_or_with_none():
 
 def test_without_token_ids_there_are_the_values_of_the_rows_alone():
     x, _ = token_rows(10, 3)
-    assert updated(TokenMoments(3), x).compute().keys() == references.row_values(x).keys() | {"n_nonfinite"}
+    assert updated(TokenMoments(3), x).compute().keys() == references.row_values(x).keys() | {
+        "n_nonfinite"
+    }
 
 
 @pytest.mark.parametrize("name", ["count_range", "regression_count_range"])
@@ -201,7 +252,9 @@ def test_plane_has_the_origin_first_and_then_the_most_frequent_types():
 @pytest.mark.parametrize("count_range", [None, (2, 300)])
 def test_means_are_those_of_the_rows_of_each_type(count_range):
     x, ids = token_rows(300, 5)
-    metric = updated(TokenMoments(5, count_range=count_range), x, ids, [slice(0, 120), slice(120, 300)])
+    metric = updated(
+        TokenMoments(5, count_range=count_range), x, ids, [slice(0, 120), slice(120, 300)]
+    )
     found, table = metric.means(), metric.table()
     assert found["token_id"].tolist() == table["token_id"].tolist()
     expected = torch.stack([x[ids == token].double().mean(0) for token in found["token_id"]])
@@ -213,7 +266,9 @@ def test_distances_are_those_of_the_types_means_from_the_mean_of_all_rows():
     x, ids = token_rows(300, 5, mean=100.0)
     found = updated(TokenMoments(5), x, ids, [slice(0, 120), slice(120, 300)]).distances()
     means = torch.stack([x[ids == token_id].mean(0) for token_id in found["token_id"]])
-    torch.testing.assert_close(found["distance"], (means - x.mean(0)).square().sum(1), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        found["distance"], (means - x.mean(0)).square().sum(1), rtol=1e-9, atol=0
+    )
     assert found["token_id"].tolist() == ids.unique().tolist()
 
 
@@ -232,13 +287,17 @@ def mean_share(samples):
 @pytest.mark.parametrize("exponent", [-0.1, 0.0, 0.1, 0.2])
 @pytest.mark.parametrize(("n", "tolerance"), [(2_048, 0.035), (8_192, 0.012)])
 def test_it_is_found_where_variances_go_with_frequency(n, exponent, tolerance):
-    assert mean_share(independent(n, exponent, seed) for seed in SEEDS) == pytest.approx(0.6, abs=tolerance)
+    assert mean_share(independent(n, exponent, seed) for seed in SEEDS) == pytest.approx(
+        0.6, abs=tolerance
+    )
 
 
 def test_it_is_found_where_occurrences_in_one_sequence_are_alike():
     samples = [bursts(seed) for seed in SEEDS]
     assert mean_share(samples) == pytest.approx(0.6, abs=0.02)
-    plug_in, pooled, alone, _ = torch.tensor([shares(sample) for sample in samples[:2]]).mean(0).tolist()
+    plug_in, pooled, alone, _ = (
+        torch.tensor([shares(sample) for sample in samples[:2]]).mean(0).tolist()
+    )
     assert max(plug_in, pooled, alone) < 0.5  # what takes rows as independent is far off
 
 
@@ -255,7 +314,9 @@ def test_by_default_the_leading_axis_of_a_batch_tells_the_sequences(kind):
     kept = mask.flatten()
     expected = references.unbiased_values(x[kept], ids[kept], sequences[kept])
     assert_values(expected, floats_of(kind, x.view(8, 25, DIM), ids.view(8, 25), mask), rtol=1e-9)
-    assert_values(expected, floats_of(kind, x[kept], ids[kept], None, sequences[kept].int()), rtol=1e-9)
+    assert_values(
+        expected, floats_of(kind, x[kept], ids[kept], None, sequences[kept].int()), rtol=1e-9
+    )
     alone = references.unbiased_values(x, ids)
     assert_values(alone, floats_of(kind, x, ids), rtol=1e-9)
     assert_values(alone, floats_of(kind, x.view(N, 1, DIM), ids.view(N, 1)), rtol=1e-9)
@@ -281,12 +342,27 @@ def test_one_sequence_alone_counts_as_independent_rows_and_two_without_pairs_as_
     x, ids = token_rows(50, DIM)
     alone = floats_of(kind, x, ids, None, torch.full((50,), 3))
     assert_values(alone, references.unbiased_values(x, ids), rtol=1e-9)
-    values = floats_of(kind, torch.cat((x, x)), torch.cat((ids, ids + 1)), None, torch.arange(2).repeat_interleave(50))
+    values = floats_of(
+        kind,
+        torch.cat((x, x)),
+        torch.cat((ids, ids + 1)),
+        None,
+        torch.arange(2).repeat_interleave(50),
+    )
     assert all(math.isnan(value) for value in values.values())
 
 
 OF_TYPES = {
-    *("V_W", "V_B", "V_W_over_V", "V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased", "V_W_over_Q", "V_B_over_Q"),
+    *(
+        "V_W",
+        "V_B",
+        "V_W_over_V",
+        "V_W_unbiased",
+        "V_B_unbiased",
+        "V_W_over_V_unbiased",
+        "V_W_over_Q",
+        "V_B_over_Q",
+    ),
     *(*REGRESSIONS, "token_types", "self_similarity", "different_token_similarity"),
     *("V_W_local", "V_W_text", "V_W_text_over_V_W"),
 }
@@ -298,7 +374,8 @@ CROSSED = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [(TokenMoments, {}), (TokenMoments, {"count_range": (1, 100)}), (TokenSimilarity, {})]
+    ("kind", "options"),
+    [(TokenMoments, {}), (TokenMoments, {"count_range": (1, 100)}), (TokenSimilarity, {})],
 )
 def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(kind, options):
     x, ids = token_rows(2000, DIM, mean=3.0)
@@ -311,8 +388,14 @@ def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(kind, opt
     whole.update(x, ids)
     of_typed.update(x[typed], labels[typed])
     values, of_all = metric.compute(), whole.compute()
-    by_type = {key: value for key, value in of_typed.compute().items() if key in OF_TYPES or options}
-    others = {key: value for key, value in of_all.items() if key not in OF_TYPES | CROSSED and "adjusted" not in key}
+    by_type = {
+        key: value for key, value in of_typed.compute().items() if key in OF_TYPES or options
+    }
+    others = {
+        key: value
+        for key, value in of_all.items()
+        if key not in OF_TYPES | CROSSED and "adjusted" not in key
+    }
     assert_values(values, by_type, rtol=1e-9, atol=1e-12)
     assert_values(values, {} if options else others, rtol=1e-9, atol=1e-12)
     if kind is TokenSimilarity:
@@ -339,7 +422,9 @@ def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     x, ids = token_rows(20, DIM)
     ids[[3, 5]] = torch.tensor([-7, -100])
     metric = kind(DIM)
-    with pytest.raises(ValueError, match=r"token_ids must not be negative, but for -100, .*; got -7\. Mask"):
+    with pytest.raises(
+        ValueError, match=r"token_ids must not be negative, but for -100, .*; got -7\. Mask"
+    ):
         metric.update(x, ids)
     assert metric.num_rows == 0
     metric.update(x, ids, ids >= 0)
@@ -350,7 +435,9 @@ def test_token_ids_of_a_batch_without_a_type_are_told_once():
     model, batch = gpt_neox().eval(), token_batch()
     labels = batch["input_ids"].masked_fill(batch["input_ids"] % 2 == 0, -100)
     with observe(model, token_ids=labels) as geometry, torch.no_grad():
-        with pytest.warns(UserWarning, match="token_ids: rows with the token id -100, which labels have"):
+        with pytest.warns(
+            UserWarning, match="token_ids: rows with the token id -100, which labels have"
+        ):
             model(**batch)
         model(**batch)
     assert geometry.compute()["block.01"]["token_types"] == len(labels[labels != -100].unique())
@@ -386,7 +473,10 @@ def test_wrong_sequence_ids_are_refused(sequence_ids, error, message):
 
 
 def in_forward_passes(model, batches, **options):
-    with observe(model, metrics=lambda dim: [TokenMoments(dim)], **options) as geometry, torch.no_grad():
+    with (
+        observe(model, metrics=lambda dim: [TokenMoments(dim)], **options) as geometry,
+        torch.no_grad(),
+    ):
         for batch in batches:
             model(**batch)
     return geometry.compute()["block.01"]
@@ -411,7 +501,9 @@ def test_sequences_are_those_of_the_batches_of_a_model(padding):
 def test_sequences_that_are_packed_are_told_by_their_positions():
     model, batch = gpt_neox().eval(), token_batch(rows=2, length=12)
     del batch["attention_mask"]
-    batch["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in ([5, 4, 3], [1, 11])])
+    batch["position_ids"] = torch.stack(
+        [torch.cat([torch.arange(n) for n in row]) for row in ([5, 4, 3], [1, 11])]
+    )
     with torch.no_grad():
         hidden = model(**batch, output_hidden_states=True).hidden_states[2].flatten(0, 1)
     sequences = torch.tensor([0] * 5 + [1] * 4 + [2] * 3 + [3] + [4] * 11)
@@ -438,7 +530,9 @@ def test_context_in_and_between_texts_equals_that_of_all_pairs(num_sequences, me
     order = sequences.argsort(stable=True)
     middle = int((sequences == sequences.min()).sum())  # an update has whole sequences
     x, ids, sequences = x[order], ids[order], sequences[order]
-    assert_values(context_of(x, ids, sequences, [slice(0, middle), slice(middle, None)]), expected, rtol=1e-9)
+    assert_values(
+        context_of(x, ids, sequences, [slice(0, middle), slice(middle, None)]), expected, rtol=1e-9
+    )
 
 
 def test_a_type_without_a_pair_in_one_text_takes_that_of_types_seen_in_as_many():
@@ -471,7 +565,9 @@ def test_after_a_batch_without_a_finite_row_others_count(bad):
     x, ids, _ = texts(60, 3)
     metric = updated(TokenMoments(3), torch.full_like(x, bad), ids)
     values = updated(metric, x, ids).compute()
-    assert_values({**values, "n_nonfinite": 0.0}, updated(TokenMoments(3), x, ids).compute(), rtol=1e-12)
+    assert_values(
+        {**values, "n_nonfinite": 0.0}, updated(TokenMoments(3), x, ids).compute(), rtol=1e-12
+    )
     assert values["n_nonfinite"] == 60
 
 

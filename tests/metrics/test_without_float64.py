@@ -1,4 +1,6 @@
-"""A device that has no float64, as MPS: sums over a batch in float32, all others in float64 on the CPU."""
+"""A device that has no float64, as MPS: sums over a batch in float32, all others in float64 on the
+CPU.
+"""
 
 import pytest
 import torch
@@ -14,29 +16,41 @@ from tests.data import KINDS, floats, metrics, token_rows, updated
 from tests.models import gpt_neox, token_batch
 
 CLOSE = 1e-5
-"""Relative (a slope or R² near zero: 5e-6), however many rows and updates there are, also at a mean of 1000 σ."""
+"""Relative (a slope or R² near zero: 5e-6), however many rows and updates there are, also at a mean
+of 1000 σ.
+"""
 
 
 class NoFloat64(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+        tensors = [
+            leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)
+        ]
         assert all(tensor.dtype != torch.float64 for tensor in tensors), func
         return result
 
 
 class TwoDevices(TorchDispatchMode):
-    """What a device without float64 holds meets float64, which is on the CPU, in a copy from one to the other only."""
+    """What a device without float64 holds meets float64, which is on the CPU, in a copy from one to
+    the other only.
+    """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        tensors = [
+            leaf
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, torch.Tensor) and leaf.ndim
+        ]
         held = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
         assert len(held) < 2 or "copy" in func.name(), func
         return func(*args, **(kwargs or {}))
 
 
 def has_mps():
-    """Tell if there is an MPS device that holds a tensor: those of GitHub's machines have no memory."""
+    """Tell if there is an MPS device that holds a tensor: those of GitHub's machines have no
+    memory.
+    """
     try:
         return torch.backends.mps.is_available() and torch.ones(1, device="mps").item() == 1
     except RuntimeError:
@@ -95,9 +109,17 @@ def test_a_model_on_mps_has_the_numbers_of_the_cpu():
     model = gpt_neox().eval()
 
     def records(device):
-        with observe(model.to(device), metrics=lambda dim: [EmbeddingMoments(dim)]) as geometry, torch.no_grad():
+        with (
+            observe(model.to(device), metrics=lambda dim: [EmbeddingMoments(dim)]) as geometry,
+            torch.no_grad(),
+        ):
             for seed in range(2):
-                model(**{name: each.to(device) for name, each in token_batch(16, 12, seed=seed).items()})
+                model(
+                    **{
+                        name: each.to(device)
+                        for name, each in token_batch(16, 12, seed=seed).items()
+                    }
+                )
         return geometry.records()
 
     expected = records("cpu")

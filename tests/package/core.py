@@ -1,6 +1,8 @@
-"""What the package does with torch, lightning, torchmetrics, numpy and tensorboard alone; what it names beyond that.
+"""What the package does with torch, lightning, torchmetrics, numpy and tensorboard alone; what it
+names beyond that.
 
-`smoke.py` runs it where nothing else is installed, and `tests/test_package.py` where nothing else can be imported.
+`smoke.py` runs it where nothing else is installed, and `tests/test_package.py` where nothing else
+can be imported.
 """
 
 import contextlib
@@ -33,7 +35,9 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(50, 8)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)
+        )
         self.norm = nn.LayerNorm(8)
         self.head = nn.Linear(8, 50)
 
@@ -62,33 +66,52 @@ class Module(L.LightningModule):
 
 
 def batches():
-    return DataLoader(torch.randint(50, (6, 16), generator=torch.Generator().manual_seed(0)), batch_size=3)
+    return DataLoader(
+        torch.randint(50, (6, 16), generator=torch.Generator().manual_seed(0)), batch_size=3
+    )
 
 
 def trained_by_lightning(folder):
-    """Two steps in a Trainer: the values are in the event file and in the history, and what is missing is said once."""
+    """Two steps in a Trainer: the values are in the event file and in the history, and what is
+    missing is said once.
+    """
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     logging.getLogger("lightning.pytorch").addHandler(handler)
     monitor = embedgeo.GeometryMonitor(1, on_error="raise", jackknife=2)
     logger = TensorBoardLogger(folder, "", "")
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    L.Trainer(accelerator="cpu", max_epochs=1, logger=logger, callbacks=[monitor], log_every_n_steps=1, **quiet).fit(
-        Module(), batches()
-    )
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    L.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=logger,
+        callbacks=[monitor],
+        log_every_n_steps=1,
+        **quiet,
+    ).fit(Module(), batches())
     logging.getLogger("lightning.pytorch").removeHandler(handler)
     assert {record["step"] for record in monitor.history} == {0, 1, 2}
     ((prefix, written),) = read_events(folder)
     assert prefix == "geometry"
-    numbers = {(each["step"], each["layer"], each["metric"]): each["value"] for each in monitor.history}
+    numbers = {
+        (each["step"], each["layer"], each["metric"]): each["value"] for each in monitor.history
+    }
     assert list(dict.fromkeys(each["layer"] for each in written)) == LAYERS
     for each in written:
         number = numbers[each["step"], each["layer"], each["metric"]]
         assert abs(each["value"] - number) <= 1e-5 * abs(number) or isnan(number), each
-    assert {"anisotropy", "intrinsic_dimension", "V_W", "mean_cosine"} <= {each["metric"] for each in written}
+    assert {"anisotropy", "intrinsic_dimension", "V_W", "mean_cosine"} <= {
+        each["metric"] for each in written
+    }
     assert not [*folder.rglob("*.parquet")]
     for missing in ("history.parquet", "pictures"):
-        assert len(re.findall(rf"{missing}.*pip install 'embedgeo\[report\]'", said.getvalue())) == 1, said.getvalue()
+        assert (
+            len(re.findall(rf"{missing}.*pip install 'embedgeo\[report\]'", said.getvalue())) == 1
+        ), said.getvalue()
 
 
 def trained_by_hand(folder):
@@ -96,7 +119,9 @@ def trained_by_hand(folder):
     model = Model()
     writer = SummaryWriter(folder)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    monitor = embedgeo.StepMonitor(model, 1, log=writer, on_error="raise", metrics=embedgeo.full_metrics)
+    monitor = embedgeo.StepMonitor(
+        model, 1, log=writer, on_error="raise", metrics=embedgeo.full_metrics
+    )
     for step, batch in enumerate(batches()):
         with monitor.step(step, batch):
             nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
@@ -121,7 +146,9 @@ def observed(folder):
     named("report", "matplotlib", lambda: embedgeo.TokenMoments(2).plot(value))
     named("report", "matplotlib", lambda: embedgeo.TokenMoments(2)["Q"].plot(value))
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
-    named("report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1))))
+    named(
+        "report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1)))
+    )
     assert not (folder / "saved").exists()
 
 
@@ -132,7 +159,9 @@ def named(extra, packages, use):
         use()
     except ImportError as error:
         said = str(error)
-    assert re.search(rf"needs .*{packages}.* not installed: pip install 'embedgeo\[{extra}\]'$", said), (use, said)
+    assert re.search(
+        rf"needs .*{packages}.* not installed: pip install 'embedgeo\[{extra}\]'$", said
+    ), (use, said)
 
 
 def refused(arguments, said):
@@ -154,12 +183,21 @@ def main(folder):
     named("report", "scipy", embedgeo.GeometryAlarm)
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
-    for module, extra in (("plot", "report"), ("report", "report"), ("text", "sweep"), ("checkpoints", "sweep")):
+    for module, extra in (
+        ("plot", "report"),
+        ("report", "report"),
+        ("text", "sweep"),
+        ("checkpoints", "sweep"),
+    ):
         named(extra, "pandas, pyarrow", lambda module=module: import_module(f"embedgeo.{module}"))
     settings = embedgeo.sweep.SweepSettings(model=str(folder))
     named("sweep", "transformers", lambda: embedgeo.sweep.sweep(settings))
     named("sweep", "transformers", lambda: embedgeo.sweep.check(str(folder)))
-    named("accelerate", "accelerate", lambda: embedgeo.sweep.SweepSettings(model=str(folder), device_map="auto"))
+    named(
+        "accelerate",
+        "accelerate",
+        lambda: embedgeo.sweep.SweepSettings(model=str(folder), device_map="auto"),
+    )
     named("report,sweep", "matplotlib", lambda: embedgeo.demo.demo(embedgeo.demo.DemoSettings()))
     for arguments in (["--help"], ["report", str(folder)], []):
         refused(arguments, r"jsonargparse.*pip install 'embedgeo\[report,sweep\]'")

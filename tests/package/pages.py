@@ -1,9 +1,11 @@
-"""Pages of the documentation from top to bottom, each in a folder of its own that holds nothing: `smoke.py` runs it.
+"""Pages of the documentation from top to bottom, each in a folder of its own that holds nothing:
+`smoke.py` runs it.
 
-The package is the installed one: of the sources there are the pages and the tests alone. Python blocks find the names
-that `tests/docs/blocks.py` gives them, and commands the files that they name; models of the Hub are tiny ones of a Hub
-on this machine. Of a page whose Python blocks need other packages the commands are run alone. What stands in a block
-and takes a cluster, a server or an installer is named, and not run.
+The package is the installed one: of the sources there are the pages and the tests alone. Python
+blocks find the names that `tests/docs/blocks.py` gives them, and commands the files that they name;
+models of the Hub are tiny ones of a Hub on this machine. Of a page whose Python blocks need other
+packages the commands are run alone. What stands in a block and takes a cluster, a server or an
+installer is named, and not run.
 """
 
 import gzip
@@ -22,7 +24,8 @@ from unittest import mock
 from tests.sweep.hub_server import Hub
 
 HUB = Hub()
-os.environ.update(HF_ENDPOINT=HUB.url, HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")  # read by imports below
+# read by imports below
+os.environ.update(HF_ENDPOINT=HUB.url, HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_TELEMETRY="1")
 
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
@@ -33,7 +36,11 @@ from embedgeo.results.events import read_events
 from embedgeo.text import builtin_corpus, train_tokenizer
 from tests.docs import blocks
 
-STEPS = {"EleutherAI/pythia-70m": (0, 1, 512), "EleutherAI/pythia-2.8b": (0, 1), "EleutherAI/pythia-160m": (0, 1)}
+STEPS = {
+    "EleutherAI/pythia-70m": (0, 1, 512),
+    "EleutherAI/pythia-2.8b": (0, 1),
+    "EleutherAI/pythia-160m": (0, 1),
+}
 FINAL = ("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "openai-community/gpt2")
 OTHERS = ("facebook/opt-125m",)
 SHORTER = MappingProxyType(
@@ -42,8 +49,10 @@ SHORTER = MappingProxyType(
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
         "embedgeo report": "--metrics M_over_Q anisotropy",
         "embedgeo ablate": "--num-tokens 1024 --seq-len 64",
-        "embedgeo reproduce": "--text heldout.txt --num-tokens 2048 --seq-len 64 --anisotropy-batch 512 --id-batches 2",
-        "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 --model.num_layers 4 --model.num_heads 2",
+        "embedgeo reproduce": "--text heldout.txt --num-tokens 2048 --seq-len 64 "
+        "--anisotropy-batch 512 --id-batches 2",
+        "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 "
+        "--model.num_layers 4 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
         "python accelerate_loop.py": "--max-steps 4",
     }
@@ -54,20 +63,31 @@ NOT_HERE = re.compile(
     r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
     r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|--trainer.devices 4|hf://))"
 )
-"""Commands that take a cluster, a launcher, an installer, a published data set or the six models of a paper."""
+"""Commands that take a cluster, a launcher, an installer, a published data set or the six models of
+a paper.
+"""
 
 SWEEPS = ("runs/demo/sweep", "runs/a", "runs/b", "runs/seed0", "runs/seed1", "runs/seed2")
 
 
 def made_models(folder):
-    """Repositories of the Hub, and the same model as a folder with two steps: a GPT-NeoX of 2 blocks, 16 wide."""
+    """Repositories of the Hub, and the same model as a folder with two steps: a GPT-NeoX of 2
+    blocks, 16 wide.
+    """
     tokenizer = train_tokenizer("\n\n".join(builtin_corpus()[:20]), 300)
-    size = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
+    size = {
+        "hidden_size": 16,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 2,
+        "intermediate_size": 32,
+    }
 
     def files(step):
         torch.manual_seed(step)
         place = folder / f"step{step}"
-        model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **size))
+        model = GPTNeoXForCausalLM(
+            GPTNeoXConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **size)
+        )
         for saved in (model, tokenizer):
             saved.save_pretrained(place)
         return {path.name: path.read_bytes() for path in place.iterdir()}
@@ -83,7 +103,9 @@ def made_models(folder):
 def made_sweeps(folder):
     """A sweep over checkpoints, and one of final models."""
     few = ("--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu")
-    assert embedgeo_command(["sweep", "--preset", "pythia", *few, "--out", str(folder / "steps")]) == 0
+    assert (
+        embedgeo_command(["sweep", "--preset", "pythia", *few, "--out", str(folder / "steps")]) == 0
+    )
     assert embedgeo_command(["sweep", "--model", *FINAL, *few, "--out", str(folder / "final")]) == 0
     return folder
 
@@ -107,7 +129,9 @@ def give(page, models, sweeps):
 
 
 def run_command(page, line):
-    """Run a line of a block as it stands, but for what makes it shorter, and the folder of all machines."""
+    """Run a line of a block as it stands, but for what makes it shorter, and the folder of all
+    machines.
+    """
     if NOT_HERE.match(line):
         print(f"  not run: {line}", flush=True)
         return
@@ -118,7 +142,9 @@ def run_command(page, line):
         case "embedgeo":
             failed = embedgeo_command(words[1:])
         case "python":
-            failed = subprocess.run([sys.executable, *words[1:]], stdin=subprocess.DEVNULL, check=False).returncode
+            failed = subprocess.run(
+                [sys.executable, *words[1:]], stdin=subprocess.DEVNULL, check=False
+            ).returncode
         case "tensorboard":
             failed = not read_events(Path(words[words.index("--logdir") + 1]))
         case _:

@@ -1,8 +1,9 @@
-"""Builds the sdist and, from it, the wheel; looks at both; and uses the wheel in an empty environment: `make package`.
+"""Builds the sdist and, from it, the wheel; looks at both; and uses the wheel in an empty
+environment: `make package`.
 
-First with the core alone (`core.py`), then with the extras report and sweep (`extras.py`), then with all, in which
-README.md, the tutorials and how-tos run from top to bottom (`pages.py`). Says at the end what was shown, and exits with
-another status than 0 where something is not as it must be.
+First with the core alone (`core.py`), then with the extras report and sweep (`extras.py`), then
+with all, in which README.md, the tutorials and how-tos run from top to bottom (`pages.py`). Says at
+the end what was shown, and exits with another status than 0 where something is not as it must be.
 """
 
 import os
@@ -26,15 +27,27 @@ IN_WHEEL = (*IN_SOURCES, "embedgeo/configs/pythia.yaml", "embedgeo/reproduce/pap
 SHIPPED = ("configs", "examples")
 ADDRESS = "https://git.example/owner/embedgeo"
 PAGES = {
-    "tutorial": ["README.md", *sorted(f"docs/tutorial/{path.name}" for path in ROOT.glob("docs/tutorial/*.md"))],
+    "tutorial": [
+        "README.md",
+        *sorted(f"docs/tutorial/{path.name}" for path in ROOT.glob("docs/tutorial/*.md")),
+    ],
     "how-to": sorted(f"docs/how-to/{path.name}" for path in ROOT.glob("docs/how-to/*.md")),
 }
 ELSEWHERE = {"docs/how-to/loggers.md", "docs/how-to/distributed.md"}
-"""Pages that need more than the extras: loggers (`make integrations`), or the tests' own pipeline."""
+"""Pages that need more than the extras: loggers (`make integrations`), or the tests' own pipeline.
+"""
 
 IN_SDIST = (
     *(f"src/{name}" for name in IN_SOURCES),
-    *("pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "Makefile"),
+    *(
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "Makefile",
+    ),
     *("constraints.txt", "docs/definitions.md", "examples", "configs", "tests/test_package.py"),
 )
 
@@ -45,53 +58,105 @@ def require(holds, rule):
 
 
 def run(*command, cwd=None, **variables):
-    """Run a command without the settings of this process that could lend it packages, or an address."""
+    """Run a command without the settings of this process that could lend it packages, or an
+    address.
+    """
     lent = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EMBEDGEO_REPOSITORY")
-    environment = {name: value for name, value in os.environ.items() if name not in lent} | variables
-    done = subprocess.run([*map(str, command)], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, check=False)
-    require(done.returncode == 0, f"{' '.join(map(str, command[:6]))} … failed with status {done.returncode}")
+    environment = {
+        name: value for name, value in os.environ.items() if name not in lent
+    } | variables
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, check=False
+    )
+    require(
+        done.returncode == 0,
+        f"{' '.join(map(str, command[:6]))} … failed with status {done.returncode}",
+    )
 
 
 def built(folder):
-    """The wheel, built from the sdist as for a release: that is tried with it, as a user of the sdist would have it."""
+    """The wheel, built from the sdist as for a release: that is tried with it, as a user of the
+    sdist would have it.
+    """
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT, EMBEDGEO_REPOSITORY=ADDRESS)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     with tarfile.open(sdist) as archive:
         inside = [name.partition("/")[2] for name in archive.getnames()]
     for wanted in IN_SDIST:
-        require(any(f"{name}/".startswith(f"{wanted}/") for name in inside), f"the sdist must have {wanted}")
+        require(
+            any(f"{name}/".startswith(f"{wanted}/") for name in inside),
+            f"the sdist must have {wanted}",
+        )
     names = zipfile.ZipFile(wheel).namelist()
     for wanted in IN_WHEEL:
         require(wanted in names, f"the wheel must have {wanted}")
-    sources = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()}
+    sources = {
+        str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*") if path.is_file()
+    }
     sources = {name for name in sources if "__pycache__" not in name}
     for shipped in SHIPPED:
-        sources |= {f"embedgeo/{shipped}/{path.name}" for path in (ROOT / shipped).glob("[!.]*") if path.is_file()}
+        sources |= {
+            f"embedgeo/{shipped}/{path.name}"
+            for path in (ROOT / shipped).glob("[!.]*")
+            if path.is_file()
+        }
     packed = {name for name in names if not name.startswith("embedgeo-")}
     require(
         packed == sources,
-        f"the wheel must have what src, configs and examples have, and no more; they differ in {packed ^ sources}",
+        f"the wheel must have what src, configs and examples have, and no more; they differ in "
+        f"{packed ^ sources}",
     )
-    require(any(name.endswith("licenses/LICENSE") for name in names), "the wheel must have the licence")
-    look_at_page(folder, sdist, zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))))
+    require(
+        any(name.endswith("licenses/LICENSE") for name in names), "the wheel must have the licence"
+    )
+    look_at_page(
+        folder,
+        sdist,
+        zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))),
+    )
     return wheel
 
 
 def look_at_page(folder, sdist, metadata):
-    """What PyPI shows: where the repository's address is known all links lead there, else there are none."""
+    """What PyPI shows: where the repository's address is known all links lead there, else there are
+    none.
+    """
     linked = re.findall(r"\]\(([^)]+)\)", metadata.decode())
     require(len(linked) > 10, "the README must have its links")
     astray = [link for link in linked if not link.startswith(("https://", "#"))]
-    require(not astray, f"links of the README must be absolute where the address is known; got {astray}")
-    require(f"Project-URL: Source, {ADDRESS}\n" in metadata.decode(), "the package must name its repository")
+    require(
+        not astray, f"links of the README must be absolute where the address is known; got {astray}"
+    )
+    require(
+        f"Project-URL: Source, {ADDRESS}\n" in metadata.decode(),
+        "the package must name its repository",
+    )
     of_others = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "user/project"}
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder / "unaddressed", ROOT, **of_others)
+    run(
+        sys.executable,
+        "-m",
+        "build",
+        "--sdist",
+        "--outdir",
+        folder / "unaddressed",
+        ROOT,
+        **of_others,
+    )
     with tarfile.open(folder / "unaddressed" / sdist.name) as archive:
-        (entry,) = [name for name in archive.getnames() if name.count("/") == 1 and name.endswith("/PKG-INFO")]
+        (entry,) = [
+            name
+            for name in archive.getnames()
+            if name.count("/") == 1 and name.endswith("/PKG-INFO")
+        ]
         text = archive.extractfile(entry).read().decode()
-    require("Project-URL: " not in text, "a package built where no address is known must have no URLs")
+    require(
+        "Project-URL: " not in text, "a package built where no address is known must have no URLs"
+    )
     astray = re.findall(r"\]\((?!https:|#)[^)]*", text)
-    require(not astray, f"links into the repository must be their text where no address is known; got {astray}")
+    require(
+        not astray,
+        f"links into the repository must be their text where no address is known; got {astray}",
+    )
 
 
 def with_sources(folder):
@@ -115,7 +180,16 @@ def main(folder):
     venv.create(folder / "venv")
     python = folder / "venv" / "bin" / "python"
     # --no-compile: most modules of torch are never imported here
-    install = (sys.executable, "-m", "pip", "--python", python, "-qq", "--disable-pip-version-check", "--no-input")
+    install = (
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "-qq",
+        "--disable-pip-version-check",
+        "--no-input",
+    )
     install += ("install", "--no-compile", "--progress-bar", "off", "-c", ROOT / "constraints.txt")
     run(*install, wheel)
     for script, extras in (("core.py", ""), ("extras.py", "[report,sweep]")):
@@ -126,9 +200,16 @@ def main(folder):
         run(python, folder / script, folder / "results", cwd=folder)
     run(*install, f"{wheel}[all]")
     with ThreadPoolExecutor(len(PAGES)) as side_by_side:
-        list(side_by_side.map(partial(run_pages, python, folder, with_sources(folder / "sources")), PAGES))
+        list(
+            side_by_side.map(
+                partial(run_pages, python, folder, with_sources(folder / "sources")), PAGES
+            )
+        )
     seconds = round(time.monotonic() - started)
-    print(f"make package: the wheel from the sdist works, alone, with [report,sweep] and with [all] ({seconds} s)")
+    print(
+        f"make package: the wheel from the sdist works, alone, with [report,sweep] and with [all] "
+        f"({seconds} s)"
+    )
 
 
 if __name__ == "__main__":

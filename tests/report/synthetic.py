@@ -1,4 +1,6 @@
-"""Sweep folders as `embedgeo sweep` writes them, without a model: curves of the kind that training gives."""
+"""Sweep folders as `embedgeo sweep` writes them, without a model: curves of the kind that training
+gives.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +16,24 @@ from embedgeo.results.records import Record, model_record
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
 METRICS = (
-    *("n", "Q", "M", "V", "M_over_Q", "mean_cosine", "V_W_unbiased", "V_B_unbiased", "V_W_over_V_unbiased"),
+    *(
+        "n",
+        "Q",
+        "M",
+        "V",
+        "M_over_Q",
+        "mean_cosine",
+        "V_W_unbiased",
+        "V_B_unbiased",
+        "V_W_over_V_unbiased",
+    ),
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
 OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
 AT_SCALES = tuple(
-    f"intrinsic_dimension_at_{scale}{end}" for end in ("", "_error") for scale in (1, 2, 4, 8, 16, 32, 64)
+    f"intrinsic_dimension_at_{scale}{end}"
+    for end in ("", "_error")
+    for scale in (1, 2, 4, 8, 16, 32, 64)
 )
 OF_BATCHES = ("anisotropy_batch_mean", "anisotropy_batch_std", "intrinsic_dimension_std")
 
@@ -28,7 +42,9 @@ def layer_names(num_blocks: int) -> list[str]:
     return ["embed", *(f"block.{i:02d}" for i in range(num_blocks)), "final_norm"]
 
 
-def values_at(step: int, depth: float, random: np.random.Generator, *, n: float, dim: int) -> dict[str, float]:
+def values_at(
+    step: int, depth: float, random: np.random.Generator, *, n: float, dim: int
+) -> dict[str, float]:
     """Metrics at a relative depth: an offset that comes and goes, and context that is learnt."""
     t = np.log10(1 + step)
     offset = 0.02 + 0.9 * depth * np.exp(-((t - 1.2) ** 2) / 0.3)
@@ -92,7 +108,13 @@ def spectrum_table(step: int, layers: Sequence[str], dim: int, n: float) -> pd.D
     for i, layer in enumerate(layers):
         eigenvalues = (1.0 + i) * index ** -(0.1 * np.log10(1 + step) * (1 + i / len(layers)))
         eigenvalues[0] *= 1 + 5 * i
-        columns = {"layer": layer, "layer_index": i, "index": index, "eigenvalue": eigenvalues, "n": int(n)}
+        columns = {
+            "layer": layer,
+            "layer_index": i,
+            "index": index,
+            "eigenvalue": eigenvalues,
+            "n": int(n),
+        }
         parts.append(pd.DataFrame(columns))
     return pd.concat(parts, ignore_index=True)
 
@@ -142,10 +164,14 @@ def make_sweep(
         for i, layer in enumerate(layers):
             values = values_at(step, i / (len(layers) - 1), random, n=n, dim=dim)
             for metric in metrics:
-                value = (changes or {}).get((step, layer, metric), values.get(metric, values["V_W_over_V_unbiased"]))
+                value = (changes or {}).get(
+                    (step, layer, metric), values.get(metric, values["V_W_over_V_unbiased"])
+                )
                 at = {"layer": layer, "layer_index": i, "width": dim}
                 records.append(Record(**at, metric=metric, value=value, stderr=stderr * abs(value)))
-        records.append(model_record("loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step))))
+        records.append(
+            model_record("loss", (losses or {}).get(step, 11 - 1.6 * np.log10(1 + step)))
+        )
         about = {
             "model": "lab/tiny",
             "revision": f"step{step}",
@@ -155,7 +181,9 @@ def make_sweep(
             "weights_sha256": f"{step if original is None else original:064d}",
             "duplicate_of": None if original is None else f"step{original}",
         }
-        tables = {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
+        tables = (
+            {"tokens": token_table(layers, dim)} if tokens and step in (steps[0], steps[-1]) else {}
+        )
         if spectra and step in steps[::spectra]:
             tables["spectra"] = spectrum_table(step, layers, dim, n)
         store.write(f"step{step}", to_frame(records, **about), tables)
@@ -165,13 +193,24 @@ def make_sweep(
 def cka(a: tuple[int, str], b: tuple[int, str]) -> float:
     """Of two places, (step, layer): less, the farther apart they are."""
     layers = layer_names(3)
-    return 1 / (1 + abs(np.log1p(a[0]) - np.log1p(b[0])) + abs(layers.index(a[1]) - layers.index(b[1])))
+    return 1 / (
+        1 + abs(np.log1p(a[0]) - np.log1p(b[0])) + abs(layers.index(a[1]) - layers.index(b[1]))
+    )
 
 
-def write_cka(folder: Path, steps: Sequence[int] = (0, 1, 8, 64), value: float | None = None) -> None:
-    """Write similarities of steps at two layers, and of layers at step 8, of a sweep of three blocks."""
+def write_cka(
+    folder: Path, steps: Sequence[int] = (0, 1, 8, 64), value: float | None = None
+) -> None:
+    """Write similarities of steps at two layers, and of layers at step 8, of a sweep of three
+    blocks.
+    """
     layers = layer_names(3)
-    places = [((step, layer), (other, layer)) for layer in ("embed", "block.02") for step in steps for other in steps]
+    places = [
+        ((step, layer), (other, layer))
+        for layer in ("embed", "block.02")
+        for step in steps
+        for other in steps
+    ]
     places += [((8, layer), (8, other)) for layer in layers for other in layers]
     rows = [
         (f"step{a[0]}", *a, f"step{b[0]}", *b, 1000, cka(a, b) if value is None else value)
@@ -210,19 +249,44 @@ def make_models(
         for at, layer in enumerate(layers):
             depth = at / (len(layers) - 1)
             values = values_at(3000 + 400 * i, depth, random, n=65_536.0, dim=dim)
-            values |= {"Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i, "V_on_M_slope": -depth, "V_on_M_r2": 0.9 * depth}
-            values |= {"anisotropy_batch_mean": 1.1 * values["anisotropy"], "intrinsic_dimension_std": 0.5}
+            values |= {
+                "Q_t_cv": 0.3 - 0.2 * depth + 0.02 * i,
+                "V_on_M_slope": -depth,
+                "V_on_M_r2": 0.9 * depth,
+            }
+            values |= {
+                "anisotropy_batch_mean": 1.1 * values["anisotropy"],
+                "intrinsic_dimension_std": 0.5,
+            }
             values |= {"anisotropy_batch_std": 0.1 * values["anisotropy"]}
             for metric in metrics:
                 where = {"layer": layer, "layer_index": at, "width": dim}
                 records.append(
-                    Record(**where, metric=metric, value=values[metric], stderr=stderr * abs(values[metric]))
+                    Record(
+                        **where,
+                        metric=metric,
+                        value=values[metric],
+                        stderr=stderr * abs(values[metric]),
+                    )
                 )
         records.append(model_record("loss", 3.0 + i))
         name = f"{model.replace('/', '--')}--main"
-        about = {"model": model, "revision": "main", "step": 0, "commit": "", "weights_sha256": f"{i:064x}"}
-        about |= {"series": model.replace("/", "--") if len(models) > 1 else "", "duplicate_of": None}
-        facts = {"has_step": "false", "model_class": "Model", "num_parameters": str(1_000_000 * (i + 1))}
+        about = {
+            "model": model,
+            "revision": "main",
+            "step": 0,
+            "commit": "",
+            "weights_sha256": f"{i:064x}",
+        }
+        about |= {
+            "series": model.replace("/", "--") if len(models) > 1 else "",
+            "duplicate_of": None,
+        }
+        facts = {
+            "has_step": "false",
+            "model_class": "Model",
+            "num_parameters": str(1_000_000 * (i + 1)),
+        }
         if model in (groups or {}):
             facts["group"] = (groups or {})[model]
         tables = {"tokens": token_table(layers, dim)} if tokens else {}

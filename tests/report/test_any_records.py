@@ -18,11 +18,19 @@ from tests.report.synthetic import layer_names, make_sweep
 LAST = 2**63 - 1
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=60)
 STEPS = st.sampled_from([0, 1, 2, 8, 1000, 143_000, LAST - 1, LAST]) | st.integers(0, LAST)
-LAYERS = st.sampled_from([*layer_names(3), "encoder.block.00", "decoder.embed", "mean(last4)", "model"]) | TEXTS
-METRICS = st.sampled_from([*known_terms(), "anisotropy_top3_removed", "mean_cosine_whitened"]) | TEXTS
+LAYERS = (
+    st.sampled_from([*layer_names(3), "encoder.block.00", "decoder.embed", "mean(last4)", "model"])
+    | TEXTS
+)
+METRICS = (
+    st.sampled_from([*known_terms(), "anisotropy_top3_removed", "mean_cosine_whitened"]) | TEXTS
+)
 WIDTHS = st.sampled_from([0, 1, 2, 64, 4096, LAST])
 VALUES = (
-    st.sampled_from([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e300, 1e-300, -1e300, 5e-324, 1.7e308]) | st.floats()
+    st.sampled_from(
+        [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, 1e300, 1e-300, -1e300, 5e-324, 1.7e308]
+    )
+    | st.floats()
 )
 FEW = st.floats(0.1, 10)
 
@@ -33,7 +41,9 @@ def records(draw: st.DrawFn) -> pd.DataFrame:
     steps = draw(st.lists(STEPS, min_size=1, max_size=4, unique=True))
     layers = draw(st.lists(LAYERS, min_size=1, max_size=4, unique=True))
     metrics = draw(st.lists(METRICS, max_size=2, unique=True))
-    metrics += draw(st.sampled_from([(), ("n", "Q", "token_types"), ("M", "V", "V_W", "V_B"), ("loss",)]))
+    metrics += draw(
+        st.sampled_from([(), ("n", "Q", "token_types"), ("M", "V", "V_W", "V_B"), ("loss",)])
+    )
     values = draw(st.sampled_from([VALUES, FEW, st.just(np.nan), st.just(1.0)]))
     widths = draw(st.lists(WIDTHS, min_size=len(layers), max_size=len(layers)))
     rows = [
@@ -62,10 +72,17 @@ TWO_GAPS = pd.DataFrame(  # between sides of the model, in the order of its laye
 )
 
 
-UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # to look for a smaller failure takes up to five minutes
-SMALLEST = pd.DataFrame([(step, "model", 0, 4, "loss", 5e-324, np.nan) for step in (0, 1)], columns=COLUMNS)
+# to look for a smaller failure takes up to five minutes
+UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)
+SMALLEST = pd.DataFrame(
+    [(step, "model", 0, 4, "loss", 5e-324, np.nan) for step in (0, 1)], columns=COLUMNS
+)
 MOST = pd.DataFrame(  # of which no spectrum can be drawn
-    [(0, "block.00", 0, 4, "n", 1e300, np.nan), (0, "block.00", 0, 4, "effective_rank", 2.0, np.nan)], columns=COLUMNS
+    [
+        (0, "block.00", 0, 4, "n", 1e300, np.nan),
+        (0, "block.00", 0, 4, "effective_rank", 2.0, np.nan),
+    ],
+    columns=COLUMNS,
 )
 
 
@@ -77,7 +94,13 @@ MOST = pd.DataFrame(  # of which no spectrum can be drawn
 @example(MOST)
 def test_a_history(found: pd.DataFrame) -> None:
     with TemporaryDirectory() as folder:
-        types = {"step": "int64", "layer_index": "int64", "width": "int64", "value": "float64", "stderr": "float64"}
+        types = {
+            "step": "int64",
+            "layer_index": "int64",
+            "width": "int64",
+            "value": "float64",
+            "stderr": "float64",
+        }
         found.astype(types).to_parquet(Path(folder) / "history.parquet")
         require_page(Path(folder))
 
@@ -90,12 +113,21 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
     for kind, schema in TABLES.items():
         if kind in ("vocabulary", "means"):  # no figure shows them
             continue
-        counts = st.sampled_from([0, 1, 20, 99] if kind == "spectra" else [0.0, 1.0, 20.0, 99.0, np.inf, np.nan])
-        layers = draw(st.lists(st.sampled_from(["embed", "block.00", "mean(last4)", "x"]), max_size=3, unique=True))
+        counts = st.sampled_from(
+            [0, 1, 20, 99] if kind == "spectra" else [0.0, 1.0, 20.0, 99.0, np.inf, np.nan]
+        )
+        layers = draw(
+            st.lists(
+                st.sampled_from(["embed", "block.00", "mean(last4)", "x"]), max_size=3, unique=True
+            )
+        )
         num_types = draw(st.integers(0, 12))
         rows = [
             {"layer": layer, "layer_index": i, "token_id": token_id - 1, "token": draw(TEXTS)}
-            | {"coordinate": draw(st.integers(-1, 12)), "share_of_V": draw(st.one_of(values, st.floats(0, 1)))}
+            | {
+                "coordinate": draw(st.integers(-1, 12)),
+                "share_of_V": draw(st.one_of(values, st.floats(0, 1))),
+            }
             | {"share_of_cosine": draw(values)}
             | {name: draw(values) for name in schema.names if name in ("Q", "M", "V", "pc1", "pc2")}
             | {"n": draw(counts), "index": draw(st.integers(0, 12)), "eigenvalue": draw(values)}
@@ -112,7 +144,9 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
 @given(tables(), st.booleans())
 def test_a_sweep_with_tables_of_token_types(found: dict[str, pd.DataFrame], is_final: bool) -> None:
     with TemporaryDirectory() as name:
-        folder = make_sweep(Path(name) / "a", (0, 8), 1, metrics=("n", "Q", "token_types", "Q_t_cv"))
+        folder = make_sweep(
+            Path(name) / "a", (0, 8), 1, metrics=("n", "Q", "token_types", "Q_t_cv")
+        )
         sweep = SweepFolder(folder)
         sweep.write("step8", sweep.read("step8"), found, {"has_step": "false"} if is_final else {})
         found["tokens"].to_parquet(folder / "tokens" / "step8.parquet")

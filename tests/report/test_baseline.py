@@ -13,10 +13,16 @@ from tests.data import gaussian
 N, DIM, SCALE = 3000, 24, 3.0
 
 
-def baseline_values(values: pd.DataFrame, widths: pd.Series, counts: np.ndarray | None = None) -> pd.DataFrame:
+def baseline_values(
+    values: pd.DataFrame, widths: pd.Series, counts: np.ndarray | None = None
+) -> pd.DataFrame:
     measured = {str(key): column.to_numpy(dtype=float) for key, column in values.items()}
     rows = GaussianRows(frozenset(measured), measured, widths.to_numpy(dtype=float), counts)
-    return pd.DataFrame(values_of_rows(rows), values.index).reindex(columns=values.columns).astype(float)
+    return (
+        pd.DataFrame(values_of_rows(rows), values.index)
+        .reindex(columns=values.columns)
+        .astype(float)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +45,15 @@ def measured() -> pd.DataFrame:
     ids = torch.from_numpy(zipf_ids(N))
     draws = []
     for seed in range(24):
-        rows = SCALE * torch.randn(N, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        rows = SCALE * torch.randn(
+            N, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         values = {}
-        for metric in (TokenMoments(DIM), Anisotropy(DIM, spectrum=True), IntrinsicDimension(DIM, batch_size=2048)):
+        for metric in (
+            TokenMoments(DIM),
+            Anisotropy(DIM, spectrum=True),
+            IntrinsicDimension(DIM, batch_size=2048),
+        ):
             metric.update(rows, token_ids=ids, sequence_ids=torch.arange(N) // 100)
             values |= {key: value.item() for key, value in metric.compute().items()}
         draws.append(values)
@@ -56,34 +68,65 @@ def baseline(measured: pd.DataFrame, counts: np.ndarray) -> pd.Series:
 @pytest.mark.parametrize(
     ("metric", "tolerance"),
     [
-        *((key, 0.01) for key in ("V", "norm_mean", "norm_cv", "participation_ratio", "V_W", "V_W_over_V")),
+        *(
+            (key, 0.01)
+            for key in ("V", "norm_mean", "norm_cv", "participation_ratio", "V_W", "V_W_over_V")
+        ),
         *((key, 0.01) for key in ("V_over_Q", "V_W_over_Q", "token_types_regressed")),
-        *((key, 0.01) for key in ("V_W_unbiased", "V_W_over_V_unbiased", "effective_rank", "isoscore")),
+        *(
+            (key, 0.01)
+            for key in ("V_W_unbiased", "V_W_over_V_unbiased", "effective_rank", "isoscore")
+        ),
         *((key, 0.01) for key in ("rankme", "effective_rank_eigenvalues")),
         *(
             (key, 0.03)
-            for key in ("anisotropy", "anisotropy_standardized", "V_B", "V_B_over_Q", "norm_max", "top5_share")
+            for key in (
+                "anisotropy",
+                "anisotropy_standardized",
+                "V_B",
+                "V_B_over_Q",
+                "norm_max",
+                "top5_share",
+            )
         ),
         ("top1_share", 0.03),
         *((key, 0.05) for key in ("alpha_req", "alpha_req_r2")),
-        *((key, 0.05) for key in ("top_dim_share", "anisotropy_without_top5", "intrinsic_dimension")),
+        *(
+            (key, 0.05)
+            for key in ("top_dim_share", "anisotropy_without_top5", "intrinsic_dimension")
+        ),
         *((key, 0.15) for key in ("M", "M_over_Q", "M_over_V", "V_on_M_slope", "V_on_M_r2")),
         *((key, 0.05) for key in ("Q_t_cv", "M_freq_slope")),
         ("V_freq_slope", 0.15),
-        *((key, 0.1) for key in ("same_type_neighbors", "same_sequence_neighbors", "intrinsic_dimension_between")),
+        *(
+            (key, 0.1)
+            for key in (
+                "same_type_neighbors",
+                "same_sequence_neighbors",
+                "intrinsic_dimension_between",
+            )
+        ),
     ],
 )
-def test_is_what_gaussian_rows_show(metric: str, tolerance: float, measured: pd.DataFrame, baseline: pd.Series) -> None:
+def test_is_what_gaussian_rows_show(
+    metric: str, tolerance: float, measured: pd.DataFrame, baseline: pd.Series
+) -> None:
     assert baseline[metric] == pytest.approx(measured[metric].mean(), rel=tolerance)
 
 
-@pytest.mark.parametrize("metric", ["mean_cosine", "V_B_unbiased", "duplicate_fraction", "Q_freq_slope"])
-def test_is_zero_where_there_is_nothing_to_see(metric: str, measured: pd.DataFrame, baseline: pd.Series) -> None:
+@pytest.mark.parametrize(
+    "metric", ["mean_cosine", "V_B_unbiased", "duplicate_fraction", "Q_freq_slope"]
+)
+def test_is_zero_where_there_is_nothing_to_see(
+    metric: str, measured: pd.DataFrame, baseline: pd.Series
+) -> None:
     error = measured[metric].std() / np.sqrt(len(measured)) if measured[metric].std() else 0.0
     assert abs(baseline[metric] - measured[metric].mean()) <= 4 * error + 0.01
 
 
-def test_is_the_same_beside_embeddings_of_other_sizes(measured: pd.DataFrame, counts: np.ndarray) -> None:
+def test_is_the_same_beside_embeddings_of_other_sizes(
+    measured: pd.DataFrame, counts: np.ndarray
+) -> None:
     seen = counts[counts > 0].astype(float)
     rows = measured.iloc[[0] * 5].assign(Q=[0.05, 3.0, 40.0, 700.0, 1400.0]).reset_index(drop=True)
     together = baseline_values(rows, widths(rows), seen)
@@ -99,8 +142,17 @@ def test_is_unknown_without_what_it_needs() -> None:
 
 
 def test_without_the_width_only_what_depends_on_it_is_unknown() -> None:
-    row = {"n": 1000.0, "Q": 50.0, "M": 2.0, "anisotropy": 0.5, "anisotropy_null": 0.03, "norm_mean": 7.0}
-    values = pd.DataFrame([{**row, "participation_ratio": 9.0, "intrinsic_dimension": 4.0, "effective_rank": 8.0}])
+    row = {
+        "n": 1000.0,
+        "Q": 50.0,
+        "M": 2.0,
+        "anisotropy": 0.5,
+        "anisotropy_null": 0.03,
+        "norm_mean": 7.0,
+    }
+    values = pd.DataFrame(
+        [{**row, "participation_ratio": 9.0, "intrinsic_dimension": 4.0, "effective_rank": 8.0}]
+    )
     baseline = baseline_values(values, pd.Series([np.nan])).iloc[0]
     assert baseline[["M", "anisotropy"]].tolist() == [0.05, 0.03]
     unknown = ["norm_mean", "participation_ratio", "intrinsic_dimension", "effective_rank"]
@@ -119,5 +171,7 @@ def test_dimensions_at_scales_are_those_of_gaussian_rows(n, dim):
     keys = [f"intrinsic_dimension_at_{scale}" for scale in SCALES]
     values = pd.DataFrame([{"n": n, "n_points": n, "Q": 1.0, **dict.fromkeys(keys, 1.0)}])
     found = baseline_values(values, pd.Series([dim])).iloc[0][keys].to_numpy()
-    drawn = torch.stack([gride_dimensions(gaussian(n, dim, seed=seed)).dimensions for seed in range(4)]).mean(0)
+    drawn = torch.stack(
+        [gride_dimensions(gaussian(n, dim, seed=seed)).dimensions for seed in range(4)]
+    ).mean(0)
     np.testing.assert_allclose(found, drawn, rtol=0.08)

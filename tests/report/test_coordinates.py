@@ -1,4 +1,6 @@
-"""The largest coordinates are named and followed, and massive activations told apart, from what a sweep has kept."""
+"""The largest coordinates are named and followed, and massive activations told apart, from what a
+sweep has kept.
+"""
 
 import numpy as np
 import pandas as pd
@@ -23,7 +25,11 @@ from tests.report.synthetic import layer_names, make_sweep
 STEPS, DIM = (0, 8, 512), 64
 LAYERS = layer_names(3)
 OUTLIERS = [41, 7, 0, 63]
-KEYS = [f"{key}{suffix}" for key in ("max_abs", "massive_fraction", "kurtosis") for suffix in ("", "_first", "_rest")]
+KEYS = [
+    f"{key}{suffix}"
+    for key in ("max_abs", "massive_fraction", "kurtosis")
+    for suffix in ("", "_first", "_rest")
+]
 
 
 def table(step, dim=DIM, most=16):
@@ -34,9 +40,16 @@ def table(step, dim=DIM, most=16):
         V[OUTLIERS] += np.array([8, 4, 2, 1]) * step / 512
         V, cosine = V / V.sum(), V[::-1] / V.sum()
         places = np.union1d(V.argsort()[-most:], cosine.argsort()[-most:])
-        columns = {"mean": 0.5, "variance": V[places], "share_of_M": 1 / dim, "share_of_V": V[places]}
+        columns = {
+            "mean": 0.5,
+            "variance": V[places],
+            "share_of_M": 1 / dim,
+            "share_of_V": V[places],
+        }
         columns |= {"share_of_cosine": cosine[places], "kurtosis": np.nan, "max_abs": 3.0}
-        parts.append(pd.DataFrame({"layer": layer, "layer_index": i, "coordinate": places, **columns}))
+        parts.append(
+            pd.DataFrame({"layer": layer, "layer_index": i, "coordinate": places, **columns})
+        )
     return pd.concat(parts, ignore_index=True)
 
 
@@ -51,9 +64,18 @@ def folder(tmp_path_factory):
     sweep = SweepFolder(path)
     for step in STEPS:
         records = sweep.read(f"step{step}")
-        at = [{"layer": layer, "layer_index": i, "width": DIM, "stderr": np.nan} for i, layer in enumerate(LAYERS)]
-        more = [Record(**each, metric=key, value=value(key, step, each["layer"])) for each in at for key in KEYS]
-        about = records.iloc[0][["model", "revision", "step", "commit", "series", "weights_sha256", "duplicate_of"]]
+        at = [
+            {"layer": layer, "layer_index": i, "width": DIM, "stderr": np.nan}
+            for i, layer in enumerate(LAYERS)
+        ]
+        more = [
+            Record(**each, metric=key, value=value(key, step, each["layer"]))
+            for each in at
+            for key in KEYS
+        ]
+        about = records.iloc[0][
+            ["model", "revision", "step", "commit", "series", "weights_sha256", "duplicate_of"]
+        ]
         everything = pd.concat((records, to_frame(more, **about)), ignore_index=True)
         sweep.write(f"step{step}", everything, {"coordinates": table(step)})
     return path
@@ -94,7 +116,11 @@ def test_coordinates_are_followed_over_steps_in_one_colour(run):
         assert drawn.tolist() == known[drawn.index].tolist()
     assert data.numbers.loc[0].isna().any()  # not among those that are kept
     for ax in data.figure.axes:
-        colours = {line.get_ydata()[-1]: to_hex(line.get_color()) for line in ax.lines if len(line.get_ydata())}
+        colours = {
+            line.get_ydata()[-1]: to_hex(line.get_color())
+            for line in ax.lines
+            if len(line.get_ydata())
+        }
         assert [colours[share] for share in sorted(colours, reverse=True)[:4]] == list(RUNS[:4])
     assert "block.02: coordinate 41 from" in data.text
 
@@ -113,7 +139,12 @@ def test_massive_activations_of_first_positions_are_beside_the_rest(run):
 def test_the_page_has_them(folder, unpainted):
     page = write_report([folder]).read_text()
     names = {path.stem for path in (folder / "report" / "figures").glob("*.png")}
-    assert {"coordinates-largest", "coordinates-followed", "massive-activations", "max_abs-dynamics"} <= names
+    assert {
+        "coordinates-largest",
+        "coordinates-followed",
+        "massive-activations",
+        "max_abs-dynamics",
+    } <= names
     assert not any(name.startswith(("max_abs_first", "massive_fraction_100x")) for name in names)
     assert "Outlier coordinates" in page
 

@@ -39,9 +39,15 @@ def drawn(values, steps=STEPS, metric="M_over_Q"):
 def panels(figure):
     """The axes that have lines of layers, from the top: the values of each line."""
     found = [
-        (ax, c) for ax in figure.axes for c in ax.collections if isinstance(c, LineCollection) and c.get_segments()
+        (ax, c)
+        for ax in figure.axes
+        for c in ax.collections
+        if isinstance(c, LineCollection) and c.get_segments()
     ]
-    return [(ax, [np.asarray(s).reshape(-1, 2)[:, 1] for s in collection.get_segments()]) for ax, collection in found]
+    return [
+        (ax, [np.asarray(s).reshape(-1, 2)[:, 1] for s in collection.get_segments()])
+        for ax, collection in found
+    ]
 
 
 def texts(figure):
@@ -88,14 +94,20 @@ def test_means_of_the_last_blocks_are_named():
 
 
 def test_encoder_and_decoder():
-    layers = [f"{side}.{name}" for side in ("encoder", "decoder") for name in ("embed", *BLOCKS, "final_norm")]
+    layers = [
+        f"{side}.{name}"
+        for side in ("encoder", "decoder")
+        for name in ("embed", *BLOCKS, "final_norm")
+    ]
     figure = drawn({layer: 1.0 + i for i, layer in enumerate(layers)})
     assert texts(figure) == ["enc embed", "dec embed"]
     assert len(panels(figure)[0][1]) == 14
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, np.nan])
-@pytest.mark.parametrize("layers", [["embed"], ["embed", "block.00", "final_norm"], ["a.mlp", "x" * 40]])
+@pytest.mark.parametrize(
+    "layers", [["embed"], ["embed", "block.00", "final_norm"], ["a.mlp", "x" * 40]]
+)
 @pytest.mark.parametrize("steps", [[5], STEPS])
 @pytest.mark.slow
 def test_anything_can_be_drawn(layers, value, steps):

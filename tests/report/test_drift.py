@@ -77,9 +77,9 @@ def test_the_report_has_a_section_of_drift(folder: Path) -> None:
     assert page.count("The same rows over time and depth") >= 2
     figures = {path.stem for path in (folder / "report" / "figures").glob("*.png")}
     over_time = {key for key in DRIFT if key.endswith(("_previous", "_first"))}
-    assert {f"{key}-dynamics" for key in over_time} | {f"{key}-heatmap" for key in DRIFT.keys() - over_time} == {
-        name for name in figures if name.rpartition("-")[0] in DRIFT
-    }
+    assert {f"{key}-dynamics" for key in over_time} | {
+        f"{key}-heatmap" for key in DRIFT.keys() - over_time
+    } == {name for name in figures if name.rpartition("-")[0] in DRIFT}
     assert {"cka-steps-embed", "cka-steps-block.02", "cka-layers-8"} <= figures
     values = pd.read_csv(folder / "report" / "metrics.csv")
     assert set(values.loc[values["metric"] == "cka_to_first", "gaussian"]) == {0.0}
@@ -95,10 +95,14 @@ def test_of_a_single_step_the_layers_are_drawn(tmp_path: Path) -> None:
     make_sweep(tmp_path, (0,), metrics=("n", "cka_to_below"), changes=changes)
     (run,) = read_runs([tmp_path])
     with style():
-        assert [data.name for data in figures.drift_figures(run, "cka_to_below")] == ["cka_to_below-profile"]
+        assert [data.name for data in figures.drift_figures(run, "cka_to_below")] == [
+            "cka_to_below-profile"
+        ]
 
 
 def test_a_damaged_table_is_named(folder: Path) -> None:
     cka_file(folder).write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"cka\.parquet must be a Parquet file.*embedgeo drift writes it again"):
+    with pytest.raises(
+        ValueError, match=r"cka\.parquet must be a Parquet file.*embedgeo drift writes it again"
+    ):
         read_runs([folder])

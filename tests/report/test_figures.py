@@ -87,24 +87,43 @@ def test_nothing_overlaps_or_leaves_the_picture(run: str, request: pytest.Fixtur
             for ax in figure.axes:
                 texts = [*ax.texts, ax.title, ax.xaxis.label, ax.yaxis.label]
                 for axis, low, high in ((ax.xaxis, "x0", "x1"), (ax.yaxis, "y0", "y1")):
-                    labels = [tick.label1 for tick in axis._update_ticks() if tick.label1.get_text()]
+                    labels = [
+                        tick.label1 for tick in axis._update_ticks() if tick.label1.get_text()
+                    ]
                     labels = [label for label in labels if label.get_visible()]
-                    boxes = sorted((b.get_window_extent(renderer) for b in labels), key=lambda box: getattr(box, low))
-                    assert all(getattr(b, low) >= getattr(a, high) for a, b in pairwise(boxes)), (name, labels)
+                    boxes = sorted(
+                        (b.get_window_extent(renderer) for b in labels),
+                        key=lambda box: getattr(box, low),
+                    )
+                    assert all(getattr(b, low) >= getattr(a, high) for a, b in pairwise(boxes)), (
+                        name,
+                        labels,
+                    )
                     texts += labels
-                for text in [*texts, *figure.texts, *(text for box in figure.legends for text in box.get_texts())]:
+                for text in [
+                    *texts,
+                    *figure.texts,
+                    *(text for box in figure.legends for text in box.get_texts()),
+                ]:
                     if text.get_visible() and text.get_text():
                         box = text.get_window_extent(renderer)
                         inside = (picture.x0 - 1 <= box.x0, box.x1 <= picture.x1 + 1)
-                        assert all((*inside, picture.y0 - 1 <= box.y0, box.y1 <= picture.y1 + 1)), (name, text)
+                        assert all((*inside, picture.y0 - 1 <= box.y0, box.y1 <= picture.y1 + 1)), (
+                            name,
+                            text,
+                        )
                 label = ax.yaxis.label.get_window_extent(renderer)
-                assert not any(label.overlaps(box.get_window_extent(renderer)) for box in figure.legends), name
+                assert not any(
+                    label.overlaps(box.get_window_extent(renderer)) for box in figure.legends
+                ), name
 
 
 def test_zeros_are_low_on_a_logarithmic_heatmap_not_undefined(tmp_path: Path) -> None:
     zero = {(step, "embed", "V_W_unbiased"): 0.0 for step in (0, 1, 8, 64)}
     undefined = {(512, "embed", "V_W_unbiased"): np.nan}
-    (run,) = read_runs([make_sweep(tmp_path, metrics=("n", "V_W_unbiased"), changes=zero | undefined)])
+    (run,) = read_runs(
+        [make_sweep(tmp_path, metrics=("n", "V_W_unbiased"), changes=zero | undefined)]
+    )
     with style():
         mesh = figures.heatmap(run, "V_W_unbiased").figure.axes[0].collections[0]
     assert type(mesh.norm).__name__ == "LogNorm"
@@ -137,12 +156,15 @@ def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(large: Run) -> Non
             (ax, *_) = figures.dynamics(replace(large, baseline=baseline), "M_over_Q").figure.axes
         (line,) = (line for line in ax.lines if str(line.get_label()).startswith("Gaussian rows"))
         assert len(line.get_xdata()) == drawn_points
-        assert line.get_label() == ("Gaussian rows" if drawn_points else "Gaussian rows: 0.3 to 1B ↑")
+        assert line.get_label() == (
+            "Gaussian rows" if drawn_points else "Gaussian rows: 0.3 to 1B ↑"
+        )
         assert ax.get_ylim()[1] < 1
 
 
 @pytest.mark.parametrize(
-    ("count", "most", "places"), [(0, 9, []), (5, 9, [0, 1, 2, 3, 4]), (34, 6, [0, 7, 13, 20, 26, 33])]
+    ("count", "most", "places"),
+    [(0, 9, []), (5, 9, [0, 1, 2, 3, 4]), (34, 6, [0, 7, 13, 20, 26, 33])],
 )
 def test_a_few_of_many_are_evenly_spaced_with_the_first_and_the_last(count, most, places):
     assert thinned(count, most) == places
@@ -185,7 +207,9 @@ def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) ->
     metric.update(rows, token_ids=ids)
     values = metric.compute()
     table = pd.DataFrame({key: value.numpy() for key, value in metric.table().items()})
-    layers = [table.assign(layer=layer, layer_index=i) for i, layer in enumerate(("embed", "block.00"))]
+    layers = [
+        table.assign(layer=layer, layer_index=i) for i, layer in enumerate(("embed", "block.00"))
+    ]
     folder = make_sweep(tmp_path, (0, 1), 1, metrics=("n", "M"), tokens=True)
     for path in (folder / "tokens").iterdir():
         pd.concat(layers).to_parquet(path)
@@ -201,7 +225,10 @@ def test_regressions_over_token_types_are_those_of_the_metric(tmp_path: Path) ->
 
 def test_shares_add_up_to_the_whole(large: Run) -> None:
     with style():
-        found, means = figures.composition(large, "layer").numbers, figures.composition(large, "step").numbers
+        found, means = (
+            figures.composition(large, "layer").numbers,
+            figures.composition(large, "step").numbers,
+        )
     np.testing.assert_allclose(found.sum(axis=1), 1)
     at = large.values.loc[4000, "block.20"]
     assert found.loc[(4000, "block.20"), "M"] == pytest.approx(at["M"] / at["Q"])
@@ -214,7 +241,10 @@ def test_without_token_ids_the_shares_are_those_of_offset_and_variance(tmp_path:
     (run,) = read_runs([make_sweep(tmp_path, (0, 8), 2, metrics=("n", "M", "V"), changes=nowhere)])
     with style():
         found = figures.composition(run, "layer")
-    heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in found.figure.axes[0].containers}
+    heights = {
+        bars.get_label(): [bar.get_height() for bar in bars]
+        for bars in found.figure.axes[0].containers
+    }
     assert heights.keys() == {"M: offset", "V: variance"}
     np.testing.assert_allclose(np.sum([*heights.values()], axis=0), [1, 0, 0, 1])
     assert found.numbers.loc[8].loc[["block.00", "block.01"]].isna().all(axis=None)
@@ -237,7 +267,9 @@ def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -
     assert np.flatnonzero(np.isnan(line)).tolist() == [14]
     expected = [f"{side}.{name}" for side in ("encoder", "decoder") for name in layer_names(12)]
     assert list(profile.numbers.index) == list(heatmap.numbers.index) == expected
-    (gap,) = (patch for patch in heatmap.figure.axes[0].patches if patch.get_facecolor() == (1, 1, 1, 1))
+    (gap,) = (
+        patch for patch in heatmap.figure.axes[0].patches if patch.get_facecolor() == (1, 1, 1, 1)
+    )
     assert (gap.get_y(), gap.get_height()) == (13.5, 1)
 
 
@@ -275,7 +307,9 @@ def test_chosen_tokens_are_drawn_with_the_origin(tmp_path: Path) -> None:
 def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(tmp_path: Path) -> None:
     steps = (0, 1, 8, 64, 512, 4000)
     far = {
-        (step, layer, "M_over_V"): value for step in steps for layer, value in (("embed", 90.0), ("final_norm", -3.0))
+        (step, layer, "M_over_V"): value
+        for step in steps
+        for layer, value in (("embed", 90.0), ("final_norm", -3.0))
     }
     near = {(step, f"block.0{i}", "M_over_V"): 0.2 + 0.1 * i for step in steps for i in range(3)}
     (run,) = read_runs([make_sweep(tmp_path, steps, metrics=("M_over_V",), changes=far | near)])
@@ -284,22 +318,33 @@ def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(tmp_path: Path) -
             ax = draw(run, "M_over_V").figure.axes[0]
             low, high = ax.get_ylim()
             assert (-0.3 < low < 0.2, 0.4 < high < 0.6) == (True, True), draw
-            assert {text.get_text() for text in ax.texts} == {"↑ beyond: embed 90", "↓ beyond: norm −3"}
+            assert {text.get_text() for text in ax.texts} == {
+                "↑ beyond: embed 90",
+                "↓ beyond: norm −3",
+            }
 
 
 @pytest.mark.parametrize(
     ("metric", "of_blocks", "of_norm", "is_shown"),
-    [("Q", (0.5, 12.0), 72.8, True), ("cka_to_first", (0.1, 0.4), 1.0, True), ("cka_to_first", (0.9, 1.0), 0.2, False)],
+    [
+        ("Q", (0.5, 12.0), 72.8, True),
+        ("cka_to_first", (0.1, 0.4), 1.0, True),
+        ("cka_to_first", (0.9, 1.0), 0.2, False),
+    ],
 )
 def test_a_layer_that_leaves_the_blocks_a_good_part_of_the_axis_is_shown_whole(
     metric: str, of_blocks: tuple[float, float], of_norm: float, *, is_shown: bool, tmp_path: Path
 ) -> None:
     steps = (0, 1, 8, 64)
     wanted = {(step, f"block.0{i}", metric): at for step in steps for i, at in enumerate(of_blocks)}
-    wanted |= {(step, layer, metric): of_blocks[0] for step in steps for layer in ("embed", "block.02")}
+    wanted |= {
+        (step, layer, metric): of_blocks[0] for step in steps for layer in ("embed", "block.02")
+    }
     wanted |= {(step, "final_norm", metric): of_norm for step in steps}
     wanted |= {(step, "final_norm", "norm_Q_expected"): 72.0 for step in steps}
-    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=(metric, "norm_Q_expected"), changes=wanted)])
+    (run,) = read_runs(
+        [make_sweep(tmp_path, steps, metrics=(metric, "norm_Q_expected"), changes=wanted)]
+    )
     expected = run.values["norm_Q_expected"].where(run.values.index.isin(["final_norm"], "layer"))
     run = replace(run, values=run.values.assign(norm_Q_expected=expected))
     with style():
@@ -314,11 +359,16 @@ def test_the_legend_names_no_line_that_is_not_seen(tmp_path: Path) -> None:
     steps = (0, 1, 8)
     far = {(step, "final_norm", key): 1e9 for step in steps for key in ("Q", "norm_Q_expected")}
     near = {(step, f"block.0{i}", "Q"): 5.0 + i for step in steps for i in range(3)}
-    (run,) = read_runs([make_sweep(tmp_path, steps, metrics=("Q", "norm_Q_expected"), changes=far | near)])
+    (run,) = read_runs(
+        [make_sweep(tmp_path, steps, metrics=("Q", "norm_Q_expected"), changes=far | near)]
+    )
     expected = run.values["norm_Q_expected"].where(run.values.index.isin(["final_norm"], "layer"))
     run = replace(run, values=run.values.assign(norm_Q_expected=expected))
     with style():
-        for draw, named in ((figures.dynamics, ["mean over blocks"]), (figures.profile, ["step 8"])):
+        for draw, named in (
+            (figures.dynamics, ["mean over blocks"]),
+            (figures.profile, ["step 8"]),
+        ):
             assert draw(run, "Q").figure.axes[0].get_legend_handles_labels()[1] == named
 
 
@@ -336,7 +386,9 @@ def test_a_long_name_is_no_longer_than_its_axis(tmp_path: Path) -> None:
 
 def test_a_baseline_that_is_shown_is_shown_whole(tmp_path: Path) -> None:
     steps = (0, 1, 8, 64)
-    wanted = {(step, f"block.0{i}", "M"): at for step in steps for i, at in enumerate((0.1, 1.0, 10.0))}
+    wanted = {
+        (step, f"block.0{i}", "M"): at for step in steps for i, at in enumerate((0.1, 1.0, 10.0))
+    }
     (run,) = read_runs([make_sweep(tmp_path, steps, metrics=("M",), changes=wanted)])
     baseline = pd.DataFrame({"M": 0.05}, run.values.index)
     baseline.loc[0, "M"] = 0.002
@@ -347,7 +399,11 @@ def test_a_baseline_that_is_shown_is_shown_whole(tmp_path: Path) -> None:
 
 def test_modules_have_distinct_labels(tmp_path: Path) -> None:
     layers = [f"gpt_neox.layers.{i}.attention.dense" for i in range(8)]
-    rows = [(step, layer, i, 8, "M", 1.0 + step + i, 0.1) for step in (0, 5) for i, layer in enumerate(layers)]
+    rows = [
+        (step, layer, i, 8, "M", 1.0 + step + i, 0.1)
+        for step in (0, 5)
+        for i, layer in enumerate(layers)
+    ]
     columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "history.parquet")
     (run,) = read_runs([tmp_path])
@@ -389,7 +445,10 @@ def test_twelve_runs_have_twelve_colours_and_their_names_below_the_axes(large: R
 @pytest.mark.slow
 def test_steps_of_several_runs_are_logarithmic_where_those_of_one_are(tmp_path: Path) -> None:
     runs = read_runs(
-        [make_sweep(tmp_path / str(i), (0, 1, 8, 64, 512 + i, 4000), 1, metrics=("M",)) for i in range(12)]
+        [
+            make_sweep(tmp_path / str(i), (0, 1, 8, 64, 512 + i, 4000), 1, metrics=("M",))
+            for i in range(12)
+        ]
     )
     with style():
         assert "log scale" in comparison.compare_dynamics(runs, "M").figure.axes[0].get_xlabel()
@@ -424,7 +483,9 @@ def with_errors(tmp_path_factory: pytest.TempPathFactory) -> Run:
         (curves, 4),
     ],
 )
-def test_bands_are_one_standard_error_to_each_side(with_errors: Run, draw: Callable, count: int) -> None:
+def test_bands_are_one_standard_error_to_each_side(
+    with_errors: Run, draw: Callable, count: int
+) -> None:
     with style():
         drawn = draw(with_errors, "M_over_Q")
         without = draw(replace(with_errors, errors=with_errors.errors * np.nan), "M_over_Q")
@@ -439,19 +500,31 @@ def test_bands_are_one_standard_error_to_each_side(with_errors: Run, draw: Calla
 
 def test_standard_errors_lie_beside_the_numbers_of_a_figure(with_errors: Run) -> None:
     with style():
-        dynamics, profile = figures.dynamics(with_errors, "M_over_Q"), figures.profile(with_errors, "M_over_Q")
+        dynamics, profile = (
+            figures.dynamics(with_errors, "M_over_Q"),
+            figures.profile(with_errors, "M_over_Q"),
+        )
         compared = comparison.compare_profiles([with_errors], "M_over_Q")
-        without = figures.dynamics(replace(with_errors, errors=with_errors.errors * np.nan), "M_over_Q")
-    for numbers, columns in ((dynamics.numbers, [*with_errors.layers, "mean over blocks"]), (profile.numbers, [8, 64])):
+        without = figures.dynamics(
+            replace(with_errors, errors=with_errors.errors * np.nan), "M_over_Q"
+        )
+    for numbers, columns in (
+        (dynamics.numbers, [*with_errors.layers, "mean over blocks"]),
+        (profile.numbers, [8, 64]),
+    ):
         for column in columns:
             np.testing.assert_allclose(numbers[f"stderr of {column}"], 0.05 * numbers[column])
-    np.testing.assert_allclose(compared.numbers["stderr of M_over_Q"], 0.05 * compared.numbers["M_over_Q"])
+    np.testing.assert_allclose(
+        compared.numbers["stderr of M_over_Q"], 0.05 * compared.numbers["M_over_Q"]
+    )
     assert not [column for column in without.numbers if column.startswith("stderr")]
     assert all("one standard error" in data.text for data in (dynamics, profile, compared))
     assert "standard error" not in without.text
 
 
-def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(with_errors: Run) -> None:
+def test_the_error_of_a_mean_over_blocks_is_unknown_where_that_of_a_block_is(
+    with_errors: Run,
+) -> None:
     errors = with_errors.errors.copy()
     errors.loc[(8, "block.01"), "M_over_Q"] = np.nan
     errors.loc[(64, "embed"), "M_over_Q"] = np.nan
@@ -481,7 +554,9 @@ def test_the_title_and_the_unit_of_every_metric_fit_into_a_figure():
     with style():
         figure, _ = new_figure("title", "unit")
         for metric, named in known_terms().items():
-            for text, shown in zip(figure.texts, (f"{named.name} through the layers", named.unit), strict=True):
+            for text, shown in zip(
+                figure.texts, (f"{named.name} through the layers", named.unit), strict=True
+            ):
                 text.set_text(shown)
                 if named.is_drawn:
                     assert text.get_window_extent().x1 <= figure.bbox.width, metric

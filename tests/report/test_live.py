@@ -21,7 +21,9 @@ LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
 
 def events(folder):
-    return EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+    return EventAccumulator(
+        str(folder), size_guidance={"images": 0, "scalars": 0, "tensors": 0}
+    ).Reload()
 
 
 def image_steps(folder):
@@ -77,7 +79,11 @@ def test_tensorboard_gets_images_and_a_text(tmp_path):
     fit(tmp_path, monitor, max_steps=6, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
     steps = image_steps(tmp_path / "tb")
     assert steps.keys() == {
-        *(f"geometry.{kind}/{metric}" for metric in headlines() for kind in ("curves", "heatmap", "profile")),
+        *(
+            f"geometry.{kind}/{metric}"
+            for metric in headlines()
+            for kind in ("curves", "heatmap", "profile")
+        ),
         "geometry.shares/M, V_W, V_B",
     }
     for tag, at in steps.items():
@@ -87,7 +93,8 @@ def test_tensorboard_gets_images_and_a_text(tmp_path):
     for tag in steps:
         image = Image.open(io.BytesIO(found.Images(tag)[-1].encoded_image_string))
         assert image.size == (found.Images(tag)[-1].width, found.Images(tag)[-1].height)
-        assert image.width == 700, tag  # twice what TensorBoard shows: it leaves out pixels, and blends none
+        # twice what TensorBoard shows: it leaves out pixels, and blends none
+        assert image.width == 700, tag
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 10
     (text,) = found.Tensors("geometry/what the numbers mean/text_summary")
     written = text.tensor_proto.string_val[0].decode()
@@ -98,21 +105,32 @@ def test_tensorboard_gets_images_and_a_text(tmp_path):
 
 @pytest.mark.slow
 def test_the_images_of_a_run_are_of_that_run_only(tmp_path):
-    monitor = GeometryMonitor(every_n_steps=1, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
+    monitor = GeometryMonitor(
+        every_n_steps=1, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise"
+    )
     for name, max_steps in (("first", 5), ("second", 2)):
-        fit(tmp_path, monitor, max_steps=max_steps, logger=TensorBoardLogger(tmp_path, name=name, version=""))
+        fit(
+            tmp_path,
+            monitor,
+            max_steps=max_steps,
+            logger=TensorBoardLogger(tmp_path, name=name, version=""),
+        )
     steps = image_steps(tmp_path / "second")
     assert steps["geometry.curves/M_over_Q"] == [0, 2]
 
 
 def test_other_loggers_get_no_images(tmp_path):
-    monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
+    monitor = GeometryMonitor(
+        every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise"
+    )
     fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path))
     assert len({record["step"] for record in monitor.history}) == 3
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(tmp_path, monkeypatch, late):
+def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(
+    tmp_path, monkeypatch, late
+):
     def broken(self, loggers, history, *, last=False):
         if last == late:
             raise ValueError("no room to draw")
@@ -123,20 +141,27 @@ def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(tmp_path
     with pytest.warns(UserWarning, match="GeometryMonitor is off .* ValueError: no room to draw"):
         module, run = fit(tmp_path, monitor, max_steps=4, logger=TensorBoardLogger(tmp_path))
     assert run.global_step == 4
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), module.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
+    )
 
 
 def test_only_rank_zero_draws(tmp_path, monkeypatch):
     given = []
-    monkeypatch.setattr(Media, "write", lambda self, loggers, *args, **kwargs: given.extend(loggers))
+    monkeypatch.setattr(
+        Media, "write", lambda self, loggers, *args, **kwargs: given.extend(loggers)
+    )
     monkeypatch.setattr(L.Trainer, "is_global_zero", property(lambda self: False))
-    monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
+    monitor = GeometryMonitor(
+        every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise"
+    )
     fit(tmp_path, monitor, module=TinyLM(), max_steps=4, logger=TensorBoardLogger(tmp_path))
     assert not given
 
 
 def measured(num_steps, pause, seconds):
-    """What is drawn of a run with so long between measurements where a picture takes so long; its end comes next.
+    """What is drawn of a run with so long between measurements where a picture takes so long; its
+    end comes next.
 
     Also the seconds that pictures had taken and that had gone by after each measurement.
     """
@@ -156,7 +181,13 @@ def measured(num_steps, pause, seconds):
 def test_pictures_of_a_short_run_are_drawn_at_its_first_measurement_and_at_its_last(count, drawn):
     pictures, writer, history, _ = measured(count, pause=0.1, seconds=0.2)
     pictures.write([writer], history, last=True)
-    assert writer.at("curves") == writer.at("heatmap") == writer.at("profile") == writer.at("shares") == drawn
+    assert (
+        writer.at("curves")
+        == writer.at("heatmap")
+        == writer.at("profile")
+        == writer.at("shares")
+        == drawn
+    )
     assert len(writer.texts) == 1
 
 
@@ -198,12 +229,16 @@ def test_without_pictures_the_rest_is_written(tmp_path):
     writer = Writer()
     Media("geometry", pictures=False).write([writer], records(0))
     assert (writer.images, len(writer.texts)) == ([], 1)
-    monitor = GeometryMonitor(2, metrics=lambda dim: [EmbeddingMoments(dim)], pictures=False, on_error="raise")
+    monitor = GeometryMonitor(
+        2, metrics=lambda dim: [EmbeddingMoments(dim)], pictures=False, on_error="raise"
+    )
     fit(tmp_path, monitor, max_steps=3, logger=TensorBoardLogger(tmp_path, name="tb", version=""))
     tags = events(tmp_path / "tb").Tags()
     assert not tags["images"]
     assert "geometry.V/mean" in tags["scalars"]
-    assert {"custom_scalars__config__", "geometry/what the numbers mean/text_summary"} <= set(tags["tensors"])
+    assert {"custom_scalars__config__", "geometry/what the numbers mean/text_summary"} <= set(
+        tags["tensors"]
+    )
 
 
 @pytest.mark.usefixtures("empty")
@@ -216,7 +251,9 @@ def test_what_a_long_run_draws_grows_with_the_logarithm_of_its_length():
 
 def test_the_history_before_a_resume_is_drawn_too(monkeypatch):
     steps = []
-    monkeypatch.setattr(figures, "profile", lambda run, metric: steps.append(run.steps) or profile(run, metric))
+    monkeypatch.setattr(
+        figures, "profile", lambda run, metric: steps.append(run.steps) or profile(run, metric)
+    )
     clock = Clock()
     pictures, writer = Media("geometry", clock=clock), Writer(clock)
     history = [*records(0), *records(10), *records(20)]
@@ -237,10 +274,16 @@ def test_without_measurements_nothing_is_drawn():
 @pytest.mark.usefixtures("unpainted")
 def test_the_steps_drawn_are_bounded_and_span_all_steps(monkeypatch):
     runs = []
-    monkeypatch.setattr(figures, "profile", lambda run, metric: runs.append(run) or profile(run, metric))
+    monkeypatch.setattr(
+        figures, "profile", lambda run, metric: runs.append(run) or profile(run, metric)
+    )
 
     def steps_drawn(steps):
-        history = [record for step in steps for record in records(step, layers=LAYERS[:2], metrics=("mean_cosine",))]
+        history = [
+            record
+            for step in steps
+            for record in records(step, layers=LAYERS[:2], metrics=("mean_cosine",))
+        ]
         assert len([*live.draw_pictures(history, "geometry", ["profile"])]) == 1
         return runs[-1].steps
 
@@ -267,7 +310,9 @@ def test_equal_values_at_a_single_step_can_be_drawn(value):
 @pytest.mark.slow
 def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     drawn = []
-    monkeypatch.setattr(figures, "profile", lambda run, metric: drawn.append(run) or profile(run, metric))
+    monkeypatch.setattr(
+        figures, "profile", lambda run, metric: drawn.append(run) or profile(run, metric)
+    )
     pictures, writer = Media("geometry", clock=lambda: 0.0), Writer()  # however long it takes
     history = [*records(0, 2.0), *records(10, 3.0), *records(10, np.inf, LAYERS[:1])]
     pictures.write([writer], [*history, *records(20, 4.0, [*LAYERS, "late"])[-3:]], last=True)
@@ -275,7 +320,9 @@ def test_the_figures_are_the_reports_of_what_was_measured(monkeypatch):
     assert run.steps == [0, 10, 20]
     assert run.layers == [*LAYERS, "late"]
     nan = np.nan
-    np.testing.assert_array_equal(run.table("M"), [[2, 2, 2, 2, nan], [nan, 3, 3, 3, nan], [nan, nan, nan, nan, 4]])
+    np.testing.assert_array_equal(
+        run.table("M"), [[2, 2, 2, 2, nan], [nan, 3, 3, 3, nan], [nan, nan, nan, nan, 4]]
+    )
     assert set(run.metrics) == {"mean_cosine", "M", "V"}
 
 

@@ -20,7 +20,14 @@ from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import OF_BATCHES, OF_TYPES, make_models, make_sweep
 
-SIX = {"lab/bert-s": 2, "lab/bert-l": 4, "lab/roberta-s": 2, "lab/roberta-l": 4, "co/gpt-s": 2, "co/gpt-l": 4}
+SIX = {
+    "lab/bert-s": 2,
+    "lab/bert-l": 4,
+    "lab/roberta-s": 2,
+    "lab/roberta-l": 4,
+    "co/gpt-s": 2,
+    "co/gpt-l": 4,
+}
 GROUPS = ["encoder=bert-s,lab/bert-l,roberta-s,roberta-l", "decoder=gpt-s,gpt-l"]
 SOME = ("n", "Q", "M", "V", "token_types", *OF_TYPES)
 
@@ -36,9 +43,16 @@ def tables(page: Path) -> list[pd.DataFrame]:
     """The tables of a page, by the first column."""
     found = []
     for table in re.findall("<table.*?</table>", page.read_text(), re.DOTALL):
-        rows = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall("<tr>(.*?)</tr>", table, re.DOTALL)]
+        rows = [
+            re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row)
+            for row in re.findall("<tr>(.*?)</tr>", table, re.DOTALL)
+        ]
         head, *body = [[re.sub("<[^>]*>", "", cell) for cell in row] for row in rows]
-        found.append(pd.DataFrame(body).set_index(0).set_axis(head[1:], axis=1) if len(head) == len(body[-1]) else None)
+        found.append(
+            pd.DataFrame(body).set_index(0).set_axis(head[1:], axis=1)
+            if len(head) == len(body[-1])
+            else None
+        )
     return found
 
 
@@ -48,7 +62,9 @@ def write_texts(figure: Figure, path: Path, **_: object) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_pictures() -> Iterator[None]:
-    """Figures are made, but not painted, which takes most of the time; in place of an SVG there are its texts."""
+    """Figures are made, but not painted, which takes most of the time; in place of an SVG there are
+    its texts.
+    """
     with (
         mock.patch("embedgeo.drawing.png", return_value=(b"a picture", 1, 1)),
         mock.patch.object(Figure, "savefig", write_texts),
@@ -70,9 +86,18 @@ def test_final_models_have_no_steps_and_are_compared_over_depth(six: Path) -> No
     assert not re.search(r"\bsteps?\b", said, re.IGNORECASE)
     names = {path.stem for path in (six / "figures").glob("*.png")}
     assert not [name for name in names if re.search("dynamics|heatmap|loss", name)]
-    assert {"Q-compared-profiles", "decomposition"} <= {re.sub("^(bert|roberta|gpt)-[sl]-", "", name) for name in names}
+    assert {"Q-compared-profiles", "decomposition"} <= {
+        re.sub("^(bert|roberta|gpt)-[sl]-", "", name) for name in names
+    }
     found = pd.read_csv(six / "figures" / "Q-compared-profiles.csv")
-    assert sorted(found["run"].unique()) == ["bert-l", "bert-s", "gpt-l", "gpt-s", "roberta-l", "roberta-s"]
+    assert sorted(found["run"].unique()) == [
+        "bert-l",
+        "bert-s",
+        "gpt-l",
+        "gpt-s",
+        "roberta-l",
+        "roberta-s",
+    ]
     assert found.groupby("run")["depth"].agg(list)["bert-s"] == [0, 0.5, 1]
     assert not [p for p in (six / "figures").glob("*.svg") if re.search(r"\bstep\b", p.read_text())]
     assert not [p for p in (six / "figures").glob("*.csv") if "step" in p.read_text()]
@@ -100,25 +125,44 @@ def test_what_is_not_known_of_a_run_is_a_dash(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_groups_share_their_dashes_and_the_legend_names_them(tmp_path: Path) -> None:
     folder = make_models(
-        tmp_path / "a", SIX, metrics=("n", "Q", *OF_TYPES), groups={"co/gpt-s": "old", "co/gpt-l": "old"}
+        tmp_path / "a",
+        SIX,
+        metrics=("n", "Q", *OF_TYPES),
+        groups={"co/gpt-s": "old", "co/gpt-l": "old"},
     )
     told = read_runs([folder])
     assert {run.label: run.group for run in told if run.group} == {"gpt-s": "old", "gpt-l": "old"}
     runs = read_runs([folder], {"gpt-s": "decoder", "lab/*": "encoder"})
     groups = {"gpt-s": "decoder", "gpt-l": "old"}
-    assert {run.label: run.group for run in runs} == {run.label: groups.get(run.label, "encoder") for run in runs}
+    assert {run.label: run.group for run in runs} == {
+        run.label: groups.get(run.label, "encoder") for run in runs
+    }
     with style():
-        for draw in (lambda: comparison.compare_profiles(runs, "Q"), lambda: comparison.compare_types(runs)):
+        for draw in (
+            lambda: comparison.compare_profiles(runs, "Q"),
+            lambda: comparison.compare_types(runs),
+        ):
             data = draw()
             (legend,) = data.figure.legends
-            looks = {text.get_text().strip(): line for text, line in zip(legend.texts, legend.get_lines(), strict=True)}
+            looks = {
+                text.get_text().strip(): line
+                for text, line in zip(legend.texts, legend.get_lines(), strict=True)
+            }
             assert {*looks} == {*(run.label for run in runs), "decoder", "old", "encoder"}
             for ax in data.figure.axes:
                 lines = [line for line in ax.lines if line.get_marker() not in ("", "None")]
                 assert len({str(line.get_color()) for line in lines}) == len(runs)
                 for run, line in zip(runs, lines, strict=True):
                     assert line._unscaled_dash_pattern == looks[run.group]._unscaled_dash_pattern
-            assert len({str(looks[group]._unscaled_dash_pattern) for group in ("decoder", "old", "encoder")}) == 3
+            assert (
+                len(
+                    {
+                        str(looks[group]._unscaled_dash_pattern)
+                        for group in ("decoder", "old", "encoder")
+                    }
+                )
+                == 3
+            )
             assert "decoder: gpt-s; " in data.text
 
 
@@ -132,7 +176,10 @@ def test_without_groups_nothing_is_said_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("encoder=nosuch", "model_group must name models that are there; nosuch is none of"), ("x", "as encoder=a,b")],
+    [
+        ("encoder=nosuch", "model_group must name models that are there; nosuch is none of"),
+        ("x", "as encoder=a,b"),
+    ],
 )
 def test_groups_of_unknown_models_are_refused_in_one_line(
     given: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -167,7 +214,11 @@ def test_a_final_model_is_no_point_of_a_run(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "mix", (4, 8, 64), 2, metrics=("n", "M", "V"))
     make_models(folder, {"lab/final": 2, "lab/other": 3}, metrics=("n", "M", "V"))
     runs = {run.label: run for run in read_runs([folder])}
-    assert {label: run.has_steps for label, run in runs.items()} == {"final": False, "other": False, "mix: step": True}
+    assert {label: run.has_steps for label, run in runs.items()} == {
+        "final": False,
+        "other": False,
+        "mix: step": True,
+    }
     assert runs["mix: step"].steps == [4, 8, 64]
     page = write_report([folder])
     figures_ = folder / "report" / "figures"
@@ -181,13 +232,17 @@ def test_a_final_model_is_no_point_of_a_run(tmp_path: Path) -> None:
 
 
 def test_models_of_one_short_name_have_their_whole_names(tmp_path: Path) -> None:
-    folder = make_models(tmp_path / "a", {"one/bert": 1, "two/bert": 1, "two/gpt": 1}, metrics=("n", "M"))
+    folder = make_models(
+        tmp_path / "a", {"one/bert": 1, "two/bert": 1, "two/gpt": 1}, metrics=("n", "M")
+    )
     assert [run.label for run in read_runs([folder])] == ["one/bert", "two/bert", "gpt"]
 
 
 @pytest.mark.slow
 def test_one_final_model_is_drawn_over_its_layers(tmp_path: Path) -> None:
-    folder = make_models(tmp_path / "bert", {"lab/bert": 1}, metrics=("n", "Q", "M", "V"), tokens=True)
+    folder = make_models(
+        tmp_path / "bert", {"lab/bert": 1}, metrics=("n", "Q", "M", "V"), tokens=True
+    )
     said = words(write_report([folder]).read_text())
     names = {path.stem for path in (folder / "report" / "figures").glob("*.png")}
     assert {"Q-profile", "decomposition", "tokens-statistics", "tokens-V-against-M"} <= names
@@ -220,22 +275,36 @@ def band_sizes(figure: object) -> list[float]:
 
 @pytest.mark.slow
 def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "a", (0, 8, 64), 2, metrics=("n", "anisotropy", *OF_BATCHES, "intrinsic_dimension"))
+    folder = make_sweep(
+        tmp_path / "a",
+        (0, 8, 64),
+        2,
+        metrics=("n", "anisotropy", *OF_BATCHES, "intrinsic_dimension"),
+    )
     sweep = SweepFolder(folder)
     for name in ("step0", "step8", "step64"):
         records = sweep.read(name)
         at = records.set_index(["layer", "metric"])["value"].to_dict()
-        wanted = {"anisotropy_batch_mean": 1.0, "anisotropy_batch_std": 0.05, "intrinsic_dimension_std": 0.0}
+        wanted = {
+            "anisotropy_batch_mean": 1.0,
+            "anisotropy_batch_std": 0.05,
+            "intrinsic_dimension_std": 0.0,
+        }
         values = [
             wanted[metric] * at[layer, "anisotropy"] if metric in wanted else value
-            for layer, metric, value in zip(records["layer"], records["metric"], records["value"], strict=True)
+            for layer, metric, value in zip(
+                records["layer"], records["metric"], records["value"], strict=True
+            )
         ]
         sweep.write(name, records.assign(value=values))
     (run,) = read_runs([folder])
     metric = "anisotropy_batch_mean"
     with style():
         drawn = [figures.dynamics(run, metric), figures.profile(run, metric)]
-        drawn += [comparison.compare_dynamics([run], metric), comparison.compare_profiles([run], metric)]
+        drawn += [
+            comparison.compare_dynamics([run], metric),
+            comparison.compare_profiles([run], metric),
+        ]
         for data in drawn:
             assert data.text.endswith("Bands: one standard deviation over batches to each side.")
             np.testing.assert_allclose(band_sizes(data.figure), 0.05)
@@ -255,18 +324,27 @@ def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) ->
 
 
 def test_one_batch_has_no_band(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "a", (0, 8), 1, metrics=("n", "intrinsic_dimension", "intrinsic_dimension_std"))
+    folder = make_sweep(
+        tmp_path / "a", (0, 8), 1, metrics=("n", "intrinsic_dimension", "intrinsic_dimension_std")
+    )
     sweep = SweepFolder(folder)
     for name in ("step0", "step8"):
         records = sweep.read(name)
-        sweep.write(name, records.assign(value=records["value"].where(records["metric"] != "intrinsic_dimension_std")))
+        sweep.write(
+            name,
+            records.assign(
+                value=records["value"].where(records["metric"] != "intrinsic_dimension_std")
+            ),
+        )
     said = words(write_report([folder]).read_text())
     assert "standard deviation over" not in said
     assert "Bands" not in said
 
 
 def test_standard_errors_and_spreads_are_not_mixed_in_one_picture(tmp_path: Path) -> None:
-    runs = read_runs([make_models(tmp_path / "a", {"a": 2, "b": 2}, metrics=("n", "anisotropy", *OF_BATCHES))])
+    runs = read_runs(
+        [make_models(tmp_path / "a", {"a": 2, "b": 2}, metrics=("n", "anisotropy", *OF_BATCHES))]
+    )
     one = replace(runs[0], errors=0.01 * runs[0].values)
     with style():
         data = comparison.compare_profiles([one, runs[1]], "anisotropy_batch_mean")
@@ -283,7 +361,9 @@ def test_words_are_coloured_by_their_number_of_tokens(tmp_path: Path) -> None:
     assert "|T_w|" not in words(write_report([folder]).read_text())
     table.assign(num_tokens=1 + table["token_id"] % 5 * 1.2).to_parquet(path)
     said = words(write_report([folder]).read_text())
-    assert "A word's row is the mean over its tokens, which has a smaller norm" in said.replace("&#39;", "'")
+    assert "A word's row is the mean over its tokens, which has a smaller norm" in said.replace(
+        "&#39;", "'"
+    )
     assert {path.stem for path in (folder / "report" / "figures").glob("words-*.png")} == {
         "words-embed",
         "words-block.00",

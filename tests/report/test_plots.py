@@ -13,7 +13,9 @@ from tests.report.synthetic import make_sweep
 
 def numbers(page):
     """The JSON of a page."""
-    return json.loads(re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="plots">(.*?)</script>', page)[1]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +32,15 @@ def table(found, lines, name="values"):
     return np.array(found["shared"][int(place.removesuffix("T"))], dtype=float).T
 
 
-@pytest.mark.parametrize(("name", "kind", "index"), [("M-dynamics", "layer", "step"), ("M-profile", "step", "layer")])
+@pytest.mark.parametrize(
+    ("name", "kind", "index"), [("M-dynamics", "layer", "step"), ("M-profile", "step", "layer")]
+)
 def test_they_are_those_of_the_csv_to_four_digits(folder, name, kind, index):
     found = numbers((folder / "index.html").read_text())
     expected = pd.read_csv(folder / "figures" / f"{name}.csv", index_col=index)
-    (lines,) = [each for each in found["figures"][name]["panels"][0]["lines"] if each["kind"] == kind]
+    (lines,) = [
+        each for each in found["figures"][name]["panels"][0]["lines"] if each["kind"] == kind
+    ]
     values = dict(zip(found["shared"][lines["names"]], table(found, lines), strict=True))
     assert len(values) > 2
     assert list(expected.index) == found["shared"][lines["at"]]
@@ -49,7 +55,9 @@ def test_what_figures_share_is_there_once(folder):
     assert len(texts) == len({*texts})
     figures = numbers((folder / "index.html").read_text())["figures"]
     over_steps = [panels for name, panels in figures.items() if name.endswith("-dynamics")]
-    assert len({panel["lines"][0]["at"] for figure in over_steps for panel in figure["panels"]}) == 1
+    assert (
+        len({panel["lines"][0]["at"] for figure in over_steps for panel in figure["panels"]}) == 1
+    )
 
 
 @pytest.mark.slow

@@ -44,7 +44,9 @@ def behind(runs, folders):
 
 
 def block_mean(run, metric, step):
-    return np.mean([run.values.loc[(step, layer), metric] for layer in run.layers if layer.startswith("block")])
+    return np.mean(
+        [run.values.loc[(step, layer), metric] for layer in run.layers if layer.startswith("block")]
+    )
 
 
 def test_the_band_is_the_range_of_the_means_over_blocks(tmp_path):
@@ -56,7 +58,9 @@ def test_the_band_is_the_range_of_the_means_over_blocks(tmp_path):
         assert band.low[step] == pytest.approx(0.8 * own)
         assert band.high[step] == pytest.approx(1.1 * own)
     assert (band.runs, band.unit) == (["seed0", "seed1", "seed2"], "steps")
-    assert "within it at 5 of 5 steps" in band.describe(runs[0].means(runs[0].table("anisotropy")).iloc[:, 0])
+    assert "within it at 5 of 5 steps" in band.describe(
+        runs[0].means(runs[0].table("anisotropy")).iloc[:, 0]
+    )
     figure = dynamics(runs[0], "anisotropy")
     assert np.allclose(figure.numbers["reference high"], band.high)
     assert "3 earlier runs (seed0, seed1, seed2)" in figure.text
@@ -69,7 +73,9 @@ def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them
     band = reference_band(runs[0], "Q", "mean over blocks")
     ends = [block_mean(reference, "Q", step) for step in (1, 64)]
     at_8 = np.interp(np.log(9), [np.log(2), np.log(65)], ends)
-    assert band.low.to_list() == pytest.approx([np.nan, ends[0], at_8, ends[1], np.nan], nan_ok=True)
+    assert band.low.to_list() == pytest.approx(
+        [np.nan, ends[0], at_8, ends[1], np.nan], nan_ok=True
+    )
     assert band.high.equals(band.low)
     assert "within it at 2 of 3 steps" in band.describe(
         pd.Series([1.0, ends[0], 0.0, ends[1], 1.0], pd.Index(STEPS, name="step"))
@@ -115,7 +121,13 @@ def test_what_was_not_measured_alike_is_refused_in_a_line(tmp_path, capsys):
     ],
 )
 def test_other_settings_are_refused(setting, value, said, tmp_path):
-    settings = {"text_sha256": "a" * 64, "rows": "tokens", "unit": "sequence", "seq_len": 128, "num_tokens": 4096}
+    settings = {
+        "text_sha256": "a" * 64,
+        "rows": "tokens",
+        "unit": "sequence",
+        "seq_len": 128,
+        "num_tokens": 4096,
+    }
     settings["discard_fraction"] = 0.1
     folders = []
     for name, asked in (("own", settings), ("other", settings | {setting: value})):
@@ -144,21 +156,32 @@ def test_a_final_model_is_no_reference(tmp_path):
 
 @pytest.mark.slow
 def test_the_page_has_the_band_of_one_run_and_of_several(tmp_path, capsys):
-    own, two, earlier = (scaled(tmp_path / name, 1 + i / 10) for i, name in enumerate(("own", "two", "earlier")))
+    own, two, earlier = (
+        scaled(tmp_path / name, 1 + i / 10) for i, name in enumerate(("own", "two", "earlier"))
+    )
     for dirs in ([own], [own, two]):
         out = tmp_path / f"out{len(dirs)}"
         options = ["--metrics", "anisotropy", "--out", str(out), "--reference", str(earlier)]
         assert main(["report", *map(str, dirs), *options]) == 0
-        assert "earlier run (earlier), mean over blocks, at equal steps" in (out / "index.html").read_text()
+        assert (
+            "earlier run (earlier), mean over blocks, at equal steps"
+            in (out / "index.html").read_text()
+        )
 
 
 def history(factor=1.0, rows=1000.0):
     at = [(step, factor * (0.1 + step / 1000)) for step in STEPS]
     layers = ["embed", "block.00"]
     values = [
-        record for step, value in at for record in layer_records(step, value, layers=layers, metrics=["M_over_Q"])
+        record
+        for step, value in at
+        for record in layer_records(step, value, layers=layers, metrics=["M_over_Q"])
     ]
-    return values + [record for step, _ in at for record in layer_records(step, rows, layers=layers, metrics=["n"])]
+    return values + [
+        record
+        for step, _ in at
+        for record in layer_records(step, rows, layers=layers, metrics=["n"])
+    ]
 
 
 def monitored(folder, **options):
@@ -174,28 +197,40 @@ def test_live_curves_have_earlier_runs_behind_them(tmp_path):
     folders = [monitored(tmp_path / "low", factor=0.5), monitored(tmp_path / "high", factor=1.5)]
     tag = "geometry.curves/M_over_Q"
     pictures = [
-        dict(LivePictures(reference=reference).draw(history(), is_due=True))[tag] for reference in ([], folders)
+        dict(LivePictures(reference=reference).draw(history(), is_due=True))[tag]
+        for reference in ([], folders)
     ]
-    shades = [np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int) for picture, *_ in pictures]
-    without, behind_them = (int(((shade > 205) & (shade < 222)).all(axis=2).sum()) for shade in shades)
+    shades = [
+        np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+        for picture, *_ in pictures
+    ]
+    without, behind_them = (
+        int(((shade > 205) & (shade < 222)).all(axis=2).sum()) for shade in shades
+    )
     assert behind_them > 10 * without + 1000
 
 
 def test_live_curves_refuse_other_rows(tmp_path):
     other = monitored(tmp_path / "other", rows=10.0)
-    with pytest.raises(ValueError, match=r"other is not like this one: number of rows 10 in place of 1000\.$"):
+    with pytest.raises(
+        ValueError, match=r"other is not like this one: number of rows 10 in place of 1000\.$"
+    ):
         next(LivePictures(reference=[other]).draw(history(), is_due=True))
 
 
 def test_a_monitor_takes_folders_that_exist(tmp_path):
-    with pytest.raises(FileNotFoundError, match="reference must be folders of earlier runs; nowhere is none"):
+    with pytest.raises(
+        FileNotFoundError, match="reference must be folders of earlier runs; nowhere is none"
+    ):
         GeometryMonitor(reference=["nowhere"])
 
 
 @pytest.mark.slow
 def test_a_monitor_warns_of_an_earlier_run_that_was_measured_otherwise(tmp_path):
     other = monitored(tmp_path / "other", rows=10.0)
-    with pytest.warns(UserWarning, match="a reference must be measured like the runs before it; other is not like"):
+    with pytest.warns(
+        UserWarning, match="a reference must be measured like the runs before it; other is not like"
+    ):
         fit(
             tmp_path,
             GeometryMonitor(every_n_steps=1, reference=[other]),

@@ -35,7 +35,9 @@ def rewritten(folder: Path, table: pd.DataFrame) -> Run:
     return run
 
 
-def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_their_edge(run: Run) -> None:
+def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_their_edge(
+    run: Run,
+) -> None:
     with style():
         figure = variance.spectra_by_layer(run)
     numbers = figure.numbers
@@ -47,7 +49,9 @@ def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_th
         np.testing.assert_allclose(numbers[layer], expected[numbers.index], rtol=1e-12)
     edge = (1 + np.sqrt(64 / 65_535)) ** 2  # Marchenko & Pastur 1967
     assert numbers["Gaussian rows"].iloc[0] == pytest.approx(edge, rel=0.01)
-    assert numbers["Gaussian rows"].iloc[-1] == pytest.approx((1 - np.sqrt(64 / 65_535)) ** 2, rel=0.01)
+    assert numbers["Gaussian rows"].iloc[-1] == pytest.approx(
+        (1 - np.sqrt(64 / 65_535)) ** 2, rel=0.01
+    )
     (ax, *_) = figure.figure.axes
     (line,) = (line for line in ax.lines if "edge" in str(line.get_label()))
     assert np.unique(line.get_ydata()) == pytest.approx(edge)
@@ -97,12 +101,17 @@ def test_where_random_rows_have_no_spectrum_none_is_drawn(tmp_path: Path, n: int
     assert "Gaussian" not in figure.text
 
 
-def test_the_report_has_them_of_runs_and_of_final_models_that_have_any(folder: Path, tmp_path: Path) -> None:
+def test_the_report_has_them_of_runs_and_of_final_models_that_have_any(
+    folder: Path, tmp_path: Path
+) -> None:
     page = write_report([folder], tmp_path / "run").read_text()
     assert all(text in page for text in ("Spectrum</h2>", "Marchenko-Pastur edge", "spectra-steps"))
     models = make_models(tmp_path / "models", {"a": 2, "b": 3}, metrics=("n",))
     table = spectrum_table(8, ["embed", "block.00", "block.01", "final_norm"], 64, 100)
     write_parquet(models / "spectra" / "a--main.parquet", table, TABLES["spectra"])
     with style():
-        drawn = {run.label: [figure.name for figure in variance.spectra_figures(run)] for run in read_runs([models])}
+        drawn = {
+            run.label: [figure.name for figure in variance.spectra_figures(run)]
+            for run in read_runs([models])
+        }
     assert drawn == {"a": ["spectra"], "b": []}

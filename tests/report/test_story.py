@@ -31,7 +31,9 @@ def run(values, errors=np.nan, steps=STEPS, metrics=("anisotropy",), label="a"):
 
 
 def hump(peaks, height=0.5):
-    """A rise and a fall of each block over the places of steps, which begins earlier where its peak is earlier."""
+    """A rise and a fall of each block over the places of steps, which begins earlier where its peak
+    is earlier.
+    """
     at = np.arange(len(STEPS))[:, None]
     return 0.08 + height * np.exp(-(((at - np.asarray(peaks)) / 1.5) ** 2) / 2)
 
@@ -54,7 +56,9 @@ def test_a_value_without_an_error_does_not_silence_the_others():
     errors = np.full((len(STEPS), len(BLOCKS)), 0.01)
     errors[5, 3] = np.nan
     (sentence,) = story(run(hump([4.0] * 6), errors=errors))
-    assert sentence.startswith("anisotropy rose from 0.094 ± 0.010 at step 0 to 0.580 ± 0.010 by step 8")
+    assert sentence.startswith(
+        "anisotropy rose from 0.094 ± 0.010 at step 0 to 0.580 ± 0.010 by step 8"
+    )
 
 
 @pytest.mark.parametrize(("sign", "said"), [(1, "the first first"), (-1, "the last first")])
@@ -73,13 +77,16 @@ def test_blocks_that_did_not_move_are_not_counted():
 def test_what_came_to_rest_is_said():
     values = np.where(np.arange(len(STEPS)) < 4, 0.1, 0.6)[:, None]
     (sentence,) = story(run(values, errors=0.01))
-    assert sentence.startswith("anisotropy rose from 0.100 ± 0.010 at step 4 to 0.600 ± 0.010 by step 8")
+    assert sentence.startswith(
+        "anisotropy rose from 0.100 ± 0.010 at step 4 to 0.600 ± 0.010 by step 8"
+    )
     assert sentence.endswith("; since then no change is significant.")
 
 
 @pytest.mark.parametrize("errors", [0.3, np.nan])
 def test_nothing_is_said_of_what_may_be_chance(errors):
-    assert story(run(hump([4.0] * 6), errors=errors)) == []  # errors too large, or unknown with few measurements
+    # errors too large, or unknown with few measurements
+    assert story(run(hump([4.0] * 6), errors=errors)) == []
 
 
 def test_without_standard_errors_the_fluctuation_counts():
@@ -92,7 +99,9 @@ def test_without_standard_errors_the_fluctuation_counts():
     assert story(run(values[:30], steps=steps[:30])) == []
 
 
-@pytest.mark.parametrize(("place", "count"), [(0, 1), (1, 1), (2, 2), (30, 2), (56, 2), (58, 1), (59, 1)])
+@pytest.mark.parametrize(
+    ("place", "count"), [(0, 1), (1, 1), (2, 2), (30, 2), (56, 2), (58, 1), (59, 1)]
+)
 def test_an_outlier_or_two_are_no_change(place, count):
     values = 0.1 + 0.01 * np.random.default_rng(0).standard_normal((60, 6))
     values[place : place + count] += 50
@@ -112,7 +121,12 @@ def test_running_medians_keep_what_rises_or_falls_and_drop_outliers():
 
 def test_final_models_and_short_runs_have_none():
     assert story(run(hump([4.0] * 6)[:2], errors=0.001, steps=STEPS[:2])) == []
-    assert stories([run(hump([4.0] * 6), errors=0.3), run(hump([4.0] * 6), errors=0.01, label="b")])[0][0] == "b"
+    assert (
+        stories([run(hump([4.0] * 6), errors=0.3), run(hump([4.0] * 6), errors=0.01, label="b")])[
+            0
+        ][0]
+        == "b"
+    )
 
 
 def test_turning_points():
@@ -122,11 +136,21 @@ def test_turning_points():
         return lambda i, j: error * 2**0.5
 
     assert moves(values, constant(0.1), 3.0) == [
-        Move(0, 1, 1), Move(1, 2, 2), Move(2, 3, 3), Move(3, 5, 5), Move(5, 6, 6), Move(6, 7, 7), Move(7, 8, 8)
-    ]  # fmt: skip
+        Move(0, 1, 1),
+        Move(1, 2, 2),
+        Move(2, 3, 3),
+        Move(3, 5, 5),
+        Move(5, 6, 6),
+        Move(6, 7, 7),
+        Move(7, 8, 8),
+    ]
     assert moves(values, constant(1.0), 3.0) == [Move(0, 3, 3), Move(4, 5, 5), Move(7, 8, 8)]
     assert moves(values, constant(100.0), 3.0) == []
-    assert moves(values, constant(0.0), 3.0, least=2.0) == [Move(0, 3, 3), Move(3, 5, 5), Move(5, 8, 8)]
+    assert moves(values, constant(0.0), 3.0, least=2.0) == [
+        Move(0, 3, 3),
+        Move(3, 5, 5),
+        Move(5, 8, 8),
+    ]
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
@@ -139,7 +163,9 @@ def test_fluctuation_is_that_of_an_autoregression(correlation):
 
 
 def autoregression(random, length, correlation, shape=(), freedom=np.inf):
-    """Of standard deviation 1, stationary; with finite degrees of freedom Student's t is what is new at each value."""
+    """Of standard deviation 1, stationary; with finite degrees of freedom Student's t is what is
+    new at each value.
+    """
     noise = random.standard_normal((length + 200, *shape))
     if freedom < np.inf:
         noise = random.standard_t(freedom, noise.shape) * np.sqrt(1 - 2 / freedom)
@@ -151,7 +177,8 @@ def autoregression(random, length, correlation, shape=(), freedom=np.inf):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("freedom", "correlation"), [(np.inf, 0.0), (np.inf, 0.5), (np.inf, 0.9), (5, 0.5), (5, 0.9), (3, 0.0), (3, 0.5)]
+    ("freedom", "correlation"),
+    [(np.inf, 0.0), (np.inf, 0.5), (np.inf, 0.9), (5, 0.5), (5, 0.9), (3, 0.0), (3, 0.5)],
 )
 @pytest.mark.parametrize("length", [20, 60, 200])
 def test_little_is_said_of_runs_in_which_nothing_changes(freedom, correlation, length):
@@ -177,16 +204,24 @@ def test_little_is_said_where_standard_errors_are_known():
 
 
 def of_groups(random, values, *, shared, own, groups=16):
-    """A run of a sweep whose numbers are means over groups of text, which have much in common at all checkpoints."""
+    """A run of a sweep whose numbers are means over groups of text, which have much in common at
+    all checkpoints.
+    """
     num_metrics, num_steps, num_blocks = values.shape
     of_texts = shared * random.standard_normal((num_metrics, 1, num_blocks, groups))
-    found = values[..., None] + of_texts + own * random.standard_normal((num_metrics, num_steps, num_blocks, groups))
+    found = (
+        values[..., None]
+        + of_texts
+        + own * random.standard_normal((num_metrics, num_steps, num_blocks, groups))
+    )
     deviations = (found - found.mean(-1, keepdims=True)) / np.sqrt(groups * (groups - 1))
     metrics = headlines()[:num_metrics]
     errors = np.sqrt(np.square(deviations).sum(-1))
     made = run(found.mean(-1), errors, steps=STEPS[:num_steps], metrics=metrics)
     index = pd.MultiIndex.from_product([STEPS[:num_steps], BLOCKS], names=["step", "layer"])
-    tables = {key: pd.DataFrame(deviations[i].reshape(-1, groups), index) for i, key in enumerate(metrics)}
+    tables = {
+        key: pd.DataFrame(deviations[i].reshape(-1, groups), index) for i, key in enumerate(metrics)
+    }
     return made, replace(made, deviations=tables)
 
 

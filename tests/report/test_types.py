@@ -29,7 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shown = tokens[tokens["token_id"].isin([0, 2, 30, 300])]
     shown = shown.loc[shown.index.repeat(shown["n"].clip(upper=50))]
     shown = shown.assign(
-        pc1=random.normal(60 * pd.factorize(shown["token_id"])[0], 5), pc2=random.normal(0, 5, len(shown))
+        pc1=random.normal(60 * pd.factorize(shown["token_id"])[0], 5),
+        pc2=random.normal(0, 5, len(shown)),
     )
     tables = {"tokens": tokens, "distances": distances, "occurrences": shown}
     about = {"text_lengths": '{"3": 5, "10": 2}', **sweep.facts("step1")}
@@ -48,7 +49,9 @@ def test_a_plot_of_one_token_type_says_so(run: Run) -> None:
     table = run.tokens[1]
     alone = replace(run, tokens={1: table[table["token_id"] == 30]})
     for data in (tokens.mean_against_variance(alone), tokens.against_frequency(alone)):
-        assert "one token type alone: no line" in {text.get_text() for text in data.figure.axes[0].texts}
+        assert "one token type alone: no line" in {
+            text.get_text() for text in data.figure.axes[0].texts
+        }
     assert "over one token type;" in tokens.mean_against_variance(alone).text
     for data in (tokens.mean_against_variance(run), tokens.against_frequency(run)):
         assert not data.figure.axes[0].texts
@@ -58,20 +61,27 @@ def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:
     with style():
         picture = tokens.occurrences(run)
         picture.figure.canvas.draw()
-    assert [ax.get_title("left") or ax.get_title() for ax in picture.figure.axes[:2]] == ["block.01", "block.02"]
+    assert [ax.get_title("left") or ax.get_title() for ax in picture.figure.axes[:2]] == [
+        "block.01",
+        "block.02",
+    ]
     table = run.occurrences[1]
     for ax, layer in zip(picture.figure.axes, ("block.01", "block.02"), strict=False):
         at = table[table["layer"] == layer]
         points, rings = ax.collections
         np.testing.assert_allclose(points.get_offsets(), at[["pc1", "pc2"]])
         np.testing.assert_allclose(points.get_array(), at["n"])
-        np.testing.assert_allclose(rings.get_offsets(), at.groupby("token_id")[["pc1", "pc2"]].mean())
+        np.testing.assert_allclose(
+            rings.get_offsets(), at.groupby("token_id")[["pc1", "pc2"]].mean()
+        )
         assert ax.lines[0].get_xydata().tolist() == [[0, 0]]
         assert {text.get_text() for text in ax.texts} == {"once", "winked", "word30", "word300"}
     assert picture.text.startswith("4 token types")
 
 
-def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regressed(run: Run) -> None:
+def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regressed(
+    run: Run,
+) -> None:
     with style():
         picture = tokens.raw_against_frequency(run)
     table = run.tokens[1]
@@ -80,7 +90,9 @@ def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regre
     *panels, bar = picture.figure.axes
     assert bar.get_ylabel().startswith("occurrences n")
     for ax, key in zip(panels, "QMV", strict=True):
-        np.testing.assert_allclose(ax.collections[0].get_offsets(), np.column_stack((np.log10(at["n"]), at[key])))
+        np.testing.assert_allclose(
+            ax.collections[0].get_offsets(), np.column_stack((np.log10(at["n"]), at[key]))
+        )
         slope, start = np.polyfit(np.log10(regressed["n"]), regressed[key], 1)
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
@@ -127,14 +139,19 @@ def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(run: 
     assert sum(len(ax.texts) for ax in figures["tokens-V-against-M"].figure.axes) > 0
     with pytest.raises(ValueError, match="'nowhere' is none"):
         plot.tokens(table, examples=["nowhere"])
-    assert [text.get_text() for text in plot.tokens(table, layer="block.01", examples=names).axes[0].texts] == names
+    assert [
+        text.get_text()
+        for text in plot.tokens(table, layer="block.01", examples=names).axes[0].texts
+    ] == names
 
 
 def test_models_have_one_scale_of_colours(run: Run) -> None:
     table = run.tokens[1]
     fewer = replace(run, tokens={1: table[table["n"] < 500]})
     with style():
-        pictures = [tokens.mean_against_variance(each) for each in tokens.on_one_scale([run, fewer])]
+        pictures = [
+            tokens.mean_against_variance(each) for each in tokens.on_one_scale([run, fewer])
+        ]
         limits = [picture.figure.axes[0].collections[0].norm.vmax for picture in pictures]
         alone = tokens.mean_against_variance(fewer).figure.axes[0].collections[0].norm.vmax
     assert limits[0] == limits[1] == table["n"].max() > alone
@@ -154,7 +171,9 @@ def test_histograms_mark_the_means(run: Run) -> None:
 
 @pytest.mark.parametrize(("many", "drawn"), [(1, 1), (3, 3), (9, 4)])
 @pytest.mark.slow
-def test_token_types_are_drawn_at_as_many_layers_as_asked_for(folder: Path, many: int, drawn: int) -> None:
+def test_token_types_are_drawn_at_as_many_layers_as_asked_for(
+    folder: Path, many: int, drawn: int
+) -> None:
     with style():
         figure = plot.tokens(folder, layers=many)
     assert len(figure.axes) == drawn + 1  # and the bar; the final norm is none of them
@@ -163,7 +182,9 @@ def test_token_types_are_drawn_at_as_many_layers_as_asked_for(folder: Path, many
 def test_the_papers_layers_are_those_of_five() -> None:
     layers = [f"hidden.{i:02}" for i in range(13)]
     table = pd.DataFrame({"layer": layers})
-    records = table.assign(step=0, layer_index=range(13), width=4, metric="n", value=1.0, stderr=np.nan)
+    records = table.assign(
+        step=0, layer_index=range(13), width=4, metric="n", value=1.0, stderr=np.nan
+    )
     asked = replace(make_run("", records), num_drawn=5)
     assert tokens.some_layers(asked, table) == [layers[i] for i in (0, 3, 6, 9, 12)]
 
@@ -181,7 +202,9 @@ def test_lengths_and_frequencies_are_counted(run: Run) -> None:
     table = run.tokens[1]
     at = table[table["layer"] == "embed"]
     assert counts.loc["frequency"].sum() == counts.loc["letters"].sum() == len(at)
-    assert counts.loc["length"].to_dict() == {float(i): {3: 5, 10: 2}.get(i, 0) for i in range(1, 11)}
+    assert counts.loc["length"].to_dict() == {
+        float(i): {3: 5, 10: 2}.get(i, 0) for i in range(1, 11)
+    }
     assert (counts.loc["letters", 1.0], counts.loc["letters", 4.0]) == (1, 2)
 
 
@@ -199,13 +222,17 @@ def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(run:
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_examples_are_found_by_their_text(folder: Path, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_are_found_by_their_text(
+    folder: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = tokens.examples(run, ["once", " winked"])
     assert found is not None
     assert found.cells["token"].tolist() == ["␣once", "once", "␣winked"]
     table = run.tokens[1].set_index(["token_id", "layer"])
     pd.testing.assert_series_equal(
-        found.numbers["V"].sort_index(), table.loc[found.numbers.index, "V"].sort_index(), rtol=1e-12
+        found.numbers["V"].sort_index(),
+        table.loc[found.numbers.index, "V"].sort_index(),
+        rtol=1e-12,
     )
     assert set(tokens.chosen_types(run, [])) == {0, 2, 30, 300}  # those of the figure
     out = folder / "report"
@@ -213,14 +240,23 @@ def test_examples_are_found_by_their_text(folder: Path, run: Run, capsys: pytest
     page = (out / "index.html").read_text()
     assert "Examples, step 1" in page
     assert "<td>␣&lt;b&gt;</td>" in page
-    assert set(pd.read_csv(out / "tables" / "tokens-examples.csv")["token"]) == {" once", "once", " <b>"}
+    assert set(pd.read_csv(out / "tables" / "tokens-examples.csv")["token"]) == {
+        " once",
+        "once",
+        " <b>",
+    }
     capsys.readouterr()
     assert main(["report", str(folder), "--examples", "once,nowhere"]) == 2
-    assert "examples must be texts of token types that occur; 'nowhere' is none" in capsys.readouterr().err
+    assert (
+        "examples must be texts of token types that occur; 'nowhere' is none"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("unpainted")
-def test_examples_are_those_of_every_frequency_unless_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_examples_are_those_of_every_frequency_unless_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_sweep(tmp_path / "old", (0,), 1, metrics=("n", "M"), tokens=True)  # without texts
     assert main(["report", str(folder), "--examples", "true"]) == 0
     found = pd.read_csv(folder / "report" / "tables" / "tokens-examples.csv")

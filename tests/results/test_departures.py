@@ -16,14 +16,20 @@ def run(length=90, seed=0, **law):
 
 
 def naive_forecast(values, order, ahead):
-    """By least squares on the last values, so many steps ahead; and its variance over that of the noise."""
+    """By least squares on the last values, so many steps ahead; and its variance over that of the
+    noise.
+    """
     values = values[-WINDOW:]
     times = np.arange(len(values))
-    design = np.column_stack([*(times[1:] ** power for power in range(order + 1)), values[:-1]]).astype(float)
+    design = np.column_stack(
+        [*(times[1:] ** power for power in range(order + 1)), values[:-1]]
+    ).astype(float)
     weights = np.linalg.lstsq(design, values[1:], rcond=None)[0]
     last = values[-1]
     for step in range(1, ahead + 1):
-        row = np.array([*((times[-1] + step) ** power for power in range(order + 1)), last], dtype=float)
+        row = np.array(
+            [*((times[-1] + step) ** power for power in range(order + 1)), last], dtype=float
+        )
         leverage = 1 + row @ np.linalg.solve(design.T @ design, row)
         last = row @ weights
     return last, leverage
@@ -36,15 +42,21 @@ def test_forecasts_are_those_of_least_squares(order):
     for t in (8, 20, 64, 65, 89):
         for k in range(3):
             expected, leverage = naive_forecast(values[:t, k], order, 1)
-            np.testing.assert_allclose(found.errors[order, t, k], values[t, k] - expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(
+                found.errors[order, t, k], values[t, k] - expected, rtol=1e-6, atol=1e-6
+            )
             np.testing.assert_allclose(found.leverages[order, t, k], leverage, rtol=1e-6)
             if t > 8:
                 late, _ = naive_forecast(values[: t - 1, k], order, 2)
-                np.testing.assert_allclose(found.late_errors[order, t, k], values[t, k] - late, rtol=1e-6, atol=1e-6)
+                np.testing.assert_allclose(
+                    found.late_errors[order, t, k], values[t, k] - late, rtol=1e-6, atol=1e-6
+                )
 
 
 def naive_scales(errors):
-    """Mean magnitude of the errors before each and before the next one, which forgets one in sixteen."""
+    """Mean magnitude of the errors before each and before the next one, which forgets one in
+    sixteen.
+    """
     scales = []
     for t in range(4, len(errors) + 1):
         weights = (15 / 16) ** np.arange(t)[::-1]
@@ -57,7 +69,9 @@ def naive_p(values, groups=None):
     groups = [0] * values.shape[1] if groups is None else groups
     found = forecasts(values)
     errors = found.errors / np.sqrt(found.leverages)
-    grid = [(local, degrees) for local in (False, True) for degrees in (2.0, 3, 4, 6, 10, 20, np.inf)]
+    grid = [
+        (local, degrees) for local in (False, True) for degrees in (2.0, 3, 4, 6, 10, 20, np.inf)
+    ]
     prior = np.array([10.0 if np.isinf(degrees) else 1.0 for _, degrees in grid])
     prior /= prior.sum()
     likelihoods = {group: np.zeros(len(grid)) for group in groups}
@@ -79,9 +93,13 @@ def naive_p(values, groups=None):
             law = stats.norm if np.isinf(degrees) else stats.t(degrees)
             variance = np.mean(standardized**2)
             for _ in range(0 if np.isinf(degrees) else 8):
-                variance = np.mean((degrees + 1) / (degrees + standardized**2 / variance) * standardized**2)
+                variance = np.mean(
+                    (degrees + 1) / (degrees + standardized**2 / variance) * standardized**2
+                )
             scale = np.sqrt(variance)
-            likelihoods[group][i] += (law.logpdf(standardized / scale) - np.log(scale * scales[:-1])).sum()
+            likelihoods[group][i] += (
+                law.logpdf(standardized / scale) - np.log(scale * scales[:-1])
+            ).sum()
             off = np.sign(one) * np.array([one, two]) / scale / scales[-1]
             product = np.prod(stats.t.sf(off, min(degrees, len(own))))
             of_number.append(2 * product * (1 - np.log(product)))
@@ -97,7 +115,10 @@ def naive_p(values, groups=None):
 
     posteriors = {}
     for group, of_own in likelihoods.items():
-        others = sum((of_other for other, of_other in likelihoods.items() if other != group), np.zeros(len(grid)))
+        others = sum(
+            (of_other for other, of_other in likelihoods.items() if other != group),
+            np.zeros(len(grid)),
+        )
         mixed = 0.8 * normalized(np.log(prior) + others) + 0.2 * prior
         posteriors[group] = normalized(np.log(mixed) + of_own)
     return np.array(
@@ -108,7 +129,9 @@ def naive_p(values, groups=None):
     )
 
 
-@pytest.mark.parametrize("law", [LAWS[1], LAWS[7], Law(0.9, trend="saturating", falls=True)], ids=str)
+@pytest.mark.parametrize(
+    "law", [LAWS[1], LAWS[7], Law(0.9, trend="saturating", falls=True)], ids=str
+)
 def test_probability_is_that_of_a_loop(law):
     values = simulated(law, 1, 80, seed=3)[0]
     values[-2:, ::2] += 2
@@ -139,7 +162,9 @@ def test_values_before_the_first_do_not_matter():
     values = run(60)
     later = values.copy()
     later[:10] = np.nan
-    for with_nan, without in zip(departures(forecasts(later)), departures(forecasts(values[10:])), strict=True):
+    for with_nan, without in zip(
+        departures(forecasts(later)), departures(forecasts(values[10:])), strict=True
+    ):
         np.testing.assert_allclose(with_nan, without, rtol=1e-9)
 
 
@@ -150,7 +175,9 @@ def test_units_do_not_matter(scale, shift, is_mirrored):
     values[-2:, 3] += 4
     expected = departures(forecasts(values)).p
     sign = -1 if is_mirrored else 1
-    np.testing.assert_allclose(departures(forecasts(sign * scale * (values + shift))).p, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        departures(forecasts(sign * scale * (values + shift))).p, expected, rtol=1e-5
+    )
 
 
 def test_a_jump_is_found_with_its_size():
@@ -197,7 +224,8 @@ def test_too_few_values_have_no_departures():
 def test_few_sound_runs_have_an_alarm(law):
     runs = 2 * AT_ONCE
     raised = sum(false_alarms(law, seed) for seed in range(2))
-    assert stats.binom.sf(raised - 1, runs, 0.05) > 0.01  # at most 5 % of them, as far as so many runs tell
+    # at most 5 % of them, as far as so many runs tell
+    assert stats.binom.sf(raised - 1, runs, 0.05) > 0.01
 
 
 @pytest.mark.slow

@@ -9,23 +9,49 @@ from torch.utils.tensorboard import SummaryWriter
 
 import embedgeo.metrics
 from embedgeo.glossary import OWN, headlines, known_terms, term
-from embedgeo.results.events import chart_title, custom_scalars_layout, read_events, tagged_scalars, write_events
+from embedgeo.results.events import (
+    chart_title,
+    custom_scalars_layout,
+    read_events,
+    tagged_scalars,
+    write_events,
+)
 from embedgeo.results.records import Record
 
 assert embedgeo.metrics, "it fills the glossary"
 OWN_TERMS = {metric: each for metric, each in known_terms().items() if metric in OWN.terms}
 
-# the metrics of a group follow from their terms: these stand in this order, with others between them
+# the metrics of a group follow from their terms: these stand in this order, with others between
+# them
 GROUPS = {
-    "at a glance": ["V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between", "mean_cosine"],
+    "at a glance": [
+        "V_W_over_V_unbiased",
+        "M_over_Q",
+        "anisotropy",
+        "intrinsic_dimension_between",
+        "mean_cosine",
+    ],
     "size and variance": [
         *("Q", "M", "V", "M_over_V", "V_W_unbiased", "V_B_unbiased", "V_W", "V_B", "V_W_over_V"),
         *("V_over_Q", "V_W_over_Q", "V_B_over_Q"),
     ],
     "norms": ["norm_mean", "norm_cv", "norm_max"],
     "shape": [
-        *("anisotropy_standardized", "participation_ratio", "effective_rank", "rankme", "effective_rank_eigenvalues"),
-        *("isoscore", "top1_share", "top5_share", "anisotropy_without_top5", "alpha_req", "alpha_req_r2"),
+        *(
+            "anisotropy_standardized",
+            "participation_ratio",
+            "effective_rank",
+            "rankme",
+            "effective_rank_eigenvalues",
+        ),
+        *(
+            "isoscore",
+            "top1_share",
+            "top5_share",
+            "anisotropy_without_top5",
+            "alpha_req",
+            "alpha_req_r2",
+        ),
         *(
             "anisotropy_error",
             "participation_ratio_error",
@@ -39,7 +65,14 @@ GROUPS = {
         *("Q_freq_r2", "M_freq_r2", "V_freq_r2"),
     ],
     "rows counted": [
-        *("intrinsic_dimension_std", "duplicate_fraction", "n_points", "n", "token_types", "token_types_regressed"),
+        *(
+            "intrinsic_dimension_std",
+            "duplicate_fraction",
+            "n_points",
+            "n",
+            "token_types",
+            "token_types_regressed",
+        ),
         "n_nonfinite",
     ],
     "more": [
@@ -65,9 +98,12 @@ def test_the_headline_metrics_are_those_at_a_glance() -> None:
 
 
 @pytest.mark.parametrize(
-    ("metric", "title"), [("M_over_Q", "M / Q (M_over_Q)"), ("mean_cosine", "mean cosine"), ("my_own", "my_own")]
+    ("metric", "title"),
+    [("M_over_Q", "M / Q (M_over_Q)"), ("mean_cosine", "mean cosine"), ("my_own", "my_own")],
 )
-def test_a_chart_has_the_name_of_its_metric_and_the_key_where_they_differ(metric: str, title: str) -> None:
+def test_a_chart_has_the_name_of_its_metric_and_the_key_where_they_differ(
+    metric: str, title: str
+) -> None:
     assert chart_title(metric) == title
 
 
@@ -79,20 +115,32 @@ def test_the_title_of_a_chart_names_its_metric(metric: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "mean"), [(("hidden.00", "hidden.01", "hidden.02"), 2.5), (("hidden.02", "block.00", "block.01"), 2.5)]
+    ("blocks", "mean"),
+    [(("hidden.00", "hidden.01", "hidden.02"), 2.5), (("hidden.02", "block.00", "block.01"), 2.5)],
 )
-def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(blocks: tuple[str, ...], mean: float) -> None:
+def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(
+    blocks: tuple[str, ...], mean: float
+) -> None:
     records = [
         Record(layer=layer, layer_index=i, width=4, metric="V", value=i + 1.0, stderr=0.0)
         for i, layer in enumerate(blocks)
     ]
     scalars = tagged_scalars(records)
-    assert scalars == {f"geometry.V/{layer}": i + 1.0 for i, layer in enumerate(blocks)} | {"geometry.V/mean": mean}
+    assert scalars == {f"geometry.V/{layer}": i + 1.0 for i, layer in enumerate(blocks)} | {
+        "geometry.V/mean": mean
+    }
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     records = [
-        Record(layer=layer, layer_index=i, width=4, metric=metric, value=float(i + len(metric)), stderr=0.5)
+        Record(
+            layer=layer,
+            layer_index=i,
+            width=4,
+            metric=metric,
+            value=float(i + len(metric)),
+            stderr=0.5,
+        )
         for metric in ("M", "V")
         for i, layer in enumerate(("embed", "block.00", "block.01"))
     ]
@@ -130,12 +178,25 @@ ODD = [
 
 
 def records_of(layers: list[str], metric: str = "V") -> list[Record]:
-    return [Record(layer=layer, layer_index=i, width=4, metric=metric, value=i) for i, layer in enumerate(layers)]
+    return [
+        Record(layer=layer, layer_index=i, width=4, metric=metric, value=i)
+        for i, layer in enumerate(layers)
+    ]
 
 
 def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
     scalars = tagged_scalars(records_of(ODD))
-    parts = ["embed", "block.00", "mean_last4", "encoder.mean_last2", "x_y_1", "x_y_1_", "mean_", "_", "gpt.h.0.mlp"]
+    parts = [
+        "embed",
+        "block.00",
+        "mean_last4",
+        "encoder.mean_last2",
+        "x_y_1",
+        "x_y_1_",
+        "mean_",
+        "_",
+        "gpt.h.0.mlp",
+    ]
     assert list(scalars) == [f"geometry.V/{part}" for part in (*parts, "größe", "mean")]
     assert list(scalars.values()) == [*range(len(ODD)), 1.0]
 
@@ -143,7 +204,11 @@ def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
 def test_a_chart_has_exactly_the_tags_of_its_metric() -> None:
     metrics, prefix = ["V", "V_W", "my V/x (mean)", "M"], "val (b)/geometry"
     tags = {tag for metric in metrics for tag in tagged_scalars(records_of(ODD, metric), prefix)}
-    charts = [chart for charts in custom_scalars_layout(metrics, prefix).values() for chart in charts.values()]
+    charts = [
+        chart
+        for charts in custom_scalars_layout(metrics, prefix).values()
+        for chart in charts.values()
+    ]
     found = [{tag for tag in tags if re.match(pattern, tag)} for _, (pattern,) in charts]
     assert [len(of_chart) for of_chart in found] == [len(ODD) + 1] * len(metrics)
     assert set().union(*found) == tags
@@ -151,7 +216,14 @@ def test_a_chart_has_exactly_the_tags_of_its_metric() -> None:
 
 
 def test_means_of_the_last_blocks_have_their_name_again_when_read(tmp_path: Path) -> None:
-    layers = ["embed", "block.00", "encoder.block.00", "decoder.block.00", "mean(last4)", "decoder.mean(last2)"]
+    layers = [
+        "embed",
+        "block.00",
+        "encoder.block.00",
+        "decoder.block.00",
+        "mean(last4)",
+        "decoder.mean(last2)",
+    ]
     write_events(tmp_path / "events.out.tfevents.7", 7, records_of(layers))
     ((_, found),) = read_events(tmp_path)
     assert [record["layer"] for record in found] == layers

@@ -24,7 +24,9 @@ def files(folder: Path) -> set[str]:
 def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
+    assert files(folder.tensorboard) == {
+        f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in STEPS
+    }
     assert [*folder.runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
 
@@ -38,7 +40,9 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
         try:
             if os.geteuid() == 0:  # who may write anywhere
                 os.seteuid(65534)
-            with pytest.raises(OSError, match=r"a folder that can be written; it is not .*denied: '[^']*'\)\.$") as at:
+            with pytest.raises(
+                OSError, match=r"a folder that can be written; it is not .*denied: '[^']*'\)\.$"
+            ) as at:
                 out.open({}, {})
             with pytest.raises(PermissionError) as written:
                 write_parquet(out.checkpoints / "step1.parquet", pd.DataFrame({"n": [1]}), None)
@@ -50,15 +54,23 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
         assert ".tmp-" not in f"{at.value} {written.value}"
 
 
-@pytest.mark.parametrize(("model", "run"), [("lab/a", "step"), ("..", "step"), ("/runs/lab/tiny/", "tiny")])
-def test_a_series_of_several_models_is_called_after_the_series(tmp_path: Path, model: str, run: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "run"), [("lab/a", "step"), ("..", "step"), ("/runs/lab/tiny/", "tiny")]
+)
+def test_a_series_of_several_models_is_called_after_the_series(
+    tmp_path: Path, model: str, run: str
+) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     folder.write("step1", folder.read("step1").assign(model=model))
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"{run}/events.out.tfevents.{step:012d}.step{step}" for step in STEPS}
+    assert files(folder.tensorboard) == {
+        f"{run}/events.out.tfevents.{step:012d}.step{step}" for step in STEPS
+    }
 
 
-@pytest.mark.parametrize(("model", "run"), [("..", "%2E%2E"), (".", "other"), ("~/a b", "a b"), ("C:\\x", "C%3A%5Cx")])
+@pytest.mark.parametrize(
+    ("model", "run"), [("..", "%2E%2E"), (".", "other"), ("~/a b", "a b"), ("C:\\x", "C%3A%5Cx")]
+)
 def test_a_run_stays_inside_the_folder(tmp_path: Path, model: str, run: str) -> None:
     folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
     folder.write("step0", folder.read("step0").assign(model=model))
@@ -71,7 +83,9 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
     late = folder.checkpoints / "step8.parquet"
     shutil.move(late, tmp_path / "late.parquet")
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)}
+    assert files(folder.tensorboard) == {
+        f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 1)
+    }
     shutil.move(tmp_path / "late.parquet", late)
     folder.rebuild()
     assert files(folder.tensorboard) == {
@@ -90,14 +104,21 @@ def test_events_of_a_checkpoint_that_is_gone_are_removed(tmp_path: Path) -> None
     folder.rebuild()
     (folder.checkpoints / "step1.parquet").unlink()
     folder.rebuild()
-    assert files(folder.tensorboard) == {f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)}
+    assert files(folder.tensorboard) == {
+        f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)
+    }
 
 
 def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
     assert sorted(folder.tables("tokens")) == ["step0", "step8"]
     assert folder.tables("projections") == {}
-    assert [*read_table(folder.tables("tokens")["step8"])][:4] == ["layer", "layer_index", "token_id", "n"]
+    assert [*read_table(folder.tables("tokens")["step8"])][:4] == [
+        "layer",
+        "layer_index",
+        "token_id",
+        "n",
+    ]
 
 
 def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
@@ -114,7 +135,9 @@ def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, co
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
     path = folder.checkpoints / "step1.parquet"
     pd.read_parquet(path).drop(columns=column).to_parquet(path)
-    with pytest.raises(ValueError, match=rf"step1\.parquet must have .*; {column} missing\. .* into another folder"):
+    with pytest.raises(
+        ValueError, match=rf"step1\.parquet must have .*; {column} missing\. .* into another folder"
+    ):
         folder.read("step1")
 
 
@@ -152,6 +175,8 @@ def test_a_folder_of_other_options_is_refused_without_listing_them(
 ) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"asked": asked, **versions}))
     asked = {"model": ["lab/tiny"], "steps": "all", "unit": "sequence", "rows": "tokens"}
-    with pytest.raises(ValueError, match=rf"was made by {by}, which has other options\. Give another out\.$"):
+    with pytest.raises(
+        ValueError, match=rf"was made by {by}, which has other options\. Give another out\.$"
+    ):
         SweepFolder(tmp_path).open(asked, {})
     assert files(tmp_path) == {"manifest.json"}

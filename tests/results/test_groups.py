@@ -25,7 +25,9 @@ def test_no_groups():
     assert parse_groups(()) == parse_groups({}) == parse_groups(None) == {}
 
 
-@pytest.mark.parametrize("given", ["encoder", "=a", "encoder=", ["encoder=a,,b"], {"e": []}, {"e": [1]}, {1: ["a"]}, 5])
+@pytest.mark.parametrize(
+    "given", ["encoder", "=a", "encoder=", ["encoder=a,,b"], {"e": []}, {"e": [1]}, {1: ["a"]}, 5]
+)
 def test_nonsense_is_refused_in_one_line(given):
     with pytest.raises(ValueError, match=r"as encoder=a,b decoder=c, .*; got ") as caught:
         parse_groups(given)

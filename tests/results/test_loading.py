@@ -50,7 +50,9 @@ def monitored(folder: Path) -> Path:
 def events(folder: Path) -> Path:
     (folder / "runs").mkdir()
     for step in (0, 8):
-        records = [record for record in step_records(swept(folder / "aside")) if record["step"] == step]
+        records = [
+            record for record in step_records(swept(folder / "aside")) if record["step"] == step
+        ]
         write_events(folder / "runs" / f"events.out.tfevents.{step}", step, records)
     return folder / "runs"
 
@@ -59,7 +61,9 @@ KINDS = {"sweep": swept, "histories": monitored, "events": events}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(tmp_path: Path, kind: str) -> None:
+def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
+    tmp_path: Path, kind: str
+) -> None:
     table = load_results(str(KINDS[kind](tmp_path)))
     assert list(table) == list(COLUMNS)
     for name, dtype in COLUMNS.items():
@@ -73,7 +77,9 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
 def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
     table = load_results(swept(tmp_path))
     of_layers = table[table["layer"] != "mean"]
-    assert len(of_layers) == sum(len(SweepFolder(tmp_path).read(f"step{step}")) for step in (0, 1, 8))
+    assert len(of_layers) == sum(
+        len(SweepFolder(tmp_path).read(f"step{step}")) for step in (0, 1, 8)
+    )
     at = table.set_index(["step", "layer", "metric"])
     for name in ("step0", "step8"):
         for row in SweepFolder(tmp_path).read(name).itertuples():
@@ -106,9 +112,9 @@ def test_means_over_blocks_are_records(tmp_path: Path, kind: str) -> None:
     pd.testing.assert_series_equal(means["value"].sort_index(), expected)
     assert set(means["layer_index"]) == {-1}
     assert means["stderr"].isna().all()
-    assert [run.layers for run in runs_of_records(table)] == [["embed", "block.00", "block.01", "final_norm"]] * len(
-        table["run"].unique()
-    )
+    assert [run.layers for run in runs_of_records(table)] == [
+        ["embed", "block.00", "block.01", "final_norm"]
+    ] * len(table["run"].unique())
 
 
 def test_a_history_that_has_means_at_some_steps_alone_gets_the_others(tmp_path: Path) -> None:
@@ -120,7 +126,9 @@ def test_a_history_that_has_means_at_some_steps_alone_gets_the_others(tmp_path: 
     file.close()
     table = load_results(tmp_path / "run")
     means = table[table["layer"] == "mean"].set_index(["step", "metric"])["value"].sort_index()
-    expected = table[table["layer"].str.startswith("block.")].groupby(["step", "metric"])["value"].mean()
+    expected = (
+        table[table["layer"].str.startswith("block.")].groupby(["step", "metric"])["value"].mean()
+    )
     pd.testing.assert_series_equal(means, expected)
 
 
@@ -131,10 +139,14 @@ def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path: 
         file.add(records)
         file.close()
     assert load_results(tmp_path / "wandb")["run"].unique().tolist() == ["run-1", "run-2"]
-    assert load_results(tmp_path / "wandb" / "run-2" / "files")["run"].unique().tolist() == ["run-2"]
+    assert load_results(tmp_path / "wandb" / "run-2" / "files")["run"].unique().tolist() == [
+        "run-2"
+    ]
 
 
-def test_a_folder_has_one_name_from_wherever_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_has_one_name_from_wherever_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = monitored(tmp_path)
     monkeypatch.chdir(folder / "b")
     for source in (folder / "b", folder / "b" / "history.parquet", ".", f"{folder}/b/../b/"):
@@ -144,7 +156,8 @@ def test_a_folder_has_one_name_from_wherever_it_is_read(tmp_path: Path, monkeypa
         assert {"a", "a probe"} <= {*load_results(source)["run"]}
         assert [run.label for run in read_runs([source])] == sorted({*load_results(source)["run"]})
     (folder / "c").mkdir()
-    (folder / "b").rename(folder / "c" / "a")  # of two folders of one name, as much of the path as tells them apart
+    # of two folders of one name, as much of the path as tells them apart
+    (folder / "b").rename(folder / "c" / "a")
     assert load_results(folder)["run"].unique().tolist() == ["c/a", "runs/a", "runs/a probe"]
 
 
@@ -159,10 +172,14 @@ def test_event_files_alone_have_no_widths_and_no_errors(tmp_path: Path) -> None:
         assert row.value == pytest.approx(original[(row.step, row.layer, row.metric)], rel=1e-6)
 
 
-@pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: (path / "checkpoints").mkdir(parents=True)])
+@pytest.mark.parametrize(
+    "make", [lambda path: path.mkdir(), lambda path: (path / "checkpoints").mkdir(parents=True)]
+)
 def test_where_there_is_nothing_that_is_said(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "x"
-    with pytest.raises(FileNotFoundError, match=r"load_results takes a folder of results; .*x is none\."):
+    with pytest.raises(
+        FileNotFoundError, match=r"load_results takes a folder of results; .*x is none\."
+    ):
         load_results(path)
     make(path)
     with pytest.raises(ValueError, match=r"x holds no measurements of these kinds") as caught:

@@ -29,7 +29,11 @@ def file(folder: Path) -> Path:
 
 
 def test_what_is_written_is_read_by_file_by_folder_and_by_name(folder: Path) -> None:
-    for sample in (load_sample(file(folder)), load_sample(str(folder)), load_sample(folder, "step8")):
+    for sample in (
+        load_sample(file(folder)),
+        load_sample(str(folder)),
+        load_sample(folder, "step8"),
+    ):
         assert (sample.model, sample.revision, sample.step) == ("lab/tiny", "step8", 8)
         assert list(sample.layers) == ["embed", "a/b"]
         rows = sample.layers["a/b"].rows
@@ -63,11 +67,19 @@ def test_the_same_sample_is_the_same_file(folder: Path) -> None:
 def test_a_damaged_or_foreign_file_is_named(folder: Path, how: str) -> None:
     path = file(folder)
     if how in ("cut", "empty", "text"):
-        path.write_bytes({"cut": path.read_bytes()[:-9], "empty": b"", "text": b"no tensors" * 9}[how])
+        path.write_bytes(
+            {"cut": path.read_bytes()[:-9], "empty": b"", "text": b"no tensors" * 9}[how]
+        )
     else:
-        texts = {"foreign": {}, "broken": {"embedgeo": "{"}, "no layers": {"embedgeo": '{"version": 1}'}}
+        texts = {
+            "foreign": {},
+            "broken": {"embedgeo": "{"},
+            "no layers": {"embedgeo": '{"version": 1}'},
+        }
         save_file({"x": torch.zeros(1)}, path, texts[how])
-    with pytest.raises(ValueError, match="must be a saved sample; it is none, or damaged") as caught:
+    with pytest.raises(
+        ValueError, match="must be a saved sample; it is none, or damaged"
+    ) as caught:
         load_sample(folder)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)

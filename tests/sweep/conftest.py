@@ -15,12 +15,15 @@ def hub(monkeypatch, tmp_path):
     server = Hub()
     monkeypatch.setattr(constants, "ENDPOINT", server.url)
     monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        server.url + "/{repo_id}/resolve/{revision}/{filename}",
     )
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     sleep = time.sleep
-    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))  # before another attempt
+    # before another attempt
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.05)))
     yield server
     server.close()
 
@@ -49,12 +52,20 @@ def text(tmp_path):
 @pytest.fixture
 def options(text, tmp_path):
     """Arguments of a small sweep."""
-    return {"text": text, "seq_len": 16, "num_tokens": 64, "batch_size": 2, "out": str(tmp_path / "out")}
+    return {
+        "text": text,
+        "seq_len": 16,
+        "num_tokens": 64,
+        "batch_size": 2,
+        "out": str(tmp_path / "out"),
+    }
 
 
 @pytest.fixture
 def written(options, monkeypatch):
-    """Folder of each file that a sweep has finished, in order, and the checkpoints that were done before."""
+    """Folder of each file that a sweep has finished, in order, and the checkpoints that were done
+    before.
+    """
     folder, found = SweepFolder(options["out"]), []
     replace = Path.replace
 

@@ -1,7 +1,8 @@
-"""Runs commands of the command line in forked processes, so that the imports are paid for once: ``python -m`` this.
+"""Runs commands of the command line in forked processes, so that the imports are paid for once:
+``python -m`` this.
 
-Reads from stdin {"runs": [{"args": [...], "kill_after": seconds or null}], "parallel": bool}; the last line it prints
-are the exit statuses (-9: killed) and how long each took.
+Reads from stdin {"runs": [{"args": [...], "kill_after": seconds or null}], "parallel": bool}; the
+last line it prints are the exit statuses (-9: killed) and how long each took.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""A Hub on 127.0.0.1: refs, trees, files with ranges and LFS hashes, for the real client; and faults on demand."""
+"""A Hub on 127.0.0.1: refs, trees, files with ranges and LFS hashes, for the real client; and
+faults on demand.
+"""
 
 import hashlib
 import json
@@ -18,10 +20,11 @@ class _Server(ThreadingHTTPServer):
 class Hub:
     """Repositories in memory.
 
-    ``repositories``: name -> {"branches": {name: commit}, "tags": …}; ``commits``: commit -> {path: bytes}.
-    ``faults``: (path in a repository or "tree", commit) -> a list of faults, used up from the front: a status (int),
-    "cut" (half of the body), "stall" (half of the body, then silence), "wrong" (other bytes of the same length).
-    ``requests`` counts (method, what, commit), ``num_sent`` the bytes of each file's name.
+    ``repositories``: name -> {"branches": {name: commit}, "tags": …}; ``commits``: commit -> {path:
+    bytes}. ``faults``: (path in a repository or "tree", commit) -> a list of faults, used up from
+    the front: a status (int), "cut" (half of the body), "stall" (half of the body, then silence),
+    "wrong" (other bytes of the same length). ``requests`` counts (method, what, commit),
+    ``num_sent`` the bytes of each file's name.
     """
 
     def __init__(self):
@@ -32,7 +35,9 @@ class Hub:
         self.num_sent = Counter()
         self.server = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
     def close(self):
         self.server.shutdown()
@@ -54,16 +59,26 @@ class Hub:
         return Counter(
             {
                 commit: n
-                for (method, what, commit), n in list(self.requests.items())  # a request may come in meanwhile
+                # a request may come in meanwhile
+                for (method, what, commit), n in list(self.requests.items())
                 if method == "GET" and what.endswith(suffix)
             }
         )
 
 
 def _entry(path, data):
-    entry = {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(b"blob" + data).hexdigest()}
+    entry = {
+        "type": "file",
+        "path": path,
+        "size": len(data),
+        "oid": hashlib.sha1(b"blob" + data).hexdigest(),
+    }
     if path.endswith(LFS_SUFFIXES):
-        entry["lfs"] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+        entry["lfs"] = {
+            "oid": hashlib.sha256(data).hexdigest(),
+            "size": len(data),
+            "pointerSize": 130,
+        }
     return entry
 
 
@@ -102,7 +117,11 @@ def _handler(hub):
 
         def _list(self, query):
             author, search = query.get("author", [""])[0], query.get("search", [""])[0]
-            found = [name for name in hub.repositories if name.startswith(f"{author}/") and search in name]
+            found = [
+                name
+                for name in hub.repositories
+                if name.startswith(f"{author}/") and search in name
+            ]
             self._send(200, [{"id": name, "modelId": name, "_id": name} for name in found])
 
         def _api(self, rest):
@@ -111,10 +130,15 @@ def _handler(hub):
                 if self._faulty("refs", ""):
                     return
                 if refs is None:
-                    self._send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+                    self._send(
+                        404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
+                    )
                     return
                 listed = {
-                    kind: [{"name": n, "ref": f"refs/x/{n}", "targetCommit": c} for n, c in refs[kind].items()]
+                    kind: [
+                        {"name": n, "ref": f"refs/x/{n}", "targetCommit": c}
+                        for n, c in refs[kind].items()
+                    ]
                     for kind in ("branches", "tags")
                 }
                 self._send(200, {**listed, "converts": []})
@@ -125,13 +149,17 @@ def _handler(hub):
             if not about and self._faulty("tree", commit):
                 return
             if commit not in hub.commits:
-                self._send(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
+                self._send(
+                    404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"}
+                )
                 return
             if about:
                 files = [{"rfilename": path} for path in sorted(hub.commits[commit])]
                 self._send(200, {"id": name, "sha": commit, "siblings": files})
                 return
-            self._send(200, [_entry(path, data) for path, data in sorted(hub.commits[commit].items())])
+            self._send(
+                200, [_entry(path, data) for path, data in sorted(hub.commits[commit].items())]
+            )
 
         def _dataset(self, rest):
             """Of a repository ``datasets/author/name``, whose branch is ``main``."""
@@ -142,7 +170,9 @@ def _handler(hub):
                 self._send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
                 return
             head = found["branches"]["main"]
-            files = {path: data for path, data in hub.commits[head].items() if path.startswith(folder)}
+            files = {
+                path: data for path, data in hub.commits[head].items() if path.startswith(folder)
+            }
             if tree and not files:
                 self._send(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
             elif tree:

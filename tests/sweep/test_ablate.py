@@ -15,7 +15,15 @@ from embedgeo.functional.ablation import replacements
 from embedgeo.report.figures import ablation_figures
 from embedgeo.report.runs import read_folder
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, local_run, model, tokenize_sequences, tokenizer_files, tokenizer_of, write_files
+from tests.sweep.tiny import (
+    TEXT,
+    local_run,
+    model,
+    tokenize_sequences,
+    tokenizer_files,
+    tokenizer_of,
+    write_files,
+)
 
 
 def changes(out):
@@ -31,10 +39,16 @@ def test_a_sweep_with_ablation_has_the_values_of_the_function(tmp_path, options)
     found = changes(options["out"])
     assert set(found["metric"]) == {
         "loss_change_identity",
-        *(f"loss_change_{name}{suffix}" for name in replacements() for suffix in ("", "_after_first")),
+        *(
+            f"loss_change_{name}{suffix}"
+            for name in replacements()
+            for suffix in ("", "_after_first")
+        ),
     }
     assert (found[found["metric"] == "loss_change_identity"]["value"] == 0).all()
-    ids = tokenize_sequences(["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64)
+    ids = tokenize_sequences(
+        ["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64
+    )
     for record in embedgeo.ablation(model(8), [ids], verbose=False):
         if record["layer"] != "model":
             own = found[(found["step"] == 8) & (found["layer"] == record["layer"])]
@@ -58,7 +72,11 @@ def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, optio
     assert sweep(str(run), **options, ablate=True, after_processing=True, **chosen) == 0
     assert "38 forward passes (2 batches, 1 + 18 × 1 layers)" in capsys.readouterr().out
     metrics = set(pd.read_csv(f"{options['out']}/metrics.csv")["metric"])
-    numbers = {int(found[1]) for found in map(re.compile(r".*_(?:top|without_)(\d+)_.*").fullmatch, metrics) if found}
+    numbers = {
+        int(found[1])
+        for found in map(re.compile(r".*_(?:top|without_)(\d+)_.*").fullmatch, metrics)
+        if found
+    }
     assert numbers == {2, 5}
     (data,) = ablation_figures(read_folder(Path(options["out"]))[0])
     names = [line.get_label() for line in data.figure.legends[0].get_lines()]
@@ -70,11 +88,16 @@ def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, optio
     ("asked", "message"),
     [
         ({"removed_directions": (1,)}, "neither is asked for"),
-        ({"removed_directions": (0,), "ablate": True}, r"numbers, 1 or more, as 1,3,10; got \(0,\)"),
+        (
+            {"removed_directions": (0,), "ablate": True},
+            r"numbers, 1 or more, as 1,3,10; got \(0,\)",
+        ),
         ({"removed_directions": (3, 3), "after_processing": True}, "top must be distinct numbers"),
     ],
 )
-def test_wrong_numbers_of_directions_are_refused_before_anything_is_measured(tmp_path, options, asked, message):
+def test_wrong_numbers_of_directions_are_refused_before_anything_is_measured(
+    tmp_path, options, asked, message
+):
     run = local_run(tmp_path / "run", (0,))
     with pytest.raises(ValueError, match=message):
         sweep(str(run), **options, **asked)
@@ -111,7 +134,9 @@ def test_a_model_without_a_head_fails_with_the_reason(tmp_path, options, capsys)
 @pytest.mark.slow
 def test_two_ranks_give_what_one_gives(tmp_path, options):
     run = str(local_run(tmp_path / "run", (8,)))
-    one, two = ({**options, "batch_size": 1, "out": str(tmp_path / name)} for name in ("one", "two"))
+    one, two = (
+        {**options, "batch_size": 1, "out": str(tmp_path / name)} for name in ("one", "two")
+    )
     assert sweep(run, **one, ablate=True) == 0
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in two.items()]
     ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
@@ -130,7 +155,9 @@ def test_a_sweep_has_the_logit_lens_of_the_function_and_draws_it_over_depth(tmp_
     assert sweep(str(run), **asked, logit_lens=True) == 0
     records = pd.read_csv(f"{options['out']}/metrics.csv")
     found = records[records["metric"] == "logit_lens_loss"].set_index("layer")
-    ids = tokenize_sequences(["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64)
+    ids = tokenize_sequences(
+        ["\n".join(TEXT)], tokenizer_of(tokenizer_files()), seq_len=16, num_tokens=64
+    )
     expected = {each["layer"]: each for each in embedgeo.logit_lens(model(8), [ids])}
     assert set(found.index) == {"block.00", "block.01"}
     for layer, own in found.iterrows():
@@ -141,5 +168,7 @@ def test_a_sweep_has_the_logit_lens_of_the_function_and_draws_it_over_depth(tmp_
     loss = records[(records["layer"] == "model") & (records["metric"] == "loss")]["value"].item()
     assert found.loc["block.01", "value"] == pytest.approx(loss, abs=1e-6)
     assert main(["report", options["out"]]) == 0
-    drawn = pd.read_csv(f"{options['out']}/report/figures/logit_lens_loss-profile.csv").select_dtypes("number")
+    drawn = pd.read_csv(
+        f"{options['out']}/report/figures/logit_lens_loss-profile.csv"
+    ).select_dtypes("number")
     assert all(np.isclose(drawn, value, rtol=1e-5).any() for value in found["value"])

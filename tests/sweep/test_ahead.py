@@ -1,4 +1,6 @@
-"""What a sweep does ahead of time and frees early: the next checkpoint takes the place of the present one."""
+"""What a sweep does ahead of time and frees early: the next checkpoint takes the place of the
+present one.
+"""
 
 import gc
 import sys
@@ -23,7 +25,9 @@ PATIENCE = 30.0
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Names of the checkpoints that have been loaded, with the thread that did it; and what is notified of each."""
+    """Names of the checkpoints that have been loaded, with the thread that did it; and what is
+    notified of each.
+    """
     seen, changed, load = {}, threading.Condition(), loading.load_model
 
     def noted(path, *args, **kwargs):
@@ -61,7 +65,9 @@ def test_the_next_checkpoint_is_loaded_in_place_of_the_present_one_while_its_met
     assert sweep(run, **options) == 0
     assert have_weights == [False] * 3
     assert [thread is threading.main_thread() for thread in seen.values()] == [True, False, False]
-    pd.testing.assert_frame_equal(records(options["out"])["step1"], records(tmp_path / "alone")["step1"])
+    pd.testing.assert_frame_equal(
+        records(options["out"])["step1"], records(tmp_path / "alone")["step1"]
+    )
 
 
 @pytest.mark.parametrize("more", [{"dtype": "float64"}, {"trust_remote_code": True}])
@@ -79,7 +85,9 @@ def test_a_checkpoint_that_cannot_be_loaded_fails_by_itself(tmp_path, options, c
     assert "model.safetensors cannot be read" in capsys.readouterr().out
 
 
-def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(tmp_path, options, monkeypatch):
+def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(
+    tmp_path, options, monkeypatch
+):
     seen, run = [], TokenLoss.run
 
     def noted(self, *given):

@@ -1,4 +1,6 @@
-"""Where a sweep says that layers are the output of norms, and of which architecture its models are."""
+"""Where a sweep says that layers are the output of norms, and of which architecture its models
+are.
+"""
 
 import json
 from pathlib import Path
@@ -36,7 +38,10 @@ def test_the_manifest_says_it_and_the_numbers_are_those_of_the_weights(kind, hub
         if kind == "gpt_neox"
         else {
             "embed": made.bert.embeddings.LayerNorm,
-            **{f"block.{i:02d}": block.output.LayerNorm for i, block in enumerate(made.bert.encoder.layer)},
+            **{
+                f"block.{i:02d}": block.output.LayerNorm
+                for i, block in enumerate(made.bert.encoder.layer)
+            },
         }
     )
     assert expected(out, "main").to_dict() == pytest.approx(
@@ -47,7 +52,10 @@ def test_the_manifest_says_it_and_the_numbers_are_those_of_the_weights(kind, hub
 
 
 def test_models_that_differ_are_told_apart(options, tmp_path):
-    models = [str(write_files(tmp_path / kind, checkpoint_files(0, kind))) for kind in ("gpt_neox", "bert")]
+    models = [
+        str(write_files(tmp_path / kind, checkpoint_files(0, kind)))
+        for kind in ("gpt_neox", "bert")
+    ]
     assert sweep(models, **options) == 0
     manifest = json.loads((Path(options["out"]) / "manifest.json").read_text())
     assert manifest["architecture"] == dict(zip(models, ("pre-ln", "post-ln"), strict=True))
@@ -65,5 +73,7 @@ def test_the_report_draws_it_dashed_beside_Q(options, tmp_path):  # noqa: N802
     assert "‖γ‖² + ‖β‖²" in labels
     assert not any("γ" in str(line.get_label()) for line in other.figure.axes[0].lines)
     column = course.numbers["expected at final_norm"]
-    assert column.tolist() == pytest.approx([expected(out, f"step{step}")["final_norm"] for step in (0, 8)])
+    assert column.tolist() == pytest.approx(
+        [expected(out, f"step{step}")["final_norm"] for step in (0, 8)]
+    )
     assert torch.isfinite(torch.tensor(column.to_numpy())).all()

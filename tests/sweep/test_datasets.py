@@ -18,7 +18,10 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, write_files
 
 NUM_ROWS = 4000
-ROWS = [{"text": f"{text} {i}", "n": i, "title": None if i == 1 else f"T{i}"} for i, text in enumerate(TEXT * NUM_ROWS)]
+ROWS = [
+    {"text": f"{text} {i}", "n": i, "title": None if i == 1 else f"T{i}"}
+    for i, text in enumerate(TEXT * NUM_ROWS)
+]
 
 
 def lines(rows):
@@ -27,11 +30,20 @@ def lines(rows):
 
 @pytest.fixture
 def web(datasets_hub):
-    """Two datasets on the Hub: ``lab/web``, with two splits, and ``lab/several``, with two configurations."""
+    """Two datasets on the Hub: ``lab/web``, with two splits, and ``lab/several``, with two
+    configurations.
+    """
     hub = datasets_hub
     hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS), "test.jsonl": lines(ROWS[:2])})
-    card = "configs:\n- {config_name: en, data_files: a.jsonl}\n- {config_name: de, data_files: b.jsonl}"
-    files = {"README.md": f"---\n{card}\n---\n".encode(), "a.jsonl": lines(ROWS[:1]), "b.jsonl": lines(ROWS[1:2])}
+    card = (
+        "configs:\n- {config_name: en, data_files: a.jsonl}\n"
+        "- {config_name: de, data_files: b.jsonl}"
+    )
+    files = {
+        "README.md": f"---\n{card}\n---\n".encode(),
+        "a.jsonl": lines(ROWS[:1]),
+        "b.jsonl": lines(ROWS[1:2]),
+    }
     hub.add("datasets/lab/several", "main", files)
     return hub
 
@@ -50,11 +62,15 @@ def test_a_configuration_a_split_and_a_column_are_told_apart(web, address, expec
     assert list(documents) == list(documents) == expected
 
 
-def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(web, options, tmp_path, monkeypatch):
+def test_a_dataset_is_read_as_far_as_it_is_needed_and_no_further(
+    web, options, tmp_path, monkeypatch
+):
     local_run(tmp_path / "run", (1,))
     read = []
     first = Documents.__iter__
-    monkeypatch.setattr(Documents, "__iter__", lambda self: (read.append(text) or text for text in first(self)))
+    monkeypatch.setattr(
+        Documents, "__iter__", lambda self: (read.append(text) or text for text in first(self))
+    )
     sweep(str(tmp_path / "run"), **{**options, "text": "hf://datasets/lab/web"}, unit="document")
     assert read == [row["text"] for row in ROWS[:4]]  # cut to 16 tokens each, 64 are needed
 
@@ -65,8 +81,13 @@ class Document(str):
     __slots__ = ("__weakref__",)
 
 
-def test_a_dataset_is_read_once_and_only_the_texts_that_are_taken_are_kept(web, options, tmp_path, monkeypatch):
-    models = [str(write_files(tmp_path / kind, checkpoint_files(1, kind))) for kind in ("bert", "gpt_neox")]
+def test_a_dataset_is_read_once_and_only_the_texts_that_are_taken_are_kept(
+    web, options, tmp_path, monkeypatch
+):
+    models = [
+        str(write_files(tmp_path / kind, checkpoint_files(1, kind)))
+        for kind in ("bert", "gpt_neox")
+    ]
     read, documents = [], Documents.__iter__
 
     def watched(self):
@@ -75,7 +96,12 @@ def test_a_dataset_is_read_once_and_only_the_texts_that_are_taken_are_kept(web, 
             yield text
 
     monkeypatch.setattr(Documents, "__iter__", watched)
-    asked = {"text": "hf://datasets/lab/web", "num_tokens": 10**6, "sample": 0.01, "unit": "document"}
+    asked = {
+        "text": "hf://datasets/lab/web",
+        "num_tokens": 10**6,
+        "sample": 0.01,
+        "unit": "document",
+    }
     settings = SweepSettings(models, **{**options, **asked})
     texts, _ = prepare_texts(Documents(settings.texts), make_plan(models, "*", "all"), settings)
     assert len(read) == len(ROWS)
@@ -86,7 +112,9 @@ def test_a_dataset_is_read_once_and_only_the_texts_that_are_taken_are_kept(web, 
 
 
 @pytest.mark.slow
-def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(web, options, tmp_path, monkeypatch):
+def test_a_sweep_over_a_dataset_goes_on_unless_its_text_has_changed(
+    web, options, tmp_path, monkeypatch
+):
     local_run(tmp_path / "run", (1,))
     on_web = {**options, "text": "hf://datasets/lab/web", "special_tokens": "none"}
     assert sweep(str(tmp_path / "run"), **on_web) == 0
@@ -129,14 +157,17 @@ def test_a_folder_of_the_name_of_a_dataset_is_not_read_in_its_place(web, tmp_pat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab/web").mkdir(parents=True)
     (tmp_path / "lab/web/train.jsonl").write_bytes(lines(ROWS[:1]))
-    with pytest.raises(ValueError, match=r"lab/web would be read in its place\. Start the sweep in another folder"):
+    with pytest.raises(
+        ValueError, match=r"lab/web would be read in its place\. Start the sweep in another folder"
+    ):
         list(Documents(["hf://datasets/lab/web"]))
 
 
 def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        ImportError, match=r"needs datasets, which is not installed: pip install 'embedgeo\[datasets\]'"
+        ImportError,
+        match=r"needs datasets, which is not installed: pip install 'embedgeo\[datasets\]'",
     ):
         list(Documents(["hf://datasets/lab/web"]))
 
@@ -156,9 +187,19 @@ def test_files_and_datasets_are_read_in_order_and_a_file_changes_the_hash(web, t
 def test_a_process_that_stops_reading_ends_as_it_should(hub, tmp_path):
     hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS)})
     code = "from embedgeo.text import Documents; print(next(iter(Documents(['hf://datasets/lab/web']))))"
-    env = {"HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    env = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path),
+        "PATH": "/usr/bin:/bin",
+    }
     env["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
     done = subprocess.run(
-        [sys.executable, "-c", code], check=False, env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", code],
+        check=False,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, ROWS[0]["text"] + "\n")

@@ -1,4 +1,6 @@
-"""Models spread over devices and the disk by accelerate: the numbers of a model that is in one place."""
+"""Models spread over devices and the disk by accelerate: the numbers of a model that is in one
+place.
+"""
 
 import re
 import sys
@@ -17,7 +19,9 @@ PARTS = {kind: {"": "cpu", f"{stack}.1": "disk"} for kind, stack in STACKS.items
 
 
 def require_same(out: Path, whole: Path) -> None:
-    """The same numbers, standard errors and tables to 1e-9, and nothing left of the files in between."""
+    """The same numbers, standard errors and tables to 1e-9, and nothing left of the files in
+    between.
+    """
     assert [path.name for path in out.glob(".*")] == []
     mine, theirs = SweepFolder(out), SweepFolder(whole)
     assert mine.done() == theirs.done() != set()
@@ -37,7 +41,9 @@ def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, optio
     options |= {"token_tables": True, "layers": ["blocks", "mean(last2)"]}
     for name, device_map in {"whole": None, "parts": PARTS[kind], "disk": {"": "disk"}}.items():
         out = tmp_path / name
-        assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
+        assert (
+            sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
+        )
         require_same(out, tmp_path / "whole")
     assert "offloaded" not in caplog.text  # accelerate says so of every checkpoint
 
@@ -49,7 +55,9 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
     options |= {"token_tables": True, "dtype": "bfloat16", "jackknife": 2}
     for name, device_map in {"whole": None, "auto": "auto", "parts": PARTS["gpt_neox"]}.items():
         out = tmp_path / name
-        assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
+        assert (
+            sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
+        )
         require_same(out, tmp_path / "whole")
 
 
@@ -62,10 +70,22 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
             ["--device-map", '{"": "cpu", "layers.9": "disk"}'],
             "modules of GPTNeoXForCausalLM, such as '(lm_head|embed_out)'; got layers.9",
         ),
-        (["--device-map", '{"gpt_neox": "cpu"}'], "each weight a device; (lm_head|embed_out) has none"),
-        (["--device-map", '{"": "gpu0"}'], "must name devices of this machine, cpu, disk.*; got 'gpu0'"),
-        (["--device-map", '{"": "cuda:99"}'], "must name devices of this machine, cpu, disk.*; got 'cuda:99'"),
-        (["--device-map", "auto", "--trainer.devices", "2"], "left out where 2 processes each have the whole model"),
+        (
+            ["--device-map", '{"gpt_neox": "cpu"}'],
+            "each weight a device; (lm_head|embed_out) has none",
+        ),
+        (
+            ["--device-map", '{"": "gpu0"}'],
+            "must name devices of this machine, cpu, disk.*; got 'gpu0'",
+        ),
+        (
+            ["--device-map", '{"": "cuda:99"}'],
+            "must name devices of this machine, cpu, disk.*; got 'cuda:99'",
+        ),
+        (
+            ["--device-map", "auto", "--trainer.devices", "2"],
+            "left out where 2 processes each have the whole model",
+        ),
         (
             ["--device-map", "auto", "--trainer.precision", "bf16-true"],
             "a dtype in place of trainer.precision bf16-true",
@@ -78,7 +98,9 @@ def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, w
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     accelerator = ["--trainer.accelerator", "cpu"]
     capsys.readouterr()  # the bar with which transformers writes the model
-    assert cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *accelerator, *arguments]) == 2
+    assert (
+        cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *accelerator, *arguments]) == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("embedgeo: error: device_map ")
     assert re.search(why, line)
@@ -88,7 +110,9 @@ def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, w
 @pytest.mark.slow
 def test_a_mapping_in_yaml(tmp_path, options):
     local_run(tmp_path / "run", steps=(1,))
-    (tmp_path / "sweep.yaml").write_text('device_map: {"": cpu, gpt_neox.layers.1: disk, gpt_neox.layers.0.mlp: disk}')
+    (tmp_path / "sweep.yaml").write_text(
+        'device_map: {"": cpu, gpt_neox.layers.1: disk, gpt_neox.layers.0.mlp: disk}'
+    )
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     model = ["--model", str(tmp_path / "run")]
     assert cli.main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *model, *given]) == 0
@@ -97,6 +121,7 @@ def test_a_mapping_in_yaml(tmp_path, options):
 def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(
-        ImportError, match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'"
+        ImportError,
+        match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'",
     ):
         sweep("run", **options, device_map="auto")

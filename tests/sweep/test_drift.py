@@ -26,11 +26,17 @@ DRIFT = ("cka", "procrustes", "neighbor_overlap")
 
 
 def rows_at(step, layer):
-    return gaussian(N, DIM, seed=1) + 0.1 * step * gaussian(N, DIM, seed=2 + layer) + layer * gaussian(N, DIM, seed=9)
+    return (
+        gaussian(N, DIM, seed=1)
+        + 0.1 * step * gaussian(N, DIM, seed=2 + layer)
+        + layer * gaussian(N, DIM, seed=9)
+    )
 
 
 def write(folder, step, *, layers=LAYERS, numbers=None, name=None, has_step=True, **more):
-    """A checkpoint whose samples are of these row numbers, each layer and step in the same order."""
+    """A checkpoint whose samples are of these row numbers, each layer and step in the same
+    order.
+    """
     numbers = torch.arange(N) if numbers is None else numbers
     records = [
         Record(layer=layer, layer_index=i, width=DIM, metric="Q", value=1.0 + step, stderr=math.nan)
@@ -43,7 +49,9 @@ def write(folder, step, *, layers=LAYERS, numbers=None, name=None, has_step=True
     about = {"model": "lab/tiny", "revision": name or f"step{step}", "step": step, "series": "step"}
     about |= {"commit": "", "weights_sha256": str(step), "duplicate_of": None} | more
     facts = {} if has_step else {"has_step": "false"}
-    SweepFolder(folder).write(name or f"step{step}", to_frame(records, **about), sample=sample, facts=facts)
+    SweepFolder(folder).write(
+        name or f"step{step}", to_frame(records, **about), sample=sample, facts=facts
+    )
 
 
 @pytest.fixture
@@ -62,16 +70,26 @@ def records(folder, step):
     return load_results(folder).set_index(["step", "layer", "metric"])["value"].loc[step]
 
 
-def test_a_checkpoint_is_compared_with_the_one_before_and_the_first_and_a_layer_with_that_below(folder):
+def test_a_checkpoint_is_compared_with_the_one_before_and_the_first_and_a_layer_with_that_below(
+    folder,
+):
     assert drift(folder, "--rows", "50") == 0
     found = records(folder, 4)
     for i, layer in enumerate(LAYERS):
         here = rows_at(4, i)[:50].float()
-        for other, there in (("previous", rows_at(1, i)), ("first", rows_at(0, i)), ("below", rows_at(4, i - 1))):
+        for other, there in (
+            ("previous", rows_at(1, i)),
+            ("first", rows_at(0, i)),
+            ("below", rows_at(4, i - 1)),
+        ):
             for key, value in drift_values(there[:50].float(), here).items():
-                expected = pytest.approx(float(value), rel=1e-9) if (i, other) != (0, "below") else None
+                expected = (
+                    pytest.approx(float(value), rel=1e-9) if (i, other) != (0, "below") else None
+                )
                 assert found.get((layer, f"{key}_to_{other}")) == expected
-        for key, value in linearity_values(rows_at(4, i - 1)[:50].float(), here).items() if i else ():
+        for key, value in (
+            linearity_values(rows_at(4, i - 1)[:50].float(), here).items() if i else ()
+        ):
             assert found[layer, key] == pytest.approx(float(value), rel=1e-9)
     assert "linearity" not in found["embed"]
     first = records(folder, 0)
@@ -90,7 +108,10 @@ def test_the_similarity_of_steps_with_steps_and_of_layers_with_layers(folder):
     assert len(table) == of_steps + of_layers
     assert set(table["n"]) == {50}
     for (step, layer, other_step, other_layer), value in table["cka"].items():
-        x, y = (rows_at(at, LAYERS.index(name))[:50].float() for at, name in ((step, layer), (other_step, other_layer)))
+        x, y = (
+            rows_at(at, LAYERS.index(name))[:50].float()
+            for at, name in ((step, layer), (other_step, other_layer))
+        )
         assert value == pytest.approx(float(debiased_cka(x, y)), abs=1e-9)
     assert (4, "block.00", 4, "block.01") in table.index
     assert (0, "block.00", 4, "block.00") in table.index
@@ -125,9 +146,14 @@ def test_what_is_there_is_not_computed_again_until_a_sample_changes(folder, monk
     assert all(path.stat().st_mtime_ns != time for path, time in before.items())
 
 
-def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(folder, monkeypatch, tmp_path_factory):
+def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(
+    folder, monkeypatch, tmp_path_factory
+):
     assert drift(folder) == 0
-    whole = {path.relative_to(folder): pd.read_parquet(path) for path in (*folder.glob("drift/*"), cka_file(folder))}
+    whole = {
+        path.relative_to(folder): pd.read_parquet(path)
+        for path in (*folder.glob("drift/*"), cka_file(folder))
+    }
     for path in whole:
         (folder / path).unlink()
     replace = Path.replace
@@ -152,21 +178,35 @@ def test_events_have_the_drift_too(folder):
     assert drift(folder) == 0
     after = {path.name: path.read_bytes() for path in folder.rglob("events*")}
     assert before.keys() == after.keys()
-    assert all(b"cka_to_below" in after[name] and b"cka_to_below" not in old for name, old in before.items())
+    assert all(
+        b"cka_to_below" in after[name] and b"cka_to_below" not in old
+        for name, old in before.items()
+    )
 
 
 def test_final_models_sides_and_means_are_not_mixed(folder):
-    sides = ("encoder.embed", "encoder.block.00", "decoder.embed", "decoder.block.00", "mean(last4)")
+    sides = (
+        "encoder.embed",
+        "encoder.block.00",
+        "decoder.embed",
+        "decoder.block.00",
+        "mean(last4)",
+    )
     write(folder, 0, layers=sides, name="final", has_step=False, model="lab/other", series="final")
     assert drift(folder) == 0
     final = SweepFolder(folder).runs()
     (found,) = (checkpoints["final"] for checkpoints in final.values() if "final" in checkpoints)
-    assert set(found.loc[found["metric"] == "cka_to_below", "layer"]) == {"encoder.block.00", "decoder.block.00"}
+    assert set(found.loc[found["metric"] == "cka_to_below", "layer"]) == {
+        "encoder.block.00",
+        "decoder.block.00",
+    }
     assert not found["metric"].str.contains("previous|first").any()
     table = read_cka(folder)
     pairs = table[table["checkpoint_a"] == "final"]
     assert set(zip(pairs["layer_a"], pairs["layer_b"], strict=True)) == {
-        (a, b) for side in (sides[:2], sides[2:4]) for a, b in ((side[0], side[0]), side, (side[1], side[1]))
+        (a, b)
+        for side in (sides[:2], sides[2:4])
+        for a, b in ((side[0], side[0]), side, (side[1], side[1]))
     }
     runs = {run.label: run for run in read_runs([folder])}
     assert {len(run.cka) for run in runs.values()} == {len(pairs), len(table) - len(pairs)}
@@ -201,13 +241,18 @@ def test_samples_without_any_rows_are_refused(folder, capsys):
         sample = {layer: LayerSample(N, mean=torch.zeros(DIM)) for layer in LAYERS}
         SweepFolder(folder).write(name, SweepFolder(folder).read(name), sample=sample)
     assert drift(folder) == 2
-    assert f"the samples in {folder} have none, as the metrics of the sweep draw none" in capsys.readouterr().err
+    assert (
+        f"the samples in {folder} have none, as the metrics of the sweep draw none"
+        in capsys.readouterr().err
+    )
     assert not cka_file(folder).exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("num_steps", "num_layers"), [(26, 6), (1, 46)])
-def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(tmp_path, num_steps, num_layers):
+def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(
+    tmp_path, num_steps, num_layers
+):
     SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
     layers = ("embed", *(f"block.{i:02}" for i in range(num_layers - 1)))
     for step in range(num_steps):
@@ -254,4 +299,5 @@ def test_of_a_sweep(tmp_path, options):
     assert found["block.01", "cka_to_first"] == pytest.approx(float(debiased_cka(x, y)), rel=1e-9)
     assert 0 < found["block.01", "cka_to_first"] < 1
     assert np.isfinite(found["block.01", "procrustes_to_below"])
-    assert sweep(str(run), **options | {"out": str(out)}, save_samples=True) == 0  # which finds nothing foreign
+    # which finds nothing foreign
+    assert sweep(str(run), **options | {"out": str(out)}, save_samples=True) == 0

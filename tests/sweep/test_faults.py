@@ -1,4 +1,6 @@
-"""What goes wrong with a checkpoint: mended where that is possible, else recorded while the sweep goes on."""
+"""What goes wrong with a checkpoint: mended where that is possible, else recorded while the sweep
+goes on.
+"""
 
 import errno
 import json
@@ -36,7 +38,10 @@ WEIGHTS = "model.safetensors"
 @pytest.fixture
 def commits(hub):
     """Steps 0 to 2, all well; the tokenizer is in the first."""
-    return [hub.add(REPOSITORY, f"step{s}", checkpoint_files(s, with_tokenizer=s == 0)) for s in range(3)]
+    return [
+        hub.add(REPOSITORY, f"step{s}", checkpoint_files(s, with_tokenizer=s == 0))
+        for s in range(3)
+    ]
 
 
 def done(options):
@@ -93,7 +98,8 @@ def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
     said = capsys.readouterr().out
     assert "2 of 3 checkpoints done" in said
     assert "failed: step1: " in said
-    assert ("run the same command again" in said) == (reason == "500")  # the one that may pass by itself
+    # the one that may pass by itself
+    assert ("run the same command again" in said) == (reason == "500")
     hub.faults.clear()
     hub.requests.clear()
     assert sweep(REPOSITORY, **options) == 0
@@ -113,7 +119,9 @@ def changed_config(**changes):
 
 
 def without_a_weight():
-    weights = {k: v.contiguous() for k, v in model(1).state_dict().items() if "layers.1.mlp" not in k}
+    weights = {
+        k: v.contiguous() for k, v in model(1).state_dict().items() if "layers.1.mlp" not in k
+    }
     return save_safetensors(weights, {"format": "pt"})
 
 
@@ -127,7 +135,10 @@ def without_a_weight():
         ({WEIGHTS: without_a_weight()}, "must hold all weights"),
         ({"config.json": None}, "must have a config.json"),
         ({"config.json": b"{"}, "JSON"),
-        ({"config.json": changed_config(num_hidden_layers=10**9)}, "num_hidden_layers must be at most"),
+        (
+            {"config.json": changed_config(num_hidden_layers=10**9)},
+            "num_hidden_layers must be at most",
+        ),
         (
             {"config.json": changed_config(text_config={"num_hidden_layers": 10**12})},
             "num_hidden_layers must be at most",
@@ -154,17 +165,34 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model_type": "mine", **CODE}, "auto_map names code that comes with the model, .*; --trust-remote-code runs"),
+        (
+            {"model_type": "mine", **CODE},
+            "auto_map names code that comes with the model, .*; --trust-remote-code runs",
+        ),
         ({"model_type": "mine"}, "model_type must be one that transformers .* knows; got mine"),
-        ({"model_type": ["gpt2"]}, r"model_type must be one that transformers .* knows; got \['gpt2'\]"),
+        (
+            {"model_type": ["gpt2"]},
+            r"model_type must be one that transformers .* knows; got \['gpt2'\]",
+        ),
         ({"hidden_act": "nope"}, r"transformers cannot take hidden_act \(KeyError: 'nope'\)"),
         ({"hidden_size": "x"}, "transformers cannot take hidden_size .* expected int, got str"),
-        ({"rope_scaling": {"type": "what", "factor": 2}}, r"transformers cannot take rope_scaling.type \(KeyError"),
-        ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible by the number of att"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "transformers cannot take quantization_config"),
+        (
+            {"rope_scaling": {"type": "what", "factor": 2}},
+            r"transformers cannot take rope_scaling.type \(KeyError",
+        ),
+        (
+            {"num_attention_heads": 3},
+            "transformers cannot take it .*hidden size is not divisible by the number of att",
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+            "transformers cannot take quantization_config",
+        ),
     ],
 )
-def test_an_error_about_a_configuration_names_its_key_and_no_page(tmp_path, changes, reason, capsys):
+def test_an_error_about_a_configuration_names_its_key_and_no_page(
+    tmp_path, changes, reason, capsys
+):
     files = broken(**{"config.json": changed_config(**changes)})
     folder = write_files(tmp_path / "step1", files)
     (checkpoint,) = list_checkpoints(str(folder))
@@ -172,19 +200,28 @@ def test_an_error_about_a_configuration_names_its_key_and_no_page(tmp_path, chan
         load_model(folder, checkpoint.contents(), dtype=torch.float32)
     assert not re.search("https?://|trust_remote_code|contains custom code", str(refused.value))
     assert main(["doctor", str(folder)]) == (0 if "quantization_config" in changes else 2)
-    assert "quantization_config" in changes or re.search(rf"error: config\.json: {reason}", capsys.readouterr().err)
+    assert "quantization_config" in changes or re.search(
+        rf"error: config\.json: {reason}", capsys.readouterr().err
+    )
 
 
 def test_code_of_a_tokenizer_is_named(tmp_path):
     settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
-    write_files(tmp_path, {"tokenizer_config.json": json.dumps(settings).encode(), "vocab.txt": b"a\nb"})
-    with pytest.raises(ValueError, match=r"^tokenizer_config\.json: auto_map names code .*; --trust-remote-code runs"):
+    write_files(
+        tmp_path, {"tokenizer_config.json": json.dumps(settings).encode(), "vocab.txt": b"a\nb"}
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"^tokenizer_config\.json: auto_map names code .*; --trust-remote-code runs",
+    ):
         load_tokenizer(tmp_path)
 
 
 def test_settings_of_a_tokenizer_that_are_no_object_are_named(tmp_path):
     write_files(tmp_path, {"tokenizer_config.json": b"[1, 2]", "vocab.txt": b"a\nb"})
-    with pytest.raises(ValueError, match=r"^tokenizer_config\.json cannot be read: .*it must be an object"):
+    with pytest.raises(
+        ValueError, match=r"^tokenizer_config\.json cannot be read: .*it must be an object"
+    ):
         load_tokenizer(tmp_path)
 
 
@@ -201,7 +238,12 @@ class WithManyParameters(nn.Module):
 @pytest.mark.slow
 def test_a_model_without_end_is_refused_while_it_is_made(hub, options, monkeypatch):
     monkeypatch.setattr(modeling_albert, "AlbertLayer", WithManyParameters)
-    config = {"model_type": "albert", "inner_group_num": 10**12, "hidden_size": 8, "num_attention_heads": 2}
+    config = {
+        "model_type": "albert",
+        "inner_group_num": 10**12,
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+    }
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
     hub.add(REPOSITORY, "step1", broken(**{"config.json": json.dumps(config).encode()}))
     assert sweep(REPOSITORY, **options) == 3
@@ -247,9 +289,8 @@ def handlers():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(  # of downloads that would end with the process, and lose their folder to the further run
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)
+# of downloads that would end with the process, and lose their folder to the further run
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("during", ["download", "measurement"])
 def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
@@ -296,7 +337,8 @@ def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options)
     assert sweep(REPOSITORY, **options) == 0
 
 
-# ── one clear error, and nothing written ────────────────────────────────────────────────────────────────────────────
+# ── one clear error, and nothing written
+# ────────────────────────────────────────────────────────────────────────────
 
 
 def refused(match, *args, **options):
@@ -313,11 +355,20 @@ def refused(match, *args, **options):
         ({"steps": "some"}, "steps must be"),
         ({"num_tokens": 10}, "num_tokens must fill"),
         ({"seq_len": 60, "num_tokens": 6000}, None),
-        ({"seq_len": 128, "num_tokens": 128}, "at most the model's 64 positions|at least one sequence"),
+        (
+            {"seq_len": 128, "num_tokens": 128},
+            "at most the model's 64 positions|at least one sequence",
+        ),
         ({"seq_len": 4096, "num_tokens": 4096}, r"64 positions; got 4096\. Give --seq-len 64"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"skip_first_positions": -1}, "skip_first_positions must leave some of the 16 of seq_len; got -1"),
-        ({"skip_first_positions": 16}, "skip_first_positions must leave some of the 16 of seq_len; got 16"),
+        (
+            {"skip_first_positions": -1},
+            "skip_first_positions must leave some of the 16 of seq_len; got -1",
+        ),
+        (
+            {"skip_first_positions": 16},
+            "skip_first_positions must leave some of the 16 of seq_len; got 16",
+        ),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"layers": "*.nothing"}, "matches no layer"),
         ({"shard": "3/2"}, "shard must be i/n"),
@@ -325,7 +376,10 @@ def refused(match, *args, **options):
         ({"tokenizer": "/does/not/exist"}, "tokenizer must be a local path that exists"),
         ({"tokenizer": "./not-there"}, "tokenizer must be a local path that exists"),
         ({"text": "/does/not/exist"}, "text must be files that exist"),
-        ({"trainer": {"logger": True}}, "trainer must be options that say where and how to run: .*; got logger"),
+        (
+            {"trainer": {"logger": True}},
+            "trainer must be options that say where and how to run: .*; got logger",
+        ),
         ({"trainer": {"colour": "red"}}, "trainer must be options"),
         ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
         ({"trainer": {"accelerator": "abacus"}}, "trainer must be options that lightning accepts"),
@@ -333,8 +387,14 @@ def refused(match, *args, **options):
             {"trainer": {"devices": 2, "strategy": "fsdp", "accelerator": "cpu"}},
             "trainer must be options that lightning",
         ),
-        ({"trainer": {"strategy": ModelParallelStrategy(lambda module, _: module)}}, "and the model whole in each"),
-        ({"trainer": {"devices": 2, "strategy": "ddp_spawn", "accelerator": "cpu"}}, "must keep its processes"),
+        (
+            {"trainer": {"strategy": ModelParallelStrategy(lambda module, _: module)}},
+            "and the model whole in each",
+        ),
+        (
+            {"trainer": {"devices": 2, "strategy": "ddp_spawn", "accelerator": "cpu"}},
+            "must keep its processes",
+        ),
     ],
 )
 def test_arguments_that_cannot_be(hub, commits, options, changes, match):
@@ -350,7 +410,9 @@ def test_other_settings_into_a_folder_are_refused(hub, commits, options):
     before = {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
     refused("num_tokens was 64, is 32", REPOSITORY, **{**options, "num_tokens": 32})
     refused("steps was 'all', is '0'", REPOSITORY, **options, steps="0")
-    Path(options["text"]).write_text("Other words, as many as are needed to fill a few sequences of tokens. " * 9)
+    Path(options["text"]).write_text(
+        "Other words, as many as are needed to fill a few sequences of tokens. " * 9
+    )
     refused("text_sha256 was", REPOSITORY, **options)
     assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
 
@@ -394,25 +456,43 @@ def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
 
 
 def test_a_model_without_hidden_layers_is_refused(hub, options):
-    hub.add(REPOSITORY, "step1", {**checkpoint_files(1), "config.json": changed_config(num_hidden_layers=0)})
-    refused("needs a list of transformer blocks; found none in GPTNeoXForCausalLM", REPOSITORY, **options)
+    hub.add(
+        REPOSITORY,
+        "step1",
+        {**checkpoint_files(1), "config.json": changed_config(num_hidden_layers=0)},
+    )
+    refused(
+        "needs a list of transformer blocks; found none in GPTNeoXForCausalLM",
+        REPOSITORY,
+        **options,
+    )
     assert not Path(options["out"]).exists()
 
 
 def test_what_is_neither_a_path_nor_a_repository_is_told_both(hub, options, capsys):
-    assert main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]]) == 2
+    assert (
+        main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]])
+        == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
-        "embedgeo: error: lab/none must be a local path that exists or a repository on the Hub; there is no such path, "
+        "embedgeo: error: lab/none must be a local path that exists or a repository on the Hub; "
+        "there is no such path, "
         "and the Hub has none that this user may read."
     )
 
 
-def test_a_path_in_a_folder_that_exists_is_looked_for_on_the_hub_once(hub, options, tmp_path, monkeypatch):
+def test_a_path_in_a_folder_that_exists_is_looked_for_on_the_hub_once(
+    hub, options, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     hub.fail("refs", "", *[500] * 9)
-    refused("runs/mine must be a local path that exists .* there is no such path, and .*500", "runs/mine", **options)
+    refused(
+        "runs/mine must be a local path that exists .* there is no such path, and .*500",
+        "runs/mine",
+        **options,
+    )
     assert len(hub.faults["refs", ""]) == 8
 
 
@@ -429,7 +509,11 @@ def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch)
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
     hub.add(REPOSITORY, "trunk", checkpoint_files(0))
-    refused("a branch main, or branches or tags that name steps, .*; lab/tiny has none", REPOSITORY, **options)
+    refused(
+        "a branch main, or branches or tags that name steps, .*; lab/tiny has none",
+        REPOSITORY,
+        **options,
+    )
     refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 
@@ -440,18 +524,25 @@ def test_no_tokenizer_anywhere(hub, options):
 
 def test_no_tokenizer_in_a_folder(tmp_path, options):
     write_files(tmp_path / "run" / "step1", checkpoint_files(1, with_tokenizer=False))
-    line = refused("run has no files of one, nor have its checkpoints. Name a folder", str(tmp_path / "run"), **options)
+    line = refused(
+        "run has no files of one, nor have its checkpoints. Name a folder",
+        str(tmp_path / "run"),
+        **options,
+    )
     assert "nothing" not in line
 
 
-# ── checkpoints that mean harm ──────────────────────────────────────────────────────────────────────────────────────
+# ── checkpoints that mean harm
+# ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("archive", [True, False])
 def test_a_pickle_payload_is_not_executed(hub, options, tmp_path, archive):
     target = str(tmp_path / "executed")
     files = broken(**{WEIGHTS: None})
-    files["pytorch_model.bin"] = bin_file(Payload(target)) if archive else pickle.dumps(Payload(target))
+    files["pytorch_model.bin"] = (
+        bin_file(Payload(target)) if archive else pickle.dumps(Payload(target))
+    )
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
     hub.add(REPOSITORY, "step1", files)
     assert sweep(REPOSITORY, **options) == 3
@@ -461,7 +552,9 @@ def test_a_pickle_payload_is_not_executed(hub, options, tmp_path, archive):
 
 def test_a_pickle_beside_safetensors_is_not_fetched(hub, options, tmp_path):
     target = str(tmp_path / "executed")
-    hub.add(REPOSITORY, "step0", {**checkpoint_files(0), "pytorch_model.bin": bin_file(Payload(target))})
+    hub.add(
+        REPOSITORY, "step0", {**checkpoint_files(0), "pytorch_model.bin": bin_file(Payload(target))}
+    )
     assert sweep(REPOSITORY, **options) == 0
     assert not Path(target).exists()
     assert hub.downloads(WEIGHTS)
@@ -471,11 +564,22 @@ def test_a_pickle_beside_safetensors_is_not_fetched(hub, options, tmp_path):
 def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
     target = tmp_path / "executed"
     code = f"import os\nos.mkdir({str(target)!r})\n".encode()
-    config = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    config = {
+        "model_type": "evil",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    }
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
-    changes = {"config.json": json.dumps(config).encode(), "evil.py": code, "custom_generate/generate.py": code}
+    changes = {
+        "config.json": json.dumps(config).encode(),
+        "evil.py": code,
+        "custom_generate/generate.py": code,
+    }
     hub.add(REPOSITORY, "step1", broken(**changes))
-    tokenizer = {"tokenizer_config.json": json.dumps({"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}).encode()}
+    tokenizer = {
+        "tokenizer_config.json": json.dumps(
+            {"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}
+        ).encode()
+    }
     hub.add(REPOSITORY, "step2", {**checkpoint_files(2), **tokenizer, "evil.py": code})
     assert sweep(REPOSITORY, **options) == 3
     assert not target.exists()
@@ -488,7 +592,9 @@ def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
 def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch, key, named):
     loaded = []
-    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", lambda *args, **kwargs: loaded.append(args))
+    monkeypatch.setattr(
+        modeling_utils, "lazy_import_flash_attention", lambda *args, **kwargs: loaded.append(args)
+    )
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
     hub.add(REPOSITORY, "step1", broken(**{"config.json": changed_config(**{key: named})}))
     assert sweep(REPOSITORY, **options) == 3
@@ -498,7 +604,11 @@ def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeyp
 
 @pytest.mark.slow
 def test_names_that_lead_out_of_the_folder_are_not_fetched(hub, options, tmp_path):
-    evil = {"../../../../escaped.json": b"{}", "/abs/model.safetensors": b"x", "sub/../../../tokenizer.json": b"{}"}
+    evil = {
+        "../../../../escaped.json": b"{}",
+        "/abs/model.safetensors": b"x",
+        "sub/../../../tokenizer.json": b"{}",
+    }
     hub.add(REPOSITORY, "step0", {**checkpoint_files(0), **evil})
     before = set(tmp_path.rglob("*"))
     assert sweep(REPOSITORY, **options) == 0
@@ -514,7 +624,9 @@ def test_an_index_that_names_a_file_outside_is_refused(hub, options, tmp_path):
     (tmp_path / "secret.safetensors").write_bytes(checkpoint_files(2)[WEIGHTS])
     index["weight_map"] = dict.fromkeys(index["weight_map"], "../../../../../secret.safetensors")
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
-    hub.add(REPOSITORY, "step1", {**files, "model.safetensors.index.json": json.dumps(index).encode()})
+    hub.add(
+        REPOSITORY, "step1", {**files, "model.safetensors.index.json": json.dumps(index).encode()}
+    )
     assert sweep(REPOSITORY, **options) == 3
     assert "must name the checkpoint's weight files" in reasons(options)["step1"]
 
@@ -524,7 +636,10 @@ def test_revision_names_stay_inside_the_folder(hub, options):
     hub.add(REPOSITORY, "a/step2", checkpoint_files(2))
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == ["%2E.%2F..%2Fstep1", "a%2Fstep2"]
-    assert set(pd.read_csv(Path(options["out"]) / "metrics.csv")["revision"]) == {"../../step1", "a/step2"}
+    assert set(pd.read_csv(Path(options["out"]) / "metrics.csv")["revision"]) == {
+        "../../step1",
+        "a/step2",
+    }
 
 
 def test_a_commit_that_is_none_is_refused(hub, options):

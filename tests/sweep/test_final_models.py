@@ -1,4 +1,6 @@
-"""Models that are no checkpoint of a step: swept alone, several together, and beside training runs."""
+"""Models that are no checkpoint of a step: swept alone, several together, and beside training
+runs.
+"""
 
 from pathlib import Path
 
@@ -32,18 +34,22 @@ def facts(checkpoints):
     return [(c.name, c.revision, c.step, c.position.series, c.has_step) for c in checkpoints]
 
 
-# ── what is one checkpoint ──────────────────────────────────────────────────────────────────────────────────────────
+# ── what is one checkpoint
+# ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_folder_saved_by_save_pretrained_has_the_numbers_of_observe(tmp_path, options):
     model(0, "bert").save_pretrained(tmp_path / "my-bert")
-    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files("bert")))
+    tokenizer = AutoTokenizer.from_pretrained(
+        write_files(tmp_path / "tokenizer", tokenizer_files("bert"))
+    )
     tokenizer.save_pretrained(tmp_path / "my-bert")
     assert sweep(str(tmp_path / "my-bert"), **options) == 0
     folder = SweepFolder(options["out"])
     assert folder.done() == {"my-bert"}
     assert folder.facts("my-bert")["has_step"] == "false"
-    num_parameters = sum(parameter.numel() for parameter in model(0, "bert").parameters())  # tied ones count once
+    # tied ones count once
+    num_parameters = sum(parameter.numel() for parameter in model(0, "bert").parameters())
     assert folder.facts("my-bert")["num_parameters"] == str(num_parameters)
     assert "group" not in folder.facts("my-bert")
     records = folder.read("my-bert")
@@ -56,7 +62,9 @@ def test_a_folder_saved_by_save_pretrained_has_the_numbers_of_observe(tmp_path, 
     with torch.no_grad(), embedgeo.observe(again) as geometry:
         for batch in ids.split(2):
             again(input_ids=batch)
-    want = {(layer, key): value for layer, at in geometry.compute().items() for key, value in at.items()}
+    want = {
+        (layer, key): value for layer, at in geometry.compute().items() for key, value in at.items()
+    }
     got = {(r.layer, r.metric): r.value for r in records.itertuples() if r.layer != "model"}
     assert got.keys() == want.keys()
     np.testing.assert_allclose([got[key] for key in want], list(want.values()), rtol=1e-9)
@@ -78,7 +86,9 @@ def test_a_repository_without_steps_is_its_main(hub, options, capsys):
     assert set(SweepFolder(options["out"]).read("main")["commit"]) == {commit}
     assert check(REPOSITORY) == 0
     assert "0 of them with the weights of an earlier one" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="steps must name steps of which there is a checkpoint; got 512"):
+    with pytest.raises(
+        ValueError, match="steps must name steps of which there is a checkpoint; got 512"
+    ):
         sweep(REPOSITORY, **{**options, "out": options["out"] + "2"}, steps="512")
 
 
@@ -102,7 +112,9 @@ def test_a_local_run_ends_in_its_last_step_or_in_the_model_beside_its_steps(tmp_
     write_files(run, checkpoint_files(3))  # as transformers' Trainer leaves it
     assert facts(list_checkpoints(str(run), final=True)) == [("run", "run", 0, "", False)]
     assert [c.step for c in list_checkpoints(str(run))] == [2, 10]
-    assert facts(list_checkpoints(str(run / "step2"), final=True)) == [("step2", "step2", 2, "step", True)]
+    assert facts(list_checkpoints(str(run / "step2"), final=True)) == [
+        ("step2", "step2", 2, "step", True)
+    ]
 
 
 def test_a_linked_final_model_has_the_name_of_the_link(tmp_path):
@@ -112,8 +124,12 @@ def test_a_linked_final_model_has_the_name_of_the_link(tmp_path):
 
 
 def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
-    write_files(tmp_path, {"best.ckpt": bin_file({"state_dict": {}}), "last.ckpt": b"half of a file"})
-    assert facts(list_checkpoints(str(tmp_path / "best.ckpt"))) == [("best.ckpt", "best.ckpt", 0, "", False)]
+    write_files(
+        tmp_path, {"best.ckpt": bin_file({"state_dict": {}}), "last.ckpt": b"half of a file"}
+    )
+    assert facts(list_checkpoints(str(tmp_path / "best.ckpt"))) == [
+        ("best.ckpt", "best.ckpt", 0, "", False)
+    ]
     (broken,) = list_checkpoints(str(tmp_path / "last.ckpt"))
     with pytest.raises(ValueError, match="it is damaged"):
         broken.contents()
@@ -122,14 +138,17 @@ def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
 def test_a_folder_of_models_says_how_to_name_them(tmp_path, options):
     for name in ("a model", "gpt"):
         write_files(tmp_path / "zoo" / name, checkpoint_files(1))
-    with pytest.raises(OSError, match=r"zoo is none of these\. .*: --model '\S+/zoo/a model' \S+/zoo/gpt$"):
+    with pytest.raises(
+        OSError, match=r"zoo is none of these\. .*: --model '\S+/zoo/a model' \S+/zoo/gpt$"
+    ):
         sweep(str(tmp_path / "zoo"), **options)
     (tmp_path / "empty").mkdir()
     with pytest.raises(OSError, match=r"empty is none of these\.$"):
         sweep([str(tmp_path / "zoo" / "gpt"), str(tmp_path / "empty")], **options)
 
 
-# ── several models ──────────────────────────────────────────────────────────────────────────────────────────────────
+# ── several models
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -161,11 +180,17 @@ def test_several_models_are_series_of_their_own(several, options, capsys):
     }
     for name, facts in series.items():
         about = folder.facts(name)
-        assert (*folder.read(name)["series"].unique(), about.get("has_step", ""), about.get("group", "")) == facts
+        assert (
+            *folder.read(name)["series"].unique(),
+            about.get("has_step", ""),
+            about.get("group", ""),
+        ) == facts
     runs = {path.name for path in (out / "tensorboard").iterdir()}
     assert runs == {of for of, _, _ in series.values()}
     for run, steps in (("mine", [0]), ("here--step", [4, 8])):
-        events = EventAccumulator(str(out / "tensorboard" / run), size_guidance={"scalars": 0}).Reload()
+        events = EventAccumulator(
+            str(out / "tensorboard" / run), size_guidance={"scalars": 0}
+        ).Reload()
         assert [event.step for event in events.Scalars("geometry.V/block.00")] == steps
     assert set(pd.read_csv(out / "metrics.csv")["model"]) == set(several)
 
@@ -178,17 +203,38 @@ def test_steps_choose_among_runs_and_leave_final_models(several, options, capsys
     }.items():
         assert sweep(several, **options, steps=steps, dry_run=True) == 0
         rows = [row.split()[:2] for row in capsys.readouterr().out.splitlines()[:-1]]
-        assert {name for _, name in rows} == {*names, "lab--tiny--main", "other--tiny--main", "mine"}
-        assert {name for step, name in rows if step == "final"} == {name for _, name in rows if "step" not in name}
+        assert {name for _, name in rows} == {
+            *names,
+            "lab--tiny--main",
+            "other--tiny--main",
+            "mine",
+        }
+        assert {name for step, name in rows if step == "final"} == {
+            name for _, name in rows if "step" not in name
+        }
 
 
 def test_log_spaced_steps_are_those_of_each_run(tmp_path, options, capsys):
-    runs = [str(local_run(tmp_path / "a", steps=(0, 1, 2, 7))), str(local_run(tmp_path / "b", steps=(3, 6, 12)))]
+    runs = [
+        str(local_run(tmp_path / "a", steps=(0, 1, 2, 7))),
+        str(local_run(tmp_path / "b", steps=(3, 6, 12))),
+    ]
     assert sweep(runs, **options, steps="log", dry_run=True) == 0
     names = [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]]
-    assert names == ["a--step0", "a--step1", "a--step2", "a--step7", "b--step3", "b--step6", "b--step12"]
+    assert names == [
+        "a--step0",
+        "a--step1",
+        "a--step2",
+        "a--step7",
+        "b--step3",
+        "b--step6",
+        "b--step12",
+    ]
     assert sweep(runs, **options, steps="0,6", dry_run=True) == 0
-    assert [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]] == ["a--step0", "b--step6"]
+    assert [row.split()[1] for row in capsys.readouterr().out.splitlines()[:-1]] == [
+        "a--step0",
+        "b--step6",
+    ]
 
 
 def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
@@ -197,14 +243,22 @@ def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
     assert [c.step for c in list_checkpoints("lab/bert-*")] == [20000, 40000]
     assert [c.model for c in list_checkpoints("lab/bert-*", final=True)] == ["lab/bert-seed_0"]
     assert [c.step for c in list_checkpoints("lab/bert-seed_0-step_*", final=True)] == [40000]
-    assert [c.position.series for c in list_checkpoints("lab/gpt-*")] == ["lab--gpt-a", "lab--gpt-b"]
+    assert [c.position.series for c in list_checkpoints("lab/gpt-*")] == [
+        "lab--gpt-a",
+        "lab--gpt-b",
+    ]
 
 
 def test_what_would_share_results_is_refused(several, hub, tmp_path, options):
     write_files(tmp_path / "lab--tiny", checkpoint_files(3))
-    with pytest.raises(ValueError, match=r"models must differ in their names, .*lab--tiny.* do not\. Give each once"):
+    with pytest.raises(
+        ValueError,
+        match=r"models must differ in their names, .*lab--tiny.* do not\. Give each once",
+    ):
         sweep(["lab/tiny", str(tmp_path / "lab--tiny")], **options)
-    with pytest.raises(ValueError, match=r"models must differ in their names, .*lab/tiny, lab/tiny do not"):
+    with pytest.raises(
+        ValueError, match=r"models must differ in their names, .*lab/tiny, lab/tiny do not"
+    ):
         sweep(["lab/tiny", "lab/tiny"], **options)
 
 
@@ -233,8 +287,14 @@ def test_a_later_run_may_name_other_groups(several, options):
             "model_group must name models that are there; nobody is none of lab",
         ),
         (["--model-group", "a=tiny"], "tiny is that of lab/tiny, other/tiny"),
-        (["--model-group", "a=mine", "--model-group", "b=mine"], "in one model_group; mine is in a and in b"),
-        (["--model-group", "mine"], "model_group must be groups with their models, as encoder=a,b decoder=c"),
+        (
+            ["--model-group", "a=mine", "--model-group", "b=mine"],
+            "in one model_group; mine is in a and in b",
+        ),
+        (
+            ["--model-group", "mine"],
+            "model_group must be groups with their models, as encoder=a,b decoder=c",
+        ),
     ],
 )
 def test_groups_that_cannot_be_are_refused_in_one_line(several, options, capsys, given, match):

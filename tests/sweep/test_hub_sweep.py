@@ -22,18 +22,31 @@ from embedgeo.sweep import check
 from embedgeo.text import read_documents
 from tests import references
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import REPOSITORY, checkpoint_files, model, tokenize_sequences, tokenizer_files, write_files
+from tests.sweep.tiny import (
+    REPOSITORY,
+    checkpoint_files,
+    model,
+    tokenize_sequences,
+    tokenizer_files,
+    write_files,
+)
 
 
 @pytest.fixture
 def run(hub):
-    """Steps 0, 1, 2, 8: branches and a tag; one in a .bin, one in several files; step 1 has the weights of step 0."""
+    """Steps 0, 1, 2, 8: branches and a tag; one in a .bin, one in several files; step 1 has the
+    weights of step 0.
+    """
     commits = {
         "main": hub.add(REPOSITORY, "main", checkpoint_files(8)),
         "step0": hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False)),
         "step1": hub.add(REPOSITORY, "step1", checkpoint_files(0, with_tokenizer=False)),
-        "step2": hub.add(REPOSITORY, "step2", checkpoint_files(2, as_bin=True, with_tokenizer=False), kind="tags"),
-        "step10": hub.add(REPOSITORY, "step10", checkpoint_files(10, shards=True, with_tokenizer=False)),
+        "step2": hub.add(
+            REPOSITORY, "step2", checkpoint_files(2, as_bin=True, with_tokenizer=False), kind="tags"
+        ),
+        "step10": hub.add(
+            REPOSITORY, "step10", checkpoint_files(10, shards=True, with_tokenizer=False)
+        ),
     }
     return commits
 
@@ -43,7 +56,10 @@ def observed(step, token_ids, batch_size=2):
     from tests.sweep.tiny import model
 
     with torch.no_grad(), embedgeo.observe(model(step)) as geometry:
-        losses = [model(step)(ids, labels=ids).loss * ids[:, 1:].numel() for ids in token_ids.split(batch_size)]
+        losses = [
+            model(step)(ids, labels=ids).loss * ids[:, 1:].numel()
+            for ids in token_ids.split(batch_size)
+        ]
     return geometry.compute(), float(sum(losses) / token_ids[:, 1:].numel())
 
 
@@ -51,9 +67,18 @@ def observed(step, token_ids, batch_size=2):
 def test_a_sweep_measures_every_revision(run, hub, options, tmp_path, capsys):
     assert sweep(REPOSITORY, **options) == 0
     out = Path(options["out"])
-    assert sorted(p.stem for p in (out / "checkpoints").iterdir()) == ["step0", "step1", "step10", "step2"]
-    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
-    ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
+    assert sorted(p.stem for p in (out / "checkpoints").iterdir()) == [
+        "step0",
+        "step1",
+        "step10",
+        "step2",
+    ]
+    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(
+        write_files(tmp_path / "tokenizer", tokenizer_files())
+    )
+    ids = tokenize_sequences(
+        read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64
+    )
     for step, same_as in {0: 0, 1: 0, 2: 2, 10: 10}.items():
         records = pd.read_parquet(out / "checkpoints" / f"step{step}.parquet")
         assert list(records.columns) == SCHEMA.names
@@ -67,8 +92,11 @@ def test_a_sweep_measures_every_revision(run, hub, options, tmp_path, capsys):
         want = {(layer, key): value for layer, at in values.items() for key, value in at.items()}
         assert got.keys() == want.keys()
         np.testing.assert_allclose([got[k] for k in want], list(want.values()), rtol=1e-9)
-    weights = {name: len(hub.downloads(name)) for name in ("model.safetensors", "pytorch_model.bin")}
-    assert weights == {"model.safetensors": 1, "pytorch_model.bin": 1}  # step1 is copied, step10 is in parts
+    weights = {
+        name: len(hub.downloads(name)) for name in ("model.safetensors", "pytorch_model.bin")
+    }
+    # step1 is copied, step10 is in parts
+    assert weights == {"model.safetensors": 1, "pytorch_model.bin": 1}
     assert not any(method == "POST" for method, _, _ in hub.requests)
     said = capsys.readouterr().out
     assert "4 of 4 checkpoints done" in said
@@ -82,14 +110,25 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     parts = [pd.read_parquet(out / "checkpoints" / f"step{step}.parquet") for step in (0, 1, 2, 10)]
     joined = pd.concat(parts, ignore_index=True)
     joined = joined.where(joined.notna(), np.nan)  # None in Parquet files
-    pd.testing.assert_frame_equal(table, joined, check_dtype=False, rtol=1e-11, atol=0)  # as far as pandas 2 reads
-    assert [path.name for path in (out / "tensorboard").iterdir()] == ["tiny"]  # what TensorBoard calls the run
-    events = EventAccumulator(str(out / "tensorboard" / "tiny"), size_guidance={"scalars": 0}).Reload()
+    # as far as pandas 2 reads
+    pd.testing.assert_frame_equal(table, joined, check_dtype=False, rtol=1e-11, atol=0)
+    # what TensorBoard calls the run
+    assert [path.name for path in (out / "tensorboard").iterdir()] == ["tiny"]
+    events = EventAccumulator(
+        str(out / "tensorboard" / "tiny"), size_guidance={"scalars": 0}
+    ).Reload()
     tags = events.Tags()["scalars"]
-    assert {"geometry.Q/embed", "geometry.anisotropy/block.00", "geometry.Q/mean", "geometry.loss/model"} <= set(tags)
+    assert {
+        "geometry.Q/embed",
+        "geometry.anisotropy/block.00",
+        "geometry.Q/mean",
+        "geometry.loss/model",
+    } <= set(tags)
     for tag in tags:
         assert [event.step for event in events.Scalars(tag)] == [0, 1, 2, 10]
-    at_blocks = table[(table["metric"] == "Q") & table["layer"].str.startswith("block.") & (table["step"] == 10)]
+    at_blocks = table[
+        (table["metric"] == "Q") & table["layer"].str.startswith("block.") & (table["step"] == 10)
+    ]
     assert events.Scalars("geometry.Q/mean")[-1].value == pytest.approx(at_blocks["value"].mean())
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["asked"]["model"] == [REPOSITORY]
@@ -97,11 +136,17 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(run, options)
     assert manifest["versions"]["torch"] == torch.__version__
 
 
-def test_the_largest_coordinates_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
+def test_the_largest_coordinates_are_those_of_the_checkpoints_and_copied_with_duplicates(
+    run, options, tmp_path
+):
     assert sweep(REPOSITORY, **options, extra=["coordinates"], steps="0,1") == 0
     out = Path(options["out"])
-    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
-    ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
+    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(
+        write_files(tmp_path / "tokenizer", tokenizer_files())
+    )
+    ids = tokenize_sequences(
+        read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64
+    )
     hidden = model(0)(ids, output_hidden_states=True).hidden_states[1].detach().double()
     expected = references.coordinate_shares(hidden.flatten(0, 1))
     for name in ("step0", "step1"):
@@ -113,20 +158,43 @@ def test_the_largest_coordinates_are_those_of_the_checkpoints_and_copied_with_du
         for share, column in expected.items():
             np.testing.assert_allclose(block[share], column, rtol=1e-4)
         records = SweepFolder(out).read(name).set_index(["layer", "metric"])["value"]
-        assert records["block.00", "max_abs_first"] == pytest.approx(float(hidden[:, 0].abs().max()), rel=1e-5)
-        assert records["block.00", "max_abs_rest"] == pytest.approx(float(hidden[:, 1:].abs().max()), rel=1e-5)
+        assert records["block.00", "max_abs_first"] == pytest.approx(
+            float(hidden[:, 0].abs().max()), rel=1e-5
+        )
+        assert records["block.00", "max_abs_rest"] == pytest.approx(
+            float(hidden[:, 1:].abs().max()), rel=1e-5
+        )
 
 
 @pytest.mark.slow
 def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, options, tmp_path):
     sweep(REPOSITORY, **options, token_tables=True, spectrum=True)
     out = Path(options["out"])
-    assert sorted(p.stem for p in (out / "tokens").iterdir()) == ["step0", "step1", "step10", "step2"]
-    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(write_files(tmp_path / "tokenizer", tokenizer_files()))
-    ids = tokenize_sequences(read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64)
+    assert sorted(p.stem for p in (out / "tokens").iterdir()) == [
+        "step0",
+        "step1",
+        "step10",
+        "step2",
+    ]
+    tokenizer = embedgeo.checkpoints.loading.load_tokenizer(
+        write_files(tmp_path / "tokenizer", tokenizer_files())
+    )
+    ids = tokenize_sequences(
+        read_documents([options["text"]]), tokenizer, seq_len=16, num_tokens=64
+    )
     for step, same_as in {0: 0, 1: 0, 10: 10}.items():
         table = pd.read_parquet(out / "tokens" / f"step{step}.parquet")
-        assert list(table.columns) == ["layer", "layer_index", "token_id", "n", "Q", "M", "V", "num_tokens", "token"]
+        assert list(table.columns) == [
+            "layer",
+            "layer_index",
+            "token_id",
+            "n",
+            "Q",
+            "M",
+            "V",
+            "num_tokens",
+            "token",
+        ]
         assert list(table["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
         hidden = model(same_as)(ids, output_hidden_states=True).hidden_states[1].detach().double()
         block = table[table["layer"] == "block.00"]
@@ -135,10 +203,23 @@ def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, opt
         for row in block.itertuples():
             assert row.token == tokenizer.decode([row.token_id])
             x = hidden[ids == row.token_id]
-            want = [len(x), x.square().sum(1).mean(), x.mean(0).square().sum(), x.var(0, correction=0).sum()]
+            want = [
+                len(x),
+                x.square().sum(1).mean(),
+                x.mean(0).square().sum(),
+                x.var(0, correction=0).sum(),
+            ]
             np.testing.assert_allclose([row.n, row.Q, row.M, row.V], want, rtol=1e-5, atol=1e-9)
         plane = pd.read_parquet(out / "projections" / f"step{step}.parquet")
-        assert list(plane.columns) == ["layer", "layer_index", "token_id", "n", "pc1", "pc2", "token"]
+        assert list(plane.columns) == [
+            "layer",
+            "layer_index",
+            "token_id",
+            "n",
+            "pc1",
+            "pc2",
+            "token",
+        ]
         at = plane[plane["layer"] == "block.00"].set_index("token_id")
         assert at.index[0] == -1
         assert pd.isna(at.loc[-1, "token"])
@@ -157,7 +238,10 @@ def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, opt
         assert list(spectra["layer"].unique()) == ["embed", "block.00", "block.01", "final_norm"]
         at, rows = spectra[spectra["layer"] == "block.00"], hidden.flatten(0, 1).numpy()
         assert at["index"].tolist() == list(range(1, rows.shape[1] + 1))
-        assert (at["layer_index"].unique().tolist(), at["n"].unique().tolist()) == ([1], [len(rows)])
+        assert (at["layer_index"].unique().tolist(), at["n"].unique().tolist()) == (
+            [1],
+            [len(rows)],
+        )
         want = np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2 / len(rows)
         np.testing.assert_allclose(at["eigenvalue"], want, rtol=1e-4, atol=1e-9)
     for kind in ("projections", "spectra"):
@@ -166,14 +250,17 @@ def test_tables_are_those_of_the_checkpoints_and_copied_with_duplicates(run, opt
     for path in (*(out / "spectra").iterdir(), out / "checkpoints" / "step1.parquet"):
         path.unlink()  # as of an earlier version, whose sweep was cut short
     sweep(REPOSITORY, **options, token_tables=True, spectrum=True)
-    assert [p.stem for p in (out / "spectra").iterdir()] == ["step1"]  # measured, for there was nothing to copy
+    # measured, for there was nothing to copy
+    assert [p.stem for p in (out / "spectra").iterdir()] == ["step1"]
     pd.testing.assert_frame_equal(pd.read_parquet(out / "spectra" / "step1.parquet"), second)
 
 
 def everything(folder):
     """What is in a folder: paths, and of files what they hold and when they were written."""
     paths = sorted(Path(folder).rglob("*"))
-    return {path: (path.read_bytes(), path.lstat().st_mtime_ns) for path in paths if path.is_file()}, paths
+    return {
+        path: (path.read_bytes(), path.lstat().st_mtime_ns) for path in paths if path.is_file()
+    }, paths
 
 
 def hidden(folder):
@@ -217,7 +304,9 @@ def test_what_is_wrong_in_the_users_cache_is_downloaded_and_left_as_it_is(run, h
 @pytest.mark.slow
 @pytest.mark.parametrize(("host", "is_removed"), [(socket.gethostname(), True), ("another", False)])
 def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options, host, is_removed):
-    left = Path(options["out"], f".tmp-{host}-999999999-downloads", "step0", "blobs", "1a2b.incomplete")
+    left = Path(
+        options["out"], f".tmp-{host}-999999999-downloads", "step0", "blobs", "1a2b.incomplete"
+    )
     write_files(left.parent, {left.name: b"half"})
     assert sweep(REPOSITORY, **options) == 0
     assert left.exists() != is_removed
@@ -250,7 +339,8 @@ def test_the_weights_of_a_model_are_freed_before_the_next_is_loaded(run, hub, op
     models, weights = [], []
 
     def loaded(*args, **kwargs):
-        assert all(model() is None for model in models[:-1])  # the last one is being measured, without its weights
+        # the last one is being measured, without its weights
+        assert all(model() is None for model in models[:-1])
         assert all(parameter() is None for parameter in weights)
         result = load(*args, **kwargs)
         models.append(weakref.ref(result.model))
@@ -291,7 +381,10 @@ def test_a_revision_that_has_moved_keeps_its_result_and_is_named(run, hub, optio
     hub.commits[moved] = checkpoint_files(3)
     assert sweep(REPOSITORY, **options) == 0
     assert set(SweepFolder(options["out"]).read("step10")["commit"]) == {run["step10"]}
-    line = f"moved: step10 was measured at commit {run['step10'][:12]}; its revision is 1a2b1a2b1a2b now"
+    line = (
+        f"moved: step10 was measured at commit {run['step10'][:12]}; its revision is 1a2b1a2b1a2b "
+        "now"
+    )
     assert line in capsys.readouterr().out
 
 
@@ -344,7 +437,9 @@ def test_the_same_weights_under_another_config_are_measured(hub, options):
     config["hidden_act"] = "relu"
     hub.add(REPOSITORY, "step1", {**files, "config.json": json.dumps(config).encode()})
     assert sweep(REPOSITORY, **options) == 0
-    first, second = (pd.read_parquet(Path(options["out"]) / "checkpoints" / f"step{s}.parquet") for s in (0, 1))
+    first, second = (
+        pd.read_parquet(Path(options["out"]) / "checkpoints" / f"step{s}.parquet") for s in (0, 1)
+    )
     assert second["duplicate_of"].iloc[0] == "step0"
     assert not first["value"].equals(second["value"])
 
@@ -353,7 +448,9 @@ def test_the_same_weights_under_another_config_are_measured(hub, options):
 def test_a_family_of_repositories(hub, options):
     for seed in (0, 1):
         for step in (0, 20):
-            hub.add(f"lab/berts-seed_{seed}-step_{step}k", "main", checkpoint_files(step + seed, "bert"))
+            hub.add(
+                f"lab/berts-seed_{seed}-step_{step}k", "main", checkpoint_files(step + seed, "bert")
+            )
     assert sweep("lab/berts-seed_*", **options) == 0
     out = Path(options["out"])
     table = pd.read_csv(out / "metrics.csv")

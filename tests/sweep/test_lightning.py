@@ -44,16 +44,22 @@ class PredictStep(Blocks):
 
 
 def save(path, model, step):
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
     trainer.strategy.connect(model)
-    trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
+    loop = trainer.fit_loop.epoch_loop
+    loop.automatic_optimization.optim_progress.optimizer.step.total.completed = step
     path.parent.mkdir(exist_ok=True)
     trainer.save_checkpoint(path)
 
 
 @pytest.fixture
 def asked(options, tmp_path):
-    return {**options, "tokenizer": str(write_files(tmp_path / "tok", tokenizer_files()) / "tokenizer.json")}
+    return {
+        **options,
+        "tokenizer": str(write_files(tmp_path / "tok", tokenizer_files()) / "tokenizer.json"),
+    }
 
 
 def class_of(model):
@@ -72,7 +78,12 @@ def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
     assert "run the same command again" not in out
     assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {1, 2}
     assert (
-        sweep(str(tmp_path / "run"), **{**asked, "out": f"{asked['out']}2"}, model_class=class_of(model), steps="1")
+        sweep(
+            str(tmp_path / "run"),
+            **{**asked, "out": f"{asked['out']}2"},
+            model_class=class_of(model),
+            steps="1",
+        )
         == 0
     )
     capsys.readouterr()
@@ -80,7 +91,9 @@ def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
     assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["?", "last.ckpt"]
 
 
-@pytest.mark.parametrize("data", [b"", b"half of a file", bin_file({"state_dict": {}}), bin_file([])])
+@pytest.mark.parametrize(
+    "data", [b"", b"half of a file", bin_file({"state_dict": {}}), bin_file([])]
+)
 def test_a_broken_last_file_beside_folders_fails_alone(tmp_path, options, data):
     write_files(local_run(tmp_path / "run", steps=(1,)), {"last.ckpt": data})
     assert sweep(str(tmp_path / "run"), **options) == 3
@@ -112,7 +125,9 @@ def test_a_version_beside_its_original_is_refused_with_a_way_out_that_works(tmp_
     model = Forward()
     for name in ("epoch=0-step=10.ckpt", "epoch=0-step=10-v1.ckpt"):
         save(tmp_path / "run" / name, model, 10)
-    with pytest.raises(ValueError, match=r"all name step 10\. Move all but one of them to another folder"):
+    with pytest.raises(
+        ValueError, match=r"all name step 10\. Move all but one of them to another folder"
+    ):
         sweep(str(tmp_path / "run"), **asked, model_class=class_of(model))
     (tmp_path / "other").mkdir()
     (tmp_path / "run" / "epoch=0-step=10.ckpt").rename(tmp_path / "other" / "epoch=0-step=10.ckpt")
@@ -128,15 +143,21 @@ def test_a_model_without_forward_is_run_by_its_predict_step(tmp_path, asked):
         name = type(model).__name__
         save(tmp_path / name / "step=1.ckpt", model, 1)
         out = str(tmp_path / f"out-{name}")
-        assert sweep(str(tmp_path / name), **{**asked, "out": out}, model_class=class_of(model)) == 0
-        tables.append(pd.read_csv(Path(out) / "metrics.csv").drop(columns=["model", "weights_sha256"]))
+        assert (
+            sweep(str(tmp_path / name), **{**asked, "out": out}, model_class=class_of(model)) == 0
+        )
+        tables.append(
+            pd.read_csv(Path(out) / "metrics.csv").drop(columns=["model", "weights_sha256"])
+        )
     pd.testing.assert_frame_equal(*tables)
     assert "loss" in set(tables[0]["metric"])
 
 
 class Hidden(Forward):
     def forward(self, token_ids):
-        return self.embedding(token_ids) + sum(block(self.embedding(token_ids)) for block in self.blocks)
+        return self.embedding(token_ids) + sum(
+            block(self.embedding(token_ids)) for block in self.blocks
+        )
 
 
 def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
@@ -150,7 +171,9 @@ def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
 
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked):
     save(tmp_path / "run" / "step=1.ckpt", Blocks(), 1)
-    with pytest.raises(ValueError, match=r"Blocks has neither forward nor predict_step\. Give it a forward"):
+    with pytest.raises(
+        ValueError, match=r"Blocks has neither forward nor predict_step\. Give it a forward"
+    ):
         sweep(str(tmp_path / "run"), **asked, model_class=class_of(Blocks()))
     assert not Path(asked["out"]).exists()
 
@@ -158,21 +181,33 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked)
 def test_a_model_that_is_too_short_is_refused_with_the_number(tmp_path, asked):
     model = Forward(num_positions=13)
     save(tmp_path / "run" / "step=1.ckpt", model, 1)
-    with pytest.raises(ValueError, match="seq_len must be at most the model's 13 positions; got 16"):
+    with pytest.raises(
+        ValueError, match="seq_len must be at most the model's 13 positions; got 16"
+    ):
         sweep(str(tmp_path / "run"), **asked, model_class=class_of(model))
     assert not Path(asked["out"]).exists()
 
 
-def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_with_what_to_save(tmp_path, asked, capsys):
+def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_with_what_to_save(
+    tmp_path, asked, capsys
+):
     model = Forward()
     save(tmp_path / "step=1.ckpt", model, 1)
-    with pytest.raises(ValueError, match=r"step=1\.ckpt; got none\. Give --model-class package\.module\.Class\."):
+    with pytest.raises(
+        ValueError, match=r"step=1\.ckpt; got none\. Give --model-class package\.module\.Class\."
+    ):
         sweep(str(tmp_path / "step=1.ckpt"), **asked)
     torch.save(model.state_dict(), tmp_path / "step=2.ckpt")
     assert sweep(str(tmp_path / "step=2.ckpt"), **asked, model_class=class_of(model)) == 3
-    assert "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by" in capsys.readouterr().out
+    assert (
+        "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by"
+        in capsys.readouterr().out
+    )
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    with pytest.raises(FileNotFoundError, match=r"a folder with config\.json, a \.ckpt file, or .*model\.pt is none"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"a folder with config\.json, a \.ckpt file, or .*model\.pt is none",
+    ):
         sweep(str(tmp_path / "model.pt"), **{**asked, "out": str(tmp_path / "new")})
 
 
@@ -187,7 +222,9 @@ def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_wit
         ("Model = 1", "it is a int"),
     ],
 )
-def test_a_module_that_cannot_be_imported_gives_one_line(tmp_path, asked, monkeypatch, capsys, code, words):
+def test_a_module_that_cannot_be_imported_gives_one_line(
+    tmp_path, asked, monkeypatch, capsys, code, words
+):
     save(tmp_path / "run" / "step=1.ckpt", Forward(), 1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
@@ -196,7 +233,9 @@ def test_a_module_that_cannot_be_imported_gives_one_line(tmp_path, asked, monkey
     given = [f"--{name}={value}" for name, value in asked.items()]
     assert main(["sweep", "--model", "run", *given, "--model-class", "their_model.Model"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("embedgeo: error: model_class must name a LightningModule as package.module.Class")
+    assert line.startswith(
+        "embedgeo: error: model_class must name a LightningModule as package.module.Class"
+    )
     assert words in line
     assert not Path(asked["out"]).exists()
 

@@ -84,7 +84,10 @@ FAULTS = {
     ),
     "one matrix of noise": (one_matrix_of_noise, ["jump: step32:"]),
     "one matrix of another step": (one_matrix_of_another_step, ["same tensor: step32, step160:"]),
-    "one matrix of another run at the end": (one_matrix_of_another_run, ["does not descend: step160, step152:"]),
+    "one matrix of another run at the end": (
+        one_matrix_of_another_run,
+        ["does not descend: step160, step152:"],
+    ),
     "a NaN": (one_value_is_nan, ["not finite: step32:"]),
     "zeros": (all_zeros, ["constant: step160:"]),
     "twice as large": (twice_as_large, ["jump: step96:"]),
@@ -126,13 +129,19 @@ def test_nothing_is_found_in_twenty_clean_checkpoints(optimizer, lr, hub, capsys
 def write_run(folder, run):
     for step, weights in run.items():
         target = write_files(folder / f"step{step}", {"config.json": b"{}"})
-        save_file({name: value.contiguous() for name, value in weights.items()}, target / "model.safetensors")
+        save_file(
+            {name: value.contiguous() for name, value in weights.items()},
+            target / "model.safetensors",
+        )
 
 
 @pytest.mark.slow
 def test_a_few_values_that_round_the_other_way_are_no_jump(tmp_path, capsys):
     run = trained(0, "adamw", 1e-6)  # of which bfloat16 shows next to nothing
-    write_run(tmp_path, {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()})
+    write_run(
+        tmp_path,
+        {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()},
+    )
     check(str(tmp_path), lineage=True)
     assert [line for line in found(capsys) if line.startswith("jump")] == []
 
@@ -140,15 +149,23 @@ def test_a_few_values_that_round_the_other_way_are_no_jump(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_jump_is_found_in_bfloat16(tmp_path, capsys):
     run = trained() | {80: trained()[160]}
-    write_run(tmp_path, {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()})
+    write_run(
+        tmp_path,
+        {step: {n: v.bfloat16() for n, v in weights.items()} for step, weights in run.items()},
+    )
     assert check(str(tmp_path), lineage=True) == 1
     assert [line.split(":")[1] for line in found(capsys) if line.startswith("jump")] == [" step80"]
 
 
 def rare_tokens():
-    """A run that sees tokens of the first rows of its embedding, which are those that are read, in one step alone."""
+    """A run that sees tokens of the first rows of its embedding, which are those that are read, in
+    one step alone.
+    """
     torch.manual_seed(0)
-    names = {"wte": torch.nn.Embedding(6000, 32), "h": torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))}
+    names = {
+        "wte": torch.nn.Embedding(6000, 32),
+        "h": torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3)),
+    }
     model = torch.nn.ModuleDict({**names, "head": torch.nn.Linear(32, 6000, bias=False)})
     stepper = torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.0)
     run = {}
@@ -213,7 +230,9 @@ def test_the_table_has_the_distances(tmp_path, capsys):
     for step, weights in run.items():
         write_files(tmp_path / f"step{step}", files_of(weights))
     assert check(str(tmp_path), lineage=True) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    rows = [
+        line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("step")
+    ]
     names = choose_tensors({name: tuple(value.shape) for name, value in run[0].items()})
 
     def distance(a, b):
@@ -221,7 +240,10 @@ def test_the_table_has_the_distances(tmp_path, capsys):
         return np.mean([float((x - y).norm() / (x.norm() * y.norm()).sqrt()) for x, y in pairs])
 
     def correlation(a, b):
-        flat = [(run[a][name].double().flatten().numpy(), run[b][name].double().flatten().numpy()) for name in names]
+        flat = [
+            (run[a][name].double().flatten().numpy(), run[b][name].double().flatten().numpy())
+            for name in names
+        ]
         return np.mean([np.corrcoef(x, y)[0, 1] for x, y in flat])
 
     for name, far, alike, near in rows[1:]:
@@ -254,13 +276,17 @@ def test_a_server_error_is_tried_again_and_a_checkpoint_that_cannot_be_read_is_n
     hub.commits[commits["step64"]]["model.safetensors"] = b"\xff" * 1000
     assert check(REPOSITORY, lineage=True) == 3
     (line,) = found(capsys)
-    assert line.startswith("not read: step64: model.safetensors cannot be read: its header must be shorter")
+    assert line.startswith(
+        "not read: step64: model.safetensors cannot be read: its header must be shorter"
+    )
 
 
 def test_what_torch_saved_in_the_old_format_is_refused_with_the_remedy(tmp_path, capsys):
     for step in (0, 1):
         folder = write_files(tmp_path / f"step{step}", {"config.json": b"{}"})
-        torch.save(trained()[step], folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+        torch.save(
+            trained()[step], folder / "pytorch_model.bin", _use_new_zipfile_serialization=False
+        )
     assert check(str(tmp_path), lineage=True) == 3
     assert "Load it and save it as safetensors" in found(capsys)[0]
 
@@ -269,7 +295,10 @@ def test_a_pickle_payload_among_weights_is_passed_over(tmp_path, capsys):
     target = tmp_path / "executed"
     for step in (0, 8):
         stored = trained()[step] | {"a": Payload(str(target)), "b": [Payload(str(target))]}
-        write_files(tmp_path / f"run/step{step}", {"config.json": b"{}", "pytorch_model.bin": bin_file(stored)})
+        write_files(
+            tmp_path / f"run/step{step}",
+            {"config.json": b"{}", "pytorch_model.bin": bin_file(stored)},
+        )
     assert check(str(tmp_path / "run"), lineage=True) == 0
     assert not target.exists()
     assert found(capsys) == []
@@ -288,11 +317,17 @@ def test_other_shapes_are_not_compared(tmp_path, capsys):
 @pytest.mark.parametrize("as_bin", [False, True])
 def test_tensors_are_those_that_were_saved(dtype, as_bin, tmp_path):
     values = torch.randn(7, 5, dtype=torch.float64)
-    weights = {"whole": values.to(dtype), "rows": values.to(dtype)[2:].clone(), "ids": torch.arange(4)}
+    weights = {
+        "whole": values.to(dtype),
+        "rows": values.to(dtype)[2:].clone(),
+        "ids": torch.arange(4),
+    }
     if as_bin:
         both = torch.nn.Parameter(values.to(dtype))
         stored = weights | {"view": both.detach()[3:], "turned": both.detach().T, "same": both}
-        write_files(tmp_path / "step0", {"config.json": b"{}", "pytorch_model.bin": bin_file(stored)})
+        write_files(
+            tmp_path / "step0", {"config.json": b"{}", "pytorch_model.bin": bin_file(stored)}
+        )
         weights |= {"view": both.detach()[3:], "same": both.detach()}
     else:
         write_files(tmp_path / "step0", {"config.json": b"{}"})
@@ -321,7 +356,9 @@ def test_distances_are_those_of_a_loop():
 
 @pytest.fixture
 def shared(hub, tmp_path):
-    """A run of three steps in several files, the first of which step 8 has from step 64; the options of a sweep."""
+    """A run of three steps in several files, the first of which step 8 has from step 64; the
+    options of a sweep.
+    """
     put(hub, {step: trained()[step] for step in (0, 8, 64)}, shards=True)
     commits = hub.repositories[REPOSITORY]["branches"]
     files = hub.commits[commits["step8"]]
@@ -343,4 +380,6 @@ def test_a_sweep_and_its_report_point_out_a_file_that_is_shared(shared, capsys):
     page = write_report([Path(options["out"])]).read_text()
     assert "Shared weight files" in page
     assert f"{name}: step64, step8" in page
-    assert json.loads((Path(options["out"]) / "manifest.json").read_text())["asked"]["model"] == [REPOSITORY]
+    assert json.loads((Path(options["out"]) / "manifest.json").read_text())["asked"]["model"] == [
+        REPOSITORY
+    ]

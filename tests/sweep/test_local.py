@@ -26,7 +26,15 @@ from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import SweepSettings, check
 from embedgeo.text import cut_sequences
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenize_sequences, tokenizer_files, write_files
+from tests.sweep.tiny import (
+    TEXT,
+    checkpoint_files,
+    local_run,
+    model,
+    tokenize_sequences,
+    tokenizer_files,
+    write_files,
+)
 
 
 class Pretraining(pl.LightningModule):
@@ -64,7 +72,9 @@ class SaveFolders(pl.Callback):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["with a mask", "without"])
 def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
-    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path / "tokenizer", tokenizer_files()))
+    tokenizer = AutoTokenizer.from_pretrained(
+        write_files(tmp_path / "tokenizer", tokenizer_files())
+    )
     text = "\n".join(TEXT * 12)
     (tmp_path / "probe.txt").write_text(text)
     ids = cut_sequences([tokenizer.encode(text)], 32)
@@ -82,17 +92,32 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path, kind):
     )
     trainer.fit(Pretraining(), loader)
     assert len(ids) % 9  # the last batch is smaller
-    arguments = {"text": str(tmp_path / "probe.txt"), "seq_len": 32, "num_tokens": ids.numel(), "batch_size": 9}
+    arguments = {
+        "text": str(tmp_path / "probe.txt"),
+        "seq_len": 32,
+        "num_tokens": ids.numel(),
+        "batch_size": 9,
+    }
     arguments["jackknife"] = 5
     assert sweep(str(tmp_path / "checkpoints"), **arguments, out=str(tmp_path / "out")) == 0
     table = pd.read_csv(tmp_path / "out" / "metrics.csv")
-    offline = {(r.step, r.layer, r.metric): (r.value, r.stderr) for r in table.itertuples() if r.layer != "model"}
+    offline = {
+        (r.step, r.layer, r.metric): (r.value, r.stderr)
+        for r in table.itertuples()
+        if r.layer != "model"
+    }
     of_layers = [record for record in monitor.history if record["layer_index"] >= 0]
     online = {(r["step"], r["layer"], r["metric"]): (r["value"], r["stderr"]) for r in of_layers}
     assert offline.keys() == online.keys()
     assert {step for step, _, _ in online} == {0, 1, 2, 3}
-    np.testing.assert_allclose([offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12)
-    assert all(error > 0 for (_, layer, metric), (_, error) in online.items() if (layer, metric) == ("block.01", "V"))
+    np.testing.assert_allclose(
+        [offline[k] for k in online], list(online.values()), rtol=1e-6, atol=1e-12
+    )
+    assert all(
+        error > 0
+        for (_, layer, metric), (_, error) in online.items()
+        if (layer, metric) == ("block.01", "V")
+    )
 
 
 @pytest.mark.slow
@@ -115,7 +140,8 @@ def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, cap
 @pytest.mark.parametrize("name", ["step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}"])
 def test_layouts_of_folders(tmp_path, name):
     local_run(tmp_path / "run", steps=(10, 2), name=name)
-    write_files(tmp_path / "run", checkpoint_files(3))  # a final model beside them, as transformers' Trainer leaves it
+    # a final model beside them, as transformers' Trainer leaves it
+    write_files(tmp_path / "run", checkpoint_files(3))
     (tmp_path / "run" / "logs").mkdir()
     assert [c.step for c in list_checkpoints(str(tmp_path / "run"))] == [2, 10]
     assert [c.step for c in list_checkpoints(str(tmp_path / "run" / name.format(10)))] == [10]
@@ -184,13 +210,21 @@ def test_new_checkpoints_are_measured_by_the_next_run(tmp_path, options):
 def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options):
     local_run(tmp_path / "run", steps=(1, 2))
     write_files(tmp_path / "run" / "step3", checkpoint_files(1))
-    for shard, done in (("3/4", set()), ("2/4", set()), ("1/4", {"step2"}), ("0/4", {"step1", "step2", "step3"})):
+    for shard, done in (
+        ("3/4", set()),
+        ("2/4", set()),
+        ("1/4", {"step2"}),
+        ("0/4", {"step1", "step2", "step3"}),
+    ):
         assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
         assert SweepFolder(options["out"]).done() == done
 
 
 def test_parts_count_from_0_or_from_1():
-    assert [SweepSettings("model", shard=shard).part for shard in ("1/4", "4/4")] == [(1, 4), (0, 4)]
+    assert [SweepSettings("model", shard=shard).part for shard in ("1/4", "4/4")] == [
+        (1, 4),
+        (0, 4),
+    ]
 
 
 def test_two_names_for_a_step_are_refused(tmp_path, options):
@@ -227,7 +261,9 @@ class Plain(pl.LightningModule):
 
 @pytest.mark.slow
 def test_lightning_checkpoints(tmp_path, options):
-    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path / "run", save_top_k=-1, every_n_train_steps=2, save_last=True)
+    checkpoint = pl.callbacks.ModelCheckpoint(
+        tmp_path / "run", save_top_k=-1, every_n_train_steps=2, save_last=True
+    )
     trainer = pl.Trainer(
         max_steps=5,
         accelerator="cpu",
@@ -261,7 +297,9 @@ def test_an_outlier_among_the_losses_is_named():
     assert loss_outliers([*falling, ("nan", float("nan"))]) == ["nan"]
 
 
-def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parquet_files(tmp_path, options):
+def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parquet_files(
+    tmp_path, options
+):
     local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(tmp_path / "run"), **options)
     out = Path(options["out"])
@@ -279,8 +317,20 @@ def test_stray_files_of_killed_processes_are_removed_and_events_follow_the_parqu
 
 def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
     out = SweepFolder(tmp_path / "out")
-    folders = ("", "checkpoints", "failed", "tensorboard", "tensorboard/a run", "tokens", "projections", "spectra")
-    stray = [out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1" for folder in folders]
+    folders = (
+        "",
+        "checkpoints",
+        "failed",
+        "tensorboard",
+        "tensorboard/a run",
+        "tokens",
+        "projections",
+        "spectra",
+    )
+    stray = [
+        out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1"
+        for folder in folders
+    ]
     for path in stray:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -297,22 +347,35 @@ def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, 
     asked = {"token_tables": True, "types": "string", "ignore_token_ids": ignored}
     assert sweep(str(tmp_path / "model"), **options, **asked) == 0
     ids = tokenize_sequences(["\n".join(TEXT)], tokenizer, seq_len=16, num_tokens=64)
-    strings = {i: tokenizer.convert_ids_to_tokens(i) for i in ids.unique().tolist() if i not in ignored}
+    strings = {
+        i: tokenizer.convert_ids_to_tokens(i) for i in ids.unique().tolist() if i not in ignored
+    }
     strings = {i: piece.removeprefix("Ġ") or piece for i, piece in strings.items()}
     assert len(set(strings.values())) < len(strings)
     hidden = model(1)(ids, output_hidden_states=True).hidden_states[1].detach().double()
     table = pd.read_parquet(Path(options["out"]) / "tokens" / "model.parquet")
     found = table[table["layer"] == "block.00"].set_index("token_id")
-    types = {string: min(i for i, other in strings.items() if other == string) for string in strings.values()}
+    types = {
+        string: min(i for i, other in strings.items() if other == string)
+        for string in strings.values()
+    }
     assert sorted(types.values()) == found.index.tolist()
     for string, token_id in types.items():
-        rows = hidden[torch.isin(ids, torch.tensor([i for i, other in strings.items() if other == string]))]
+        rows = hidden[
+            torch.isin(ids, torch.tensor([i for i, other in strings.items() if other == string]))
+        ]
         assert found.loc[token_id, "n"] == len(rows)
-        assert found.loc[token_id, "M"] == pytest.approx(float(rows.mean(0).square().sum()), rel=1e-5)
-        assert found.loc[token_id, "token"].strip() == found.loc[token_id, "token"] or string in "ĠĊ"
+        assert found.loc[token_id, "M"] == pytest.approx(
+            float(rows.mean(0).square().sum()), rel=1e-5
+        )
+        assert (
+            found.loc[token_id, "token"].strip() == found.loc[token_id, "token"] or string in "ĠĊ"
+        )
 
 
-def test_the_means_of_token_types_are_kept_where_asked_for_and_copied_to_duplicates(tmp_path, options, capsys):
+def test_the_means_of_token_types_are_kept_where_asked_for_and_copied_to_duplicates(
+    tmp_path, options, capsys
+):
     run = local_run(tmp_path / "run", (1,))
     write_files(run / "step2", checkpoint_files(1))
     assert sweep(str(run), **options, token_tables=True, save_means=True) == 0
@@ -346,17 +409,31 @@ def test_after_processing_of_a_sweep_reaches_the_figure_of_the_report(tmp_path, 
     records = SweepFolder(out).read("step2").set_index(["layer", "metric"])["value"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run" / "step2")
     ids = tokenize_sequences(["\n".join(TEXT * 8)], tokenizer, seq_len=16, num_tokens=256)
-    hidden = model(2)(ids, output_hidden_states=True).hidden_states[1].detach().double().flatten(0, 1).numpy()
+    hidden = (
+        model(2)(ids, output_hidden_states=True)
+        .hidden_states[1]
+        .detach()
+        .double()
+        .flatten(0, 1)
+        .numpy()
+    )
     unit = StandardScaler().fit_transform(hidden)
     unit /= np.linalg.norm(unit, axis=1, keepdims=True)
     cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
     assert records["block.00", "mean_cosine_z_scored"] == pytest.approx(cosines.mean(), abs=1e-6)
     top = np.linalg.svd(hidden - hidden.mean(0), compute_uv=False)[3:] ** 2
-    assert records["block.00", "anisotropy_top3_removed"] == pytest.approx(top[0] / top.sum(), rel=1e-4)
+    assert records["block.00", "anisotropy_top3_removed"] == pytest.approx(
+        top[0] / top.sum(), rel=1e-4
+    )
     page = write_report([out]).read_text()
     figure = pd.read_csv(out / "report" / "figures" / "after-processing.csv").set_index("layer")
-    assert figure.loc["block.00", "mean_cosine_z_scored"] == records["block.00", "mean_cosine_z_scored"]
-    assert figure.loc["block.01", "anisotropy_whitened"] == records["block.01", "anisotropy_whitened"]
+    assert (
+        figure.loc["block.00", "mean_cosine_z_scored"]
+        == records["block.00", "mean_cosine_z_scored"]
+    )
+    assert (
+        figure.loc["block.01", "anisotropy_whitened"] == records["block.01", "anisotropy_whitened"]
+    )
     assert {"anisotropy", "mean_cosine", "mean_cosine_top3_removed"} <= set(figure)
     for title in ("After-processing", "Means of chosen tokens"):
         assert title in page

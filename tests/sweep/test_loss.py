@@ -18,7 +18,9 @@ IDS = torch.randint(5, 300, (3, 40), generator=torch.Generator().manual_seed(0))
 
 
 def capped():
-    config = Gemma2Config(vocab_size=300, head_dim=8, num_key_value_heads=2, final_logit_softcapping=0.1, **SIZES)
+    config = Gemma2Config(
+        vocab_size=300, head_dim=8, num_key_value_heads=2, final_logit_softcapping=0.1, **SIZES
+    )
     return Gemma2ForCausalLM(config).eval()
 
 
@@ -27,13 +29,18 @@ class Widths:
 
     def __init__(self, head):
         self.seen = []
-        head.register_forward_hook(lambda module, args, output: self.seen.append(output.shape[:-1].numel()))
+        head.register_forward_hook(
+            lambda module, args, output: self.seen.append(output.shape[:-1].numel())
+        )
 
 
 @pytest.mark.parametrize(
-    ("make", "is_found"), [(lambda: model(1), True), (lambda: model(1, "gpt2"), True), (capped, False)]
+    ("make", "is_found"),
+    [(lambda: model(1), True), (lambda: model(1, "gpt2"), True), (capped, False)],
 )
-def test_the_loss_is_the_models_own_and_whole_logits_are_made_only_where_they_must_be(make, is_found):
+def test_the_loss_is_the_models_own_and_whole_logits_are_made_only_where_they_must_be(
+    make, is_found
+):
     made = make()
     want = made(IDS, labels=IDS).loss.item()
     loss = TokenLoss(LoadedModel(made), [], None)
@@ -70,11 +77,15 @@ def test_a_head_that_is_measured_sees_every_position():
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
-def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_some_positions_at_a_time(monkeypatch, kind):
+def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_some_positions_at_a_time(
+    monkeypatch, kind
+):
     torch.manual_seed(0)
     sizes = {**SIZES, "vocab_size": 5000, "max_position_embeddings": 1200}
     made = (
-        BertForMaskedLM(BertConfig(**sizes)) if kind == "bert" else GPTNeoXForCausalLM(GPTNeoXConfig(**sizes))
+        BertForMaskedLM(BertConfig(**sizes))
+        if kind == "bert"
+        else GPTNeoXForCausalLM(GPTNeoXConfig(**sizes))
     ).eval()
     ids = torch.randint(5, 5000, (3, 1200))
     mask = torch.arange(1200) < torch.tensor([1200, 3, 700])[:, None]

@@ -34,11 +34,17 @@ def numbers(out, name):
 
 def observed(folder, make, rows="tokens"):
     """The numbers of `observe` on the batches of the sweep of ``options``."""
-    ids = torch.tensor(AutoTokenizer.from_pretrained(folder).encode("\n".join(TEXT)))[:64].view(4, 16)
+    ids = torch.tensor(AutoTokenizer.from_pretrained(folder).encode("\n".join(TEXT)))[:64].view(
+        4, 16
+    )
     with observe(model(1), metrics=make, rows=rows) as geometry, torch.no_grad():
         for batch in ids.split(2):
             model(1)(batch)
-    return {(layer, key): value for layer, values in geometry.compute().items() for key, value in values.items()}
+    return {
+        (layer, key): value
+        for layer, values in geometry.compute().items()
+        for key, value in values.items()
+    }
 
 
 @pytest.mark.slow
@@ -55,7 +61,13 @@ def observed(folder, make, rows="tokens"):
             partial(embedgeo.default_metrics, extra=("similarity", "next_token")),
         ),
         (
-            {"count_range": [2, 9], "spectrum": True, "discard_fraction": 0.5, "id_batches": 2, "anisotropy_batch": 20},
+            {
+                "count_range": [2, 9],
+                "spectrum": True,
+                "discard_fraction": 0.5,
+                "id_batches": 2,
+                "anisotropy_batch": 20,
+            },
             partial(
                 embedgeo.default_metrics,
                 count_range=(2, 9),
@@ -66,16 +78,32 @@ def observed(folder, make, rows="tokens"):
             ),
         ),
     ],
-    ids=["default", "streaming, maxima", "full, last tokens", "first tokens", "scales", "extra", "all options"],
+    ids=[
+        "default",
+        "streaming, maxima",
+        "full, last tokens",
+        "first tokens",
+        "scales",
+        "extra",
+        "all options",
+    ],
 )
 def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
     local_run(tmp_path / "run", steps=(1,))
     assert sweep(str(tmp_path / "run"), **options, **asked) == 0
     swept = numbers(options["out"], "step1")
     assert swept == pytest.approx(
-        observed(tmp_path / "run" / "step1", make, asked.get("rows", "tokens")), rel=1e-9, nan_ok=True
+        observed(tmp_path / "run" / "step1", make, asked.get("rows", "tokens")),
+        rel=1e-9,
+        nan_ok=True,
     )
-    assert SweepFolder(options["out"]).read("step1").query("metric == 'loss'")["value"].between(4, 8).all()
+    assert (
+        SweepFolder(options["out"])
+        .read("step1")
+        .query("metric == 'loss'")["value"]
+        .between(4, 8)
+        .all()
+    )
 
 
 def test_full_metrics_are_all_there_are():
@@ -86,13 +114,26 @@ def test_full_metrics_are_all_there_are():
 
     full = keys(embedgeo.full_metrics)
     assert full > keys(embedgeo.default_metrics) | keys(embedgeo.streaming_metrics)
-    assert full >= {"effective_rank", "anisotropy_batch_std", "intrinsic_dimension_std", "mean_cosine_whitened", "V_W"}
-    assert full > {f"intrinsic_dimension_at_{2**i}{end}" for i in range(7) for end in ("", "_error")}
+    assert full >= {
+        "effective_rank",
+        "anisotropy_batch_std",
+        "intrinsic_dimension_std",
+        "mean_cosine_whitened",
+        "V_W",
+    }
+    assert full > {
+        f"intrinsic_dimension_at_{2**i}{end}" for i in range(7) for end in ("", "_error")
+    }
 
 
 def test_streaming_metrics_have_the_options_but_no_range_of_counts():
     _, anisotropy, dimension, processing = embedgeo.streaming_metrics(
-        4, spectrum=True, anisotropy_batch=9, id_batches=3, discard_fraction=0.2, after_processing=True
+        4,
+        spectrum=True,
+        anisotropy_batch=9,
+        id_batches=3,
+        discard_fraction=0.2,
+        after_processing=True,
     )
     assert (anisotropy.spectrum, anisotropy.batch_size) == (True, 9)
     assert (dimension.num_batches, dimension.discard_fraction) == (3, 0.2)
@@ -113,50 +154,93 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     assert main(["sweep", "--model", "./run", *command]) == 0
 
     def make(dim):
-        return [embedgeo.EmbeddingMoments(dim), embedgeo.Anisotropy(dim, spectrum=True), PositiveShare(dim)]
+        return [
+            embedgeo.EmbeddingMoments(dim),
+            embedgeo.Anisotropy(dim, spectrum=True),
+            PositiveShare(dim),
+        ]
 
-    assert numbers(options["out"], "step1") == pytest.approx(observed(tmp_path / "run" / "step1", make), rel=1e-9)
+    assert numbers(options["out"], "step1") == pytest.approx(
+        observed(tmp_path / "run" / "step1", make), rel=1e-9
+    )
     folder = SweepFolder(options["out"])
     assert folder.manifest()["asked"]["metrics"] == "mine.moments"
     signs, of_copy = (folder.read_tables(name)["signs"] for name in ("step1", "step3"))
     shares = signs.groupby("layer")["positive"].mean() / 64
     measured = {
-        layer: value for (layer, key), value in numbers(options["out"], "step1").items() if key == "positive_share"
+        layer: value
+        for (layer, key), value in numbers(options["out"], "step1").items()
+        if key == "positive_share"
     }
     assert shares.to_dict() == pytest.approx(measured, rel=1e-12)
     assert folder.read("step3")["duplicate_of"].unique().tolist() == ["step1"]
     pd.testing.assert_frame_equal(of_copy, signs)
-    assert folder.facts("step1")["num_parameters"] == str(sum(p.numel() for p in model(1).parameters()))
+    assert folder.facts("step1")["num_parameters"] == str(
+        sum(p.numel() for p in model(1).parameters())
+    )
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]}, r"streaming_metrics does not take count_ra"),
-        ({"metrics": "wrong.own", "id_batches": 2, "spectrum": True}, "wrong.own does not take spectrum, id_batches"),
+        (
+            {"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]},
+            r"streaming_metrics does not take count_ra",
+        ),
+        (
+            {"metrics": "wrong.own", "id_batches": 2, "spectrum": True},
+            "wrong.own does not take spectrum, id_batches",
+        ),
         (
             {"extra": ["nearness"]},
             r"^extra must be a list of names out of scales, .*, each once; got \('nearness'",
         ),
         ({"extra": "scale"}, r"each once; got \('scale',\)\. Did you mean scales\?"),
-        ({"extra": "scales,scales", "metrics": "auto"}, r"^extra must be .* got \('scales', 'scales'\)"),
-        ({"metrics": "wrong.own", "after_processing": True}, "wrong.own does not take after_processing"),
-        ({"metrics": "nowhere.at_all"}, "in a module that can be imported; got 'nowhere.at_all' .*nowhere"),
+        (
+            {"extra": "scales,scales", "metrics": "auto"},
+            r"^extra must be .* got \('scales', 'scales'\)",
+        ),
+        (
+            {"metrics": "wrong.own", "after_processing": True},
+            "wrong.own does not take after_processing",
+        ),
+        (
+            {"metrics": "nowhere.at_all"},
+            "in a module that can be imported; got 'nowhere.at_all' .*nowhere",
+        ),
         ({"metrics": "embedgeo.no_metrics"}, "got 'embedgeo.no_metrics'"),
         ({"metrics": "default_metrics"}, "got 'default_metrics'"),
         ({"metrics": "embedgeo.__version__"}, "it is a str"),
         ({"metrics": "wrong.fails"}, "wrong.fails fails for width 2 .*only 768"),
-        ({"metrics": "wrong.more", "extra": ["mine"]}, "wrong.more fails for width 2 .*only mine at 768"),
-        ({"metrics": "wrong.one"}, "wrong.one fails for width 2 .*list of torchmetrics metrics; got EmbeddingMoments"),
+        (
+            {"metrics": "wrong.more", "extra": ["mine"]},
+            "wrong.more fails for width 2 .*only mine at 768",
+        ),
+        (
+            {"metrics": "wrong.one"},
+            "wrong.one fails for width 2 .*list of torchmetrics metrics; got EmbeddingMoments",
+        ),
         ({"metrics": "wrong.names"}, "torchmetrics metrics; got str"),
         ({"metrics": "wrong.twice"}, "EmbeddingMoments and EmbeddingMoments both give 'n'"),
         ({"metrics": "wrong.needs"}, "wrong.needs fails for width 2 .*missing"),
-        ({"count_range": [9, 1]}, r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]"),
+        (
+            {"count_range": [9, 1]},
+            r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]",
+        ),
         ({"count_range": [3]}, r"got \[3\]"),
-        ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1, both excluded; got 1.0"),
+        (
+            {"discard_fraction": 1.0},
+            "discard_fraction must be between 0 and 1, both excluded; got 1.0",
+        ),
         ({"id_batches": 0}, "id_batches must be at least 1 sample; got 0"),
-        ({"max_state_bytes": float("nan")}, "max_state_bytes must be a positive number of bytes a layer; got nan"),
-        ({"max_state_bytes": float("inf")}, "max_state_bytes must be a positive number of bytes a layer; got inf"),
+        (
+            {"max_state_bytes": float("nan")},
+            "max_state_bytes must be a positive number of bytes a layer; got nan",
+        ),
+        (
+            {"max_state_bytes": float("inf")},
+            "max_state_bytes must be a positive number of bytes a layer; got inf",
+        ),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (
             {"rows": "mean", "count_range": [1, 9]},
@@ -170,19 +254,30 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             {"rows": "max", "token_tables": True},
             "count_range, token_tables and save_means need token types; --rows max has none",
         ),
-        ({"metrics": "wrong.own", "token_tables": True}, "token_tables needs .* TokenMoments; wrong.own makes none"),
+        (
+            {"metrics": "wrong.own", "token_tables": True},
+            "token_tables needs .* TokenMoments; wrong.own makes none",
+        ),
         (
             {"types": "string", "rows": "words"},
             "types string needs rows that are tokens, .*; got rows words and extra no",
         ),
         ({"types": "string", "extra": ["next_token"]}, "got rows tokens and extra next_token"),
         ({"types": "stem"}, "types must be one of id, string; got 'stem'"),
-        ({"rows": "mean", "save_means": True}, "token_tables and save_means need token types; --rows mean"),
-        ({"metrics": "wrong.own", "save_means": True}, "save_means needs .* TokenMoments; wrong.own makes none"),
+        (
+            {"rows": "mean", "save_means": True},
+            "token_tables and save_means need token types; --rows mean",
+        ),
+        (
+            {"metrics": "wrong.own", "save_means": True},
+            "save_means needs .* TokenMoments; wrong.own makes none",
+        ),
         ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
     ],
 )
-def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(tmp_path, monkeypatch, options, asked, message):
+def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(
+    tmp_path, monkeypatch, options, asked, message
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
@@ -203,5 +298,7 @@ def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(tmp_path,
 
 
 def test_an_option_at_its_default_is_left_to_the_function():
-    (_, anisotropy, *_) = metrics_function(SweepSettings("m", metrics="embedgeo.full_metrics", id_batches=7))(4)
+    (_, anisotropy, *_) = metrics_function(
+        SweepSettings("m", metrics="embedgeo.full_metrics", id_batches=7)
+    )(4)
     assert (anisotropy.spectrum, anisotropy.batch_size) == (True, 4096)

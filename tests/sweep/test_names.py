@@ -1,4 +1,6 @@
-"""Names of checkpoints: those of the entries in the folder, distinct, and short enough for a file."""
+"""Names of checkpoints: those of the entries in the folder, distinct, and short enough for a
+file.
+"""
 
 import warnings
 from pathlib import Path
@@ -14,8 +16,27 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run, write_files
 
 NOT_ON_THE_HUB = [
-    *("../x", "lab/../x", "lab/..", "../../etc/x", "%2e%2e/x", "lab/%2e%2e", "lab/x%2f..", "lab/x/../../y", "lab//x"),
-    *("x" * 300, "lab/" + "x" * 300, "lab/x..y", "lab/x--y", "~nobody-of-this-name/x", "lab/x\0", "lab/x\n", " lab/x"),
+    *(
+        "../x",
+        "lab/../x",
+        "lab/..",
+        "../../etc/x",
+        "%2e%2e/x",
+        "lab/%2e%2e",
+        "lab/x%2f..",
+        "lab/x/../../y",
+        "lab//x",
+    ),
+    *(
+        "x" * 300,
+        "lab/" + "x" * 300,
+        "lab/x..y",
+        "lab/x--y",
+        "~nobody-of-this-name/x",
+        "lab/x\0",
+        "lab/x\n",
+        " lab/x",
+    ),
 ]
 LOOK_ALIKES = {  # and the letter that is none
     "\u0415leutherAI/x": r"U\+0415",
@@ -32,7 +53,10 @@ def test_what_cannot_be_the_name_of_a_repository_is_refused_before_the_hub_is_as
 ):
     monkeypatch.chdir(tmp_path)
     hub.add(REPOSITORY, "step1", checkpoint_files(1))
-    why = rf"^{option} must be a local path that exists or a repository on the Hub, .*{LOOK_ALIKES.get(name, '')}"
+    why = (
+        rf"^{option} must be a local path that exists or a repository on the Hub, "
+        rf".*{LOOK_ALIKES.get(name, '')}"
+    )
     with pytest.raises(ValueError, match=why) as refused:
         sweep(**{"model": REPOSITORY, **options, option: name})
     assert len(str(refused.value)) < 400
@@ -67,15 +91,22 @@ def test_a_linked_checkpoint_has_the_name_of_the_link(linked, options, monkeypat
     monkeypatch.chdir(linked.parent / "step5")
     assert [c.name for c in list_checkpoints(".")] == ["step5"]
     (linked.parent / "best").symlink_to(linked.parent / "step5")
-    assert [c.name for c in list_checkpoints(str(linked.parent / "best"))] == ["step5"]  # the link names no step
+    # the link names no step
+    assert [c.name for c in list_checkpoints(str(linked.parent / "best"))] == ["step5"]
 
 
 def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, options):
     for name in ("Step1", "step2", "STEP2"):
         write_files(tmp_path / "run" / name, checkpoint_files(1))
-    with pytest.raises(ValueError, match=r"differ in their names, not only in case; .*STEP2 and .*step2 would share"):
+    with pytest.raises(
+        ValueError,
+        match=r"differ in their names, not only in case; .*STEP2 and .*step2 would share",
+    ):
         sweep(str(tmp_path / "run"), **options)
-    runs = [str(local_run(tmp_path / where / "run", steps=(step,))) for where, step in (("a", 1), ("b", 2))]
+    runs = [
+        str(local_run(tmp_path / where / "run", steps=(step,)))
+        for where, step in (("a", 1), ("b", 2))
+    ]
     with pytest.raises(ValueError, match=r"folders must differ in their names.*a/run, .*b/run"):
         sweep(runs, **options)
     checkpoints = [str(tmp_path / where / "step10") for where in "ab"]
@@ -86,12 +117,18 @@ def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, op
     assert not Path(options["out"]).exists()
 
 
-@pytest.mark.parametrize("name", ["step1-" + "x" * 200, "step1-" + "ä" * 60], ids=["ascii", "quoted"])
-def test_a_name_too_long_for_a_file_is_refused_before_anything_is_measured(hub, tmp_path, options, name):
+@pytest.mark.parametrize(
+    "name", ["step1-" + "x" * 200, "step1-" + "ä" * 60], ids=["ascii", "quoted"]
+)
+def test_a_name_too_long_for_a_file_is_refused_before_anything_is_measured(
+    hub, tmp_path, options, name
+):
     write_files(tmp_path / "run" / name, checkpoint_files(1))
     hub.add(REPOSITORY, name, checkpoint_files(1))
     for model in (str(tmp_path / "run"), REPOSITORY):
-        with pytest.raises(ValueError, match=r"at most 200 bytes in a file name; step1-.*… takes \d+\. Rename it"):
+        with pytest.raises(
+            ValueError, match=r"at most 200 bytes in a file name; step1-.*… takes \d+\. Rename it"
+        ):
             sweep(model, **options)
     assert not Path(options["out"]).exists()
 
@@ -105,7 +142,9 @@ def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, 
     run = local_run(tmp_path / "run", steps=(1,))
     for name in ("my step 5", "epoch3", "logs", "1000", "stepwise"):
         (run / name).mkdir()
-    with pytest.warns(UserWarning, match=r"run: left out '1000', 'epoch3', 'my step 5', in which no step is read"):
+    with pytest.warns(
+        UserWarning, match=r"run: left out '1000', 'epoch3', 'my step 5', in which no step is read"
+    ):
         assert [c.name for c in list_checkpoints(str(run))] == ["step1"]
     for name in ("step1", "epoch3", "main", "v1.0"):
         hub.add(REPOSITORY, name, checkpoint_files(1))
@@ -116,5 +155,8 @@ def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, 
 def test_a_warning_during_a_sweep_is_one_line():
     before = warnings.formatwarning
     with muted_libraries():
-        assert warnings.formatwarning("run: left out", UserWarning, "sources.py", 1) == "warning: run: left out\n"
+        assert (
+            warnings.formatwarning("run: left out", UserWarning, "sources.py", 1)
+            == "warning: run: left out\n"
+        )
     assert warnings.formatwarning is before

@@ -1,4 +1,6 @@
-"""What changes between and beside sweeps: weights that are replaced, other models, damaged files, other processes."""
+"""What changes between and beside sweeps: weights that are replaced, other models, damaged files,
+other processes.
+"""
 
 import json
 import os
@@ -29,12 +31,15 @@ def done_of(said: str) -> str:
     return next(line for line in said.splitlines() if "checkpoints done" in line)
 
 
-# ── weights that are replaced ───────────────────────────────────────────────────────────────────────────────────────
+# ── weights that are replaced
+# ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("is_older", [False, True])
 @pytest.mark.slow
-def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, options, capsys, is_older):
+def test_weights_that_were_replaced_are_named_and_measured_again(
+    tmp_path, options, capsys, is_older
+):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
     folder = SweepFolder(options["out"])
@@ -45,7 +50,9 @@ def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, optio
         os.utime(run / "step2" / WEIGHTS, (1, 1))
     capsys.readouterr()
     assert sweep(str(run), **options, dry_run=True) == 0
-    assert re.search(r"step2 .* measured with other weights: to be measured again", capsys.readouterr().out)
+    assert re.search(
+        r"step2 .* measured with other weights: to be measured again", capsys.readouterr().out
+    )
     assert folder.read("step2").equals(second)
     assert sweep(str(run), **options) == 0
     said = capsys.readouterr().out
@@ -59,7 +66,9 @@ def test_weights_that_were_replaced_are_named_and_measured_again(tmp_path, optio
     assert "replaced" not in capsys.readouterr().out
     expected = {**options, "out": str(tmp_path / "expected")}
     sweep(str(run), **expected)
-    assert (Path(options["out"]) / "metrics.csv").read_bytes() == (tmp_path / "expected" / "metrics.csv").read_bytes()
+    assert (Path(options["out"]) / "metrics.csv").read_bytes() == (
+        tmp_path / "expected" / "metrics.csv"
+    ).read_bytes()
 
 
 def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options, capsys):
@@ -72,11 +81,15 @@ def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options
         assert done_of(capsys.readouterr().out) == "1 of 2 checkpoints done"
 
 
-def test_weights_are_read_again_only_where_size_or_time_differ(tmp_path, options, capsys, monkeypatch):
+def test_weights_are_read_again_only_where_size_or_time_differ(
+    tmp_path, options, capsys, monkeypatch
+):
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
     hashed = []
-    monkeypatch.setattr(checkpoint, "hashed_file", lambda path: hashed.append(path) or hashed_file(path))
+    monkeypatch.setattr(
+        checkpoint, "hashed_file", lambda path: hashed.append(path) or hashed_file(path)
+    )
     assert sweep(str(run), **options) == 0
     assert hashed == []
     os.utime(run / "step2" / WEIGHTS)
@@ -130,12 +143,15 @@ def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, caps
     assert sweep(str(run), **options) == 0
 
 
-# ── folders of earlier versions ─────────────────────────────────────────────────────────────────────────────────────
+# ── folders of earlier versions
+# ─────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
 def earlier(tmp_path, options):
-    """A sweep of one of two checkpoints; what it was asked; the manifest; and the Parquet file of the one."""
+    """A sweep of one of two checkpoints; what it was asked; the manifest; and the Parquet file of
+    the one.
+    """
     run = local_run(tmp_path / "run", steps=(1, 2))
     sweep(str(run), **options)
     out = Path(options["out"])
@@ -146,7 +162,17 @@ def earlier(tmp_path, options):
 def test_a_folder_of_an_earlier_version_is_refused_as_it_is(earlier, options):
     run, manifest, _ = earlier
     written = json.loads(manifest.read_text())
-    of_before = ("model", "steps", "revisions", "num_tokens", "seq_len", "batch_size", "layers", "dtype", "text_sha256")
+    of_before = (
+        "model",
+        "steps",
+        "revisions",
+        "num_tokens",
+        "seq_len",
+        "batch_size",
+        "layers",
+        "dtype",
+        "text_sha256",
+    )
     written["asked"] = {key: written["asked"][key] for key in of_before}
     written["versions"]["embedgeo"] = "0.0.9"
     manifest.write_text(json.dumps(written))
@@ -165,7 +191,8 @@ def test_results_of_an_earlier_schema_are_refused_as_they_are(earlier, options, 
     pd.read_parquet(results).drop(columns=column).to_parquet(results)
     before = contents(manifest.parent)
     with pytest.raises(
-        ValueError, match=rf"step1\.parquet must have .*; {column} missing\. Was it written by another ver"
+        ValueError,
+        match=rf"step1\.parquet must have .*; {column} missing\. Was it written by another ver",
     ):
         sweep(run, **options)
     assert contents(manifest.parent) == before
@@ -185,7 +212,8 @@ def test_results_without_a_manifest_are_refused_as_they_are(earlier, options):
         sweep(run, **options)
 
 
-# ── other models ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── other models
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.slow
@@ -209,7 +237,9 @@ def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path,
     assert {s: sorted(set(at["step"])) for s, at in table.groupby("series")} == names
     assert {path.name for path in (Path(options["out"]) / "tensorboard").iterdir()} == set(names)
     runs = read_runs([Path(options["out"])])
-    assert {run.label: run.steps for run in runs} == {f"out: {name}": steps for name, steps in names.items()}
+    assert {run.label: run.steps for run in runs} == {
+        f"out: {name}": steps for name, steps in names.items()
+    }
     for run in runs:
         (flag,) = [flag for flag in flags(run) if flag.title == "Different models"]
         assert sorted(flag.details) == sorted(
@@ -217,7 +247,8 @@ def test_models_of_other_shapes_are_series_of_their_own_and_named_once(tmp_path,
         )
 
 
-# ── damaged files ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── damaged files
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def damaged(path: Path, how: str) -> None:
@@ -234,7 +265,9 @@ def damaged(path: Path, how: str) -> None:
         records.iloc[:0].to_parquet(path)
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "no columns", "a column of another kind", "no rows"])
+@pytest.mark.parametrize(
+    "how", ["cut", "empty", "no columns", "a column of another kind", "no rows"]
+)
 @pytest.mark.slow
 def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options, how):
     run = local_run(tmp_path / "run", steps=(1, 2))
@@ -242,7 +275,9 @@ def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options, how)
     path = Path(options["out"]) / "checkpoints" / "step2.parquet"
     before = path.read_bytes()
     damaged(path, how)
-    with pytest.raises(ValueError, match="Removing it is safe: the next sweep measures step2 again") as caught:
+    with pytest.raises(
+        ValueError, match="Removing it is safe: the next sweep measures step2 again"
+    ) as caught:
         sweep(str(run), **options)
     assert str(path) in str(caught.value)
     path.unlink()
@@ -250,7 +285,8 @@ def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options, how)
     assert path.read_bytes() == before
 
 
-# ── two sweeps of the same checkpoints ──────────────────────────────────────────────────────────────────────────────
+# ── two sweeps of the same checkpoints
+# ──────────────────────────────────────────────────────────────────────────────
 
 HOLD = """
 import sys
@@ -315,7 +351,8 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     sweep(str(run), **options)
     folder = SweepFolder(options["out"])
     local_run(run, steps=(2, 8))
-    write_files(run / "step9", checkpoint_files(2))  # a duplicate of what the other has begun waits, too
+    # a duplicate of what the other has begun waits, too
+    write_files(run / "step9", checkpoint_files(2))
     other = hold(folder.path / "manifest.json", "step2")
     seen = []
 
@@ -335,7 +372,9 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     assert done_of(said) == "4 of 4 checkpoints done"
 
 
-def test_what_another_sweep_has_done_meanwhile_is_not_done_again(tmp_path, options, monkeypatch, hold):
+def test_what_another_sweep_has_done_meanwhile_is_not_done_again(
+    tmp_path, options, monkeypatch, hold
+):
     run = local_run(tmp_path / "run", steps=(1, 2))
     aside = {**options, "out": str(tmp_path / "aside")}
     sweep(str(run), **aside)
@@ -361,10 +400,14 @@ def test_what_another_sweep_has_done_meanwhile_is_not_done_again(tmp_path, optio
     monkeypatch.setattr("time.sleep", finished)
     assert sweep(str(run), **options) == 0
     assert measured == ["step2"]
-    assert (folder.path / "metrics.csv").read_bytes() == (tmp_path / "aside" / "metrics.csv").read_bytes()
+    assert (folder.path / "metrics.csv").read_bytes() == (
+        tmp_path / "aside" / "metrics.csv"
+    ).read_bytes()
 
 
-def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(tmp_path, options, capsys, monkeypatch):
+def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(
+    tmp_path, options, capsys, monkeypatch
+):
     def no_locks(*args):
         raise OSError(37, "No locks available")
 
@@ -373,7 +416,8 @@ def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(tmp_path, opti
     assert capsys.readouterr().out.count("cannot be locked ([Errno 37] No locks available)") == 1
 
 
-# ── what is printed ─────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what is printed
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_lines_are_aligned_and_count_and_say_the_time_left(tmp_path, options, capsys, monkeypatch):
@@ -383,7 +427,15 @@ def test_lines_are_aligned_and_count_and_say_the_time_left(tmp_path, options, ca
     said = capsys.readouterr().out
     assert said.count("means over blocks") == 1
     heading, first, failed, last = said.splitlines()[:4]
-    columns = ["loss", "V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between", "time", "left"]
+    columns = [
+        "loss",
+        "V_W_over_V_unbiased",
+        "M_over_Q",
+        "anisotropy",
+        "intrinsic_dimension_between",
+        "time",
+        "left",
+    ]
     assert heading.split()[3:] == columns
     ends = [match.end() for match in re.finditer(r"\S+", heading)][3:]
     for line, number, name in ((first, "1/3", "step1"), (last, "3/3", "step1000")):
@@ -395,10 +447,16 @@ def test_lines_are_aligned_and_count_and_say_the_time_left(tmp_path, options, ca
 
 def test_fewer_tokens_than_asked_for_are_said(tmp_path, options, capsys):
     run = str(local_run(tmp_path / "run", steps=(1,)))
-    for number, (asked, why) in enumerate(((8192, "the text has no more"), (70, "what does not fill a sequence"))):
-        assert sweep(run, **{**options, "num_tokens": asked, "out": str(tmp_path / str(number))}) == 0
+    for number, (asked, why) in enumerate(
+        ((8192, "the text has no more"), (70, "what does not fill a sequence"))
+    ):
+        assert (
+            sweep(run, **{**options, "num_tokens": asked, "out": str(tmp_path / str(number))}) == 0
+        )
         said = capsys.readouterr().out
-        assert re.search(rf"{asked:,} tokens asked for, \d+ used \(\d+ sequences of 16\): {why}", said)
+        assert re.search(
+            rf"{asked:,} tokens asked for, \d+ used \(\d+ sequences of 16\): {why}", said
+        )
     assert sweep(run, **options) == 0
     assert "asked for" not in capsys.readouterr().out
 

@@ -40,10 +40,15 @@ def test_occurrences_are_kept_in_the_plane_of_their_own_axes(tmp_path, options):
     x = torch.cat([hidden[ids == each] for each in sorted(shown)]).numpy()
     axes = np.linalg.svd(x - x.mean(0))[2][:2]
     axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
-    assert at["token_id"].tolist() == [each for each in sorted(shown) for _ in range(int(n[types == each]))]
+    assert at["token_id"].tolist() == [
+        each for each in sorted(shown) for _ in range(int(n[types == each]))
+    ]
     np.testing.assert_allclose(at[["pc1", "pc2"]], x @ axes.T, rtol=1e-4, atol=1e-6)
     for row in at.itertuples():
-        assert (row.n, row.token) == (int(n[types == row.token_id]), tokenizer.decode([row.token_id]))
+        assert (row.n, row.token) == (
+            int(n[types == row.token_id]),
+            tokenizer.decode([row.token_id]),
+        )
 
 
 def test_folders_of_earlier_versions_have_ids_in_place_of_texts(tmp_path, options):
@@ -55,7 +60,8 @@ def test_folders_of_earlier_versions_have_ids_in_place_of_texts(tmp_path, option
     table = read_table(path)
     assert table["token"].tolist() == before["token_id"].astype(str).tolist()
     assert (table["num_tokens"] == 1).all()
-    assert "occurrences" not in SweepFolder(options["out"]).read_tables("step1")  # too few of each token
+    # too few of each token
+    assert "occurrences" not in SweepFolder(options["out"]).read_tables("step1")
 
 
 SPELLED = {0: "the", 1: " cat", 2: "[CLS]", 3: "a", 4: "   "}
@@ -81,9 +87,15 @@ def test_types_are_chosen_by_how_often_their_rows_count(asked, shown):
 
 def test_words_are_chosen_by_how_often_they_occur():
     first = torch.arange(30)[:, None] * 2
-    numbers = (torch.tensor([[0, 0, 0, 1, -1]]) + first).where(torch.tensor([True] * 4 + [False]), -1).flatten()
+    numbers = (
+        (torch.tensor([[0, 0, 0, 1, -1]]) + first)
+        .where(torch.tensor([True] * 4 + [False]), -1)
+        .flatten()
+    )
     types = torch.tensor([0, 0, 0, 1, -1] * 30)
     text = TEXTS._replace(words=SpelledWords(numbers, types, ["thecat", "dog"]))
     settings = SweepSettings("lab/x", seq_len=5, rows="words", skip_first_positions=3)
     assert frequent_types(text, {0: "thecat", 1: "dog"}, [0, 1], settings) == (1,)
-    assert set(frequent_types(text, {0: "thecat", 1: "dog"}, [0, 1], SweepSettings("lab/x", rows="words"))) == {0, 1}
+    assert set(
+        frequent_types(text, {0: "thecat", 1: "dog"}, [0, 1], SweepSettings("lab/x", rows="words"))
+    ) == {0, 1}

@@ -42,7 +42,10 @@ PRESETS = {
     ),
     "gpt2-stanford-crfm": (
         "stanford-crfm/alias-gpt2-small-x21",
-        [f"checkpoint-{s}" for s in (0, *range(10, 100, 10), *range(100, 2000, 50), *range(2000, 400001, 1000))],
+        [
+            f"checkpoint-{s}"
+            for s in (0, *range(10, 100, 10), *range(100, 2000, 50), *range(2000, 400001, 1000))
+        ],
         "branches",
         17,
     ),
@@ -60,7 +63,9 @@ def test_every_preset_is_tested():
 def test_presets_are_found_by_name_and_another_name_is_answered_with_those_there_are():
     for name in (*PRESETS, *PAPERS):
         assert preset(name) == yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
-    with pytest.raises(ValueError, match=r"must be one of bloom, .*; got 'pytia'\. Did you mean pythia\?"):
+    with pytest.raises(
+        ValueError, match=r"must be one of bloom, .*; got 'pytia'\. Did you mean pythia\?"
+    ):
         preset("pytia")
 
 
@@ -72,7 +77,15 @@ def test_a_preset_is_its_file_and_options_after_it_take_the_place_of_its_own():
     by_name = parsed("sweep", "--preset", "bloom")
     assert by_name == parsed("sweep", "--config", str(ROOT / "configs/bloom.yaml"))
     assert by_name["tokenizer"] == "bigscience/bloom-560m"
-    changed = parsed("sweep", "--preset", "bloom", "--model", "bigscience/bloom-3b-intermediate", "--steps", "log")
+    changed = parsed(
+        "sweep",
+        "--preset",
+        "bloom",
+        "--model",
+        "bigscience/bloom-3b-intermediate",
+        "--steps",
+        "log",
+    )
     assert {name for name in by_name if changed[name] != by_name[name]} == {"model", "steps"}
 
 
@@ -88,8 +101,14 @@ def test_presets_are_listed_each_with_a_line_on_it(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--preset", "pytia"], "got 'pytia'. Did you mean pythia? (embedgeo sweep --help lists the options)\n"),
-        (["--steps", "4", "--preset", "pythia"], "comes first, and options after it; got --steps before pythia"),
+        (
+            ["--preset", "pytia"],
+            "got 'pytia'. Did you mean pythia? (embedgeo sweep --help lists the options)\n",
+        ),
+        (
+            ["--steps", "4", "--preset", "pythia"],
+            "comes first, and options after it; got --steps before pythia",
+        ),
     ],
 )
 def test_a_preset_that_is_not_there_or_not_first_is_refused_in_a_line(arguments, said, capsys):
@@ -106,7 +125,12 @@ def test_a_preset_is_parsed_and_planned(hub, tmp_path, capsys, monkeypatch, name
     monkeypatch.chdir(tmp_path)
     hub.add(repository, "main", checkpoint_files(0))
     for revision in revisions:
-        hub.add(repository, revision, checkpoint_files(0 if revision in ("step0", "step1") else 1), kind=kind)
+        hub.add(
+            repository,
+            revision,
+            checkpoint_files(0 if revision in ("step0", "step1") else 1),
+            kind=kind,
+        )
     assert main(["sweep", "--preset", name, "--dry-run"]) == 0
     *rows, total = capsys.readouterr().out.splitlines()
     planned = [row.split()[1] for row in rows]
@@ -132,13 +156,18 @@ def test_a_papers_preset_is_parsed_and_planned(hub, options, tmp_path, capsys, m
         for step in LOG:
             hub.add("EleutherAI/pythia-160m", f"step{step}", checkpoint_files(min(step, 2)))
         for step in range(0, 739000, 1000):
-            hub.add("allenai/OLMo-1B-hf", f"step{step}-tokens{-(-step * 4 // 1000)}B", checkpoint_files(1))
+            hub.add(
+                "allenai/OLMo-1B-hf",
+                f"step{step}-tokens{-(-step * 4 // 1000)}B",
+                checkpoint_files(1),
+            )
     assert main(["sweep", "--preset", name, "--text", options["text"], "--dry-run"]) == 0
     *rows, _ = capsys.readouterr().out.splitlines()
     planned = [row.split()[:2] for row in rows]
     assert len(planned) == PAPERS[name]
     of = {
-        model: [step for step, name in planned if name.startswith(model.replace("/", "--") + "--")] for model in models
+        model: [step for step, name in planned if name.startswith(model.replace("/", "--") + "--")]
+        for model in models
     }
     if name == "li2025":
         assert of["EleutherAI/pythia-160m"][:11] == [str(step) for step in LOG[:11]]
@@ -149,21 +178,35 @@ def test_a_papers_preset_is_parsed_and_planned(hub, options, tmp_path, capsys, m
 
 
 def test_the_papers_presets_ask_for_what_the_papers_did():
-    asked = {name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()) for name in PAPERS}
+    asked = {
+        name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()) for name in PAPERS
+    }
     settings = {name: SweepSettings(**options) for name, options in asked.items()}
     first, second, third = (settings[name] for name in ("yamagiwa2025", "razzhigaev2024", "li2025"))
-    assert (first.unit, first.max_words, first.sample, first.special_tokens) == ("sentence", 63, 0.01, "bos+eos")
+    assert (first.unit, first.max_words, first.sample, first.special_tokens) == (
+        "sentence",
+        63,
+        0.01,
+        "bos+eos",
+    )
     assert (first.count_range, first.token_tables) == ([10, 100_000], True)
     assert second.anisotropy_batch == 4096
     assert second.num_tokens == second.anisotropy_batch * second.id_batches
-    assert (third.rows, third.layers, third.spectrum, third.steps) == ("last", "final_norm", True, "log")
+    assert (third.rows, third.layers, third.spectrum, third.steps) == (
+        "last",
+        "final_norm",
+        True,
+        "log",
+    )
     for one in (first, second):
         assert groups_of(parse_groups(one.model_group), one.models).keys() == set(one.models)
 
 
 def test_the_array_example_gives_each_task_its_part(tmp_path, options):
     model = str(local_run(tmp_path / "run", steps=(1, 2, 3)))
-    (tmp_path / "config.yaml").write_text(json.dumps({**options, "model": model, "text": [options["text"]]}))
+    (tmp_path / "config.yaml").write_text(
+        json.dumps({**options, "model": model, "text": [options["text"]]})
+    )
     command = tmp_path / "bin" / "embedgeo"  # in its place: what it is called with
     command.parent.mkdir()
     command.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
@@ -178,7 +221,9 @@ def test_the_array_example_gives_each_task_its_part(tmp_path, options):
             "OUT": str(out),
         }
         script = ["bash", str(ROOT / "examples" / "sweep.slurm"), "--trainer.accelerator", "cpu"]
-        said = subprocess.run(script, env=environment, capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            script, env=environment, capture_output=True, text=True, check=True
+        ).stdout
         assert main(said.splitlines()) == 0
         taken.append({path.stem for path in (out / "checkpoints").iterdir()})
     assert taken == [{"step1", "step3"}, {"step1", "step2", "step3"}]
@@ -218,7 +263,14 @@ def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):
     assert "--nodelist=n1 ray start --block --head --port=6379 --num-cpus=2 --num-gpus=2" in head
     (command,) = [line.split(" ", 1)[1] for line in lines if line.startswith("embedgeo")]
     options = (
-        make_parser(ABOUT, COMMANDS).parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))]).sweep
+        make_parser(ABOUT, COMMANDS)
+        .parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))])
+        .sweep
     )
-    assert (options.on, options.ray_address, options.workers, options.resources) == ("ray", "n1:6379", 6, {"GPU": 1.0})
+    assert (options.on, options.ray_address, options.workers, options.resources) == (
+        "ray",
+        "n1:6379",
+        6,
+        {"GPU": 1.0},
+    )
     assert options.steps == "log"

@@ -1,4 +1,6 @@
-"""The presets of papers as they are written, on small models and texts behind the names that they ask for."""
+"""The presets of papers as they are written, on small models and texts behind the names that they
+ask for.
+"""
 
 import json
 
@@ -18,11 +20,16 @@ def ran(datasets_hub, tmp_path, capsys, request):
     preset = ROOT / "configs" / f"{request.param}.yaml"
     asked = yaml.safe_load(preset.read_text())
     for i, model in enumerate(asked["model"]):
-        for revision in ["main"] if asked["steps"] == "final" else ["main", "step1-tokens1B", "step2-tokens2B"]:
+        for revision in (
+            ["main"] if asked["steps"] == "final" else ["main", "step1-tokens1B", "step2-tokens2B"]
+        ):
             datasets_hub.add(model, revision, model_files(model, i + len(revision)))
     given = ["sweep", "--config", str(preset), "--out", str(tmp_path / "out")]
     assert main([*given, "--dry-run"]) == 0  # there is no dataset yet
-    assert f"{len(asked['model']) * (1 if asked['steps'] == 'final' else 2)} checkpoints" in capsys.readouterr().out
+    assert (
+        f"{len(asked['model']) * (1 if asked['steps'] == 'final' else 2)} checkpoints"
+        in capsys.readouterr().out
+    )
     name, files = dataset_files(asked["text"])
     datasets_hub.add(name, "main", files)
     given += [f"--{name.replace('_', '-')}={value}" for name, value in FEWER[request.param].items()]
@@ -36,7 +43,8 @@ def test_the_six_models_of_yamagiwa(ran):
     asked, folder = ran
     assert folder.done() == {f"{model.replace('/', '--')}--main" for model in asked["model"]}
     groups = {
-        model.replace("/", "--"): folder.facts(f"{model.replace('/', '--')}--main")["group"] for model in asked["model"]
+        model.replace("/", "--"): folder.facts(f"{model.replace('/', '--')}--main")["group"]
+        for model in asked["model"]
     }
     assert {name for name, group in groups.items() if group == "decoder"} == {
         "openai-community--gpt2",
@@ -79,7 +87,11 @@ def test_the_same_weights_with_another_tokenizer_are_measured_themselves(hub, op
     files = checkpoint_files(1)
     other = json.loads(files["tokenizer.json"])
     other["model"]["merges"] = other["model"]["merges"][:5]
-    for name, changed in (("a", {}), ("b", {}), ("c", {"tokenizer.json": json.dumps(other).encode()})):
+    for name, changed in (
+        ("a", {}),
+        ("b", {}),
+        ("c", {"tokenizer.json": json.dumps(other).encode()}),
+    ):
         hub.add(f"lab/{name}", "main", {**files, **changed})
     given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
     assert main(["sweep", "--model", "lab/a", "lab/b", "lab/c", *given]) == 0

@@ -38,7 +38,14 @@ def environment(hub, tmp_path):
 
 def run(command, environment, folder, **more):
     return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600, check=False, **more
+        command,
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        **more,
     )
 
 
@@ -57,7 +64,9 @@ def command(model, options, **more):
 
 
 def results(out):
-    """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a tag and step."""
+    """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a
+    tag and step.
+    """
     out = Path(out)
     (run,) = (path for path in (out / "tensorboard").iterdir() if any(path.iterdir()))
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
@@ -65,18 +74,36 @@ def results(out):
     for tag in events.Tags()["scalars"]:
         steps = [event.step for event in events.Scalars(tag)]
         assert max(Counter(steps).values()) == 1, tag
-        values[tag] = [(event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)]
-    tables = [path for name in ("checkpoints", *_TABLES, "samples") for path in (out / name).glob("*")]
-    files = {str(p.relative_to(out)): p.read_bytes() for p in (*tables, out / "metrics.csv", out / "manifest.json")}
+        values[tag] = [
+            (event.step, np.float64(event.value).tobytes()) for event in events.Scalars(tag)
+        ]
+    tables = [
+        path for name in ("checkpoints", *_TABLES, "samples") for path in (out / name).glob("*")
+    ]
+    files = {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in (*tables, out / "metrics.csv", out / "manifest.json")
+    }
     assert not any(p.name.startswith(".") for p in out.rglob("*")), "temporary files are left"
     return files, values
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options, environment, tmp_path):
+def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(
+    hub, options, environment, tmp_path
+):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
-        hub.add(REPOSITORY, f"step{step}", checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0))
-    options |= {"token_tables": "true", "save_samples": "true", "spectrum": "true", "ablate": "true"}
+        hub.add(
+            REPOSITORY,
+            f"step{step}",
+            checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0),
+        )
+    options |= {
+        "token_tables": "true",
+        "save_samples": "true",
+        "spectrum": "true",
+        "ablate": "true",
+    }
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
     (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
     assert status == 0
@@ -84,7 +111,9 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(hub, options,
     seed = random.SystemRandom().randrange(10**6)
     moments = [random.Random(seed + i).uniform(0, longest) for i in range(NUM_KILLS)]
     args = command(REPOSITORY, options)
-    statuses, said, _ = forked(environment, *({"args": args, "kill_after": t} for t in moments), {"args": args})
+    statuses, said, _ = forked(
+        environment, *({"args": args, "kill_after": t} for t in moments), {"args": args}
+    )
     assert statuses[-1] == 0, (seed, said)
     assert set(statuses) <= {0, -9}, (seed, said)
     print(f"killed {statuses.count(-9)} times, seed {seed}")
@@ -129,7 +158,9 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
     local_run(tmp_path / "run", steps=(8,))
     local_run(tmp_path / "run", steps=(9,))
     for name in ("config.json", "model.safetensors"):
-        (tmp_path / "run" / "step9" / name).write_bytes((tmp_path / "run" / "step8" / name).read_bytes())
+        (tmp_path / "run" / "step9" / name).write_bytes(
+            (tmp_path / "run" / "step8" / name).read_bytes()
+        )
     model = str(tmp_path / "run")
     wanted = ("token_tables", "save_samples", "spectrum")
     one, two = (
@@ -158,7 +189,9 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
             assert a[layer].row_numbers.sort().values.tolist() == [*range(64)]  # all of them
             drawn = (each[layer].rows[each[layer].row_numbers.argsort()] for each in (a, b))
             torch.testing.assert_close(*drawn, rtol=0, atol=0)
-            torch.testing.assert_close(a[layer].eigenvalues, b[layer].eigenvalues, rtol=1e-6, atol=1e-12)
+            torch.testing.assert_close(
+                a[layer].eigenvalues, b[layer].eigenvalues, rtol=1e-6, atol=1e-12
+            )
 
 
 @pytest.mark.slow
@@ -166,21 +199,32 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
 def test_two_ranks_draw_the_rows_that_one_draws(options, environment, tmp_path, unit):
     lines = [line[: 20 + i % 60] for i, line in enumerate(TEXT * 400)]
     (tmp_path / "long.txt").write_text("\n".join(lines))
-    more = {"text": str(tmp_path / "long.txt"), "seq_len": 64, "num_tokens": 12_000, "batch_size": 16}
+    more = {
+        "text": str(tmp_path / "long.txt"),
+        "seq_len": 64,
+        "num_tokens": 12_000,
+        "batch_size": 16,
+    }
     if unit == "line":  # of all lengths
         more |= {"unit": "line", "skip_first_positions": 1, "ignore_token_ids": "[5]"}
     wanted = dict.fromkeys(("token_tables", "save_samples", "after_processing"), "true")
-    one, two = ({**options, **more, **wanted, "out": str(tmp_path / name)} for name in ("one", "two"))
+    one, two = (
+        {**options, **more, **wanted, "out": str(tmp_path / name)} for name in ("one", "two")
+    )
     model = str(local_run(tmp_path / "run", steps=(1,)))
     assert forked(environment, {"args": command(model, one)})[0] == [0]
     ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
-    ended = run([sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)], environment, tmp_path)
+    ended = run(
+        [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)], environment, tmp_path
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
     (n,) = a.loc[a["metric"] == "n", "value"].unique()
     assert 10_000 < n < 12_000
     np.testing.assert_allclose(a["value"], b["value"], rtol=1e-9, atol=1e-12)
-    a, b = (pd.read_parquet(Path(out["out"]) / "occurrences" / "step1.parquet") for out in (one, two))
+    a, b = (
+        pd.read_parquet(Path(out["out"]) / "occurrences" / "step1.parquet") for out in (one, two)
+    )
     pd.testing.assert_frame_equal(a, b, rtol=1e-6, atol=1e-6)
     a, b = (load_sample(out["out"], "step1").layers for out in (one, two))
     for layer in a:
@@ -195,7 +239,9 @@ def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     two = {"trainer__num_nodes": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
     args = [sys.executable, "-m", "embedgeo.cli", *command(REPOSITORY, options, **two)]
-    nodes = [{**environment, **where, "NODE_RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(2)]
+    nodes = [
+        {**environment, **where, "NODE_RANK": str(rank), "LOCAL_RANK": "0"} for rank in range(2)
+    ]
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(lambda node: run(args, node, tmp_path), nodes))
     assert [node.returncode for node in ended] == [0, 0], [node.stderr for node in ended]
@@ -213,7 +259,17 @@ def test_exit_statuses_and_help(options, environment, tmp_path):
         {"args": ["check", "--model", model]},
         {"args": ["sweep", "--model", model, "--colour", "red"]},
         {"args": ["sweep", "--config", str(config), "--num_tokens", "32"]},
-        {"args": ["sweep", "--config", str(config), "--revisions", "main", "--out", str(tmp_path / "new")]},
+        {
+            "args": [
+                "sweep",
+                "--config",
+                str(config),
+                "--revisions",
+                "main",
+                "--out",
+                str(tmp_path / "new"),
+            ]
+        },
         {"args": ["sweep", "--help"]},
     ]
     statuses, said, _ = forked(environment, *runs)

@@ -51,8 +51,13 @@ def cluster():
 
 @pytest.fixture
 def run(hub):
-    """Eight checkpoints, one of them a duplicate, one damaged; the commits of the others by step."""
-    commits = {step: hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in (0, 1, 2, 4, 5, 6)}
+    """Eight checkpoints, one of them a duplicate, one damaged; the commits of the others by
+    step.
+    """
+    commits = {
+        step: hub.add(REPOSITORY, f"step{step}", checkpoint_files(step))
+        for step in (0, 1, 2, 4, 5, 6)
+    }
     hub.add(REPOSITORY, "step3", checkpoint_files(1))
     hub.add(REPOSITORY, "step9", {**checkpoint_files(9), "config.json": b"{"})
     return commits
@@ -81,7 +86,13 @@ def wait_for(condition, seconds=60):
 
 def fetching(name):
     """The process of the worker that downloads a checkpoint; none while nobody does."""
-    return next((int(path.parent.name.split("-")[-2]) for path in DOWNLOADS.glob(f".tmp-*-downloads/{name}")), None)
+    return next(
+        (
+            int(path.parent.name.split("-")[-2])
+            for path in DOWNLOADS.glob(f".tmp-*-downloads/{name}")
+        ),
+        None,
+    )
 
 
 def parent(pid):
@@ -101,16 +112,22 @@ def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep
     local = {**options, "out": str(tmp_path / "local")}
     assert sweep(REPOSITORY, **local) == 3
     hub.requests.clear()
-    for step in (0, 2, 5):  # with which three workers begin: each fetches another one meanwhile, while these last
+    # with which three workers begin: each fetches another one meanwhile, while these last
+    for step in (0, 2, 5):
         hub.fail(WEIGHTS, run[step], "stall")
     measuring = {}
 
     def kill():
         wait_for(lambda: all(fetching(f"step{step}") for step in (0, 2, 5)))
-        raylets = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
+        raylets = {
+            node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes
+        }
         measuring.update({parent(fetching(f"step{step}")): step for step in (0, 2, 5)})
         doomed = next(raylet for raylet in raylets if raylet in measuring)
-        os.kill(fetching(f"step{next(step for raylet, step in measuring.items() if raylet != doomed)}"), signal.SIGKILL)
+        os.kill(
+            fetching(f"step{next(step for raylet, step in measuring.items() if raylet != doomed)}"),
+            signal.SIGKILL,
+        )
         cluster.remove_node(raylets[doomed], allow_graceful=False)
 
     killer = threading.Thread(target=kill)
@@ -146,16 +163,22 @@ def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, o
     }
     folder = SweepFolder(options["out"])
     for how in (signal.SIGINT, signal.SIGKILL):
-        driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        driver = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         at_work = wait_for(lambda: fetching("step2"))
         wait_for(lambda: "step1" in folder.done())  # from here on it waits for step2
         driver.send_signal(how)
         said, errors = driver.communicate(timeout=20)
         while_at_work = time.monotonic()
         if how == signal.SIGINT:
-            assert (driver.returncode, errors) == (130, "embedgeo: stopped; started again, it goes on where it was\n")
+            assert (driver.returncode, errors) == (
+                130,
+                "embedgeo: stopped; started again, it goes on where it was\n",
+            )
             assert "raylet" not in said
-            assert list(DOWNLOADS.iterdir()) == []  # also what workers that were killed before have left
+            # also what workers that were killed before have left
+            assert list(DOWNLOADS.iterdir()) == []
         while is_alive(at_work):
             assert time.monotonic() < while_at_work + 20
             time.sleep(0.02)
@@ -167,9 +190,13 @@ def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, o
 
 @pytest.mark.slow
 def test_what_a_cluster_cannot_give_is_refused(cluster, run, options):
-    with pytest.raises(ValueError, match="asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0 GPU"):
+    with pytest.raises(
+        ValueError, match="asked for 1 CPU, 1 GPU, the most that nodes have is 1 CPU, 0 GPU"
+    ):
         sweep(REPOSITORY, **options, **on(cluster, resources={"GPU": 1}))
-    with pytest.raises(ValueError, match=r"workers must be at most the checkpoints to measure, .* got 8 for 7"):
+    with pytest.raises(
+        ValueError, match=r"workers must be at most the checkpoints to measure, .* got 8 for 7"
+    ):
         sweep(REPOSITORY, **options, **on(cluster, workers=8))
     assert not Path(options["out"]).exists()
 
@@ -192,36 +219,53 @@ def test_options_that_make_no_sense_are_refused(more, why):
 
 def test_without_ray_the_command_that_installs_it_is_named(options, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"needs ray, which is not installed: pip install 'embedgeo\[ray\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs ray, which is not installed: pip install 'embedgeo\[ray\]'"
+    ):
         sweep(str(local_run(tmp_path / "run")), **options, on="ray")
 
 
 def test_an_actor_imports_nothing_that_reads_its_environment():
-    code = "import sys, embedgeo.sweep.actor; sys.exit('huggingface_hub' in sys.modules or 'torch' in sys.modules)"
+    code = (
+        "import sys, embedgeo.sweep.actor; sys.exit('huggingface_hub' in sys.modules or 'torch' in "
+        "sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
     begun = time.monotonic()
-    with pytest.raises(OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"):
+    with pytest.raises(
+        OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"
+    ):
         sweep(str(local_run(tmp_path / "run")), **options, on="ray", ray_address="127.0.0.1:1")
     assert time.monotonic() - begun < 30
     assert not Path(options["out"]).exists()
 
 
-def test_a_cluster_that_ray_finds_and_cannot_reach_is_not_said_to_be_asked_for(options, tmp_path, monkeypatch):
+def test_a_cluster_that_ray_finds_and_cannot_reach_is_not_said_to_be_asked_for(
+    options, tmp_path, monkeypatch
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray, "init", Mock(side_effect=ConnectionError("no answer from 10.0.0.1:6379")))
-    with pytest.raises(OSError, match=r"or local for a new one; got none, and Ray has found one .*10\.0\.0\.1"):
+    monkeypatch.setattr(
+        ray, "init", Mock(side_effect=ConnectionError("no answer from 10.0.0.1:6379"))
+    )
+    with pytest.raises(
+        OSError, match=r"or local for a new one; got none, and Ray has found one .*10\.0\.0\.1"
+    ):
         sweep(str(local_run(tmp_path / "run")), **options, on="ray")
 
 
 def planned(name, path=None):
-    return Planned(Checkpoint(name, "model", name, parse_position(name), path=path), weights_sha256=name)
+    return Planned(
+        Checkpoint(name, "model", name, parse_position(name), path=path), weights_sha256=name
+    )
 
 
 class StandIn:
-    """A cluster whose workers answer at once: each call of an actor's method is a function of its arguments."""
+    """A cluster whose workers answer at once: each call of an actor's method is a function of its
+    arguments.
+    """
 
     exceptions = ray.exceptions
 
@@ -251,7 +295,9 @@ class StandIn:
 
 def sweep_on(stand_in, monkeypatch, folder, plan):
     monkeypatch.setattr(on_ray, "ray", stand_in)
-    sweep = Sweep(make_fabric({}), SweepSettings("model", on="ray"), SweepPlan(plan, plan, plan), {}, folder)
+    sweep = Sweep(
+        make_fabric({}), SweepSettings("model", on="ray"), SweepPlan(plan, plan, plan), {}, folder
+    )
     with sweep.at_work():
         on_ray.RemoteWorkers(sweep).measure_all()
     return sweep
@@ -269,21 +315,32 @@ def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeyp
     def measure(planned, upcoming):
         begun.append((planned.name, upcoming and upcoming.name))
         record = Record(layer="embed", layer_index=0, width=2, metric="Q", value=1.0, stderr=0.0)
-        return actor.Answer(Measured([record]), []) if planned.name == "step2" else death("out of memory")
+        return (
+            actor.Answer(Measured([record]), [])
+            if planned.name == "step2"
+            else death("out of memory")
+        )
 
-    workers = StandIn(start=lambda *given: actor.Started("node", versions()), measure=measure, close=list)
+    workers = StandIn(
+        start=lambda *given: actor.Started("node", versions()), measure=measure, close=list
+    )
     sweep = sweep_on(workers, monkeypatch, folder, [planned("step1"), planned("step2")])
     assert begun == [("step1", "step2")] * 3 + [("step2", None)]
-    assert sweep.failures == folder.failures() == {"step1": "its worker died, 3 times: out of memory"}
+    assert (
+        sweep.failures == folder.failures() == {"step1": "its worker died, 3 times: out of memory"}
+    )
     assert folder.done() == {"step2"}
     said = capsys.readouterr().out
     assert said.count("the worker on node died over step1: it is measured again") == 2
 
 
-def test_workers_that_die_before_they_are_ready_end_the_sweep_only_where_none_starts(tmp_path, monkeypatch):
+def test_workers_that_die_before_they_are_ready_end_the_sweep_only_where_none_starts(
+    tmp_path, monkeypatch
+):
     folder = SweepFolder(tmp_path)
     folder.open({}, {})
-    are_ready = [False, False, True, False, False, True, False, False, False]  # nodes come and go, over days
+    # nodes come and go, over days
+    are_ready = [False, False, True, False, False, True, False, False, False]
 
     def start(*given):
         return actor.Started("node", versions()) if are_ready.pop(0) else death("no room")
@@ -305,16 +362,24 @@ def actor_death(message):
     [
         (
             actor_death(
-                "The actor died.\n\tclass_name: RayWorker\n\tactor_id: 401f\nThe actor is dead because its worker "
-                "process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits. Some "
-                "common causes include: (1) memory. If the process was killed by the kernel OOM killer, consider more."
+                "The actor died.\n\tclass_name: RayWorker\n\tactor_id: 401f\nThe actor is dead "
+                "because its worker "
+                "process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+                "unexpectedly exits. Some "
+                "common causes include: (1) memory. If the process was killed by the kernel OOM "
+                "killer, consider more."
             ),
             "Worker unexpectedly exits. Some common causes include: (1) memory.",
         ),
-        (actor_death("The actor died.\n\tip: 1\nIts node has died.\n\tthe raylet is gone"), "Its node has died."),
+        (
+            actor_death("The actor died.\n\tip: 1\nIts node has died.\n\tthe raylet is gone"),
+            "Its node has died.",
+        ),
         (actor_death(""), "ActorDiedError"),
         (
-            ray.exceptions.OutOfMemoryError("1 worker was killed: low on memory.\nOOM kill reason: 4777951232B\n"),
+            ray.exceptions.OutOfMemoryError(
+                "1 worker was killed: low on memory.\nOOM kill reason: 4777951232B\n"
+            ),
             "1 worker was killed: low on memory.",
         ),
     ],
@@ -323,7 +388,9 @@ def test_of_what_ray_says_about_a_death_one_line_is_told(tmp_path, monkeypatch, 
     def measure(*given):
         raise error
 
-    workers = StandIn(start=lambda *given: actor.Started("node", versions()), measure=measure, close=list)
+    workers = StandIn(
+        start=lambda *given: actor.Started("node", versions()), measure=measure, close=list
+    )
     folder = SweepFolder(tmp_path)
     folder.open({}, {})
     sweep = sweep_on(workers, monkeypatch, folder, [planned("step1")])
@@ -338,13 +405,17 @@ def test_of_what_ray_says_about_a_death_one_line_is_told(tmp_path, monkeypatch, 
         ("+cu999", "no such device", "on node: no such device"),
     ],
 )
-def test_a_worker_with_other_packages_or_one_that_cannot_start_says_where(tmp_path, monkeypatch, torch, error, message):
+def test_a_worker_with_other_packages_or_one_that_cannot_start_says_where(
+    tmp_path, monkeypatch, torch, error, message
+):
     def measure(*given):
         raise KeyboardInterrupt("the driver goes on")
 
     theirs = torch if torch == "1.0" else versions()["torch"].partition("+")[0] + torch
     workers = StandIn(
-        start=lambda *given: actor.Started("node", {**versions(), "torch": theirs}, error), measure=measure, close=list
+        start=lambda *given: actor.Started("node", {**versions(), "torch": theirs}, error),
+        measure=measure,
+        close=list,
     )
     folder = SweepFolder(tmp_path)
     folder.open({}, {})

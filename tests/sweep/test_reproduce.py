@@ -1,4 +1,6 @@
-"""The papers beside what is measured of small models, through a local Hub: verdicts on what is planted in them."""
+"""The papers beside what is measured of small models, through a local Hub: verdicts on what is
+planted in them.
+"""
 
 import re
 from pathlib import Path
@@ -22,10 +24,14 @@ VERDICTS = {"holds", "does not hold", "not comparable"}
 
 def reproduced(paper, folder, *given, **options):
     """The rows of the page of a paper, after the command."""
-    asked = [f"--{name.replace('_', '-')}={value}" for name, value in {**FEWER[paper], **options}.items()]
+    asked = [
+        f"--{name.replace('_', '-')}={value}" for name, value in {**FEWER[paper], **options}.items()
+    ]
     assert main(["reproduce", paper, *given, "--out", str(folder), *asked]) == 0
     page = (folder / "reproduce" / f"{paper}.html").read_text()
-    rows = pd.read_csv(folder / "reproduce" / f"{paper}.csv", keep_default_na=False, na_values=["", "nan"])
+    rows = pd.read_csv(
+        folder / "reproduce" / f"{paper}.csv", keep_default_na=False, na_values=["", "nan"]
+    )
     assert page.count('<td class="verdict"><strong>') == len(rows)
     assert "http" not in page.replace("https://arxiv.org", "").replace("https://github.com", "")
     return rows
@@ -45,14 +51,20 @@ def texts(datasets_hub):
 def test_every_row_of_every_page_has_a_verdict(texts, tmp_path, capsys, paper):
     asked = preset(paper)
     for i, model in enumerate(asked["model"]):
-        steps = ["main"] if asked["steps"] == "final" else ["main", *(f"step{s}-tokens{s}B" for s in (1, 2, 4))]
+        steps = (
+            ["main"]
+            if asked["steps"] == "final"
+            else ["main", *(f"step{s}-tokens{s}B" for s in (1, 2, 4))]
+        )
         for revision in steps:
             texts.add(model, revision, model_files(model, i + len(revision)))
     rows = reproduced(paper, tmp_path / "out")
     assert set(rows["verdict"]) <= VERDICTS
     assert rows["why"].notna().all()
     claims = read_claims(paper).claims
-    assert set(zip(rows["at"], rows["claim"], strict=True)) == {(each.at, each.claim) for each in claims}
+    assert set(zip(rows["at"], rows["claim"], strict=True)) == {
+        (each.at, each.claim) for each in claims
+    }
     page = (tmp_path / "out" / "reproduce" / f"{paper}.html").read_text()
     pictures = [unquote(path) for path in re.findall(r'<img src="([^"]+)"', page)]
     assert all((tmp_path / "out" / "reproduce" / path).is_file() for path in pictures)
@@ -60,7 +72,8 @@ def test_every_row_of_every_page_has_a_verdict(texts, tmp_path, capsys, paper):
     assert (tmp_path / "out" / "reproduce" / paper / "index.html").is_file()
     undecided = (rows["verdict"] == "not comparable").sum()
     assert f"{undecided} not comparable" in capsys.readouterr().out
-    if paper == "yamagiwa2025":  # a few thousand tokens of a small model are not 12 million of a large one
+    # a few thousand tokens of a small model are not 12 million of a large one
+    if paper == "yamagiwa2025":
         printed = rows[rows["rule"] == "value"]
         assert len(printed) == 4
         assert printed["why"].str.startswith("not enough tokens").all()
@@ -85,7 +98,13 @@ def claims(tmp_path):
 
     def written(paper, *entries):
         path = tmp_path / "claims.yaml"
-        about = {"title": "T", "authors": "A", "url": "https://arxiv.org/abs/0", "text": "some", "claims": [*entries]}
+        about = {
+            "title": "T",
+            "authors": "A",
+            "url": "https://arxiv.org/abs/0",
+            "text": "some",
+            "claims": [*entries],
+        }
         path.write_text(yaml.safe_dump({paper: about}))
         return str(path)
 
@@ -93,20 +112,41 @@ def claims(tmp_path):
 
 
 @pytest.mark.slow
-def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wrong(texts, tmp_path, claims, monkeypatch):
+def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wrong(
+    texts, tmp_path, claims, monkeypatch
+):
     few = {name: FEWER["yamagiwa2025"][name] for name in ("sample", "seq_len")}
     monkeypatch.setattr(command, "preset", lambda paper: preset(paper) | few)
     texts.add(BERT, "main", model_files(BERT, 1))
-    slope = {"at": "Figure 2", "claim": "slope", "rule": "value", "metric": "V_on_M_slope", "layer": "middle"}
-    token = {"at": "Table 2", "claim": "V", "rule": "token", "metric": "V", "token": "e", "layer": "middle"}
+    slope = {
+        "at": "Figure 2",
+        "claim": "slope",
+        "rule": "value",
+        "metric": "V_on_M_slope",
+        "layer": "middle",
+    }
+    token = {
+        "at": "Table 2",
+        "claim": "V",
+        "rule": "token",
+        "metric": "V",
+        "token": "e",
+        "layer": "middle",
+    }
     counts = [
-        {"at": "T", "claim": key, "rule": "count", "metric": key, "models": []} for key in ("types", "occurrences")
+        {"at": "T", "claim": key, "rule": "count", "metric": key, "models": []}
+        for key in ("types", "occurrences")
     ]
 
     def rows(*printed, out="out", **options):
-        entries = [{**each, "printed": value} for each, value in zip((slope, token, *counts), printed, strict=True)]
+        entries = [
+            {**each, "printed": value}
+            for each, value in zip((slope, token, *counts), printed, strict=True)
+        ]
         given = ["--model", BERT, "--claims", claims("yamagiwa2025", *entries)]
-        return reproduced("yamagiwa2025", tmp_path / out, *given, **{"num_tokens": 30000, **options})
+        return reproduced(
+            "yamagiwa2025", tmp_path / out, *given, **{"num_tokens": 30000, **options}
+        )
 
     first = rows("-0.5", "1.0", "100", "1000")
     assert not first["measured"].isna().any()
@@ -117,7 +157,8 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
     assert first["measured"].iloc[1] == pytest.approx(middle["V"].iloc[0])
     text = yaml.safe_load((tmp_path / "out" / "manifest.json").read_text())["text"]
     assert first["measured"].iloc[3] == text["num_tokens"] - 2 * text["num_sequences"]
-    assert first["measured"].iloc[2] >= table["token_id"].nunique() - 2  # the table has those of the range alone
+    # the table has those of the range alone
+    assert first["measured"].iloc[2] >= table["token_id"].nunique() - 2
     right = rows(*(f"{value:.12f}" for value in first["measured"]))
     assert right["verdict"].tolist() == ["holds"] * 4
     wrong = rows(*(f"{value * 1.6:.3f}" for value in first["measured"]))
@@ -126,7 +167,10 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
     wrong = rows(*(f"{value * 1.5:.0f}" for value in first["measured"]))
     assert wrong["verdict"].iloc[3] == "does not hold"
     cut = rows("-0.5", "1.0", "100", "1000", num_tokens=3000, out="cut")
-    assert (cut["why"].iloc[2:] == "other rows: the sample may go on where they end, for num tokens is 3,000").all()
+    assert (
+        cut["why"].iloc[2:]
+        == "other rows: the sample may go on where they end, for num tokens is 3,000"
+    ).all()
     monkeypatch.setattr(command, "preset", preset)
     of_share = rows("-0.5", "1.0", "100", "1000")
     assert (of_share["why"].iloc[2:] == "other rows: sample is 1.0, the preset has 0.01").all()
@@ -141,7 +185,15 @@ def test_the_figures_of_one_model_are_those_of_the_paper_at_its_layers(texts, tm
         {**entry, "at": "Figure 2", "shown": "tokens-V-against-M"},
         {**entry, "at": "Figure 3"},
         {**entry, "at": "Figure 5", "shown": ["M_over_Q-profile", "nothing-profile"]},
-        {"at": "T", "claim": "C", "rule": "token", "metric": "V", "token": "e", "layer": "middle", "printed": "1"},
+        {
+            "at": "T",
+            "claim": "C",
+            "rule": "token",
+            "metric": "V",
+            "token": "e",
+            "layer": "middle",
+            "printed": "1",
+        },
     ]
     path = claims("yamagiwa2025", *entries)
     file = yaml.safe_load(Path(path).read_text())
@@ -161,11 +213,22 @@ def test_the_figures_of_one_model_are_those_of_the_paper_at_its_layers(texts, tm
 
 
 @pytest.mark.slow
-def test_another_text_and_another_model_are_not_compared_with_what_is_printed(texts, options, tmp_path, claims):
+def test_another_text_and_another_model_are_not_compared_with_what_is_printed(
+    texts, options, tmp_path, claims
+):
     texts.add("lab/other", "main", model_files("bert", 1))
-    value = {"at": "F", "claim": "C", "rule": "value", "metric": "V_on_M_slope", "layer": "middle", "printed": "1"}
+    value = {
+        "at": "F",
+        "claim": "C",
+        "rule": "value",
+        "metric": "V_on_M_slope",
+        "layer": "middle",
+        "printed": "1",
+    }
     given = ["--model", "lab/other", "--claims"]
-    given.append(claims("yamagiwa2025", value, {**value, "models": ["gpt2"]}, {**value, "group": "decoder"}))
+    given.append(
+        claims("yamagiwa2025", value, {**value, "models": ["gpt2"]}, {**value, "group": "decoder"})
+    )
     rows = reproduced("yamagiwa2025", tmp_path / "a", *given, text=options["text"])
     assert set(rows["verdict"]) == {"not comparable"}
     assert rows["why"].iloc[0] == "another text: text.txt"
@@ -192,14 +255,25 @@ def test_a_bell_holds_and_a_flat_decoder_does_not(texts, tmp_path):
 @pytest.mark.slow
 def test_on_another_text_shapes_are_compared_and_on_other_rows_nothing_is(texts, tmp_path):
     text = tmp_path / "text.txt"
-    text.write_text("\n".join(" ".join(f"{word} {line}" for word in "abcdefghijklmnop") for line in range(60)))
+    text.write_text(
+        "\n".join(" ".join(f"{word} {line}" for word in "abcdefghijklmnop") for line in range(60))
+    )
     given = {"text": text, "unit": "line", "num_tokens": 1024}
     for step, coordinates in enumerate((16, 3, 14, 6)):
         texts.add("lab/run", f"step{step}", ranked_files(coordinates))
     rows = reproduced("li2025", tmp_path / "a", "--model", "lab/run", "--steps", "all", **given)
     measured = rows[rows["rule"] == "phase"]
     assert measured["why"].str.endswith("; another text: text.txt").all()
-    rows = reproduced("li2025", tmp_path / "b", "--model", "lab/run", "--steps", "all", rows="tokens", num_tokens=2048)
+    rows = reproduced(
+        "li2025",
+        tmp_path / "b",
+        "--model",
+        "lab/run",
+        "--steps",
+        "all",
+        rows="tokens",
+        num_tokens=2048,
+    )
     measured = rows[rows["rule"] == "phase"]
     assert set(measured["verdict"]) == {"not comparable"}
     assert set(measured["why"]) == {"other rows: rows is 'tokens', the preset has 'last'"}
@@ -216,7 +290,9 @@ def test_on_another_text_shapes_are_compared_and_on_other_rows_nothing_is(texts,
 def test_phases_of_the_effective_rank_are_found_where_they_are(texts, tmp_path, kept, verdicts):
     for step, coordinates in enumerate(kept):
         texts.add("lab/run", f"step{step}", ranked_files(coordinates))
-    rows = reproduced("li2025", tmp_path / "out", "--model", "lab/run", "--steps", "all", num_tokens=4096)
+    rows = reproduced(
+        "li2025", tmp_path / "out", "--model", "lab/run", "--steps", "all", num_tokens=4096
+    )
     page = (tmp_path / "out" / "reproduce" / "li2025.html").read_text()
     assert '<img src="li2025/figures/effective_rank_eigenvalues-dynamics.png"' in page
     of_rank = rows[rows["metric"] == "effective_rank_eigenvalues"]
@@ -241,7 +317,14 @@ def test_phases_of_the_effective_rank_are_found_where_they_are(texts, tmp_path, 
     ],
 )
 def test_claims_that_cannot_be_are_refused_in_one_line(tmp_path, capsys, claims, change, said):
-    claim = {"at": "F", "claim": "C", "rule": "value", "metric": "Q", "layer": "middle", "printed": "1"}
+    claim = {
+        "at": "F",
+        "claim": "C",
+        "rule": "value",
+        "metric": "Q",
+        "layer": "middle",
+        "printed": "1",
+    }
     given = claims("li2025", {**claim, **change})
     assert main(["reproduce", "li2025", "--model", str(tmp_path), "--claims", given]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -252,9 +335,15 @@ def test_claims_that_cannot_be_are_refused_in_one_line(tmp_path, capsys, claims,
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["nobody2020"], "invalid choice: 'nobody2020' (choose from 'yamagiwa2025', 'razzhigaev2024', 'li2025')"),
+        (
+            ["nobody2020"],
+            "invalid choice: 'nobody2020' (choose from 'yamagiwa2025', 'razzhigaev2024', 'li2025')",
+        ),
         ([], "required: PAPER (embedgeo reproduce --help"),
-        (["--num-tokens", "9", "li2025"], "PAPER: comes first, and options after it; got --num-tokens before li2025"),
+        (
+            ["--num-tokens", "9", "li2025"],
+            "PAPER: comes first, and options after it; got --num-tokens before li2025",
+        ),
         (["li2025", "--nosuch", "1"], "unrecognized arguments: --nosuch 1"),
     ],
 )
@@ -277,7 +366,10 @@ def test_a_paper_in_a_file_needs_a_model_beside_it(tmp_path, capsys):
     ("given", "said"),
     [
         (["--model", "./nowhere"], "model must be a local path that exists"),
-        (["--claims", "/no/where.yaml"], "claims must be a YAML file; /no/where.yaml cannot be read"),
+        (
+            ["--claims", "/no/where.yaml"],
+            "claims must be a YAML file; /no/where.yaml cannot be read",
+        ),
         (["--text", "/no/where"], "text must be files that exist"),
     ],
 )
@@ -289,12 +381,26 @@ def test_what_is_not_there_is_named_in_one_line(capsys, given, said):
 
 def test_a_dry_run_writes_no_page(texts, tmp_path, capsys):
     texts.add(BERT, "main", model_files(BERT, 1))
-    assert main(["reproduce", "yamagiwa2025", "--model", BERT, "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert (
+        main(
+            [
+                "reproduce",
+                "yamagiwa2025",
+                "--model",
+                BERT,
+                "--out",
+                str(tmp_path / "out"),
+                "--dry-run",
+            ]
+        )
+        == 0
+    )
     assert "1 checkpoint" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 
-# ── the rules ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the rules
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_noise_is_rarely_a_peak_a_phase_or_a_trend_and_a_clear_one_nearly_always():
@@ -307,8 +413,13 @@ def test_noise_is_rarely_a_peak_a_phase_or_a_trend_and_a_clear_one_nearly_always
     assert np.mean([peak(list(each), errors).verdict == "holds" for each in shown]) > 0.95
     fallen = flat + np.cos(np.linspace(0, 3 * np.pi, 13))
     for which in (1, 2, 3):
-        assert np.mean([phase(list(each), errors, which).verdict == "holds" for each in fallen]) > 0.95
-    assert np.mean([trend(list(each), "down").verdict == "holds" for each in flat - np.arange(13) / 5]) > 0.95
+        assert (
+            np.mean([phase(list(each), errors, which).verdict == "holds" for each in fallen]) > 0.95
+        )
+    assert (
+        np.mean([trend(list(each), "down").verdict == "holds" for each in flat - np.arange(13) / 5])
+        > 0.95
+    )
 
 
 def test_what_layers_and_steps_have_in_common_cancels_in_the_errors_of_differences():
@@ -316,7 +427,9 @@ def test_what_layers_and_steps_have_in_common_cancels_in_the_errors_of_differenc
     shape = 1 + 0.2 * np.sin(np.linspace(0, np.pi, 13))
 
     def measured(shape):
-        of_groups = shape[:, None] + draws.standard_normal(16) + 0.02 * draws.standard_normal((13, 16))
+        of_groups = (
+            shape[:, None] + draws.standard_normal(16) + 0.02 * draws.standard_normal((13, 16))
+        )
         return of_groups.mean(1), (of_groups - of_groups.mean(1, keepdims=True)) / np.sqrt(16 * 15)
 
     values, deviations = measured(shape)
@@ -339,14 +452,17 @@ def test_noise_with_errors_from_few_groups_is_rarely_a_peak_or_a_phase():
     both = [(list(each), list(error)) for each, error in zip(flat, errors, strict=True)]
     assert [peak(*each, degrees=15).verdict for each in both].count("holds") <= 25
     for which in (1, 2, 3):
-        assert [phase(*each, which, degrees=15).verdict for each in both].count("holds") <= 25 + 3 * 5
+        assert [phase(*each, which, degrees=15).verdict for each in both].count(
+            "holds"
+        ) <= 25 + 3 * 5
 
 
 @pytest.mark.parametrize("count", [8, 20, 40])
 @pytest.mark.parametrize("which", [1, 2, 3])
 def test_a_phase_of_noise_holds_in_one_case_of_forty_and_does_not_fail_for_its_error(count, which):
     draws = np.random.default_rng(count)
-    flat = 1 + 0.1 * draws.standard_normal((1000, count))  # so noisy that a visible change could hide
+    # so noisy that a visible change could hide
+    flat = 1 + 0.1 * draws.standard_normal((1000, count))
     verdicts = [phase(list(each), [0.1] * count, which).verdict for each in flat]
     assert verdicts.count("holds") <= 25 + 3 * 5  # one of forty, and three standard errors
     assert verdicts.count("does not hold") <= 25 + 3 * 5
@@ -362,7 +478,8 @@ def test_a_phase_of_noise_holds_in_one_case_of_forty_and_does_not_fail_for_its_e
 
 def test_a_phase_without_an_error_is_never_said_to_fail():
     assert phase([1, 2, 3, 4], [10] * 4, 1).verdict == "not comparable"
-    assert phase([1, 5, 9, 12], [0.1, 0.3, 0.3, 0.3], 1).verdict == "does not hold"  # the opposite, and clear
+    # the opposite, and clear
+    assert phase([1, 5, 9, 12], [0.1, 0.3, 0.3, 0.3], 1).verdict == "does not hold"
     assert phase([1, 5, 9, 12], [0.1, 0.3, 0.3, 0.3], 3).verdict == "does not hold"
     assert phase([1, 2, 3, 4], [0.01] * 4, 1).verdict == "does not hold"
     assert phase([4, 3, 2, 1], [0.01] * 4, 2).verdict == "does not hold"
@@ -370,7 +487,9 @@ def test_a_phase_without_an_error_is_never_said_to_fail():
         for values in ([1, 2, 3, 4], [4, 3, 2, 1], [2, 1, 4, 3]):
             found = phase(values, [float("nan")] * 4, which)
             assert found.verdict == "not comparable"
-            assert found.why.endswith("no standard error: sweep with --jackknife 16, or more tokens")
+            assert found.why.endswith(
+                "no standard error: sweep with --jackknife 16, or more tokens"
+            )
 
 
 def test_a_trend_of_noise_is_not_said_to_fail_for_its_error():
@@ -386,8 +505,12 @@ def test_a_span_of_noise_is_neither_flatter_nor_not():
     spans = np.ptp(draws.standard_normal((1000, 4, 13)), axis=2)
 
     def verdicts(error, size, *, shape=0.0):
-        each = [flatter(error * own, error * 2**0.5, [(size * x + shape, size * 2**0.5) for x in others], 13)
-                for own, *others in spans]  # fmt: skip
+        each = [
+            flatter(
+                error * own, error * 2**0.5, [(size * x + shape, size * 2**0.5) for x in others], 13
+            )
+            for own, *others in spans
+        ]
         return [found.verdict for found in each]
 
     for error, size in ((0.01, 1.0), (1.0, 0.01), (1.0, 1.0)):  # of the one, of the others
@@ -409,7 +532,8 @@ def test_a_trend_fails_only_where_one_would_have_been_seen():
     assert trend(zigzag, "up", [0.6] * 14).why.endswith("not enough tokens to tell")
     assert trend(zigzag, "up", [float("nan")] * 14).why.endswith("or more tokens")
     assert trend([1, 2, 3, 4], "up", [float("nan")] * 4).verdict == "holds"
-    assert trend(range(13), "down", [float("nan")] * 13).verdict == "does not hold"  # the opposite is plain
+    # the opposite is plain
+    assert trend(range(13), "down", [float("nan")] * 13).verdict == "does not hold"
     flat = [5.001, 5.0] * 7
     assert trend(flat, "up", [0.01] * 14).verdict == "does not hold"
     assert trend(flat, "up", [0.3] * 14).verdict == "not comparable"
@@ -419,7 +543,9 @@ def test_what_is_flat_is_called_so_only_where_a_peak_would_have_been_seen():
     flat = [5.0] * 7
     assert peak(flat, [0.01] * 7).verdict == "does not hold"
     assert peak(flat, [1.0] * 7).verdict == "not comparable"
-    assert peak(flat, [float("nan")] * 7).why.endswith("no standard error: sweep with --jackknife 16, or more tokens")
+    assert peak(flat, [float("nan")] * 7).why.endswith(
+        "no standard error: sweep with --jackknife 16, or more tokens"
+    )
     assert peak([1.0, 2.0], [0.1, 0.1]).verdict == "not comparable"
     assert exceeds(1.0, 0.1, 0.5, 2) == "holds"
     assert exceeds(-1.0, 0.1, 0.5, 2) == "does not hold"
@@ -444,8 +570,17 @@ def test_a_bell_has_its_peak_in_the_middle():
 
 def test_a_printed_value_holds_within_two_errors_and_its_rounding():
     def verdict(measured, error, printed):
-        entry = {"at": "F", "claim": "C", "rule": "value", "metric": "Q", "layer": "last", "printed": printed}
-        return printed_value(type(read_claims("li2025").claims[0])(**entry), measured, error).verdict
+        entry = {
+            "at": "F",
+            "claim": "C",
+            "rule": "value",
+            "metric": "Q",
+            "layer": "last",
+            "printed": printed,
+        }
+        return printed_value(
+            type(read_claims("li2025").claims[0])(**entry), measured, error
+        ).verdict
 
     assert verdict(-0.249, 0.0, "-0.2") == "holds"
     assert verdict(-0.251, 0.0, "-0.2") == "does not hold"

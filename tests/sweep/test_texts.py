@@ -20,9 +20,19 @@ from embedgeo.sweep.plan import make_plan
 from embedgeo.sweep.texts import ProbeText, find_tokenizers, prepare_texts, require_fit
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, tokenizer_files, tokenizer_of, write_files
+from tests.sweep.tiny import (
+    TEXT,
+    checkpoint_files,
+    local_run,
+    model,
+    tokenizer_files,
+    tokenizer_of,
+    write_files,
+)
 
-DOCUMENT = "\n".join([*TEXT, "", "So it is.  Is it? It is!", " ", "A line", "and another of the same sentence."])
+DOCUMENT = "\n".join(
+    [*TEXT, "", "So it is.  Is it? It is!", " ", "A line", "and another of the same sentence."]
+)
 SENTENCES = [
     *(text.strip() for text in sentencex.segment("en", "\n".join(TEXT))),
     *("So it is.", "Is it?", "It is!", "A line\nand another of the same sentence."),
@@ -30,7 +40,8 @@ SENTENCES = [
 AROUND = {"bert": ("[CLS]", "[SEP]"), "gpt2": ("<|endoftext|>", "<|endoftext|>")}
 SAMPLED = (
     *("intrinsic_dimension", "intrinsic_dimension_std"),
-    *("intrinsic_dimension_between", "intrinsic_dimension_within"),  # of a type's rows, or of copies, one is drawn
+    # of a type's rows, or of copies, one is drawn
+    *("intrinsic_dimension_between", "intrinsic_dimension_within"),
 )
 """Of the rows in the order in which they came."""
 
@@ -53,7 +64,9 @@ def checkpoint_of(kind):
     files = checkpoint_files(1, kind)
     if kind == "gpt2":
         config = json.loads(files["tokenizer_config.json"])
-        files["tokenizer_config.json"] = json.dumps({**config, "bos_token": "<|endoftext|>"}).encode()
+        files["tokenizer_config.json"] = json.dumps(
+            {**config, "bos_token": "<|endoftext|>"}
+        ).encode()
     return files
 
 
@@ -63,7 +76,9 @@ def values(frame):
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(small, tmp_path, kind):
+def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(
+    small, tmp_path, kind
+):
     write_files(tmp_path / "run/step1", checkpoint_of(kind))
     special = {} if kind == "bert" else {"special_tokens": "bos+eos"}
     assert sweep(str(tmp_path / "run"), **small, **special, out=str(tmp_path / "out")) == 0
@@ -74,13 +89,17 @@ def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(s
     with embedgeo.observe(made) as geometry, torch.no_grad():
         for ids in rows:
             logits = made(torch.tensor([ids])).logits[0]
-            losses.append(F.cross_entropy(logits[:-1].float(), torch.tensor(ids[1:]), reduction="sum"))
+            losses.append(
+                F.cross_entropy(logits[:-1].float(), torch.tensor(ids[1:]), reduction="sum")
+            )
     wanted = values(geometry.to_frame())
     assert wanted.index.equals(found.drop(MODEL).index)
     pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
     assert set(found.xs("n", level="metric")) == {sum(map(len, rows))}
     if kind == "gpt2":
-        assert found[MODEL, "loss"] == pytest.approx(float(sum(losses)) / sum(len(ids) - 1 for ids in rows), rel=1e-6)
+        assert found[MODEL, "loss"] == pytest.approx(
+            float(sum(losses)) / sum(len(ids) - 1 for ids in rows), rel=1e-6
+        )
 
     text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
     assert (text["num_sequences"], text["num_tokens"]) == (len(rows), sum(map(len, rows)))
@@ -90,8 +109,16 @@ def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(s
 def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path, kind):
     local_run(tmp_path / "run", (1,), kind=kind)
     for size in (1, 5):
-        sweep(str(tmp_path / "run"), **{**small, "batch_size": size}, jackknife=0, out=str(tmp_path / f"by-{size}"))
-    one, five = (values(pd.read_parquet(tmp_path / f"by-{size}/checkpoints/step1.parquet")) for size in (1, 5))
+        sweep(
+            str(tmp_path / "run"),
+            **{**small, "batch_size": size},
+            jackknife=0,
+            out=str(tmp_path / f"by-{size}"),
+        )
+    one, five = (
+        values(pd.read_parquet(tmp_path / f"by-{size}/checkpoints/step1.parquet"))
+        for size in (1, 5)
+    )
     pd.testing.assert_series_equal(one, five, rtol=1e-9, atol=1e-12)
 
 
@@ -124,7 +151,9 @@ def test_texts_are_sorted_into_batches_whose_order_is_random_and_sequences_are_n
     assert all(batch.mask is None for batch in even)
 
 
-def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(hub, small, tmp_path, capsys):
+def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
+    hub, small, tmp_path, capsys
+):
     write_files(tmp_path / "bert/step1", checkpoint_files(1, "bert"))
     write_files(tmp_path / "gpt/step1", checkpoint_of("gpt2"))
     hub.add("lab/bare", "step2", checkpoint_files(2, "gpt2", with_tokenizer=False))
@@ -132,7 +161,9 @@ def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(hub, s
     assert sweep(names, **small, out=str(tmp_path / "out")) == 0
     assert f"lab/bare has no tokenizer: that of {names[0]} is used" in capsys.readouterr().out
     text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
-    rows = {kind: [tokens_of(kind, sentence) for sentence in SENTENCES] for kind in ("bert", "gpt2")}
+    rows = {
+        kind: [tokens_of(kind, sentence) for sentence in SENTENCES] for kind in ("bert", "gpt2")
+    }
     assert {name: entry["num_tokens"] for name, entry in text.items()} == {
         names[0]: sum(map(len, rows["bert"])),
         names[1]: sum(len(ids) - 2 for ids in rows["gpt2"]),
@@ -140,13 +171,21 @@ def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(hub, s
     }
 
 
-def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub, small, tmp_path, monkeypatch):
+def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(
+    hub, small, tmp_path, monkeypatch
+):
     for name, kind in (("lab/a", "bert"), ("lab/b", "bert"), ("lab/c", "gpt2")):
         hub.add(name, "step1", checkpoint_files(1, kind))
     fetched, fetch_small = [], hub_source.fetch_small
-    monkeypatch.setattr(hub_source, "fetch_small", lambda name, *rest: fetched.append(name) or fetch_small(name, *rest))
+    monkeypatch.setattr(
+        hub_source,
+        "fetch_small",
+        lambda name, *rest: fetched.append(name) or fetch_small(name, *rest),
+    )
     settings = SweepSettings(["lab/a", "lab/b", "lab/c"], **{**small, "out": str(tmp_path / "out")})
-    texts, lines = prepare_texts(Documents(settings.texts), make_plan(settings.models, "*", "all"), settings)
+    texts, lines = prepare_texts(
+        Documents(settings.texts), make_plan(settings.models, "*", "all"), settings
+    )
     assert texts["lab/a"] is texts["lab/b"] is not texts["lab/c"]
     assert sorted(fetched) == ["lab/a", "lab/a", "lab/c", "lab/c"]  # config.json, and the tokenizer
     assert not lines
@@ -155,11 +194,19 @@ def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(hub,
 def test_another_seed_takes_other_texts(small, tmp_path):
     (tmp_path / "many.txt").write_text("\n".join(f"Sentence number {i}." for i in range(400)))
     model = str(write_files(tmp_path / "model", checkpoint_files(1)))
-    asked = {**small, "text": str(tmp_path / "many.txt"), "unit": "line", "sample": 0.1, "num_tokens": 10**6}
+    asked = {
+        **small,
+        "text": str(tmp_path / "many.txt"),
+        "unit": "line",
+        "sample": 0.1,
+        "num_tokens": 10**6,
+    }
 
     def taken(seed):
         settings = SweepSettings(model, **{**asked, "seed": seed})
-        texts, _ = prepare_texts(Documents(settings.texts), make_plan(settings.models, "*", "all"), settings)
+        texts, _ = prepare_texts(
+            Documents(settings.texts), make_plan(settings.models, "*", "all"), settings
+        )
         return texts[model].sha256
 
     assert taken(0) == taken(0) != taken(1)
@@ -174,7 +221,9 @@ def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
         "merges.txt": b"#version: 0.2\na b\n",
     }
     for name, config in (("gpt", GPT2Config()), ("roberta", RobertaConfig())):
-        config.save_pretrained(write_files(tmp_path / name, {**words, "model.safetensors": name.encode()}))
+        config.save_pretrained(
+            write_files(tmp_path / name, {**words, "model.safetensors": name.encode()})
+        )
     models = [str(tmp_path / name) for name in ("gpt", "roberta")]
     plan = {model: make_plan(model, "*", "all") for model in models}
     found, lines = find_tokenizers(plan, SweepSettings(models, **small), tmp_path / "files")
@@ -212,8 +261,14 @@ def test_text_options_that_cannot_be_are_refused(options, rule):
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"min_words": 1000}, "text must have at least one text that unit, min_words, max_words and sample leave"),
-        ({"sample": 1e-9}, "text must have at least one text that unit, min_words, max_words and sample leave"),
+        (
+            {"min_words": 1000},
+            "text must have at least one text that unit, min_words, max_words and sample leave",
+        ),
+        (
+            {"sample": 1e-9},
+            "text must have at least one text that unit, min_words, max_words and sample leave",
+        ),
         ({"num_tokens": 2}, "num_tokens must be enough for the first text; got 2"),
         ({"seq_len": 65, "unit": "document"}, "seq_len must be at most the model's 64 positions"),
     ],
@@ -232,7 +287,8 @@ def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
     lengths = [len(tokens_of("gpt2", sentence)) - 2 for sentence in SENTENCES]
     used, cut = sum(min(20, n) for n in lengths), sum(n > 20 for n in lengths)
     assert said == (
-        f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} of {len(lengths)} "
+        f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} "
+        f"of {len(lengths)} "
         "texts are cut to 20 tokens (--seq-len)"
     )
 
@@ -249,7 +305,10 @@ def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one
     said = capsys.readouterr().out
     assert f"{tmp_path / 'run'} has 64 positions: seq_len is 64 in place of 512" in said
     assert sweep(str(tmp_path / "run"), **options, seq_len=64, out=str(tmp_path / "asked")) == 0
-    by_default, asked = (pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("default", "asked"))
+    by_default, asked = (
+        pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet")
+        for out in ("default", "asked")
+    )
     pd.testing.assert_frame_equal(by_default, asked)
     manifest = json.loads((tmp_path / "default/manifest.json").read_text())
     assert manifest["asked"]["seq_len"] == 512
@@ -260,25 +319,43 @@ def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one
     local_run(tmp_path / "run", (1, 2))
     assert sweep(str(tmp_path / "run"), **options, out=str(tmp_path / "default")) == 0
     (tmp_path / "run/step1/model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(ValueError, match=r"at most the model's 64 positions; got 512\. Give --seq-len 64\."):
+    with pytest.raises(
+        ValueError, match=r"at most the model's 64 positions; got 512\. Give --seq-len 64\."
+    ):
         sweep(str(tmp_path / "run"), **options, seq_len=512, out=str(tmp_path / "new"))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
     write_files(tmp_path / "run/step1", checkpoint_of(kind))
-    special = {"special_tokens": "bos+eos", "skip_first_positions": 3, "ignore_token_ids": tokens_of(kind, "o")[1:-1]}
-    sweep(str(tmp_path / "run"), **small, **special, rows="words", token_tables=True, out=str(tmp_path / "out"))
+    special = {
+        "special_tokens": "bos+eos",
+        "skip_first_positions": 3,
+        "ignore_token_ids": tokens_of(kind, "o")[1:-1],
+    }
+    sweep(
+        str(tmp_path / "run"),
+        **small,
+        **special,
+        rows="words",
+        token_tables=True,
+        out=str(tmp_path / "out"),
+    )
     found = values(pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet"))
 
     tokenizer, made = tokenizer_of(checkpoint_of(kind)), model(1, kind, torch.float64)
     rows, sizes = {}, {}
     for sentence in SENTENCES:
-        ids, places = tokens_of(kind, sentence), tokenizer(sentence, add_special_tokens=False).word_ids()
+        ids, places = (
+            tokens_of(kind, sentence),
+            tokenizer(sentence, add_special_tokens=False).word_ids(),
+        )
         with torch.no_grad():
             hidden = made(torch.tensor([ids]), output_hidden_states=True).hidden_states[1][0]
         for place in dict.fromkeys(places):
-            at = [i + 1 for i, other in enumerate(places) if other == place and i + 1 < len(ids) - 1]
+            at = [
+                i + 1 for i, other in enumerate(places) if other == place and i + 1 < len(ids) - 1
+            ]
             kept = [i for i in at if i >= 3 and ids[i] not in special["ignore_token_ids"]]
             word = tokenizer.decode([ids[i] for i in at]).strip()
             if kept and word:
@@ -291,13 +368,18 @@ def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
     assert at["M"] == pytest.approx(float(x.mean(0).square().sum()), rel=1e-9)
     assert at["token_types"] == len(rows)
 
-    table, plane = (pd.read_parquet(tmp_path / f"out/{kind}/step1.parquet") for kind in ("tokens", "projections"))
+    table, plane = (
+        pd.read_parquet(tmp_path / f"out/{kind}/step1.parquet")
+        for kind in ("tokens", "projections")
+    )
     spelled = plane[plane["layer"] == "block.00"].set_index("token_id")["token"]
     for row in table[table["layer"] == "block.00"].itertuples():
         word = spelled[row.token_id]
         assert row.n == len(rows[word])
         assert row.num_tokens == pytest.approx(sum(sizes[word]) / len(sizes[word]))
-        assert pytest.approx(float(torch.stack(rows[word]).mean(0).square().sum()), rel=1e-9) == row.M
+        assert (
+            pytest.approx(float(torch.stack(rows[word]).mean(0).square().sum()), rel=1e-9) == row.M
+        )
 
 
 def test_texts_are_padded_with_a_token_that_the_model_embeds(small, tmp_path):
@@ -308,20 +390,32 @@ def test_texts_are_padded_with_a_token_that_the_model_embeds(small, tmp_path):
     assert tokenizer.pad_token_id >= model(1, "gpt2").config.vocab_size
     tokenizer.save_pretrained(tmp_path / "run/step1")
     assert sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "padded")) == 0
-    before, padded = (pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("out", "padded"))
+    before, padded = (
+        pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("out", "padded")
+    )
     pd.testing.assert_frame_equal(before, padded)
 
 
 @pytest.mark.parametrize("unit", ["sequence", "document"])
 def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path, unit):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     config = RobertaConfig(vocab_size=300, max_position_embeddings=40, pad_token_id=1, **sizes)
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
     write_files(tmp_path / "roberta", tokenizer_files("bert"))
     options = {**small, "unit": unit}
-    with pytest.raises(ValueError, match="seq_len must be at most the model's 38 positions; got 39"):
+    with pytest.raises(
+        ValueError, match="seq_len must be at most the model's 38 positions; got 39"
+    ):
         sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 39}, out=str(tmp_path / "out"))
-    assert sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 38}, out=str(tmp_path / "out")) == 0
+    assert (
+        sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 38}, out=str(tmp_path / "out"))
+        == 0
+    )
 
 
 def test_an_encoder_saved_apart_from_its_decoder_is_measured(small, tmp_path):
@@ -335,8 +429,13 @@ def test_an_encoder_saved_apart_from_its_decoder_is_measured(small, tmp_path):
 
 
 def test_a_model_that_takes_no_mask_is_measured_on_sequences_only():
-    text, settings = ProbeText(torch.arange(5), torch.tensor([2, 3])), SweepSettings("lab/x", unit="line", layers="0")
+    text, settings = (
+        ProbeText(torch.arange(5), torch.tensor([2, 3])),
+        SweepSettings("lab/x", unit="line", layers="0"),
+    )
     unmasked = torch.nn.Sequential(torch.nn.Embedding(9, 4))
     unmasked.forward = unmasked[0].forward
-    with pytest.raises(ValueError, match="unit must be 'sequence' for a model that takes no attention_mask"):
+    with pytest.raises(
+        ValueError, match="unit must be 'sequence' for a model that takes no attention_mask"
+    ):
         require_fit(unmasked, text, settings)

@@ -22,10 +22,17 @@ from embedgeo.text.tokenizing import tokenize_joined
 REPOSITORY = "lab/tiny"
 TEXT = [
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.",
-    "A checkpoint is what is left of a training run: its weights, and the step at which they were written.",
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.",
+    "A checkpoint is what is left of a training run: its weights, and the step at which they were "
+    "written.",
+    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age "
+    "of foolishness.",
 ]
-SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SIZES = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 @cache
@@ -36,14 +43,25 @@ def tokenizer_files(kind="gpt"):
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=special, initial_alphabet=sorted(alphabet), show_progress=False
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=sorted(alphabet),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT, trainer)
     names = {"eos_token": "<|endoftext|>"}
     if kind == "bert":
-        names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), special, strict=True))
+        names = dict(
+            zip(
+                ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"),
+                special,
+                strict=True,
+            )
+        )
         ids = {name: tokenizer.token_to_id(name) for name in special}
-        tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+        tokenizer.post_processor = processors.BertProcessing(
+            ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+        )
     return saved_files(PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained)
 
 
@@ -66,19 +84,31 @@ def model(step=0, kind="gpt_neox", dtype=torch.float32):
 
 def _make(kind):
     if kind == "gpt_neox":
-        return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES))
+        return GPTNeoXForCausalLM(
+            GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES)
+        )
     if kind in ("gpt_neox_wide", "gpt_neox_sketched"):
-        wide = {"hidden_size": 32, "num_hidden_layers": 3} if kind == "gpt_neox_wide" else {"hidden_size": 640}
-        return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **{**SIZES, **wide}))
+        wide = (
+            {"hidden_size": 32, "num_hidden_layers": 3}
+            if kind == "gpt_neox_wide"
+            else {"hidden_size": 640}
+        )
+        return GPTNeoXForCausalLM(
+            GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **{**SIZES, **wide})
+        )
     if kind == "gpt2":
-        return GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=2, n_head=2))
+        return GPT2LMHeadModel(
+            GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+        )
     return BertForMaskedLM(BertConfig(vocab_size=300, max_position_embeddings=64, **SIZES))
 
 
 @cache
 def _checkpoint_files(step, kind, shards):
     size = "10KB" if shards else "1GB"
-    return saved_files(lambda folder: model(step, kind).save_pretrained(folder, max_shard_size=size))
+    return saved_files(
+        lambda folder: model(step, kind).save_pretrained(folder, max_shard_size=size)
+    )
 
 
 def checkpoint_files(step=0, kind="gpt_neox", *, with_tokenizer=True, as_bin=False, shards=False):
@@ -121,5 +151,7 @@ def saved_files(save):
 
 def tokenize_sequences(documents, tokenizer, *, seq_len, num_tokens, for_encoder=False):
     """Token ids, shape (sequences, seq_len)."""
-    text = tokenize_joined(documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, for_encoder=for_encoder)
+    text = tokenize_joined(
+        documents, tokenizer, seq_len=seq_len, num_tokens=num_tokens, for_encoder=for_encoder
+    )
     return text.token_ids.view(-1, seq_len)

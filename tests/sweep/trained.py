@@ -16,7 +16,12 @@ STEPS = (*LOG_STEPS, *EVEN_STEPS)  # 20 of them, spaced as those of published ru
 
 def _model(seed):
     torch.manual_seed(seed)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **sizes))
 
 

@@ -1,4 +1,6 @@
-"""What two processes do while a failure is injected on one of them, at each collective of a monitor."""
+"""What two processes do while a failure is injected on one of them, at each collective of a
+monitor.
+"""
 
 import warnings
 from contextlib import ExitStack, suppress
@@ -22,7 +24,9 @@ STEPS = 2
 
 
 class Injected(TorchDispatchMode):
-    """Numbers what torch is called for, operations and collectives, and fails at one of these numbers."""
+    """Numbers what torch is called for, operations and collectives, and fails at one of these
+    numbers.
+    """
 
     def __init__(self, at=None):
         super().__init__()
@@ -73,11 +77,15 @@ class OtherDigits(MeanOfBatches):
     """A metric whose values differ between ranks in the last digits."""
 
     def compute(self):
-        return {"other_digits": super().compute()["mean_of_batches"].double() + 1e-12 * dist.get_rank()}
+        return {
+            "other_digits": super().compute()["mean_of_batches"].double() + 1e-12 * dist.get_rank()
+        }
 
 
 class SumOfRanks(MeanOfBatches):
-    """A metric that has a collective of its own, and computes copies of itself and of one of this package."""
+    """A metric that has a collective of its own, and computes copies of itself and of one of this
+    package.
+    """
 
     def __init__(self, dim):
         super().__init__()
@@ -111,9 +119,17 @@ def batch_at(rank, step):
 
 
 def train(rank, injected, **options):
-    """A loop with collectives before, in and after each step: their sums, the monitor's history and warnings."""
+    """A loop with collectives before, in and after each step: their sums, the monitor's history and
+    warnings.
+    """
     model = new_model()
-    options = {"every_n_steps": 1, "layers": "0", "metrics": some_metrics, "measure_last": False, **options}
+    options = {
+        "every_n_steps": 1,
+        "layers": "0",
+        "metrics": some_metrics,
+        "measure_last": False,
+        **options,
+    }
     monitor = StepMonitor(model, **options)
     sums = []
 
@@ -146,7 +162,9 @@ def of_monitors(caught):
 
 
 def chosen(events):
-    """Numbers of the events beside each collective but the last, after which nothing is exchanged any more."""
+    """Numbers of the events beside each collective but the last, after which nothing is exchanged
+    any more.
+    """
     collectives = [i for i, kind in enumerate(events) if kind == "before"]
     after = [i + 1 for i in collectives]
     beside = {*collectives, *after, *(i - 1 for i in collectives), *(i + 1 for i in after)}
@@ -154,7 +172,9 @@ def chosen(events):
 
 
 def at_collectives(rank, stride, **options):
-    """The run without a failure, and those with one on rank 1 at each ``stride``-th place, by its number."""
+    """The run without a failure, and those with one on rank 1 at each ``stride``-th place, by its
+    number.
+    """
     train(rank, Injected(), **options)  # what is found once in a process takes operations, too
     clean = Injected()
     outcomes = {-1: train(rank, clean, **options)}
@@ -170,7 +190,9 @@ def with_failures(rank):
         "at once": at_collectives(rank, 2),
         "in the background": at_collectives(rank, 9, background=True),
         "of the last weights": at_collectives(rank, 7, measure_last=True, every_n_steps=5),
-        "of a probe": at_collectives(rank, 10, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True),
+        "of a probe": at_collectives(
+            rank, 10, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True
+        ),
         "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
     }
 
@@ -187,7 +209,9 @@ def go_on(model, monitor, rank, steps, save=lambda step: None):
 
 def measured_steps(monitor):
     """The steps that were measured, with the numbers of rows."""
-    return [(record["step"], record["value"]) for record in monitor.history if record["metric"] == "n"]
+    return [
+        (record["step"], record["value"]) for record in monitor.history if record["metric"] == "n"
+    ]
 
 
 def monitored(**options):
@@ -197,7 +221,9 @@ def monitored(**options):
 
 
 def saved_on(rank, savers, **options):
-    """A run whose state is saved on some ranks after the last step of a window, and one that goes on from it."""
+    """A run whose state is saved on some ranks after the last step of a window, and one that goes
+    on from it.
+    """
     states = []
     (model, first), (resumed, then) = monitored(**options), monitored(**options)
 
@@ -216,14 +242,25 @@ def saved_on(rank, savers, **options):
         then.load_state_dict(states[0])
         go_on(resumed, then, rank, range(3, 4))
         then.close()
-    return {"saved": here, "all": measured_steps(first), "then": measured_steps(then), "warned": of_monitors(caught)}
+    return {
+        "saved": here,
+        "all": measured_steps(first),
+        "then": measured_steps(then),
+        "warned": of_monitors(caught),
+    }
 
 
 def with_collectives(rank):
-    """Numbers of metrics that have collectives or copies of their own, and the monitors' warnings."""
+    """Numbers of metrics that have collectives or copies of their own, and the monitors'
+    warnings.
+    """
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     outcomes = {}
-    ways = {"world": {}, "group": {"process_group": dist.new_group([0, 1])}, "mesh": {"device_mesh": mesh}}
+    ways = {
+        "world": {},
+        "group": {"process_group": dist.new_group([0, 1])},
+        "mesh": {"device_mesh": mesh},
+    }
     for way, options in ways.items():
         own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim), Cloned(dim)], **options)
         outcomes[way] = [record["value"] for record in own["history"]], own["warned"]
@@ -231,7 +268,9 @@ def with_collectives(rank):
 
 
 def seconds_alone(rank, folder):
-    """How long rank 0 waits in a group of the monitors' own where others have a timeout of two seconds."""
+    """How long rank 0 waits in a group of the monitors' own where others have a timeout of two
+    seconds.
+    """
     dist.destroy_process_group()
     start = partial(dist.init_process_group, "gloo", rank=rank, world_size=2)
     start(init_method=f"file://{folder}/short", timeout=timedelta(seconds=2))

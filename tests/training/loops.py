@@ -10,7 +10,9 @@ from tests.training.runs import UserError
 
 
 class Outcome:
-    """What a plain loop leaves: the model, its losses, and the hooks on it before each step and after."""
+    """What a plain loop leaves: the model, its losses, and the hooks on it before each step and
+    after.
+    """
 
     def __init__(self):
         L.seed_everything(0, verbose=False)
@@ -28,7 +30,9 @@ def loop(
     kind=StepMonitor,
     **options,
 ):
-    """Train with AdamW; gives the outcome and the monitor, which is None where no options are given."""
+    """Train with AdamW; gives the outcome and the monitor, which is None where no options are
+    given.
+    """
     made = Outcome()
     model = made.model if model is None else model(made.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -55,4 +59,6 @@ def loop(
 
 
 def assert_same_history(monitor, other):
-    pd.testing.assert_frame_equal(pd.DataFrame(monitor.history), pd.DataFrame(other.history), check_exact=True)
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(monitor.history), pd.DataFrame(other.history), check_exact=True
+    )

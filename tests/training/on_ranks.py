@@ -51,7 +51,9 @@ def probe_batches():
 
 
 class LaunchedProcess(LightningEnvironment):
-    """One of two processes on this machine; Lightning is told so, or it would launch this program again."""
+    """One of two processes on this machine; Lightning is told so, or it would launch this program
+    again.
+    """
 
     creates_processes_externally = True
 
@@ -113,24 +115,36 @@ class OnCPU(FSDPStrategy):
 
     def _setup_model(self, model):
         policy = ModuleWrapPolicy({GPTNeoXLayer})
-        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), auto_wrap_policy=policy)
+        return FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), auto_wrap_policy=policy
+        )
 
 
 def prepared(name):
     """The strategy, the module and the layers."""
     if name in REPEATED:
         layers = ["blocks", "*.up_proj"] if "parts" in name else "blocks"
-        return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2), TensorParallel(), layers
+        return (
+            ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2),
+            TensorParallel(),
+            layers,
+        )
     return {
         "ddp": lambda: ("ddp", FixedLM(), "blocks"),
-        "ddp with unused parameters": lambda: ("ddp_find_unused_parameters_true", UnusedParameters(), "blocks"),
+        "ddp with unused parameters": lambda: (
+            "ddp_find_unused_parameters_true",
+            UnusedParameters(),
+            "blocks",
+        ),
         "fsdp 1": lambda: (OnCPU(), FixedLM(), "blocks"),
         "fsdp 2": lambda: (ModelParallelStrategy(2, 1), ShardedInPlace(), "blocks"),
     }[name]()
 
 
 def fit_on_rank(rank, folder, name):
-    """Histories of a monitor of the training batches and of one of the probe; and what they have warned of."""
+    """Histories of a monitor of the training batches and of one of the probe; and what they have
+    warned of.
+    """
     strategy, module, layers = prepared(name)
     data = [batch_of(0 if name in REPEATED else rank, step) for step in range(STEPS)]
     train = GeometryMonitor(WINDOW, layers=layers, window=WINDOW)
@@ -141,10 +155,17 @@ def fit_on_rank(rank, folder, name):
 
 def run(rank, folder, module, data, *monitors, **options):
     """Train; gives the monitors' warnings."""
-    options = {"devices": WORLD_SIZE, "max_steps": STEPS, "use_distributed_sampler": False, **options}
+    options = {
+        "devices": WORLD_SIZE,
+        "max_steps": STEPS,
+        "use_distributed_sampler": False,
+        **options,
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        here = trainer(folder / str(rank), callbacks=list(monitors), plugins=[LaunchedProcess(rank)], **options)
+        here = trainer(
+            folder / str(rank), callbacks=list(monitors), plugins=[LaunchedProcess(rank)], **options
+        )
         here.fit(module, DataLoader(data, batch_size=None))
     assert here.global_step == STEPS
     assert here.world_size == WORLD_SIZE
@@ -180,17 +201,32 @@ def faults_on_rank(rank, folder):
     data = [batch_of(rank, step) for step in range(STEPS)]
     for failing in range(WORLD_SIZE):
         for probe in (None, probe_batches()):
-            monitor = GeometryMonitor(2, metrics=partial(out_of_memory_on, failing, "update"), probe=probe)
+            monitor = GeometryMonitor(
+                2, metrics=partial(out_of_memory_on, failing, "update"), probe=probe
+            )
             warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp")
             outcomes[failing, probe is not None] = (monitor.history, warned)
     monitor = GeometryMonitor(2, metrics=lambda dim: [EmbeddingMoments(dim)])
-    warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=DiskFull(folder / str(rank)))
-    outcomes = {"metric": outcomes, "logger": ({record["step"] for record in monitor.history}, warned)}
+    warned = run(
+        rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=DiskFull(folder / str(rank))
+    )
+    outcomes = {
+        "metric": outcomes,
+        "logger": ({record["step"] for record in monitor.history}, warned),
+    }
     return outcomes | {
-        "sharded parameters": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids),
-        "sharded parameters, a probe that breaks": fault_on_rank(rank, folder, "fsdp 2", probe=BreaksLater()),
-        "sharded parameters, probes of two lengths": fault_on_rank(rank, folder, "fsdp 2", probe=probe_batches()[:2]),
-        "a probe's forward": fault_on_rank(rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory),
+        "sharded parameters": fault_on_rank(
+            rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids
+        ),
+        "sharded parameters, a probe that breaks": fault_on_rank(
+            rank, folder, "fsdp 2", probe=BreaksLater()
+        ),
+        "sharded parameters, probes of two lengths": fault_on_rank(
+            rank, folder, "fsdp 2", probe=probe_batches()[:2]
+        ),
+        "a probe's forward": fault_on_rank(
+            rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory
+        ),
         "repeated rows": fault_on_rank(
             rank, folder, "tensor parallel", metrics=partial(out_of_memory_on, 1, "compute")
         ),
@@ -198,17 +234,27 @@ def faults_on_rank(rank, folder):
 
 
 def fault_on_rank(rank, folder, name, **fault):
-    """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on each other."""
+    """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on
+    each other.
+    """
     strategy, module, layers = prepared(name)
     probe = probe_batches() if "probe" in fault else None
-    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": probe} | (fault if rank else {})
+    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": probe} | (
+        fault if rank else {}
+    )
     data = [batch_of(0, step) for step in range(STEPS)]
-    return run(rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy)
+    return run(
+        rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy
+    )
 
 
 def sequence_parallel_on_rank(rank):
-    """Hidden states that come as DTensors, one half of the positions on each rank; one of them finds no norm."""
-    mesh = dist.init_device_mesh("cpu", (1, WORLD_SIZE), mesh_dim_names=("data_parallel", "tensor_parallel"))
+    """Hidden states that come as DTensors, one half of the positions on each rank; one of them
+    finds no norm.
+    """
+    mesh = dist.init_device_mesh(
+        "cpu", (1, WORLD_SIZE), mesh_dim_names=("data_parallel", "tensor_parallel")
+    )
     model = positions_model()
     placed = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
     parallelize_module(model, mesh["tensor_parallel"], {"1": placed})
@@ -231,7 +277,8 @@ def hugging_face_on_rank(rank, folder):
     from tests.training.hf_runs import hf_trainer
 
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD_SIZE))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")  # asked for, not used: the process group is there
+    # asked for, not used: the process group is there
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     train = GeometryCallback(2, on_error="raise")
     held = GeometryCallback(2, probe=probe_batches(), prefix="held", on_error="raise")
     here = hf_trainer(folder / str(rank), train, held, max_steps=3, ddp_backend="gloo")
@@ -264,5 +311,6 @@ def everything(rank, folder):
     results["faults"] = faults_on_rank(rank, folder)
     results["sequence parallel"] = sequence_parallel_on_rank(rank)
     results["hugging face"] = hugging_face_on_rank(rank, folder)
-    results["raised"] = raise_on_rank_1(rank, folder)  # the last: the other rank's peer is gone after it
+    # the last: the other rank's peer is gone after it
+    results["raised"] = raise_on_rank_1(rank, folder)
     return results

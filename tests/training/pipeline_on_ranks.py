@@ -1,4 +1,6 @@
-"""What the processes of the tests of pipeline parallelism run: the stages of a small model, under two schedules."""
+"""What the processes of the tests of pipeline parallelism run: the stages of a small model, under
+two schedules.
+"""
 
 import re
 import textwrap
@@ -11,7 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -26,13 +33,17 @@ REFUSED = ("mean(last2)", "hidden_states", "nothing*", "layers")
 
 
 class Transformer(nn.Module):
-    """Blocks in which a token knows the mean of those before; without parts that other stages have."""
+    """Blocks in which a token knows the mean of those before; without parts that other stages
+    have.
+    """
 
     def __init__(self, blocks=(0, 1, 2), *, numbered=False):
         super().__init__()
         torch.manual_seed(0)
         self.tok_embeddings = nn.Embedding(VOCABULARY, 16)
-        layers = {str(i): block for i, block in enumerate([Block() for _ in range(3)]) if i in blocks}
+        layers = {
+            str(i): block for i, block in enumerate([Block() for _ in range(3)]) if i in blocks
+        }
         self.layers = nn.ModuleDict(layers) if numbered else nn.ModuleList(layers.values())
         self.norm = nn.LayerNorm(16)
         self.double()
@@ -43,7 +54,9 @@ class Transformer(nn.Module):
 
     def forward(self, input_ids, attention_mask=None):
         x = input_ids if self.tok_embeddings is None else self.tok_embeddings(input_ids)
-        for block in self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers:
+        for block in (
+            self.layers.values() if isinstance(self.layers, nn.ModuleDict) else self.layers
+        ):
             x = block(x)
         return x if self.norm is None else self.norm(x)
 
@@ -67,9 +80,11 @@ def probe_batches():
 
 
 class Pipeline:
-    """The stage on this rank, with its schedule: one block, then two; or all of them in a single stage.
+    """The stage on this rank, with its schedule: one block, then two; or all of them in a single
+    stage.
 
-    On four ranks there are two such pipelines, or (``other="tp"``) one whose stages are on two ranks each.
+    On four ranks there are two such pipelines, or (``other="tp"``) one whose stages are on two
+    ranks each.
     """
 
     def __init__(self, kind="gpipe", *, masked=("first", "last"), other="dp", num_stages=2):
@@ -87,10 +102,15 @@ class Pipeline:
             fully_shard(self.model, mesh=self.mesh["dp"])
         group = self.mesh.get_group("pp")
         stage = PipelineStage(self.model, self.number, num_stages, torch.device("cpu"), group=group)
-        self.schedule = SCHEDULES[kind](stage, 2, loss_fn=lambda output, target: output.square().mean())
+        self.schedule = SCHEDULES[kind](
+            stage, 2, loss_fn=lambda output, target: output.square().mean()
+        )
 
     def forward(self, run, batch):
-        ids, mask = batch["input_ids"], {"attention_mask": batch["attention_mask"]} if self.is_masked else {}
+        ids, mask = (
+            batch["input_ids"],
+            {"attention_mask": batch["attention_mask"]} if self.is_masked else {},
+        )
         run(*([] if self.number else [ids]), target=ids if self.is_last else None, **mask)
 
     def run(self, *monitors, gives_batch=True, learning_rate=0.0):
@@ -111,7 +131,9 @@ class Pipeline:
         return {"histories": [monitor.history for monitor in monitors], "warned": warned}
 
     def monitor(self, **options):
-        return StepMonitor(self.model, 2, device_mesh=self.mesh, **{"metrics": token_moments, **options})
+        return StepMonitor(
+            self.model, 2, device_mesh=self.mesh, **{"metrics": token_moments, **options}
+        )
 
     def probing(self, **options):
         def forward(model, batch):
@@ -121,7 +143,9 @@ class Pipeline:
 
 
 def measured(kind, masked=("first", "last"), other="dp", **options):
-    """Histories of a monitor of the training batches and of one of a probe, and what the chosen rank has logged."""
+    """Histories of a monitor of the training batches and of one of a probe, and what the chosen
+    rank has logged.
+    """
     pipeline, logged = Pipeline(kind, masked=masked, other=other), []
     log = (lambda step, values: logged.append(step)) if dist.get_rank() == 1 else None
     train = pipeline.monitor(window=2, log=log, **options)
@@ -131,10 +155,14 @@ def measured(kind, masked=("first", "last"), other="dp", **options):
 
 
 def single_stage(ids, mask):
-    """What a monitor measures where each rank has a whole pipeline, and what one of the blocks' mean measures."""
+    """What a monitor measures where each rank has a whole pipeline, and what one of the blocks'
+    mean measures.
+    """
     pipeline = Pipeline(masked=(), num_stages=1)
     given = {"token_ids": ids, "mask": mask}
-    return pipeline.run(pipeline.monitor(**given), pipeline.monitor(**given, layers="mean(last2)", prefix="mean"))
+    return pipeline.run(
+        pipeline.monitor(**given), pipeline.monitor(**given, layers="mean(last2)", prefix="mean")
+    )
 
 
 def weights(*, is_measured):
@@ -147,12 +175,18 @@ def weights(*, is_measured):
 def refusals():
     """What is said at set-up."""
     pipeline, said = Pipeline(), {}
-    for name, options in {**{name: {"layers": name} for name in REFUSED}, "probe": {"probe": probe_batches()}}.items():
+    for name, options in {
+        **{name: {"layers": name} for name in REFUSED},
+        "probe": {"probe": probe_batches()},
+    }.items():
         try:
             pipeline.monitor(**options)
         except (ValueError, RuntimeError) as error:
             said[name] = str(error)
-    for name, stages in (("list", [pipeline.model] * 2), ("ModuleList", nn.ModuleList([pipeline.model] * 2))):
+    for name, stages in (
+        ("list", [pipeline.model] * 2),
+        ("ModuleList", nn.ModuleList([pipeline.model] * 2)),
+    ):
         try:
             StepMonitor(stages, device_mesh=pipeline.mesh)
         except TypeError as error:
@@ -165,16 +199,29 @@ def interleaved():
     pipeline = Pipeline()
     models = {0: Transformer((0,)), 3: Transformer((2,))}
     numbers = pipeline.number, pipeline.number + 2
-    stages = [PipelineStage(models.get(i, Transformer((1,))), i, 4, torch.device("cpu")) for i in numbers]
-    pipeline.schedule = ScheduleInterleaved1F1B(stages, 2, loss_fn=lambda output, target: output.square().mean())
+    stages = [
+        PipelineStage(models.get(i, Transformer((1,))), i, 4, torch.device("cpu")) for i in numbers
+    ]
+    pipeline.schedule = ScheduleInterleaved1F1B(
+        stages, 2, loss_fn=lambda output, target: output.square().mean()
+    )
     pipeline.model = stages[0].submod
     return pipeline.run(pipeline.monitor())
 
 
 def documented():
     """What the loop in the documentation, as it is written there, measures and logs."""
-    page = Path(__file__).parents[2].joinpath("docs", "how-to", "distributed.md").read_text(encoding="utf-8")
-    (code,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "schedule.step(" in block)
+    page = (
+        Path(__file__)
+        .parents[2]
+        .joinpath("docs", "how-to", "distributed.md")
+        .read_text(encoding="utf-8")
+    )
+    (code,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", page, re.S)
+        if "schedule.step(" in block
+    )
     pipeline, logged = Pipeline(), []
     names = {
         "device": "cpu",
@@ -185,7 +232,12 @@ def documented():
     }
     names |= {"stage_module": pipeline.model, "writer": lambda step, values: logged.append(step)}
     names |= {"is_first": not pipeline.number, "is_last": bool(pipeline.number)}
-    names |= {"loader": [{"input_ids": ids, "labels": ids} for ids in (batch_at(0, i)["input_ids"] for i in range(2))]}
+    names |= {
+        "loader": [
+            {"input_ids": ids, "labels": ids}
+            for ids in (batch_at(0, i)["input_ids"] for i in range(2))
+        ]
+    }
     names |= {"optimizer": torch.optim.SGD(pipeline.model.parameters(), lr=0.1)}
     exec(textwrap.dedent(code), names)
     grads = [p.grad for p in pipeline.model.parameters() if p.grad is not None]
@@ -201,7 +253,9 @@ def on_two(rank):
         "single stage": single_stage(ids, mask),
         "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
         "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
-        "fault": pipelines[2].run(pipelines[2].monitor(metrics=partial(out_of_memory_on, 1, "compute"))),
+        "fault": pipelines[2].run(
+            pipelines[2].monitor(metrics=partial(out_of_memory_on, 1, "compute"))
+        ),
         "drift": pipelines[3].run(pipelines[3].probing(drift=True)),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),
@@ -215,7 +269,9 @@ def on_four(rank):
 
 
 def raise_in_forward(rank, failing):
-    """A measured step of training that raises on one stage; the monitor is closed in a ``finally``."""
+    """A measured step of training that raises on one stage; the monitor is closed in a
+    ``finally``.
+    """
     pipeline = Pipeline(masked=())
 
     def forward(*call):

@@ -62,8 +62,18 @@ def loader(rows=64, batch_size=4, *, seed=0, shuffle=False, padding=None):
 
 def trainer(folder, **options):
     """A quiet Trainer on the CPU."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    defaults = {"accelerator": "cpu", "devices": 1, "log_every_n_steps": 1, "logger": False, "max_epochs": -1}
+    quiet = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "log_every_n_steps": 1,
+        "logger": False,
+        "max_epochs": -1,
+    }
     return L.Trainer(default_root_dir=folder, **{**quiet, **defaults, **options})
 
 
@@ -93,7 +103,9 @@ def steps(monitor):
 def value(monitor, step, layer, metric):
     """What a monitor has measured, once, at a step and a layer."""
     (found,) = (
-        r["value"] for r in monitor.history if r["step"] == step and r["layer"] == layer and r["metric"] == metric
+        r["value"]
+        for r in monitor.history
+        if r["step"] == step and r["layer"] == layer and r["metric"] == metric
     )
     return found
 
@@ -170,12 +182,16 @@ def random_state():
 
 def assert_same_training(plain, monitored):
     assert all(torch.equal(a, b) for a, b in zip(plain.losses, monitored.losses, strict=True))
-    weights = zip(plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True)
+    weights = zip(
+        plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True
+    )
     assert all(torch.equal(a, b) for a, b in weights)
 
 
 class Manual(TinyLM):
-    """Manual optimisation, one or two optimizers; the gradients of `accumulate` batches are accumulated."""
+    """Manual optimisation, one or two optimizers; the gradients of `accumulate` batches are
+    accumulated.
+    """
 
     def __init__(self, optimizers=1, accumulate=1):
         super().__init__()
@@ -208,7 +224,9 @@ def by_step(history):
     """{step: {layer: {metric: value}}}, without means over blocks."""
     table = {}
     for record in (record for record in history if record["layer_index"] >= 0):
-        table.setdefault(record["step"], {}).setdefault(record["layer"], {})[record["metric"]] = record["value"]
+        table.setdefault(record["step"], {}).setdefault(record["layer"], {})[record["metric"]] = (
+            record["value"]
+        )
     return table
 
 

@@ -1,4 +1,6 @@
-"""What the processes of the tests of plain torch's parallel forms run: every form, one after the other."""
+"""What the processes of the tests of plain torch's parallel forms run: every form, one after the
+other.
+"""
 
 import warnings
 from functools import partial
@@ -7,7 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +25,11 @@ from tests.training.on_ranks import batch_of, probe_batches
 from tests.training.runs import out_of_memory_on, token_moments
 
 STEPS = 5
-MLP = {"mlp.gate_proj": ColwiseParallel(), "mlp.up_proj": ColwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+MLP = {
+    "mlp.gate_proj": ColwiseParallel(),
+    "mlp.up_proj": ColwiseParallel(),
+    "mlp.down_proj": RowwiseParallel(),
+}
 IN_PARTS = "sequence parallel, hidden states in parts"
 FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel", IN_PARTS)
 FORMS_ON_FOUR = ("fsdp 2 and tensor parallel", "replicated and sharded")
@@ -32,7 +43,9 @@ def new_model():
 
 
 class Residual(nn.Module):
-    """A transformer's blocks without attention, whose residual stream may be in parts along the positions."""
+    """A transformer's blocks without attention, whose residual stream may be in parts along the
+    positions.
+    """
 
     def __init__(self):
         super().__init__()
@@ -74,10 +87,14 @@ def parallel(form):
         mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         return split(model, mesh), {"device_mesh": mesh}
     if "sequence parallel" in form:
-        mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel"))
+        mesh = dist.init_device_mesh(
+            "cpu", (1, 2), mesh_dim_names=("data_parallel", "tensor_parallel")
+        )
         tp, local = mesh["tensor_parallel"], {"use_local_output": "in parts" in form}
         table = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), **local)
-        parallelize_module(model, tp, {"wte": table, "ln_f": SequenceParallel(use_local_output=False)})
+        parallelize_module(
+            model, tp, {"wte": table, "ln_f": SequenceParallel(use_local_output=False)}
+        )
         for block in model.h:
             mlp = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(1), **local)
             parallelize_module(block, tp, {"norm": SequenceParallel(**local), "mlp": mlp})
@@ -104,7 +121,10 @@ def split(model, mesh):
 
 def source(form, rank):
     """Which of the batches of a step this rank is given."""
-    return {**dict.fromkeys((*REPEATED, WITHOUT_MESH), 0), "fsdp 2 and tensor parallel": rank // 2}.get(form, rank)
+    return {
+        **dict.fromkeys((*REPEATED, WITHOUT_MESH), 0),
+        "fsdp 2 and tensor parallel": rank // 2,
+    }.get(form, rank)
 
 
 def batch_at(form, rank, step):
@@ -120,7 +140,9 @@ def run(form, rank, **options):
     options = {"metrics": token_moments, **given, **options}
     train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
     later = StepMonitor(model, 2, window=2, prefix="later", background=True, **options)
-    held = StepMonitor(model, 3, probe=probe_batches(), prefix="held", metrics=token_moments, drift=True, **given)
+    held = StepMonitor(
+        model, 3, probe=probe_batches(), prefix="held", metrics=token_moments, drift=True, **given
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -164,7 +186,9 @@ def refusals():
 
 
 def fewer_positions():
-    """What is said of hidden states that have half of the positions, but the same ones on both ranks."""
+    """What is said of hidden states that have half of the positions, but the same ones on both
+    ranks.
+    """
     mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     model = nn.Sequential(nn.Embedding(VOCABULARY, 4), Halved(), nn.Identity())
     monitor = StepMonitor(model, layers="1", device_mesh=mesh, metrics=token_moments)
@@ -180,7 +204,9 @@ class Halved(nn.Module):
 
 
 def many_rows(rank, num_ranks=1):
-    """History of two windows of batches that ranks take in turn, and of a probe with drift, of some 12,000 rows."""
+    """History of two windows of batches that ranks take in turn, and of a probe with drift, of some
+    12,000 rows.
+    """
     model = Residual()
     batches = [token_batch(84 if i < 11 else 80, seed=i) for i in range(12)]
     own = batches[rank::num_ranks]
@@ -204,7 +230,9 @@ def samplers(dim):
 def everything(rank):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     results["fault"] = run("ddp", rank, metrics=partial(out_of_memory_on, 1, "update"))
-    results["late fault"] = run("tensor parallel", rank, metrics=partial(out_of_memory_on, 1, "compute"))
+    results["late fault"] = run(
+        "tensor parallel", rank, metrics=partial(out_of_memory_on, 1, "compute")
+    )
     return results | {"refused": refusals(), "fewer positions": fewer_positions()}
 
 

@@ -30,7 +30,14 @@ def records(step, *, jump_at=50, blocks=4, metric="anisotropy", sign=1.0):
     noise = random.standard_normal(blocks)
     values = sign * (10 + noise + (8 if step >= jump_at else 0))
     found = [
-        {"layer": f"block.{i:02d}", "layer_index": i, "width": 8, "metric": metric, "value": value, "stderr": math.nan}
+        {
+            "layer": f"block.{i:02d}",
+            "layer_index": i,
+            "width": 8,
+            "metric": metric,
+            "value": value,
+            "stderr": math.nan,
+        }
         for i, value in enumerate(values.tolist())
     ]
     return [*found, found[0] | {"layer": "mean", "layer_index": -1, "value": float(values.mean())}]
@@ -76,7 +83,8 @@ def test_a_resumed_run_goes_on_and_a_step_counts_once():
     first, second = GeometryAlarm(), GeometryAlarm()
     watched(first, range(51))
     second.load_state_dict(first.state_dict())
-    assert watched(second, range(45, 80)) == whole  # resumed from a checkpoint before the last measurements
+    # resumed from a checkpoint before the last measurements
+    assert watched(second, range(45, 80)) == whole
 
 
 def test_a_checkpoint_keeps_the_alarms():
@@ -89,7 +97,13 @@ def test_a_checkpoint_keeps_the_alarms():
 
 def test_blocks_and_their_means_are_watched_and_nothing_inside_of_them():
     names = ["encoder.block.00", "decoder.block.00", "encoder.mean", "decoder.mean"]
-    others = ["encoder.block.00.mlp", "encoder.mlp.mean", "encoder.embed", "decoder.final_norm", "mean"]
+    others = [
+        "encoder.block.00.mlp",
+        "encoder.mlp.mean",
+        "encoder.embed",
+        "decoder.final_norm",
+        "mean",
+    ]
     alarm = GeometryAlarm()
     for step in range(60):
         (record,) = records(step, blocks=1)[:1]
@@ -139,7 +153,9 @@ def test_a_number_that_is_lost_is_an_alarm_once_and_one_that_was_never_safe_is_n
     (found,) = run(range(60, 70))
     assert (found.step, found.since, found.standard_errors) == (61, 60, math.inf)
     assert found.layers == ("mean", "block.00", "block.01", "block.02", "block.03")
-    assert str(found).startswith("step 61: anisotropy is nan at the mean over blocks (also block.00")
+    assert str(found).startswith(
+        "step 61: anisotropy is nan at the mean over blocks (also block.00"
+    )
     assert str(found).endswith(f"since step 60; before that it was {found.expected:.4g}.")
     assert abs(found.expected - 10) < 2
     (found,) = run(range(60, 62), math.inf)  # and comes back
@@ -207,7 +223,9 @@ def plain_loop(alarm, **options):
     torch.manual_seed(0)
     model = TinyLM().model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with StepMonitor(model, 1, metrics=moments, alarm=alarm, **{"on_error": "raise", **options}) as monitor:
+    with StepMonitor(
+        model, 1, metrics=moments, alarm=alarm, **{"on_error": "raise", **options}
+    ) as monitor:
         for step in range(JUMP + 6):
             if step == JUMP:
                 disturbed(model)
@@ -236,9 +254,16 @@ def test_lightning_says_it_and_saves_a_checkpoint(tmp_path, caplog):
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments, alarm=alarm, on_error="raise")
     logger = TensorBoardLogger(tmp_path / "logs")
     trainer = L.Trainer(
-        max_steps=JUMP + 4, accelerator="cpu", callbacks=[monitor], logger=logger, enable_progress_bar=False,
-        enable_checkpointing=False, enable_model_summary=False, log_every_n_steps=1, default_root_dir=tmp_path,
-    )  # fmt: skip
+        max_steps=JUMP + 4,
+        accelerator="cpu",
+        callbacks=[monitor],
+        logger=logger,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        default_root_dir=tmp_path,
+    )
     with caplog.at_level("INFO"):
         trainer.fit(model, loader(rows=4 * (JUMP + 8)))
     (found,) = alarm.alarms
@@ -279,7 +304,9 @@ def train_disturbed(trainer, **resume):
 @pytest.mark.slow
 def test_the_hugging_face_trainer(tmp_path):
     called = []
-    callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm_of_norms(called.append))
+    callback = GeometryCallback(
+        every_n_steps=1, metrics=moments, alarm=alarm_of_norms(called.append)
+    )
     trainer = hf_trainer(tmp_path, callback, max_steps=JUMP + 4)
     train_disturbed(trainer)
     assert [found.since for found in called] == [JUMP]
@@ -289,7 +316,9 @@ def test_the_hugging_face_trainer(tmp_path):
 def test_a_resumed_hugging_face_run_goes_on_from_its_history(tmp_path):
     def trained(max_steps, alarm, **resume):
         callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm)
-        trainer = hf_trainer(tmp_path, callback, max_steps=max_steps, save_strategy="steps", save_steps=JUMP)
+        trainer = hf_trainer(
+            tmp_path, callback, max_steps=max_steps, save_strategy="steps", save_steps=JUMP
+        )
         train_disturbed(trainer, **resume)
 
     trained(JUMP, alarm_of_norms())
@@ -308,13 +337,16 @@ def test_a_function_that_fails_ends_neither_training_nor_the_monitor():
 
 
 def on_rank(rank):
-    """Alarms of a run on this rank, in the foreground and in the background, and where each was called."""
+    """Alarms of a run on this rank, in the foreground and in the background, and where each was
+    called.
+    """
     found = {}
     for background in (False, True):
         called = []
 
         def call(alarm, called=called):
-            torch.distributed.barrier()  # as a sharded checkpoint has: it hangs unless every rank calls
+            # as a sharded checkpoint has: it hangs unless every rank calls
+            torch.distributed.barrier()
             called.append(alarm)
 
         plain_loop(alarm_of_norms(call), background=background)

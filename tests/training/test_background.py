@@ -71,7 +71,12 @@ def breaking(dim):
 def test_a_loops_numbers_and_training_are_the_same_bit_for_bit(with_probe):
     plain, _ = loop(5)
     state, logged = random_state(), ({}, {})
-    options = {"every_n_steps": 3, "jackknife": 2, "on_error": "raise", "probe": loader(4) if with_probe else None}
+    options = {
+        "every_n_steps": 3,
+        "jackknife": 2,
+        "on_error": "raise",
+        "probe": loader(4) if with_probe else None,
+    }
     _, now = loop(5, **options, log=logged[0].__setitem__)
     monitored, later = loop(5, **options, log=logged[1].__setitem__, background=True)
     assert steps(later) == [0, 3, 5]
@@ -92,9 +97,19 @@ def test_lightning_logs_and_writes_the_same(tmp_path):
         monitor = GeometryMonitor(3, background=background, on_error="raise")
         module, run = fit(folder, monitor, max_steps=5, logger=CSVLogger(folder, version=0))
         ((_, file, *_),) = monitored_runs(folder)
-        metrics = pd.read_csv(folder / "lightning_logs" / "version_0" / "metrics.csv").dropna(axis=1, how="all")
-        scalars = metrics[[name for name in metrics if name == "step" or name.startswith("geometry.")]]
-        runs[background] = monitor, module, file, scalars.dropna(thresh=2).reset_index(drop=True), run.callback_metrics
+        metrics = pd.read_csv(folder / "lightning_logs" / "version_0" / "metrics.csv").dropna(
+            axis=1, how="all"
+        )
+        scalars = metrics[
+            [name for name in metrics if name == "step" or name.startswith("geometry.")]
+        ]
+        runs[background] = (
+            monitor,
+            module,
+            file,
+            scalars.dropna(thresh=2).reset_index(drop=True),
+            run.callback_metrics,
+        )
     now, later = runs[False], runs[True]
     assert_same_history(later[0], now[0])
     pd.testing.assert_frame_equal(later[2], now[2], check_exact=True)
@@ -112,12 +127,17 @@ def test_the_hugging_face_trainer_has_it_before_it_saves(tmp_path):
     saved = {2: 0, 4: 0, 6: 4}  # step 4 is measured in the fifth step
     for step, last in saved.items():
         text = (tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text()
-        assert max(row["step"] for row in json.loads(text)["log_history"] if "geometry.V/mean" in row) == last
+        assert (
+            max(row["step"] for row in json.loads(text)["log_history"] if "geometry.V/mean" in row)
+            == last
+        )
 
 
 def test_training_goes_on_until_the_next_measured_step_waits(gate):
     model = gpt_neox()
-    monitor = StepMonitor(model, 4, metrics=waiting, background=True, on_error="raise", measure_last=False)
+    monitor = StepMonitor(
+        model, 4, metrics=waiting, background=True, on_error="raise", measure_last=False
+    )
     for step in range(6):
         assert monitor.history == []
         if step == 5:  # the step measured before it is over
@@ -131,7 +151,9 @@ def test_training_goes_on_until_the_next_measured_step_waits(gate):
 
 def test_what_is_done_is_logged_when_the_next_step_begins():
     model, logged = gpt_neox(), []
-    monitor = StepMonitor(model, 10, metrics=moments, background=True, log=lambda step, values: logged.append(step))
+    monitor = StepMonitor(
+        model, 10, metrics=moments, background=True, log=lambda step, values: logged.append(step)
+    )
     with monitor.step(0):
         model(**token_batch())
     deadline = time.monotonic() + 60
@@ -164,16 +186,24 @@ def test_a_lightning_checkpoint_has_the_last_values(tmp_path):
     saves = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=3)
     fit(tmp_path / "run", monitor, saves, max_steps=5, enable_checkpointing=True)
     saved = torch.load(tmp_path / "step=3.ckpt", weights_only=True)
-    (state,) = (state for name, state in saved["callbacks"].items() if name.startswith("GeometryMonitor"))
+    (state,) = (
+        state for name, state in saved["callbacks"].items() if name.startswith("GeometryMonitor")
+    )
     assert state["last_values"]["geometry.n/mean"] == 48
 
 
 def test_values_that_the_trainer_decides_by_are_not_late(tmp_path):
-    monitor = GeometryMonitor(2, probe=loader(8), metrics=moments, background=True, on_error="raise")
-    saves = ModelCheckpoint(tmp_path, monitor="geometry.V/mean", every_n_train_steps=2, save_top_k=-1)
+    monitor = GeometryMonitor(
+        2, probe=loader(8), metrics=moments, background=True, on_error="raise"
+    )
+    saves = ModelCheckpoint(
+        tmp_path, monitor="geometry.V/mean", every_n_train_steps=2, save_top_k=-1
+    )
     fit(tmp_path / "run", monitor, saves, max_steps=4, enable_checkpointing=True)
     means = [sum(value(monitor, step, f"block.0{i}", "V") for i in range(3)) / 3 for step in (2, 4)]
-    assert [float(score) for score in saves.best_k_models.values()] == pytest.approx(means, rel=1e-12)
+    assert [float(score) for score in saves.best_k_models.values()] == pytest.approx(
+        means, rel=1e-12
+    )
 
 
 def in_a_loop(folder, **options):
@@ -197,7 +227,9 @@ def test_a_failure_in_it_turns_the_monitor_off_with_one_warning(tmp_path, train)
 
 
 def test_a_failure_in_it_is_raised_at_a_later_step():
-    monitor = StepMonitor(model := gpt_neox(), 3, metrics=breaking, background=True, on_error="raise")
+    monitor = StepMonitor(
+        model := gpt_neox(), 3, metrics=breaking, background=True, on_error="raise"
+    )
 
     def run(*steps):
         for step in steps:
@@ -236,7 +268,8 @@ torch.set_num_threads(2)
 for name, background in (("pending", True), ("closed", False), ("closed in the background", True)):
     model = gpt_neox()
     folder = f"{sys.argv[1]}/{name}"
-    monitor = StepMonitor(model, 10, metrics=slow, background=background, on_error="raise", folder=folder)
+    monitor = StepMonitor(model, 10, metrics=slow, background=background, on_error="raise",
+        folder=folder)
     with monitor.step(0, token_batch()):
         model(**token_batch())
     if name == "pending":
@@ -250,7 +283,13 @@ for name, background in (("pending", True), ("closed", False), ("closed in the b
 @pytest.mark.slow
 def test_an_interpreter_that_exits_completes_measurements_without_new_threads(tmp_path):
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", EXIT, tmp_path], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, tmp_path],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
     found = {run.name: [*run.records["step"].unique()] for run in monitored_runs(tmp_path)}

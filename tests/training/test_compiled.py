@@ -38,11 +38,15 @@ def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
     model = gpt_neox(use_cache=False, num_hidden_layers=1).eval()
     expected = StepMonitor(model, every_n_steps=2, metrics=moments, on_error="raise")
     loop(expected, model)
-    monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise")
+    monitor = StepMonitor(
+        model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise"
+    )
     monitor.prepare(model)
     assert loop(monitor, torch.compile(model, backend="eager", fullgraph=True)) == ["default"] * 5
     assert counters["stats"]["unique_graphs"] == 1
-    assert [record["value"] for record in monitor.history] == [record["value"] for record in expected.history]
+    assert [record["value"] for record in monitor.history] == [
+        record["value"] for record in expected.history
+    ]
     assert steps(monitor) == [0, 2, 4, 5]
 
 
@@ -50,7 +54,9 @@ def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
 @pytest.mark.slow
 def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepares):
     model = torch.compile(gpt_neox(use_cache=False, num_hidden_layers=1), backend="eager")
-    monitor = StepMonitor(model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise")
+    monitor = StepMonitor(
+        model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise"
+    )
     cause = "the model was compiled before" if prepares else "it was not called"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -58,7 +64,9 @@ def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepa
             monitor.prepare(model)
         assert loop(monitor, model) == ["force_eager", "default"] * 2 + ["force_eager"]
     (message,) = [str(each.message) for each in caught]
-    assert message.startswith(f'StepMonitor: compiled="stable" needs prepare(model) before torch.compile; {cause}')
+    assert message.startswith(
+        f'StepMonitor: compiled="stable" needs prepare(model) before torch.compile; {cause}'
+    )
     assert value(monitor, 2, "block.00", "n") == 48
 
 
@@ -72,7 +80,10 @@ def test_prepare_does_nothing_unless_compiled_is_stable():
 
 def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_made(monkeypatch):
     monkeypatch.setitem(sys.modules, "embedgeo.capture.graph_hooks", None)
-    with pytest.raises(ValueError, match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'):
+    with pytest.raises(
+        ValueError,
+        match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.',
+    ):
         StepMonitor(gpt_neox(), compiled="stable")
 
 
@@ -82,7 +93,12 @@ def test_a_function_that_ran_before_prepare_is_compiled_once_more_and_read():
     run = torch.compile(lambda: model(**token_batch()), backend="eager")
     run()
     monitor = StepMonitor(
-        model, every_n_steps=2, metrics=moments, compiled="stable", measure_last=False, no_grad_passes=True
+        model,
+        every_n_steps=2,
+        metrics=moments,
+        compiled="stable",
+        measure_last=False,
+        no_grad_passes=True,
     )
     monitor.prepare(model)
     with monitor.step(0):
@@ -124,8 +140,12 @@ def test_a_model_that_training_makes_is_not_prepared(tmp_path):
 
 @pytest.mark.slow
 def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
-    callback = GeometryCallback(2, metrics=moments, compiled="stable", on_error="raise", measure_last=False)
-    trainer = hf_trainer(tmp_path, callback, torch_compile=True, torch_compile_backend="eager", max_steps=3)
+    callback = GeometryCallback(
+        2, metrics=moments, compiled="stable", on_error="raise", measure_last=False
+    )
+    trainer = hf_trainer(
+        tmp_path, callback, torch_compile=True, torch_compile_backend="eager", max_steps=3
+    )
     before = counters["stats"]["unique_graphs"]
     trainer.train()
     assert steps(callback) == [0, 2]

@@ -33,7 +33,10 @@ class WithoutBlocks(nn.Module):
     def __init__(self):
         super().__init__()
         self.table, self.head = nn.Embedding(50, 16), nn.Linear(16, 50)
-        self.first, self.second = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16))
+        self.first, self.second = (
+            nn.Linear(16, 16),
+            nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)),
+        )
 
     def forward(self, ids):
         return self.head(self.second(self.first(self.table(ids))))
@@ -51,8 +54,10 @@ def describe(model, batch=None, *, batch_size=2, seq_len=16, **options):
 def test_the_opening_line_says_which_main_numbers_will_be_absent_without_token_ids(caplog):
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
     said = (
-        "StepMonitor: V_W / V, dimension between tokens and other values over token types will be absent, because "
-        "TransformerEncoder has no embedding table that is called with token ids. Give token_ids=, a function of the "
+        "StepMonitor: V_W / V, dimension between tokens and other values over token types will be "
+        "absent, because "
+        "TransformerEncoder has no embedding table that is called with token ids. Give token_ids=, "
+        "a function of the "
         "batch."
     )
     cases = (
@@ -96,9 +101,15 @@ def test_models_by_hand_and_a_lightning_module():
     assert [layer.path for layer in found.layers][1] == "model.gpt_neox.layers.0"
     assert found.token_ids == "what model.gpt_neox.embed_in is called with"
     encoder = describe(TorchEncoder(batch_first=False))
-    assert (encoder.token_ids, encoder.mask) == ("what table is called with", "none: every position counts")
+    assert (encoder.token_ids, encoder.mask) == (
+        "what table is called with",
+        "none: every position counts",
+    )
     given = describe(module, token_ids=lambda b: b["ids"], mask=lambda b: b["mask"])
-    assert (given.token_ids, given.mask) == ("the function given as token_ids=", "the function given as mask=")
+    assert (given.token_ids, given.mask) == (
+        "the function given as token_ids=",
+        "the function given as mask=",
+    )
 
 
 def test_of_a_model_that_cannot_be_run_each_part_is_run_that_can_be():
@@ -112,7 +123,8 @@ def test_of_a_model_that_cannot_be_run_each_part_is_run_that_can_be():
     assert found.token_ids == "what encoder.embed_tokens and decoder.embed_tokens are called with"
     assert {layer.width for layer in found.layers} == {16}
     model.decoder.forward = refuse
-    (warning,) = describe(model, metrics=only_moments).warnings  # not that its layers are never reached
+    # not that its layers are never reached
+    (warning,) = describe(model, metrics=only_moments).warnings
     assert "could not be run on synthetic token ids (RuntimeError: not so)" in warning
 
 
@@ -156,14 +168,17 @@ def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
         made.extend(new)
         return new
 
-    ids = torch.arange(8)[:, None] // 4 * 48 + torch.arange(48)  # all token types in each of four groups
+    # all token types in each of four groups
+    ids = torch.arange(8)[:, None] // 4 * 48 + torch.arange(48)
     with embedgeo.observe(model, metrics=make, jackknife=jackknife):
         for _ in range(window):
             model(input_ids=ids)
     held = Counter()
     for metric in made:
         if metric.dim == 16 and metric.update_called:
-            held[type(metric).__name__] += sum(state.nbytes for state in metric.metric_state.values())
+            held[type(metric).__name__] += sum(
+                state.nbytes for state in metric.metric_state.values()
+            )
     assert {metric.name: metric.total_bytes for metric in found.metrics} == held
     assert found.state_bytes == held.total() == sum(layer.state_bytes for layer in found.layers)
     assert found.num_rows == 8 * 48 * window
@@ -173,7 +188,9 @@ def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
 def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
     with torch.device("meta"):
         model = gpt_neox(hidden_size=8192, intermediate_size=64)
-    found = describe(model, batch_size=1, seq_len=16, metrics=lambda dim: [embedgeo.Anisotropy(dim)])
+    found = describe(
+        model, batch_size=1, seq_len=16, metrics=lambda dim: [embedgeo.Anisotropy(dim)]
+    )
     (warning,) = found.warnings
     assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
     assert "Anisotropy(dim, sketch=512)" in warning
@@ -184,11 +201,17 @@ def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
     assert [metric.name for metric in default.metrics] == names
     assert default.warnings == auto.warnings
     assert default.warnings == (
-        "Anisotropy holds a sketch (33.6 MB) at layers of width 8192, not the scatter (537 MB): anisotropy_error says "
-        "how far off it may be, anisotropy_standardized is absent. To have the scatter raise max_state_bytes.",
+        "Anisotropy holds a sketch (33.6 MB) at layers of width 8192, not the scatter (537 MB): "
+        "anisotropy_error says "
+        "how far off it may be, anisotropy_standardized is absent. To have the scatter raise "
+        "max_state_bytes.",
     )
     whole = describe(model, batch_size=1, seq_len=16, max_state_bytes=10**9)
-    assert [metric.name for metric in whole.metrics] == ["TokenMoments", "Anisotropy", "IntrinsicDimension"]
+    assert [metric.name for metric in whole.metrics] == [
+        "TokenMoments",
+        "Anisotropy",
+        "IntrinsicDimension",
+    ]
     assert not whole.warnings
 
 
@@ -239,8 +262,14 @@ def test_the_text_is_readable_at_100_columns():
     lines = str(found).splitlines()
     assert max(map(len, lines)) <= 100
     assert "block.00 … 02  16     446 kB  gpt_neox.layers.0 … 2 (GPTNeoXLayer)" in lines
-    assert "rows       4,096 a measurement (1 × 8 sequences × 512 tokens), of at most 96 token types" in lines
-    assert any(line.startswith("time       about ") and "estimate for this machine" in line for line in lines)
+    assert (
+        "rows       4,096 a measurement (1 × 8 sequences × 512 tokens), of at most 96 token types"
+        in lines
+    )
+    assert any(
+        line.startswith("time       about ") and "estimate for this machine" in line
+        for line in lines
+    )
     assert found.seconds > 0
     assert lines[-1] == "No warnings."
 
@@ -265,14 +294,21 @@ def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():
 def test_values_that_the_rows_are_too_few_for_are_named_with_what_would_be_enough():
     model = gpt_neox()
     few = describe(model, batch_size=2, seq_len=16).errors
-    assert few.startswith("above 5 % expected for V_W_over_V_unbiased (enough: 4,096 rows from 64 sequences), ")
+    assert few.startswith(
+        "above 5 % expected for V_W_over_V_unbiased (enough: 4,096 rows from 64 sequences), "
+    )
     assert "intrinsic_dimension_between (4,096 from 256)" in few
     assert few.endswith("intrinsic_dimension_within (32,768 from 256)")
     assert "effective_rank" not in few  # of the spectrum, which is not measured
     assert "at most" not in few
     assert describe(model, rows="mean").errors == ""
     assert describe(model, metrics=lambda dim: [embedgeo.OutlierCoordinates(dim)]).errors == ""
-    enough = describe(model, batch_size=1024, seq_len=32, metrics=lambda dim: [embedgeo.Anisotropy(dim, spectrum=True)])
+    enough = describe(
+        model,
+        batch_size=1024,
+        seq_len=32,
+        metrics=lambda dim: [embedgeo.Anisotropy(dim, spectrum=True)],
+    )
     assert enough.errors == "at most 5 % expected for anisotropy, effective_rank"
     assert f"errors     {enough.errors}" in str(enough)
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
@@ -288,7 +324,8 @@ def test_long_texts_are_not_enough_where_they_are_few():
     found = describe(gpt_neox(max_position_embeddings=2048), batch_size=2, seq_len=2048, **spectrum)
     assert found.num_rows == 4096
     assert found.errors.startswith(
-        "above 5 % expected for anisotropy (enough: 2,048 rows from 16 sequences), effective_rank (1,024 from 8)"
+        "above 5 % expected for anisotropy (enough: 2,048 rows from 16 sequences), effective_rank "
+        "(1,024 from 8)"
     )
 
 
@@ -297,7 +334,9 @@ def test_what_is_enough_is_what_the_page_on_sampling_says():
     page = Path(__file__).parents[2].joinpath("docs", "sampling.md").read_text(encoding="utf-8")
     table = page.split("## What to take")[1].split("##")[0]
     rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+ \| [^|]+) \|", table, re.MULTILINE))
-    wanted = {key: "more than was tried" if "more" in cells else cells for key, cells in rows.items()}
+    wanted = {
+        key: "more than was tried" if "more" in cells else cells for key, cells in rows.items()
+    }
     every = partial(embedgeo.default_metrics, spectrum=True)
     said = describe(gpt_neox(), batch_size=1, seq_len=4, metrics=every).errors
     found = dict(re.findall(r"(\w+) \(([^)]+)\)", re.sub(r"enough: | rows| sequences", "", said)))

@@ -43,7 +43,10 @@ def test_the_numbers_are_those_of_one_process_over_the_rows_of_all_ranks(ranks, 
         assert list(held) == [0, 3, STEPS]
         for step, table in train.items():
             window = range(min(step, STEPS - WINDOW), min(step, STEPS - WINDOW) + WINDOW)
-            assert_same_values(table, in_one_process(model, [batch_of(r, s) for s in window for r in range(sources)]))
+            assert_same_values(
+                table,
+                in_one_process(model, [batch_of(r, s) for s in window for r in range(sources)]),
+            )
         assert_same_values(held[0], in_one_process(model, probe_batches()))
         assert_same_values(held[3], held[0])
         assert_same_values(held[STEPS], held[0])
@@ -89,13 +92,19 @@ def test_a_failure_on_one_rank_turns_monitoring_off_on_all_with_a_warning_each(r
     for number, rank in enumerate(ranks):
         for (failing, _), (history, warned) in rank["faults"]["metric"].items():
             (warning,) = warned
-            cause = "OutOfMemoryError: tried to allocate" if number == failing else "it failed on another rank"
+            cause = (
+                "OutOfMemoryError: tried to allocate"
+                if number == failing
+                else "it failed on another rank"
+            )
             assert cause in warning
             assert history == []
 
 
 def test_a_logger_that_fails_on_rank_0_turns_monitoring_off_on_all(ranks):
-    for rank, cause in zip(ranks, ("OSError: no space left", "it failed on another rank before step 2"), strict=True):
+    for rank, cause in zip(
+        ranks, ("OSError: no space left", "it failed on another rank before step 2"), strict=True
+    ):
         steps, (warning,) = rank["faults"]["logger"]
         assert steps == {0}
         assert cause in warning

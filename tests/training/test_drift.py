@@ -31,12 +31,20 @@ OF_PAIRS = ("cka", "procrustes", "neighbor_overlap")
 TO_BELOW = {*(f"{key}_to_below" for key in OF_PAIRS), "linearity", "linearity_without_residual"}
 OVER_TIME = {f"{key}_to_{which}" for key in OF_PAIRS for which in ("previous", "first")}
 BATCHES = [token_batch(3, seed=100 + i, padding="left" if i == 1 else None) for i in range(2)]
-OPTIONS = {"every_n_steps": 2, "metrics": moments, "probe": BATCHES, "drift": True, "on_error": "raise"}
+OPTIONS = {
+    "every_n_steps": 2,
+    "metrics": moments,
+    "probe": BATCHES,
+    "drift": True,
+    "on_error": "raise",
+}
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings(
+        "ignore:You're resuming from a checkpoint that ended before the epoch ended"
+    ),
 ]
 
 
@@ -51,22 +59,32 @@ def of_drift(history):
 
 
 def assert_equal(found, expected):
-    """Bit for bit, but for the fit of the linearity, whose last digit depends on where in memory LAPACK works."""
+    """Bit for bit, but for the fit of the linearity, whose last digit depends on where in memory
+    LAPACK works.
+    """
     assert found.keys() == expected.keys()
     for place, values in expected.items():
         assert found[place].keys() == values.keys()
         for key, value in values.items():
-            assert found[place][key] == (pytest.approx(value, rel=1e-12) if "linearity" in key else value), (place, key)
+            assert found[place][key] == (
+                pytest.approx(value, rel=1e-12) if "linearity" in key else value
+            ), (place, key)
 
 
 def hidden_rows(model):
     """The rows of the probe that count, at the layers that the model itself returns."""
     model.eval()
     with torch.no_grad():
-        passes = [(model(**batch, output_hidden_states=True).hidden_states, batch) for batch in BATCHES]
+        passes = [
+            (model(**batch, output_hidden_states=True).hidden_states, batch) for batch in BATCHES
+        ]
     model.train()
-    names = ["embed", *(f"block.0{i}" for i in range(2)), "final_norm"]  # the last block's output is not among them
-    each = [torch.cat([hidden[i][batch["attention_mask"].bool()] for hidden, batch in passes]) for i in range(4)]
+    # the last block's output is not among them
+    names = ["embed", *(f"block.0{i}" for i in range(2)), "final_norm"]
+    each = [
+        torch.cat([hidden[i][batch["attention_mask"].bool()] for hidden, batch in passes])
+        for i in range(4)
+    ]
     return dict(zip(names, each, strict=True))
 
 
@@ -92,7 +110,11 @@ def trained(num_steps=5, state=None, start=0, model=None, **options):
 
 def naive_procrustes(x, y):
     x, y = (each.double().numpy() - each.double().numpy().mean(0) for each in (x, y))
-    return 2 - 2 * np.linalg.svd((x / np.linalg.norm(x)).T @ (y / np.linalg.norm(y)), compute_uv=False).sum()
+    return (
+        2
+        - 2
+        * np.linalg.svd((x / np.linalg.norm(x)).T @ (y / np.linalg.norm(y)), compute_uv=False).sum()
+    )
 
 
 def test_values_are_those_of_the_rows_of_the_probe():
@@ -103,18 +125,35 @@ def test_values_are_those_of_the_rows_of_the_probe():
     for step, before in ((2, 0), (4, 2), (5, 4)):
         for layer, now in rows[step].items():
             got = found[step, layer]
-            assert got["procrustes_to_previous"] == pytest.approx(naive_procrustes(rows[before][layer], now), abs=1e-9)
-            assert got["procrustes_to_first"] == pytest.approx(naive_procrustes(rows[0][layer], now), abs=1e-9)
+            assert got["procrustes_to_previous"] == pytest.approx(
+                naive_procrustes(rows[before][layer], now), abs=1e-9
+            )
+            assert got["procrustes_to_first"] == pytest.approx(
+                naive_procrustes(rows[0][layer], now), abs=1e-9
+            )
             for which, other in (("previous", before), ("first", 0)):
-                expected = {f"{k}_to_{which}": float(v) for k, v in drift_values(rows[other][layer], now).items()}
-                assert {key: got[key] for key in expected} == pytest.approx(expected, rel=1e-9, abs=1e-9)
+                expected = {
+                    f"{k}_to_{which}": float(v)
+                    for k, v in drift_values(rows[other][layer], now).items()
+                }
+                assert {key: got[key] for key in expected} == pytest.approx(
+                    expected, rel=1e-9, abs=1e-9
+                )
     for step, of_step in rows.items():
-        for lower, upper in (("embed", "block.00"), ("block.00", "block.01")) if step in steps(monitor) else ():
+        for lower, upper in (
+            (("embed", "block.00"), ("block.00", "block.01")) if step in steps(monitor) else ()
+        ):
             pair = of_step[lower], of_step[upper]
             expected = {f"{k}_to_below": float(v) for k, v in drift_values(*pair).items()}
             expected |= {k: float(v) for k, v in linearity_values(*pair).items()}
-            assert {key: found[step, upper][key] for key in TO_BELOW} == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert found[4, "block.01"]["procrustes_to_first"] > found[4, "block.01"]["procrustes_to_previous"] > 1e-4
+            assert {key: found[step, upper][key] for key in TO_BELOW} == pytest.approx(
+                expected, rel=1e-9, abs=1e-9
+            )
+    assert (
+        found[4, "block.01"]["procrustes_to_first"]
+        > found[4, "block.01"]["procrustes_to_previous"]
+        > 1e-4
+    )
 
 
 def test_what_a_layer_is_not_compared_with_is_absent():
@@ -124,25 +163,37 @@ def test_what_a_layer_is_not_compared_with_is_absent():
     assert found[0, "block.00"].keys() == found[0, "final_norm"].keys() == TO_BELOW
     assert found[2, "embed"].keys() == found[2, "mean(last2)"].keys() == OVER_TIME
     assert found[2, "block.02"].keys() == OVER_TIME | TO_BELOW
-    assert all(np.isnan(record["stderr"]) for record in monitor.history if record["metric"] in OVER_TIME | TO_BELOW)
+    assert all(
+        np.isnan(record["stderr"])
+        for record in monitor.history
+        if record["metric"] in OVER_TIME | TO_BELOW
+    )
 
 
 def test_layers_of_different_widths_are_compared_as_those_of_a_sweep_are():
     model = torch.nn.Sequential(torch.nn.Embedding(96, 6), torch.nn.Linear(6, 4))
     ids = token_batch(3, seed=1)["input_ids"]
-    with StepMonitor(model, **{**OPTIONS, "probe": [ids], "layers": ["0", "1"]}) as monitor, monitor.step(0):
+    with (
+        StepMonitor(model, **{**OPTIONS, "probe": [ids], "layers": ["0", "1"]}) as monitor,
+        monitor.step(0),
+    ):
         pass
     found = of_drift(monitor.history)[0, "01"]
     with torch.no_grad():
         below = model[0](ids).flatten(0, 1)
         pair = below, model[1](below)
-    expected = {f"{key}_to_below": float(value) for key, value in drift_values(*pair).items()} | {"linearity": 1.0}
+    expected = {f"{key}_to_below": float(value) for key, value in drift_values(*pair).items()} | {
+        "linearity": 1.0
+    }
     assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-9)
     assert np.isnan(found["linearity_without_residual"])
 
 
 def test_a_decoder_has_no_layer_below_its_first_one():
-    model, batch = t5(), {**token_batch(3, seed=1), "decoder_input_ids": token_batch(3, seed=1)["input_ids"]}
+    model, batch = (
+        t5(),
+        {**token_batch(3, seed=1), "decoder_input_ids": token_batch(3, seed=1)["input_ids"]},
+    )
     monitor = StepMonitor(model, **{**OPTIONS, "probe": [batch]})
     with monitor.step(0):
         pass
@@ -217,7 +268,9 @@ def test_a_lightning_checkpoint_in_the_background_has_the_rows_of_its_step(tmp_p
     monitor = GeometryMonitor(**OPTIONS, background=True)
     _, run = fit(tmp_path / "run", monitor, saves, max_steps=2, enable_checkpointing=True)
     saved = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
-    (state,) = (state for name, state in saved["callbacks"].items() if name.startswith("GeometryMonitor"))
+    (state,) = (
+        state for name, state in saved["callbacks"].items() if name.startswith("GeometryMonitor")
+    )
     first, last = (state["drift"][which]["block.00"]["rows"] for which in ("first", "previous"))
     expected = of_drift(monitor.history)[2, "block.00"]["procrustes_to_first"]
     assert naive_procrustes(first, last) == pytest.approx(expected, abs=1e-9)
@@ -234,14 +287,21 @@ def test_the_hugging_face_trainer_logs_it(tmp_path):
 
 
 @pytest.mark.slow
-def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(tmp_path, caplog):
-    said = "GeometryCallback: drift has no rows from before step 2: the first measurement from now on is its first."
+def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(
+    tmp_path, caplog
+):
+    said = (
+        "GeometryCallback: drift has no rows from before step 2: the first measurement from now on "
+        "is its first."
+    )
     saves = {"save_strategy": "steps", "save_steps": 2}
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()
         assert said not in caplog.text
         callback = GeometryCallback(**OPTIONS)
-        hf_trainer(tmp_path, callback, max_steps=6).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        hf_trainer(tmp_path, callback, max_steps=6).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+        )
     assert caplog.text.count(said) == 1
     found = of_drift(callback.history)
     assert [found[step, "embed"].keys() for step in (2, 4, 6)] == [set(), OVER_TIME, OVER_TIME]
@@ -259,7 +319,9 @@ class Changes:
 
 
 def test_a_probe_that_changes_is_said_once_and_comparing_starts_again():
-    with pytest.warns(UserWarning, match=r"(?s)at layer 'embed' the probe has others than.*shuffle=False") as caught:
+    with pytest.warns(
+        UserWarning, match=r"(?s)at layer 'embed' the probe has others than.*shuffle=False"
+    ) as caught:
         monitor = loop(8, **{**OPTIONS, "probe": Changes()})[1]
     assert len([each for each in caught if "drift" in str(each.message)]) == 1
     found = of_drift(monitor.history)
@@ -286,7 +348,12 @@ def test_rows_that_are_not_finite_once_are_left_out_then():
         for step in range(3):
             with torch.no_grad():
                 table.copy_(
-                    before * (1 + step * torch.rand(before.shape, generator=torch.Generator().manual_seed(step)))
+                    before
+                    * (
+                        1
+                        + step
+                        * torch.rand(before.shape, generator=torch.Generator().manual_seed(step))
+                    )
                 )
                 table[token] = torch.nan if step == 1 else before[token]
             with monitor.step(step):
@@ -299,13 +366,20 @@ def test_rows_that_are_not_finite_once_are_left_out_then():
 
 
 def test_it_needs_a_probe():
-    for make in (GeometryMonitor, GeometryCallback, lambda **options: StepMonitor(gpt_neox(), **options)):
+    for make in (
+        GeometryMonitor,
+        GeometryCallback,
+        lambda **options: StepMonitor(gpt_neox(), **options),
+    ):
         with pytest.raises(
-            ValueError, match=r"drift compares the same rows .* got drift=True without one\. Give probe="
+            ValueError,
+            match=r"drift compares the same rows .* got drift=True without one\. Give probe=",
         ):
             make(drift=True)
     for number in (5, -1, 0, 1.5, "all"):
-        with pytest.raises(ValueError, match=r"drift must be True, False, or a number of rows, 32 or more; got"):
+        with pytest.raises(
+            ValueError, match=r"drift must be True, False, or a number of rows, 32 or more; got"
+        ):
             GeometryMonitor(probe=BATCHES, drift=number)
 
 
@@ -315,7 +389,9 @@ def test_a_failure_in_it_ends_no_training(monkeypatch):
 
     monkeypatch.setattr(drift, "drift_values", fails)
     plain, _ = loop(4)
-    with pytest.warns(UserWarning, match="is off for the rest of this run.*did not converge.*at layer 'block.00'"):
+    with pytest.warns(
+        UserWarning, match="is off for the rest of this run.*did not converge.*at layer 'block.00'"
+    ):
         monitored, monitor = loop(4, **{**OPTIONS, "on_error": "warn"})
     assert_same_training(plain, monitored)
     assert monitor.history == []
@@ -323,21 +399,27 @@ def test_a_failure_in_it_ends_no_training(monkeypatch):
 
 def test_a_failure_of_a_metric_frees_the_rows():
     with pytest.warns(UserWarning, match="is off for the rest of this run"):
-        _, monitor = loop(4, **{**OPTIONS, "on_error": "warn", "metrics": lambda dim: [BreaksLate(dim)]})
+        _, monitor = loop(
+            4, **{**OPTIONS, "on_error": "warn", "metrics": lambda dim: [BreaksLate(dim)]}
+        )
     assert monitor.state_dict()["drift"] == {"first": {}, "previous": {}}
 
 
 def test_what_it_keeps_is_said_beforehand(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         fit(tmp_path, monitor := GeometryMonitor(**OPTIONS), max_steps=1)
-    said = "GeometryMonitor: drift keeps 1024 rows of each layer twice, up to 655 kB in all, also in checkpoints."
+    said = (
+        "GeometryMonitor: drift keeps 1024 rows of each layer twice, up to 655 kB in all, also in "
+        "checkpoints."
+    )
     assert said in caplog.text.splitlines()
     wide = GeometryMonitor(**{**OPTIONS, "drift": 32, "layers": "embed"})
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         fit(tmp_path, wide, module=TinyLM(hidden_size=32), max_steps=1)
     assert "; the linearity is undefined, it needs more than 33: drift=64, say." in caplog.text
     with_drift, without = (
-        each.describe(gpt_neox()) for each in (monitor, GeometryMonitor(**{**OPTIONS, "drift": False}))
+        each.describe(gpt_neox())
+        for each in (monitor, GeometryMonitor(**{**OPTIONS, "drift": False}))
     )
     assert with_drift.state_bytes - without.state_bytes == 5 * 3 * 2 * 36 * 16 * 4
     assert with_drift.seconds > without.seconds

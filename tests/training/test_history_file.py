@@ -1,4 +1,6 @@
-"""history.parquet: whole, in the folder of the run, readable by `embedgeo report`, also of a run that broke off."""
+"""history.parquet: whole, in the folder of the run, readable by `embedgeo report`, also of a run
+that broke off.
+"""
 
 import errno
 import importlib.metadata
@@ -28,7 +30,17 @@ from embedgeo.results.parquet import HISTORY, HistoryFile, monitored_runs
 from tests.models import VOCABULARY, gpt_neox, token_batch
 from tests.records import layer_records
 from tests.training.loops import loop
-from tests.training.runs import TinyLM, UserError, WithoutDropout, fit, loader, moments, raises_in, steps, value
+from tests.training.runs import (
+    TinyLM,
+    UserError,
+    WithoutDropout,
+    fit,
+    loader,
+    moments,
+    raises_in,
+    steps,
+    value,
+)
 
 
 class Remote(DummyLogger):
@@ -67,8 +79,14 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise", **told)
     fit(tmp_path, monitor, max_steps=5, logger=loggers)
     written = read(folder)
-    assert list(written) == HISTORY.names == ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
-    pd.testing.assert_frame_equal(written, pd.DataFrame(monitor.history, columns=HISTORY.names), check_exact=True)
+    assert (
+        list(written)
+        == HISTORY.names
+        == ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
+    )
+    pd.testing.assert_frame_equal(
+        written, pd.DataFrame(monitor.history, columns=HISTORY.names), check_exact=True
+    )
     assert len(list(tmp_path.rglob("*.parquet"))) == 1
     (run,) = read_runs([folder])
     assert run.steps == [0, 2, 4, 5]
@@ -81,7 +99,9 @@ def test_the_records_of_a_run_are_dicts_of_half_the_size(tmp_path):
         module.model(**next(iter(loader())))
     fit(tmp_path, monitor, module=module, data=loader(), max_steps=3)
     records = monitor.history
-    assert value(monitor, 0, "block.01", "Q") == pytest.approx(float(geometry.compute()["block.01"]["Q"]), rel=1e-6)
+    assert value(monitor, 0, "block.01", "Q") == pytest.approx(
+        float(geometry.compute()["block.01"]["Q"]), rel=1e-6
+    )
     assert all(isnan(record["stderr"]) for record in records)
     columns = ["step", "layer", "layer_index", "width", "metric", "value", "stderr"]
     assert all(type(record) is dict and list(record) == columns for record in records)
@@ -101,20 +121,27 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, logger):
 
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
 def test_a_run_that_breaks_off_has_its_history(tmp_path, monkeypatch, error):
-    monkeypatch.setattr(parquet, "monotonic", count().__next__)  # writing takes 1 s of a few: too long to repeat it
+    # writing takes 1 s of a few: too long to repeat it
+    monkeypatch.setattr(parquet, "monotonic", count().__next__)
     monitor = GeometryMonitor(1, metrics=moments, folder=tmp_path)
     with pytest.raises((UserError, SystemExit)):
         fit(tmp_path, monitor, module=raises_in("training_step", error), max_steps=6)
     assert sorted(read(tmp_path)["step"].unique()) == steps(monitor) == [0, 1]
 
 
-@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.filterwarnings(
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended"
+)
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(tmp_path, caplog):
+def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(
+    tmp_path, caplog
+):
     caplog.set_level(logging.INFO, "lightning.pytorch")
 
     def run(**options):
-        monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
+        monitor = GeometryMonitor(
+            2, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise"
+        )
         saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
         fit(tmp_path, monitor, saving, data=loader(), enable_checkpointing=True, **options)
         return steps(monitor), sorted(read(tmp_path)["step"].unique())
@@ -127,7 +154,10 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
     first = read(tmp_path)
     assert run(max_steps=3) == ([0, 2], [0, 2])
     pd.testing.assert_frame_equal(read(tmp_path, "history.1.parquet"), first, check_exact=True)
-    told = f"GeometryMonitor: the history of an earlier run is kept in {tmp_path / 'history.1.parquet'}."
+    told = (
+        "GeometryMonitor: the history of an earlier run is kept in "
+        f"{tmp_path / 'history.1.parquet'}."
+    )
     assert caplog.messages.count(told) == 1
     assert run(max_steps=1) == ([0], [0])
     assert sorted(read(tmp_path, "history.2.parquet")["step"].unique()) == [0, 2]
@@ -137,8 +167,12 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
 
 
 def looped(folder, model, steps, every=2, state=None):
-    """The state of a monitor after a loop over these steps, which it has written into the folder."""
-    monitor = StepMonitor(model, every, metrics=moments, folder=folder, measure_last=False, on_error="raise")
+    """The state of a monitor after a loop over these steps, which it has written into the
+    folder.
+    """
+    monitor = StepMonitor(
+        model, every, metrics=moments, folder=folder, measure_last=False, on_error="raise"
+    )
     if state is not None:
         monitor.load_state_dict(state)
     for step in steps:
@@ -150,7 +184,9 @@ def looped(folder, model, steps, every=2, state=None):
 
 
 @pytest.mark.parametrize("with_state", [False, True])
-def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_other(tmp_path, with_state):
+def test_a_loop_that_goes_on_keeps_its_file_and_one_that_starts_again_keeps_the_other(
+    tmp_path, with_state
+):
     def written(name="history.parquet"):
         return sorted(read(tmp_path, name)["step"].unique())
 
@@ -168,7 +204,10 @@ def test_a_loop_that_counts_from_1_loses_no_measurement_of_the_one_before(tmp_pa
     caplog.set_level(logging.INFO, "lightning.pytorch")
 
     def written():
-        return {path.name: sorted(read(tmp_path, path.name)["step"].unique()) for path in tmp_path.iterdir()}
+        return {
+            path.name: sorted(read(tmp_path, path.name)["step"].unique())
+            for path in tmp_path.iterdir()
+        }
 
     model = gpt_neox()
     looped(tmp_path, model, range(1, 9), 2)
@@ -179,12 +218,17 @@ def test_a_loop_that_counts_from_1_loses_no_measurement_of_the_one_before(tmp_pa
     looped(tmp_path, model, range(1, 6), 5)
     assert written()["history.2.parquet"] == [5, 10]
     kept = [message for message in caplog.messages if "of an earlier run is kept" in message]
-    assert [message.rpartition("/")[2] for message in kept] == ["history.1.parquet.", "history.2.parquet."]
+    assert [message.rpartition("/")[2] for message in kept] == [
+        "history.1.parquet.",
+        "history.2.parquet.",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_fit_that_was_raised_from_one_step_goes_on(tmp_path):
-    monitor = GeometryMonitor(1, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise")
+    monitor = GeometryMonitor(
+        1, metrics=moments, folder=tmp_path, measure_last=False, on_error="raise"
+    )
     module, run = fit(tmp_path, monitor, data=loader(4), max_epochs=1)
     first = run.global_step
     run.fit_loop.max_epochs = 2
@@ -206,7 +250,9 @@ def test_a_fit_that_was_raised_from_one_step_goes_on(tmp_path):
 def test_a_logger_on_a_server_makes_no_folder_here(tmp_path, monkeypatch, place, is_local):
     monkeypatch.chdir(tmp_path)
     model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
-    monitor = StepMonitor(model, 1, layers="1", metrics=moments, log=Remote(place), on_error="raise")
+    monitor = StepMonitor(
+        model, 1, layers="1", metrics=moments, log=Remote(place), on_error="raise"
+    )
     with monitor, monitor.step(0):
         model(torch.arange(3))
     assert steps(monitor) == [0]
@@ -216,7 +262,9 @@ def test_a_logger_on_a_server_makes_no_folder_here(tmp_path, monkeypatch, place,
     assert is_local or not list(tmp_path.iterdir())
 
 
-def test_a_new_run_that_does_not_measure_or_cannot_write_leaves_the_file_where_it_is(tmp_path, monkeypatch):
+def test_a_new_run_that_does_not_measure_or_cannot_write_leaves_the_file_where_it_is(
+    tmp_path, monkeypatch
+):
     for prefix in ("geometry", "held"):
         file = HistoryFile(tmp_path, prefix)
         file.add([*layer_records(0), *layer_records(5)])
@@ -224,13 +272,19 @@ def test_a_new_run_that_does_not_measure_or_cannot_write_leaves_the_file_where_i
     stops = raises_in("training_step", UserError)
     with pytest.raises(UserError):
         fit(tmp_path, GeometryMonitor(9, window=9, metrics=moments, folder=tmp_path), module=stops)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.held.parquet", "history.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "history.held.parquet",
+        "history.parquet",
+    ]
     file = HistoryFile(tmp_path, "held")
     with monkeypatch.context() as patched:
         patched.setattr(parquet.pq, "write_table", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             file.add(layer_records(0))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.held.parquet", "history.parquet"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "history.held.parquet",
+        "history.parquet",
+    ]
     assert file.close() == tmp_path / "history.held.1.parquet"
     assert len(read(tmp_path, "history.held.1.parquet")) == 4
     assert set(load_results(tmp_path)["step"]) == {0, 5}  # of the two that are current
@@ -265,7 +319,9 @@ def test_one_monitor_in_two_runs_writes_each_into_its_own_file(tmp_path):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
     for name in ("a", "b"):
         fit(tmp_path, monitor, max_steps=3, logger=CSVLogger(tmp_path, name=name, version=""))
-        assert sorted(read(tmp_path / name)["step"]) == sorted([0, 2, 3] * (len(read(tmp_path / name)) // 3))
+        assert sorted(read(tmp_path / name)["step"]) == sorted(
+            [0, 2, 3] * (len(read(tmp_path / name)) // 3)
+        )
 
 
 def test_means_over_blocks_are_in_the_history_and_its_file_as_they_are_logged(tmp_path):
@@ -277,7 +333,11 @@ def test_means_over_blocks_are_in_the_history_and_its_file_as_they_are_logged(tm
         if record["step"] == 2:
             logged = run.callback_metrics[f"geometry.{record['metric']}/mean"]
             assert float(logged) == pytest.approx(record["value"], rel=1e-6, nan_ok=True)
-    table = load_results(tmp_path / "run").query("layer == 'mean'").set_index(["step", "metric"])["value"]
+    table = (
+        load_results(tmp_path / "run")
+        .query("layer == 'mean'")
+        .set_index(["step", "metric"])["value"]
+    )
     assert {**table} == {(record["step"], record["metric"]): record["value"] for record in means}
     of_blocks = {record["metric"] for record in monitor.history if record["layer"] == "block.00"}
     assert len(means) == len(steps(monitor)) * len(of_blocks)
@@ -285,7 +345,9 @@ def test_means_over_blocks_are_in_the_history_and_its_file_as_they_are_logged(tm
 
 def test_two_monitors_have_a_file_each_and_the_report_tells_them_apart(tmp_path):
     first = GeometryMonitor(2, metrics=moments, on_error="raise")
-    second = GeometryMonitor(3, layers="embed", metrics=moments, prefix="held/out", on_error="raise")
+    second = GeometryMonitor(
+        3, layers="embed", metrics=moments, prefix="held/out", on_error="raise"
+    )
     fit(tmp_path, first, second, max_steps=5, logger=CSVLogger(tmp_path, name="run", version=""))
     assert sorted(p.name for p in (tmp_path / "run").glob("*.parquet")) == [
         "history.held%2Fout.parquet",
@@ -299,17 +361,26 @@ def test_two_monitors_have_a_file_each_and_the_report_tells_them_apart(tmp_path)
 def test_one_line_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         folder = tmp_path / "my run"
-        fit(tmp_path, GeometryMonitor(50, extra_steps=(1, 2), metrics=moments, folder=folder), max_steps=3)
-    start, end = (record.message for record in caplog.records if "GeometryMonitor" in record.message)
+        fit(
+            tmp_path,
+            GeometryMonitor(50, extra_steps=(1, 2), metrics=moments, folder=folder),
+            max_steps=3,
+        )
+    start, end = (
+        record.message for record in caplog.records if "GeometryMonitor" in record.message
+    )
     assert start == (
-        "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), EmbeddingMoments, every 50 steps "
+        "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), "
+        "EmbeddingMoments, every 50 steps "
         f"and at 1, 2; written to {folder / 'history.parquet'}."
     )
     assert "\n" not in end
     assert shlex.split(end.split("to look at it: ")[1])[-2:] == ["report", str(folder)]
 
 
-def test_where_the_file_cannot_be_written_training_measuring_and_logging_go_on(tmp_path, monkeypatch):
+def test_where_the_file_cannot_be_written_training_measuring_and_logging_go_on(
+    tmp_path, monkeypatch
+):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -317,7 +388,9 @@ def test_where_the_file_cannot_be_written_training_measuring_and_logging_go_on(t
     with monkeypatch.context() as patched:
         patched.setattr(parquet.pq, "write_table", full)
         monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
-        with pytest.warns(UserWarning, match="file cannot be written.* OSError: .*No space left on device") as caught:
+        with pytest.warns(
+            UserWarning, match="file cannot be written.* OSError: .*No space left on device"
+        ) as caught:
             _, run = fit(tmp_path, monitor, module=TinyLM(), max_steps=5, logger=logger)
     assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
     assert run.global_step == 5
@@ -327,7 +400,9 @@ def test_where_the_file_cannot_be_written_training_measuring_and_logging_go_on(t
     assert [path.name for path in tmp_path.glob("*")] == ["log"]
 
 
-def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_once(tmp_path, caplog):
+def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_once(
+    tmp_path, caplog
+):
     pd.DataFrame({"loss": [1.0]}).to_parquet(tmp_path / "history.parquet")
     monitor = GeometryMonitor(2, metrics=moments, folder=tmp_path)
     with pytest.warns(UserWarning, match="history.parquet must have the columns") as caught:
@@ -353,7 +428,9 @@ def run_by_hand(monitor, model):
 
 
 def test_a_models_name_that_is_a_path_is_in_the_file_as_text(tmp_path):
-    monitor = StepMonitor(model := named_model(Path("checkpoints") / "mine"), 2, layers="0", folder=tmp_path)
+    monitor = StepMonitor(
+        model := named_model(Path("checkpoints") / "mine"), 2, layers="0", folder=tmp_path
+    )
     run_by_hand(monitor, model)
     origin = json.loads(parquet.read_metadata(tmp_path / "history.parquet")["origin"])
     assert origin["model"] == str(Path("checkpoints") / "mine")
@@ -382,7 +459,10 @@ def test_an_origin_that_cannot_be_told_turns_monitoring_off_and_leaves_training(
 
 
 def test_what_could_not_be_written_is_written_once_there_is_room(tmp_path, monkeypatch):
-    write_table, failures = parquet.pq.write_table, [OSError(errno.ENOSPC, "No space left on device")]
+    write_table, failures = (
+        parquet.pq.write_table,
+        [OSError(errno.ENOSPC, "No space left on device")],
+    )
 
     def full_at_first(*args):
         if failures:
@@ -426,10 +506,14 @@ def test_a_file_that_is_none_of_ours_is_named(tmp_path):
         HistoryFile(tmp_path).add(layer_records(0))
 
 
-def test_processes_that_were_launched_together_but_do_not_know_of_each_other_have_a_file_each(tmp_path, monkeypatch):
+def test_processes_that_were_launched_together_but_do_not_know_of_each_other_have_a_file_each(
+    tmp_path, monkeypatch
+):
     def train(num_rows):
         model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
-        with StepMonitor(model, 1, layers="1", metrics=moments, folder=tmp_path, measure_last=False) as monitor:
+        with StepMonitor(
+            model, 1, layers="1", metrics=moments, folder=tmp_path, measure_last=False
+        ) as monitor:
             for step in range(2):
                 with monitor.step(step):
                     model(torch.arange(num_rows)).sum().backward()

@@ -30,7 +30,9 @@ class KeepsBatches(WithoutDropout):
 
 
 @pytest.mark.parametrize(("window", "accumulate"), [(1, 1), (2, 1), (1, 2), (2, 2)])
-def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurement_takes(tmp_path, window, accumulate):
+def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurement_takes(
+    tmp_path, window, accumulate
+):
     monitor = GeometryMonitor(4, window=window, metrics=moments, on_error="raise")
     options = {"max_steps": 6, "accumulate_grad_batches": accumulate}
     module, _ = fit(tmp_path, monitor, module=KeepsBatches(), **options)
@@ -39,7 +41,11 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
         for batch in module.seen[-window * accumulate :]:
             module.model(**batch)
     for layer, expected in geometry.compute().items():
-        got = {r["metric"]: r["value"] for r in monitor.history if r["step"] == 6 and r["layer"] == layer}
+        got = {
+            r["metric"]: r["value"]
+            for r in monitor.history
+            if r["step"] == 6 and r["layer"] == layer
+        }
         assert got == pytest.approx(expected, rel=1e-9, nan_ok=True)
     assert not any(ids() is not None for ids in module.ids)  # the batches are let go
 
@@ -56,7 +62,9 @@ def test_a_batch_that_was_changed_on_its_way_to_the_device_is_not_changed_again(
     module, _ = fit(tmp_path, monitor, module=Shifting(), max_steps=6)
     with observe(module.model, metrics=moments) as geometry, torch.no_grad():
         module.model(**module.seen[-1])
-    assert value(monitor, 6, "embed", "V") == pytest.approx(geometry.compute()["embed"]["V"], rel=1e-9)
+    assert value(monitor, 6, "embed", "V") == pytest.approx(
+        geometry.compute()["embed"]["V"], rel=1e-9
+    )
 
 
 def test_a_step_that_is_measured_already_is_not_measured_again(tmp_path):
@@ -74,7 +82,9 @@ def test_they_are_left_out_where_told(tmp_path):
 
 
 class WithStatistics(TinyLM):
-    """A normalization that updates its buffers in train mode, and a part that is frozen in eval mode."""
+    """A normalization that updates its buffers in train mode, and a part that is frozen in eval
+    mode.
+    """
 
     def __init__(self):
         super().__init__()
@@ -85,12 +95,17 @@ class WithStatistics(TinyLM):
 
     def on_train_start(self):
         self.model.gpt_neox.layers[0].eval()
-        self.model.gpt_neox.layers[1].register_forward_pre_hook(lambda m, args: self.modes.append(m.training))
+        self.model.gpt_neox.layers[1].register_forward_pre_hook(
+            lambda m, args: self.modes.append(m.training)
+        )
 
 
 def test_buffers_and_modes_are_those_that_training_left(tmp_path):
     states, modes = [], []
-    for callbacks in ((), (GeometryMonitor(100, layers="block.*", metrics=moments, on_error="raise"),)):
+    for callbacks in (
+        (),
+        (GeometryMonitor(100, layers="block.*", metrics=moments, on_error="raise"),),
+    ):
         L.seed_everything(0, verbose=False)
         module, _ = fit(tmp_path, *callbacks, module=WithStatistics(), max_steps=3)
         states.append(module.state_dict())
@@ -106,7 +121,9 @@ class WithCache(TinyLM):
     def __init__(self):
         super().__init__()
         self.model.register_buffer("cache", torch.zeros(1))
-        self.model.register_forward_pre_hook(lambda m, args: setattr(m, "cache", torch.zeros(len(m.cache) + 1)))
+        self.model.register_forward_pre_hook(
+            lambda m, args: setattr(m, "cache", torch.zeros(len(m.cache) + 1))
+        )
 
 
 def test_a_buffer_that_grows_is_as_long_as_training_left_it(tmp_path):
@@ -117,7 +134,9 @@ def test_a_buffer_that_grows_is_as_long_as_training_left_it(tmp_path):
 
 
 class ByHand(L.LightningModule):
-    """A module that only its own training step can run, which leaves traces wherever a module can."""
+    """A module that only its own training step can run, which leaves traces wherever a module
+    can.
+    """
 
     def __init__(self):
         super().__init__()
@@ -169,7 +188,9 @@ def test_a_training_step_is_run_where_there_is_no_forward_and_leaves_nothing_beh
         states = {**module.state_dict(), "total": module.mean.mean_value, "random": torch.rand(3)}
         states |= {tag: value for tag, value in run.callback_metrics.items() if "/" not in tag}
         logger.save()
-        logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")[["loss", "mean", "draw", "direct"]].dropna(how="all")
+        logged = pd.read_csv(f"{logger.log_dir}/metrics.csv")[
+            ["loss", "mean", "draw", "direct"]
+        ].dropna(how="all")
         found.append((states, module.num_steps, logged.reset_index(drop=True)))
     (before, num_before, plain), (after, num_after, logged) = found
     assert before.keys() == after.keys()
@@ -181,14 +202,18 @@ def test_a_training_step_is_run_where_there_is_no_forward_and_leaves_nothing_beh
 
 def test_the_last_weights_are_measured_in_the_training_step_on_the_last_batch(tmp_path):
     monitor = GeometryMonitor(2, layers="layers.00", metrics=moments, on_error="raise")
-    module, _ = fit(tmp_path, monitor, module=ByHand(), data=loader(20), logger=CSVLogger(tmp_path), max_steps=5)
+    module, _ = fit(
+        tmp_path, monitor, module=ByHand(), data=loader(20), logger=CSVLogger(tmp_path), max_steps=5
+    )
     with observe(module, "layers.00", moments) as geometry, torch.no_grad():
         *_, batch = loader(20)
         module.layers[0](module.table(batch["input_ids"]))
     assert value(monitor, 5, "layers.00", "V") == geometry.compute()["layers.00"]["V"]
 
 
-def test_what_cannot_be_run_on_a_batch_is_told_when_training_starts_and_once_where_the_user_called(tmp_path, caplog):
+def test_what_cannot_be_run_on_a_batch_is_told_when_training_starts_and_once_where_the_user_called(
+    tmp_path, caplog
+):
     monitor = GeometryMonitor(2, layers="layers.*", metrics=moments)
     run = trainer(tmp_path, callbacks=[monitor], logger=CSVLogger(tmp_path), max_steps=5)
     told = "last step, 5, are not measured.*probe_forward=.*measure_last=False"
@@ -198,17 +223,25 @@ def test_what_cannot_be_run_on_a_batch_is_told_when_training_starts_and_once_whe
     assert warning.filename == __file__
     assert steps(monitor) == [0, 2, 4]
     assert run.global_step == 5
-    opening = "ByHandTwice has no forward(): to measure the last weights under manual optimization, give probe_forward="
+    opening = (
+        "ByHandTwice has no forward(): to measure the last weights under manual optimization, give "
+        "probe_forward="
+    )
     assert opening in caplog.text
     caplog.clear()
     monitor = GeometryMonitor(2, layers="layers.*", probe=loader(4))
     run = trainer(tmp_path, callbacks=[monitor], logger=CSVLogger(tmp_path), max_steps=1)
-    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="is off for the rest of this run") as caught:
+    with (
+        caplog.at_level("INFO"),
+        pytest.warns(UserWarning, match="is off for the rest of this run") as caught,
+    ):
         run.fit(ByHandTwice(), loader())
     assert {w.filename for w in caught if "GeometryMonitor" in str(w.message)} == {__file__}
     assert "ByHandTwice has no forward(): to measure the probe, give probe_forward=" in caplog.text
     forward = lambda module, batch: module.layers[0](module.table(batch["input_ids"]))  # noqa: E731
-    by_hand = GeometryMonitor(2, layers="layers.00", metrics=moments, probe_forward=forward, on_error="raise")
+    by_hand = GeometryMonitor(
+        2, layers="layers.00", metrics=moments, probe_forward=forward, on_error="raise"
+    )
     fit(tmp_path, by_hand, module=ByHandTwice(), logger=CSVLogger(tmp_path), max_steps=5)
     assert steps(by_hand) == [0, 2, 4, 5]
 

@@ -11,7 +11,16 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 
 from embedgeo import GeometryMonitor, observe
 from tests.models import hooks
-from tests.training.runs import TinyLM, ValidatedLM, fit, loader, moments, random_state, steps, value
+from tests.training.runs import (
+    TinyLM,
+    ValidatedLM,
+    fit,
+    loader,
+    moments,
+    random_state,
+    steps,
+    value,
+)
 
 LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
 
@@ -47,7 +56,12 @@ def test_no_hook_is_on_the_model_between_measured_steps(tmp_path):
             assert hooks(pl_module) == 0
 
     spy = Spy()
-    fit(tmp_path, GeometryMonitor(every_n_steps=4, metrics=moments, on_error="raise"), spy, max_steps=10)
+    fit(
+        tmp_path,
+        GeometryMonitor(every_n_steps=4, metrics=moments, on_error="raise"),
+        spy,
+        max_steps=10,
+    )
     assert [step for step, count in spy.hooks.items() if count] == [0, 4, 8]
 
 
@@ -85,7 +99,9 @@ def test_the_probe_equals_observe_on_the_weights_of_that_step(tmp_path):
             self.at = {}
 
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            self.at.setdefault(trainer.global_step, {k: v.clone() for k, v in pl_module.state_dict().items()})
+            self.at.setdefault(
+                trainer.global_step, {k: v.clone() for k, v in pl_module.state_dict().items()}
+            )
 
     probe, weights = loader(16, 8, seed=1, padding="left"), Weights()
     monitor = GeometryMonitor(every_n_steps=4, probe=probe, on_error="raise")
@@ -98,7 +114,11 @@ def test_the_probe_equals_observe_on_the_weights_of_that_step(tmp_path):
             for batch in probe:
                 offline.model(**batch)
         for layer, expected in geometry.compute().items():
-            got = {r["metric"]: r["value"] for r in monitor.history if r["step"] == step and r["layer"] == layer}
+            got = {
+                r["metric"]: r["value"]
+                for r in monitor.history
+                if r["step"] == step and r["layer"] == layer
+            }
             assert got == pytest.approx(expected, rel=1e-6, nan_ok=True), (step, layer)
     assert value(monitor, 0, "embed", "n") == 16 * 9
 
@@ -142,7 +162,10 @@ def test_validation_and_sanity_checking_are_left_alone(tmp_path):
 @pytest.mark.usefixtures("unpainted")
 def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
-    loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
+    loggers = [
+        TensorBoardLogger(tmp_path, name="tb", version=""),
+        CSVLogger(tmp_path, name="csv", version=""),
+    ]
     _, run = fit(tmp_path, monitor, max_steps=5, logger=loggers)
     events = EventAccumulator(str(tmp_path / "tb"), size_guidance={"scalars": 0}).Reload()
     tags = {tag for tag in events.Tags()["scalars"] if tag.startswith("geometry.")}
@@ -150,13 +173,23 @@ def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     everywhere = {f"geometry.{metric}/{layer}" for metric in metrics for layer in [*LAYERS, "mean"]}
     assert tags == everywhere | {"geometry.norm_Q_expected/final_norm"}
     assert [event.step for event in events.Scalars("geometry.V/block.01")] == [0, 2, 4, 5]
-    assert events.Scalars("geometry.V/block.01")[1].value == pytest.approx(value(monitor, 2, "block.01", "V"))
+    assert events.Scalars("geometry.V/block.01")[1].value == pytest.approx(
+        value(monitor, 2, "block.01", "V")
+    )
     blocks = [value(monitor, 5, f"block.0{i}", "V") for i in range(3)]
     assert events.Scalars("geometry.V/mean")[-1].value == pytest.approx(sum(blocks) / 3)
     table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[5] == pytest.approx(sum(blocks) / 3)
     assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 5, "block.01", "V")
-    assert set(monitor.history[0]) == {"step", "layer", "layer_index", "width", "metric", "value", "stderr"}
+    assert set(monitor.history[0]) == {
+        "step",
+        "layer",
+        "layer_index",
+        "width",
+        "metric",
+        "value",
+        "stderr",
+    }
 
 
 @pytest.mark.slow
@@ -169,7 +202,10 @@ def test_each_tensorboard_gets_one_chart_per_metric(tmp_path, number):
     events = EventAccumulator(str(tmp_path / str(number))).Reload()
     (event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    assert [category.title for category in layout.category][:2] == ["g: at a glance", "g: size and variance"]
+    assert [category.title for category in layout.category][:2] == [
+        "g: at a glance",
+        "g: size and variance",
+    ]
     charts = [chart for category in layout.category for chart in category.chart]
     shown = [tag for chart in charts for tag in chart.multiline.tag]
     assert sorted(shown) == sorted({rf"^g\.{r['metric']}\/" for r in monitor.history})
@@ -180,7 +216,9 @@ def test_each_tensorboard_gets_one_chart_per_metric(tmp_path, number):
 def test_early_stopping_can_watch_the_geometry(tmp_path):
     stop = EarlyStopping("geometry.n/mean", patience=2, mode="max", check_on_train_epoch_end=False)
     options = {"max_steps": 50, "val": loader(4), "val_check_interval": 1}
-    _, run = fit(tmp_path, GeometryMonitor(1, metrics=moments), stop, module=ValidatedLM(), **options)
+    _, run = fit(
+        tmp_path, GeometryMonitor(1, metrics=moments), stop, module=ValidatedLM(), **options
+    )
     assert run.global_step < 10
 
 

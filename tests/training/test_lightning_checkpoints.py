@@ -1,4 +1,6 @@
-"""What ModelCheckpoint and EarlyStopping see of the geometry: values of the weights that are saved, in time."""
+"""What ModelCheckpoint and EarlyStopping see of the geometry: values of the weights that are saved,
+in time.
+"""
 
 from pathlib import Path
 
@@ -15,7 +17,9 @@ TAG = "geometry.V/block.01"
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings(
+        "ignore:You're resuming from a checkpoint that ended before the epoch ended"
+    ),
 ]
 
 
@@ -54,27 +58,53 @@ def test_each_checkpoint_is_scored_by_the_weights_it_holds(tmp_path, make, optio
     assert len({score.item() for score in best.best_k_models.values()}) == len(best.best_k_models)
 
 
-def test_a_checkpoint_that_is_named_after_a_value_is_a_file_as_the_documentation_shows(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_named_after_a_value_is_a_file_as_the_documentation_shows(
+    tmp_path, monkeypatch
+):
     (shown,) = [
-        each.code for each in blocks("docs/how-to/checkpoints.md", "python") if "auto_insert_metric_name" in each.code
+        each.code
+        for each in blocks("docs/how-to/checkpoints.md", "python")
+        if "auto_insert_metric_name" in each.code
     ]
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(shown.replace("every_n_train_steps=100", "every_n_train_steps=2"), found)
     plain = ModelCheckpoint("plain", filename="{step}-{geometry.V/mean:.3f}", every_n_train_steps=2)
     monitor = GeometryMonitor(2, probe=held_out(), metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, found["best"], plain, data=loader(), max_steps=2, enable_checkpointing=True)
+    fit(
+        tmp_path,
+        monitor,
+        found["best"],
+        plain,
+        data=loader(),
+        max_steps=2,
+        enable_checkpointing=True,
+    )
     mean = f"{sum(value(monitor, 2, f'block.0{i}', 'V') for i in range(3)) / 3:.3f}"
-    assert [str(path) for path in Path("checkpoints").rglob("*")] == [f"checkpoints/step=2-V={mean}.ckpt"]
-    assert [str(path) for path in Path("plain").rglob("*.ckpt")] == [f"plain/step=2-geometry.V/mean={mean}.ckpt"]
+    assert [str(path) for path in Path("checkpoints").rglob("*")] == [
+        f"checkpoints/step=2-V={mean}.ckpt"
+    ]
+    assert [str(path) for path in Path("plain").rglob("*.ckpt")] == [
+        f"plain/step=2-geometry.V/mean={mean}.ckpt"
+    ]
 
 
 def test_a_checkpoint_cannot_be_scored_by_a_training_batch(tmp_path):
     best = ModelCheckpoint(tmp_path, monitor=TAG, every_n_train_steps=2)
-    with pytest.raises(ValueError, match=r"monitor='geometry.V/block.01'.* before the step.*probe="):
-        fit(tmp_path, GeometryMonitor(2, metrics=moments), best, max_steps=4, enable_checkpointing=True)
+    with pytest.raises(
+        ValueError, match=r"monitor='geometry.V/block.01'.* before the step.*probe="
+    ):
+        fit(
+            tmp_path,
+            GeometryMonitor(2, metrics=moments),
+            best,
+            max_steps=4,
+            enable_checkpointing=True,
+        )
     other = ModelCheckpoint(tmp_path, monitor="loss", every_n_train_steps=2)
-    fit(tmp_path, GeometryMonitor(2, metrics=moments), other, max_steps=4, enable_checkpointing=True)
+    fit(
+        tmp_path, GeometryMonitor(2, metrics=moments), other, max_steps=4, enable_checkpointing=True
+    )
 
 
 def test_a_monitor_whose_prefix_starts_like_its_own_is_not_taken_for_it(tmp_path):
@@ -90,14 +120,23 @@ def test_a_monitor_whose_prefix_starts_like_its_own_is_not_taken_for_it(tmp_path
 
 def test_a_probe_measured_when_a_checkpoint_was_saved_is_neither_repeated_nor_lost(tmp_path):
     def monitor():
-        return GeometryMonitor(3, probe=held_out(), metrics=moments, measure_last=False, on_error="raise")
+        return GeometryMonitor(
+            3, probe=held_out(), metrics=moments, measure_last=False, on_error="raise"
+        )
 
     whole, first, second = monitor(), monitor(), monitor()
     options = {"data": loader(), "enable_checkpointing": True}
     fit(tmp_path, whole, max_steps=9, data=loader())
     first_saved, second_saved = (ModelCheckpoint(tmp_path, every_n_train_steps=3) for _ in range(2))
     fit(tmp_path, first, first_saved, max_steps=3, **options)
-    fit(tmp_path, second, second_saved, max_steps=9, ckpt_path=first_saved.best_model_path, **options)
+    fit(
+        tmp_path,
+        second,
+        second_saved,
+        max_steps=9,
+        ckpt_path=first_saved.best_model_path,
+        **options,
+    )
     assert steps(whole) == [0, 3, 6, 9]
     assert (steps(first), steps(second)) == ([0, 3], [6, 9])
     assert value(first, 3, "block.01", "V") == value(whole, 3, "block.01", "V")
@@ -108,7 +147,12 @@ def test_early_stopping_waits_for_the_first_measurement(tmp_path, monitor_first)
     stop = EarlyStopping("geometry.n/mean", patience=2, mode="max", check_on_train_epoch_end=False)
     monitor = GeometryMonitor(20, window=4, metrics=moments, on_error="raise")
     callbacks = (monitor, stop) if monitor_first else (stop, monitor)
-    options = {"max_steps": 50, "val": loader(4), "val_check_interval": 1, "num_sanity_val_steps": 1}
+    options = {
+        "max_steps": 50,
+        "val": loader(4),
+        "val_check_interval": 1,
+        "num_sanity_val_steps": 1,
+    }
     _, run = fit(tmp_path, *callbacks, module=ValidatedLM(), **options)
     assert stop.strict
     assert 4 <= run.global_step < 10
@@ -117,8 +161,18 @@ def test_early_stopping_waits_for_the_first_measurement(tmp_path, monitor_first)
 def test_early_stopping_on_a_tag_that_is_never_measured_is_an_error_as_before(tmp_path):
     stop = EarlyStopping("geometry.anisotropi/mean", check_on_train_epoch_end=False)
     monitor = GeometryMonitor(20, window=2, metrics=moments, on_error="raise")
-    with pytest.raises(RuntimeError, match=r"conditioned on metric `geometry.anisotropi/mean` which"):
-        fit(tmp_path, stop, monitor, module=ValidatedLM(), max_steps=9, val=loader(4), val_check_interval=1)
+    with pytest.raises(
+        RuntimeError, match=r"conditioned on metric `geometry.anisotropi/mean` which"
+    ):
+        fit(
+            tmp_path,
+            stop,
+            monitor,
+            module=ValidatedLM(),
+            max_steps=9,
+            val=loader(4),
+            val_check_interval=1,
+        )
 
 
 def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
@@ -127,11 +181,18 @@ def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
         saved = ModelCheckpoint(tmp_path, every_n_train_steps=2)
         return GeometryMonitor(4, probe=held_out(), metrics=moments, on_error="raise"), stop, saved
 
-    options = {"val": loader(4), "val_check_interval": 1, "data": loader(), "enable_checkpointing": True}
+    options = {
+        "val": loader(4),
+        "val_check_interval": 1,
+        "data": loader(),
+        "enable_checkpointing": True,
+    }
     fit(tmp_path, *callbacks(), module=ValidatedLM(), max_steps=2, **options)
     monitor, stop, saved = callbacks()
     path = tmp_path / "epoch=0-step=2.ckpt"
-    fit(tmp_path, monitor, stop, saved, module=ValidatedLM(), max_steps=5, ckpt_path=path, **options)
+    fit(
+        tmp_path, monitor, stop, saved, module=ValidatedLM(), max_steps=5, ckpt_path=path, **options
+    )
     assert steps(monitor) == [4, 5]
     assert (
         stop.best_score.item()

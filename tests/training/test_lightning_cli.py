@@ -9,7 +9,8 @@ from embedgeo import GeometryMonitor
 from tests.models import token_batch
 from tests.training.runs import TinyLM, loader, steps, value
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # lightning 2.6 calls old names of jsonargparse
+# lightning 2.6 calls old names of jsonargparse
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
 class HeldOut(Dataset):
@@ -41,27 +42,53 @@ def run(tmp_path, monkeypatch):
 
 
 def trained(folder, init_args):
-    monitor = {"class_path": "embedgeo.GeometryMonitor", "init_args": {"every_n_steps": 2, **init_args}}
+    monitor = {
+        "class_path": "embedgeo.GeometryMonitor",
+        "init_args": {"every_n_steps": 2, **init_args},
+    }
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = {"max_steps": 2, "accelerator": "cpu", "enable_checkpointing": False, **quiet, "callbacks": [monitor]}
-    (folder / "config.yaml").write_text(yaml.safe_dump({"trainer": {**trainer, "default_root_dir": str(folder)}}))
-    cli = LightningCLI(Trained, seed_everything_default=0, save_config_kwargs={"config_filename": "saved.yaml"})
-    (made,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, GeometryMonitor))
+    trainer = {
+        "max_steps": 2,
+        "accelerator": "cpu",
+        "enable_checkpointing": False,
+        **quiet,
+        "callbacks": [monitor],
+    }
+    (folder / "config.yaml").write_text(
+        yaml.safe_dump({"trainer": {**trainer, "default_root_dir": str(folder)}})
+    )
+    cli = LightningCLI(
+        Trained, seed_everything_default=0, save_config_kwargs={"config_filename": "saved.yaml"}
+    )
+    (made,) = (
+        callback for callback in cli.trainer.callbacks if isinstance(callback, GeometryMonitor)
+    )
     return made
 
 
-@pytest.mark.parametrize(("arguments", "rows"), [({"init_args": {"rows": 8, "seed": 1}}, 8), ({}, 3)])
-def test_the_probe_can_be_a_data_loader_of_a_data_set_given_by_their_class_paths(run, tmp_path, arguments, rows):
+@pytest.mark.parametrize(
+    ("arguments", "rows"), [({"init_args": {"rows": 8, "seed": 1}}, 8), ({}, 3)]
+)
+def test_the_probe_can_be_a_data_loader_of_a_data_set_given_by_their_class_paths(
+    run, tmp_path, arguments, rows
+):
     dataset = {"class_path": f"{__name__}.HeldOut", **arguments}
-    loader_of = {"class_path": "torch.utils.data.DataLoader", "init_args": {"batch_size": 2, "dataset": dataset}}
+    loader_of = {
+        "class_path": "torch.utils.data.DataLoader",
+        "init_args": {"batch_size": 2, "dataset": dataset},
+    }
     monitor = run(probe=loader_of, on_error="raise")
     assert monitor.probe.batch_size == 2
     assert steps(monitor) == [0, 2]
     assert value(monitor, 0, "embed", "n") == rows * 12
-    assert yaml.safe_load((tmp_path / "saved.yaml").read_text())["trainer"]["callbacks"][0]["init_args"]["probe"]
+    assert yaml.safe_load((tmp_path / "saved.yaml").read_text())["trainer"]["callbacks"][0][
+        "init_args"
+    ]["probe"]
 
 
 def test_the_other_arguments_of_the_monitor_can_be_given_too(run, tmp_path):
-    monitor = run(measure_last=False, folder=str(tmp_path / "told"), extra_steps=[1], layers=["embed"])
+    monitor = run(
+        measure_last=False, folder=str(tmp_path / "told"), extra_steps=[1], layers=["embed"]
+    )
     assert steps(monitor) == [0, 1]
     assert (tmp_path / "told" / "history.parquet").exists()

@@ -11,7 +11,17 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from embedgeo import GeometryMonitor, observe
 from tests.models import gpt_neox, hooks, token_batch
-from tests.training.runs import Manual, TinyLM, ValidatedLM, fit, loader, moments, n_at, steps, trainer
+from tests.training.runs import (
+    Manual,
+    TinyLM,
+    ValidatedLM,
+    fit,
+    loader,
+    moments,
+    n_at,
+    steps,
+    trainer,
+)
 
 
 class Stream(IterableDataset):
@@ -33,7 +43,11 @@ BATCH = 4 * 12
         (TinyLM, {"max_steps": 7}, {0: 1, 3: 1, 6: 1}),
         (TinyLM, {"max_epochs": 1, "limit_train_batches": 5}, {0: 1, 3: 1}),
         (TinyLM, {"max_epochs": 3, "limit_train_batches": 3}, {0: 1, 3: 1, 6: 1}),
-        (TinyLM, {"max_epochs": 2, "limit_train_batches": 5, "accumulate_grad_batches": 2}, {0: 2, 3: 2}),
+        (
+            TinyLM,
+            {"max_epochs": 2, "limit_train_batches": 5, "accumulate_grad_batches": 2},
+            {0: 2, 3: 2},
+        ),
         (TinyLM, {"max_steps": 5, "data": stream()}, {0: 1, 3: 1}),
         (TinyLM, {"max_epochs": 1, "data": stream()}, {0: 1, 3: 1, 6: 1, 9: 1, 12: 1, 15: 1}),
         (TinyLM, {"fast_dev_run": 4}, {0: 1, 3: 1}),
@@ -66,7 +80,12 @@ def test_the_last_probe_measurement_is_at_the_first_step_after_a_scheduled_one(t
 
 def test_a_window_goes_on_across_epochs_and_leaves_their_validation_out(tmp_path):
     monitor = GeometryMonitor(5, window=4, metrics=moments, measure_last=False, on_error="raise")
-    options = {"max_epochs": 3, "limit_train_batches": 3, "val": loader(8), "num_sanity_val_steps": 2}
+    options = {
+        "max_epochs": 3,
+        "limit_train_batches": 3,
+        "val": loader(8),
+        "num_sanity_val_steps": 2,
+    }
     fit(tmp_path, monitor, module=ValidatedLM(), **options)
     assert n_at(monitor) == {0: 4 * BATCH, 5: 4 * BATCH}
 
@@ -80,7 +99,12 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
             assert hooks(self) == 0
 
     monitor = GeometryMonitor(1, metrics=moments, on_error="raise")
-    options = {"max_epochs": 2, "val": loader(8), "check_val_every_n_epoch": 1, "num_sanity_val_steps": 0}
+    options = {
+        "max_epochs": 2,
+        "val": loader(8),
+        "check_val_every_n_epoch": 1,
+        "num_sanity_val_steps": 0,
+    }
     fit(tmp_path, monitor, module=Skips(), **options)
     assert n_at(monitor) == dict.fromkeys(range(4), BATCH)
 
@@ -89,14 +113,23 @@ def test_one_monitor_measures_one_run_after_the_other(tmp_path):
     monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
     fit(tmp_path, monitor, max_steps=3)
     fit(tmp_path, monitor, module=TinyLM(num_hidden_layers=2), max_steps=3)
-    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [0, 2, 3, 0, 2, 3]
+    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [
+        0,
+        2,
+        3,
+        0,
+        2,
+        3,
+    ]
 
 
 def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
     def monitors():
         first = GeometryMonitor(2, layers="block.*", metrics=moments, window=2, on_error="raise")
         probe = loader(8, seed=5, padding="left")
-        return first, GeometryMonitor(3, layers="embed", metrics=moments, probe=probe, prefix="held", on_error="raise")
+        return first, GeometryMonitor(
+            3, layers="embed", metrics=moments, probe=probe, prefix="held", on_error="raise"
+        )
 
     both, alone = monitors(), monitors()
     together, run = fit(tmp_path, *both, max_steps=8)
@@ -104,11 +137,15 @@ def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
     for each in alone:
         fit(tmp_path, each, max_steps=8)
     for one, other in zip(both, alone, strict=True):
-        pd.testing.assert_frame_equal(pd.DataFrame(one.history), pd.DataFrame(other.history), check_exact=True)
+        pd.testing.assert_frame_equal(
+            pd.DataFrame(one.history), pd.DataFrame(other.history), check_exact=True
+        )
     assert steps(both[0]) == [0, 2, 4, 6, 8]
     assert steps(both[1]) == [0, 3, 6, 8]
     assert {"geometry.V/block.01", "held.V/embed"} <= run.callback_metrics.keys()
-    assert all(torch.equal(a, b) for a, b in zip(together.parameters(), plain.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(together.parameters(), plain.parameters(), strict=True)
+    )
 
 
 def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
@@ -116,7 +153,12 @@ def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
     compiled(torch.zeros(1, 2))
     before = torch._dynamo.eval_frame._stance
     first = GeometryMonitor(2, metrics=moments, on_error="raise")
-    fit(tmp_path, first, GeometryMonitor(3, metrics=moments, prefix="other", on_error="raise"), max_steps=7)
+    fit(
+        tmp_path,
+        first,
+        GeometryMonitor(3, metrics=moments, prefix="other", on_error="raise"),
+        max_steps=7,
+    )
     assert steps(first) == [0, 2, 4, 6, 7]
     assert torch._dynamo.eval_frame._stance is before
 
@@ -126,17 +168,24 @@ def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
 def test_tensorboard_shows_the_charts_of_both_monitors(tmp_path):
     second = GeometryMonitor(2, layers="embed", metrics=moments, prefix="second", on_error="raise")
     first = GeometryMonitor(2, layers="block.*", metrics=moments, on_error="raise")
-    loggers = [TensorBoardLogger(tmp_path, name="tb", version=""), CSVLogger(tmp_path, name="csv", version="")]
+    loggers = [
+        TensorBoardLogger(tmp_path, name="tb", version=""),
+        CSVLogger(tmp_path, name="csv", version=""),
+    ]
     fit(tmp_path, first, second, max_steps=3, logger=loggers)
     events = EventAccumulator(str(tmp_path / "tb"), size_guidance={"tensors": 0}).Reload()
-    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0])
+    layout = layout_pb2.Layout.FromString(
+        events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
+    )
     titles = [category.title for category in layout.category]
     assert {"geometry: at a glance", "second: at a glance"} <= set(titles)
     assert {title.split(":")[0] for title in titles} == {"geometry", "second"}
 
 
 def test_monitors_of_one_trainer_need_prefixes_of_their_own(tmp_path):
-    with pytest.raises(RuntimeError, match="more than one stateful callback of type `GeometryMonitor`"):
+    with pytest.raises(
+        RuntimeError, match="more than one stateful callback of type `GeometryMonitor`"
+    ):
         fit(tmp_path, GeometryMonitor(2), GeometryMonitor(3, layers="embed"), max_steps=1)
 
 
@@ -156,14 +205,26 @@ class TwoTowers(L.LightningModule):
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_a_monitor_on_a_module_inside(tmp_path, with_probe):
     data = loader(4, padding="left")
-    student = GeometryMonitor(2, layers=lambda m: m.student, probe=data if with_probe else None, on_error="raise")
+    student = GeometryMonitor(
+        2, layers=lambda m: m.student, probe=data if with_probe else None, on_error="raise"
+    )
     module, _ = fit(tmp_path, student, module=TwoTowers(), data=data, max_steps=2)
     with observe(module.student) as geometry, torch.no_grad():
         module.student(**next(iter(data)))
     for layer, expected in geometry.compute().items():
-        got = {r["metric"]: r["value"] for r in student.history if r["step"] == 0 and r["layer"] == layer}
+        got = {
+            r["metric"]: r["value"]
+            for r in student.history
+            if r["step"] == 0 and r["layer"] == layer
+        }
         assert got == pytest.approx(expected, nan_ok=True)
-    assert {r["layer"] for r in student.history} == {"embed", "block.00", "block.01", "final_norm", "mean"}
+    assert {r["layer"] for r in student.history} == {
+        "embed",
+        "block.00",
+        "block.01",
+        "final_norm",
+        "mean",
+    }
 
 
 def test_a_monitor_of_chosen_modules_by_name(tmp_path):
@@ -184,7 +245,11 @@ class Evaluated(ValidatedLM):
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path, stage):
     monitor = GeometryMonitor(1, on_error="raise")
-    run, module, data = trainer(tmp_path, callbacks=[monitor]), Evaluated(), loader(16, padding="left")
+    run, module, data = (
+        trainer(tmp_path, callbacks=[monitor]),
+        Evaluated(),
+        loader(16, padding="left"),
+    )
     with observe(module) as geometry:
         getattr(run, stage)(module, data, **({} if stage == "predict" else {"verbose": False}))
     assert module.hooks_seen > 0
@@ -195,7 +260,9 @@ def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path, 
 
 
 class WithGeneration(TinyLM):
-    """Samples and scores a reference in each step, without gradients; as in reinforcement learning and DPO."""
+    """Samples and scores a reference in each step, without gradients; as in reinforcement learning
+    and DPO.
+    """
 
     def training_step(self, batch, batch_idx):
         with torch.no_grad():

@@ -1,4 +1,6 @@
-"""Training that goes on from a checkpoint: between windows, inside one, with and without the monitor before."""
+"""Training that goes on from a checkpoint: between windows, inside one, with and without the
+monitor before.
+"""
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -9,7 +11,9 @@ from tests.training.runs import TinyLM, fit, interrupted, loader, moments, steps
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
-    pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended"),
+    pytest.mark.filterwarnings(
+        "ignore:You're resuming from a checkpoint that ended before the epoch ended"
+    ),
 ]
 
 
@@ -56,7 +60,10 @@ def test_a_measured_step_at_which_a_checkpoint_was_saved_is_measured_by_the_resu
 def test_a_window_that_a_checkpoint_cuts_is_taken_up_again(tmp_path):
     first, second = monitor_of(window=3), monitor_of(window=3)
     interrupted(tmp_path, [first], [second], at=4)
-    assert {step: value(second, step, "embed", "n") for step in steps(second)} == {3: 2 * 48, 6: 3 * 48}
+    assert {step: value(second, step, "embed", "n") for step in steps(second)} == {
+        3: 2 * 48,
+        6: 3 * 48,
+    }
     assert {step: value(first, step, "embed", "n") for step in steps(first)} == {0: 3 * 48, 3: 48}
 
 
@@ -74,7 +81,10 @@ def test_a_window_that_an_exception_cuts_is_taken_up_again(tmp_path):
         fit(tmp_path, first, saving, module=Stops(), **options)
     (saved,) = tmp_path.glob("*step=4.ckpt")
     fit(tmp_path, second, ModelCheckpoint(tmp_path), ckpt_path=saved, **options)
-    assert {step: value(second, step, "embed", "n") for step in steps(second)} == {3: 2 * 48, 6: 3 * 48}
+    assert {step: value(second, step, "embed", "n") for step in steps(second)} == {
+        3: 2 * 48,
+        6: 3 * 48,
+    }
 
 
 def test_a_window_that_has_become_shorter_is_not_taken_up(tmp_path):
@@ -97,7 +107,10 @@ def test_a_monitor_can_be_added(tmp_path):
 
 
 def test_a_monitor_can_be_removed_and_lightning_says_so(tmp_path):
-    with pytest.warns(UserWarning, match=r"add the following callbacks: \[\"GeometryMonitor{'prefix': 'geometry'}\"\]"):
+    with pytest.warns(
+        UserWarning,
+        match=r"add the following callbacks: \[\"GeometryMonitor{'prefix': 'geometry'}\"\]",
+    ):
         interrupted(tmp_path, [monitor_of(window=3)], [], at=4)
     assert list((tmp_path / "saved").glob("*step=8.ckpt"))  # training went on
 

@@ -83,7 +83,8 @@ def test_pictures_are_drawn_once_for_all_loggers(drawings):
         history += layer_records(step)
         media.write(takers, history)
     media.write(takers, history, last=True)
-    assert [len(kinds) for kinds in drawings] == [4, 4, 2, 4]  # the third measurement is not twice the second
+    # the third measurement is not twice the second
+    assert [len(kinds) for kinds in drawings] == [4, 4, 2, 4]
     assert takers[0].images == takers[1].images
     assert len(takers[0].images) == 14
     assert takers[1].texts == [("geometry/what the numbers mean", 0)]
@@ -93,7 +94,8 @@ def test_a_logger_that_fails_leaves_the_others_and_the_monitor_at_work(tmp_path,
     broken, taker = TakingLogger(ValueError("no room")), TakingLogger()
     monitor = GeometryMonitor(every_n_steps=1, metrics=moments)
     with pytest.warns(
-        UserWarning, match=r"takinglogger gets no more charts, text and pictures of geometry.*ValueError: no room"
+        UserWarning,
+        match=r"takinglogger gets no more charts, text and pictures of .*ValueError: no room",
     ) as found:
         fit(tmp_path, monitor, max_steps=3, logger=[CSVLogger(tmp_path), broken, taker])
     assert len([each for each in found if "no room" in str(each.message)]) == 1
@@ -133,7 +135,9 @@ def test_a_logger_whose_adapter_cannot_be_made_leaves_the_others(tmp_path, drawi
             raise AttributeError("no context_vars")
 
     old, taker, media = OldLogger(tmp_path), Taker(), Media("geometry")
-    with pytest.warns(UserWarning, match=r"OldLogger gets no more charts, text and pictures.*no context_vars"):
+    with pytest.warns(
+        UserWarning, match=r"OldLogger gets no more charts, text and pictures.*no context_vars"
+    ):
         media.write([old, taker], layer_records(0))
     media.write([old, taker], [*layer_records(0), *layer_records(1)], last=True)
     assert len(taker.images) == 8
@@ -147,7 +151,9 @@ def test_lightnings_loggers_write_on_rank_zero_alone(tmp_path, monkeypatch, draw
             model(**token_batch(2))
         assert monitor.history
     assert not drawings
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "history.parquet"]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and path.name != "history.parquet"
+    ]
 
 
 def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monkeypatch, caplog):
@@ -166,7 +172,12 @@ def test_without_what_draws_them_there_are_no_pictures_and_one_line_says_so(monk
 
 @pytest.mark.parametrize(
     ("module", "name", "is_one"),
-    [("builtins", "float", True), ("builtins", "Run", False), ("json", "dump", False), ("not.imported", "Run", False)],
+    [
+        ("builtins", "float", True),
+        ("builtins", "Run", False),
+        ("json", "dump", False),
+        ("not.imported", "Run", False),
+    ],
 )
 def test_a_class_of_a_module_that_is_not_imported_has_no_instances(module, name, is_one):
     assert is_instance(1.5, module, name) is is_one
@@ -177,7 +188,10 @@ def test_other_objects_have_no_adapter():
 
 
 def test_csv_logger_has_a_tidy_file_beside_its_wide_one(tmp_path):
-    monitors = [GeometryMonitor(**OPTIONS, jackknife=2), GeometryMonitor(**OPTIONS, prefix="probe/one")]
+    monitors = [
+        GeometryMonitor(**OPTIONS, jackknife=2),
+        GeometryMonitor(**OPTIONS, prefix="probe/one"),
+    ]
     fit(tmp_path, *monitors, max_steps=5, logger=CSVLogger(tmp_path, name="", version="run"))
     assert_is_history(tmp_path / "run" / "geometry.csv", monitors[0].history)
     assert_is_history(tmp_path / "run" / "geometry.probe%2Fone.csv", monitors[1].history)
@@ -240,12 +254,16 @@ def test_tensorboard_keeps_the_charts_of_all_monitors(tmp_path):
 
 
 class AimLogger(DummyLogger):
-    """Keeps what it is given, as Aim's logger gives it to its run: Aim is not among the packages of the tests."""
+    """Keeps what it is given, as Aim's logger gives it to its run: Aim is not among the packages of
+    the tests.
+    """
 
     def __init__(self):
         super().__init__()
         self.tracked = []
-        self.run = SimpleNamespace(track=lambda value, name, step: self.tracked.append((value, name, step)))
+        self.run = SimpleNamespace(
+            track=lambda value, name, step: self.tracked.append((value, name, step))
+        )
 
     @property
     def experiment(self):
@@ -268,7 +286,9 @@ def test_aims_logger_is_given_pictures_and_the_explanation(tmp_path, aim, monkey
     logger = AimLogger()
     fit(tmp_path, GeometryMonitor(metrics=moments, on_error="raise"), logger=logger, max_steps=1)
     texts = [(name, step) for value, name, step in logger.tracked if isinstance(value, str)]
-    images = {(name, step): value for value, name, step in logger.tracked if not isinstance(value, str)}
+    images = {
+        (name, step): value for value, name, step in logger.tracked if not isinstance(value, str)
+    }
     assert texts == [("geometry/what the numbers mean", 0)]
     assert {("geometry.heatmap/M_over_Q", 0), ("geometry.heatmap/M_over_Q", 1)} <= set(images)
     assert all(image.tobytes() == picture.tobytes() for image in images.values())

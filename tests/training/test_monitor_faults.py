@@ -1,4 +1,6 @@
-"""Faults of the monitor end no run, those of others are what the user sees, and nothing stays attached."""
+"""Faults of the monitor end no run, those of others are what the user sees, and nothing stays
+attached.
+"""
 
 import gc
 import random
@@ -17,7 +19,14 @@ from torch._dynamo import eval_frame
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
-from embedgeo import Anisotropy, EmbeddingMoments, GeometryMonitor, StepMonitor, TokenMoments, observe
+from embedgeo import (
+    Anisotropy,
+    EmbeddingMoments,
+    GeometryMonitor,
+    StepMonitor,
+    TokenMoments,
+    observe,
+)
 from embedgeo.capture.calls import kept_random_states
 from tests.models import NanoGPT, gpt_neox, hooks, token_batch
 from tests.ranks import on_two_ranks
@@ -55,7 +64,9 @@ class FullAtTheThirdLayer(TokenMoments):
 
 
 class Answers(Metric):
-    """A user's metric; of rows it raises, or returns, what it is given, of none it may look right."""
+    """A user's metric; of rows it raises, or returns, what it is given, of none it may look
+    right.
+    """
 
     full_state_update = False
 
@@ -102,7 +113,9 @@ def stance():
 @pytest.mark.parametrize("with_probe", [False, True])
 def test_a_failure_in_a_metric_leaves_the_run_and_gives_one_warning(tmp_path, broken, with_probe):
     plain, _ = fit(tmp_path, max_steps=6)
-    monitor = GeometryMonitor(2, metrics=lambda dim: [broken(dim)], probe=loader(8) if with_probe else None)
+    monitor = GeometryMonitor(
+        2, metrics=lambda dim: [broken(dim)], probe=loader(8) if with_probe else None
+    )
     with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
         module, run = fit(tmp_path, monitor, max_steps=6)
     (warning,) = (str(w.message) for w in caught if "GeometryMonitor" in str(w.message))
@@ -111,7 +124,9 @@ def test_a_failure_in_a_metric_leaves_the_run_and_gives_one_warning(tmp_path, br
     assert run.global_step == 6
     assert hooks(module) == 0
     assert monitor.history == []
-    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), module.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
+    )
 
 
 def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(tmp_path):
@@ -124,7 +139,9 @@ def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(
     FullAtTheThirdLayer.updates = 0
     FullAtTheThirdLayer.made.clear()
     monitor = GeometryMonitor(2, metrics=lambda dim: [FullAtTheThirdLayer(dim)])
-    with pytest.warns(UserWarning, match="tried to allocate 1.5 EiB in FullAtTheThirdLayer at layer 'block.01'"):
+    with pytest.warns(
+        UserWarning, match="tried to allocate 1.5 EiB in FullAtTheThirdLayer at layer 'block.01'"
+    ):
         _, run = fit(tmp_path, monitor, Watch(), max_steps=6)
     assert run.global_step == 6
     assert held == [0] * 6
@@ -132,7 +149,9 @@ def test_running_out_of_memory_in_a_metric_frees_what_the_monitor_holds_at_once(
 
 
 @pytest.mark.parametrize(("answer", "place", "message"), ANSWERS)
-def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer(answer, place, message):
+def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer(
+    answer, place, message
+):
     model, batch = gpt_neox(), token_batch()
 
     def metrics(dim):
@@ -157,14 +176,18 @@ def test_what_a_metric_of_the_users_does_wrong_is_told_with_metric_key_and_layer
 
 
 @pytest.mark.parametrize(("answer", "place", "message"), ANSWERS)
-def test_what_a_metric_of_the_users_does_wrong_without_rows_is_refused_when_the_monitor_is_made(answer, place, message):
+def test_what_a_metric_of_the_users_does_wrong_without_rows_is_refused_when_the_monitor_is_made(
+    answer, place, message
+):
     with pytest.raises((TypeError, ZeroDivisionError), match=message) as caught:
         GeometryMonitor(metrics=lambda dim: [Answers(answer, place, looks_right=False)])
     assert caught.value.__notes__ == ["in Answers, given no rows, as a rank may be"]
 
 
 def metrics_that_answer(rank, folder):
-    """The warnings and the number of records on a rank of which one has metrics that return, or raise, the wrong."""
+    """The warnings and the number of records on a rank of which one has metrics that return, or
+    raise, the wrong.
+    """
     results = []
     model, batch = gpt_neox(), token_batch()
     for answer, place, _ in ANSWERS:
@@ -236,7 +259,9 @@ def test_keeping_random_states_does_not_initialise_cuda(monkeypatch):
         torch.rand(1)
 
 
-@pytest.mark.parametrize("place", ["training_step", "on_after_backward", "on_before_optimizer_step"])
+@pytest.mark.parametrize(
+    "place", ["training_step", "on_after_backward", "on_before_optimizer_step"]
+)
 @pytest.mark.parametrize("error", [UserError, KeyboardInterrupt, torch.OutOfMemoryError])
 def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, error):
     module, made = raises_in(place, error), WeakSet()
@@ -249,7 +274,9 @@ def test_an_exception_in_training_is_the_one_the_user_sees(tmp_path, place, erro
     monitor = GeometryMonitor(1, metrics=metrics, window=1)
     # Lightning 2.6 ends the process on Ctrl-C
     expected = SystemExit if error is KeyboardInterrupt else error
-    with pytest.raises(expected, match=None if expected is SystemExit else "in the middle of an epoch"):
+    with pytest.raises(
+        expected, match=None if expected is SystemExit else "in the middle of an epoch"
+    ):
         fit(tmp_path, monitor, module=module, max_steps=6)
     assert hooks(module) == 0
     assert steps(monitor) == [0, 1]
@@ -281,7 +308,9 @@ def test_a_monitor_goes_on_in_a_new_run_after_a_crash_in_a_window(tmp_path):
 
 
 class Diverged(TinyLM):
-    """One position of a block's output is NaN from step 2 on, and the weights are from step 3 on."""
+    """One position of a block's output is NaN from step 2 on, and the weights are from step 3
+    on.
+    """
 
     def training_step(self, batch, batch_idx):
         def spoil(module, args, output):
@@ -295,12 +324,20 @@ class Diverged(TinyLM):
 
 def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(tmp_path):
     monitor = GeometryMonitor(1, on_error="raise")
-    _, run = fit(tmp_path, monitor, module=Diverged(), max_steps=5, logger=CSVLogger(tmp_path), gradient_clip_val=1.0)
+    _, run = fit(
+        tmp_path,
+        monitor,
+        module=Diverged(),
+        max_steps=5,
+        logger=CSVLogger(tmp_path),
+        gradient_clip_val=1.0,
+    )
     assert steps(monitor) == [0, 1, 2, 3, 4, 5]
     assert value(monitor, 1, "block.01", "n_nonfinite") == 0
     assert value(monitor, 2, "block.01", "n_nonfinite") == 4
     assert value(monitor, 2, "block.01", "n") == 44
-    assert run.callback_metrics["geometry.n_nonfinite/block.01"] == 48  # the weights are not finite either by now
+    # the weights are not finite either by now
+    assert run.callback_metrics["geometry.n_nonfinite/block.01"] == 48
     assert run.callback_metrics["geometry.V/block.01"].isnan()
 
 
@@ -317,8 +354,14 @@ def test_activations_that_are_not_finite_are_counted_and_nothing_is_turned_off(t
         ({"skip_first_positions": -1}, "skip_first_positions must not be negative"),
         ({"on_error": "ignore"}, "on_error must be"),
         ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
-        ({"seed": 2**70}, r"seed must be at least 0 and less than 2\*\*63; got 1180591620717411303424"),
-        ({"rows": "sum"}, "rows must be one of 'tokens', 'mean', 'max', 'first', 'last', 'words'; got 'sum'"),
+        (
+            {"seed": 2**70},
+            r"seed must be at least 0 and less than 2\*\*63; got 1180591620717411303424",
+        ),
+        (
+            {"rows": "sum"},
+            "rows must be one of 'tokens', 'mean', 'max', 'first', 'last', 'words'; got 'sum'",
+        ),
     ],
 )
 def test_bad_arguments_are_refused_at_once(options, message):
@@ -346,24 +389,37 @@ def test_numbers_of_numpy_are_integers():
 @pytest.mark.parametrize(
     ("options", "cause"),
     [
-        ({"skip_first_positions": 1000}, "skip_first_positions=1000 and the mask leave out all of them"),
-        ({"ignore_token_ids": range(96)}, r"ignore_token_ids=range\(0, 96\) and the mask leave out all"),
+        (
+            {"skip_first_positions": 1000},
+            "skip_first_positions=1000 and the mask leave out all of them",
+        ),
+        (
+            {"ignore_token_ids": range(96)},
+            r"ignore_token_ids=range\(0, 96\) and the mask leave out all",
+        ),
         ({"mask": lambda batch: batch["input_ids"] < 0}, "the mask leaves out all of them"),
     ],
 )
 @pytest.mark.parametrize("metrics", [None, lambda dim: [Anisotropy(dim)]])
 def test_nothing_to_measure_is_told_once_with_its_cause(tmp_path, options, cause, metrics):
     monitor = GeometryMonitor(2, metrics=metrics, **options)
-    with pytest.warns(UserWarning, match=f"no token is left to measure at step 0; {cause}") as caught:
+    with pytest.warns(
+        UserWarning, match=f"no token is left to measure at step 0; {cause}"
+    ) as caught:
         fit(tmp_path, monitor, max_steps=5)
     assert len([w for w in caught if "GeometryMonitor" in str(w.message)]) == 1
     assert steps(monitor) == [0, 2, 4, 5]
 
 
 def test_an_unknown_argument_is_refused_with_the_one_that_may_be_meant():
-    with pytest.raises(TypeError, match=r"GeometryMonitor has no argument 'every_n_step'\. Did you mean every_n_steps"):
+    with pytest.raises(
+        TypeError,
+        match=r"GeometryMonitor has no argument 'every_n_step'\. Did you mean every_n_steps",
+    ):
         GeometryMonitor(every_n_step=3)
-    with pytest.raises(TypeError, match=r"StepMonitor has no argument 'layer'\. Did you mean layers\?"):
+    with pytest.raises(
+        TypeError, match=r"StepMonitor has no argument 'layer'\. Did you mean layers\?"
+    ):
         StepMonitor(TinyLM(), 3, layer="blocks")
     with pytest.raises(TypeError, match=r"GeometryMonitor has no argument 'colour'\.$"):
         GeometryMonitor(3, colour="red")
@@ -401,13 +457,19 @@ def test_of_what_leaves_out_all_tokens_only_what_is_there_is_named(options, caus
     monitor = StepMonitor(model, 1, metrics=moments, probe=[ids], **options)
     with pytest.warns(UserWarning, match="no token is left") as caught, monitor.step(0):
         model(ids)
-    assert [str(w.message) for w in caught] == [f"StepMonitor: no token is left to measure at step 0; {cause}."]
+    assert [str(w.message) for w in caught] == [
+        f"StepMonitor: no token is left to measure at step 0; {cause}."
+    ]
     monitor.close(0)
 
 
-@pytest.mark.parametrize("probe", [[], (), DataLoader([]), {"class_path": "builtins.list", "init_args": {}}])
+@pytest.mark.parametrize(
+    "probe", [[], (), DataLoader([]), {"class_path": "builtins.list", "init_args": {}}]
+)
 def test_a_probe_without_batches_is_refused_when_the_monitor_is_made(probe):
-    with pytest.raises(ValueError, match=r"probe must have at least one batch; got \w+ of length 0"):
+    with pytest.raises(
+        ValueError, match=r"probe must have at least one batch; got \w+ of length 0"
+    ):
         GeometryMonitor(probe=probe)
 
 
@@ -424,13 +486,21 @@ class Shrinking:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ([(4, 4, 4), (4, 4, 4), (4, 4), (4,), ()], "were 2 and 96 at step 2, 3 and 144 at the first one"),
-        ([(4, 4), (3, 4), (2, 4), (4, 4), (4, 4)], "were 2 and 84 at step 1, 2 and 96 at the first one"),
+        (
+            [(4, 4, 4), (4, 4, 4), (4, 4), (4,), ()],
+            "were 2 and 96 at step 2, 3 and 144 at the first one",
+        ),
+        (
+            [(4, 4), (3, 4), (2, 4), (4, 4), (4, 4)],
+            "were 2 and 84 at step 1, 2 and 96 at the first one",
+        ),
         ([(4,), (), (), (), ()], "were 0 and 0 at step 1, 1 and 48 at the first one"),
     ],
 )
 def test_a_probe_that_shrinks_is_told_once(sizes, said):
-    with pytest.warns(UserWarning, match=f"StepMonitor: probe must give the same batches .*{said}") as caught:
+    with pytest.warns(
+        UserWarning, match=f"StepMonitor: probe must give the same batches .*{said}"
+    ) as caught:
         loop(4, every_n_steps=1, metrics=moments, probe=Shrinking(sizes))
     assert len(caught) == 1
 

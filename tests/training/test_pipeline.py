@@ -1,4 +1,6 @@
-"""StepMonitor on the stages of a pipeline, on gloo ranks: the numbers are those of the whole model in one process."""
+"""StepMonitor on the stages of a pipeline, on gloo ranks: the numbers are those of the whole model
+in one process.
+"""
 
 import time
 
@@ -52,18 +54,33 @@ def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
 def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_in_the_model(two):
     assert_as_in_one_process(two, "gpipe")
     indices = {record["layer"]: record["layer_index"] for record in two[0]["gpipe"]["histories"][0]}
-    assert indices == {"embed": 0, "block.00": 1, "block.01": 2, "block.02": 3, "final_norm": 4, "mean": -1}
+    assert indices == {
+        "embed": 0,
+        "block.00": 1,
+        "block.01": 2,
+        "block.02": 3,
+        "final_norm": 4,
+        "mean": -1,
+    }
 
 
 def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):
-    with StepMonitor(Transformer(), 2, probe=probe_batches(), metrics=token_moments, drift=True) as monitor:
+    with StepMonitor(
+        Transformer(), 2, probe=probe_batches(), metrics=token_moments, drift=True
+    ) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
                 pass
     expected = by_step(monitor.history)
     for table in expected.values():
-        below = {key for key in table["block.01"] if key.endswith("_to_below") or key.startswith("linearity")}
-        table["block.01"] = {key: value for key, value in table["block.01"].items() if key not in below}
+        below = {
+            key
+            for key in table["block.01"]
+            if key.endswith("_to_below") or key.startswith("linearity")
+        }
+        table["block.01"] = {
+            key: value for key, value in table["block.01"].items() if key not in below
+        }
         assert len(below) == 5
     for rank in two:
         assert rank["drift"]["warned"] == []
@@ -86,7 +103,9 @@ def test_a_single_stage_with_several_microbatches_is_a_whole_model(two):
             tables = by_step(history)
             assert list(tables) == [0, 2, STEPS]
             for step, trained in ((0, 0), (2, 2), (STEPS, STEPS - 1)):
-                assert_same_values(tables[step], whole_model([batch_at(0, trained), batch_at(1, trained)], layers))
+                assert_same_values(
+                    tables[step], whole_model([batch_at(0, trained), batch_at(1, trained)], layers)
+                )
 
 
 def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
@@ -101,7 +120,11 @@ def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
         table = by_step(documented["history"])[0]
         expected = whole_model([{"input_ids": batch_at(0, 0)["input_ids"]}])
         assert_same_values(
-            {layer: {key: table[layer][key] for key in values} for layer, values in expected.items()}, expected
+            {
+                layer: {key: table[layer][key] for key in values}
+                for layer, values in expected.items()
+            },
+            expected,
         )
         assert documented["logged"] == ([0] if number == 0 else [])
         assert documented["grads"] == 0
@@ -111,20 +134,31 @@ def test_values_of_token_types_are_left_out_where_later_stages_are_not_told_the_
     for rank in two:
         (history,) = rank["without ids"]["histories"]
         table = by_step(history)[0]
-        assert {layer for layer, values in table.items() if "V_W" in values} == {"embed", "block.00"}
+        assert {layer for layer, values in table.items() if "V_W" in values} == {
+            "embed",
+            "block.00",
+        }
         expected = whole_model([batch_at(0, 0)])["block.02"]
-        assert table["block.02"] == pytest.approx({key: expected[key] for key in table["block.02"]}, rel=1e-9)
+        assert table["block.02"] == pytest.approx(
+            {key: expected[key] for key in table["block.02"]}, rel=1e-9
+        )
 
 
 def test_stages_that_count_other_rows_are_refused(two):
     for rank in two:
         (warning,) = rank["masked on one"]["warned"]
-        assert "must count the same rows; layer 'block.00' has 84, layer 'block.01' 96. Give token_ids=" in warning
+        assert (
+            "must count the same rows; layer 'block.00' has 84, layer 'block.01' 96. Give "
+            "token_ids=" in warning
+        )
         assert rank["masked on one"]["histories"] == [[]]
 
 
 def test_a_failure_on_one_stage_turns_monitoring_off_on_all(two):
-    causes = ("it failed on stage 1 of the pipeline: OutOfMemoryError: tried to", "OutOfMemoryError: tried to allocate")
+    causes = (
+        "it failed on stage 1 of the pipeline: OutOfMemoryError: tried to",
+        "OutOfMemoryError: tried to allocate",
+    )
     for rank, cause in zip(two, causes, strict=True):
         (warning,) = rank["fault"]["warned"]
         assert cause in warning
@@ -134,7 +168,10 @@ def test_a_failure_on_one_stage_turns_monitoring_off_on_all(two):
 def test_several_stages_a_rank_are_refused(two):
     for rank in two:
         (warning,) = rank["interleaved"]["warned"]
-        assert "must have one stage a rank; got 4 stages on 2 ranks, as interleaved schedules have." in warning
+        assert (
+            "must have one stage a rank; got 4 stages on 2 ranks, as interleaved schedules have."
+            in warning
+        )
         assert rank["interleaved"]["histories"] == [[]]
 
 
@@ -149,19 +186,29 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
     for rank in two:
         refused = rank["refused"]
         for name in REFUSED[:2]:
-            assert f"layers='{name}' must be found within one stage of the pipeline" in refused[name]
-        assert refused["nothing*"] == "layers='nothing*' matches no layer of any stage of the pipeline."
+            assert (
+                f"layers='{name}' must be found within one stage of the pipeline" in refused[name]
+            )
+        assert (
+            refused["nothing*"]
+            == "layers='nothing*' matches no layer of any stage of the pipeline."
+        )
         assert "several have layers." in refused["layers"]
         for several in ("list", "ModuleList"):
             assert (
-                f"must be the one stage that this rank has, a module that is called; got {several}." in refused[several]
+                f"must be the one stage that this rank has, a module that is called; got {several}."
+                in refused[several]
             )
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_forward_that_raises_ends_both_ranks_at_once_also_where_the_monitor_is_closed_then(tmp_path, failing):
+def test_a_forward_that_raises_ends_both_ranks_at_once_also_where_the_monitor_is_closed_then(
+    tmp_path, failing
+):
     started = time.monotonic()
-    with pytest.raises(torch.multiprocessing.ProcessRaisedException, match=r"in the forward pass|[Cc]onnection"):
+    with pytest.raises(
+        torch.multiprocessing.ProcessRaisedException, match=r"in the forward pass|[Cc]onnection"
+    ):
         on_two_ranks(raise_in_forward, tmp_path, failing)
     assert time.monotonic() - started < 45  # of the 60 seconds after which a rank gives up waiting

@@ -9,7 +9,8 @@ def test_log_spaced_steps_are_pythias():
 
 
 @pytest.mark.parametrize(
-    ("last_step", "step", "is_due"), [(-1, 0, True), (0, 1, True), (1, 4, False), (4, 6, True), (6, 7, False)]
+    ("last_step", "step", "is_due"),
+    [(-1, 0, True), (0, 1, True), (1, 4, False), (4, 6, True), (6, 7, False)],
 )
 def test_a_step_is_due_once_also_where_steps_are_passed_over(last_step, step, is_due):
     assert (Schedule(5, extra_steps=(1,)).next_after(last_step) <= step) == is_due

@@ -22,29 +22,55 @@ from embedgeo.text import builtin_corpus, train_tokenizer
 from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, loop
-from tests.training.runs import Breaks, BreaksLate, UserError, fit, loader, moments, random_state, steps, trainer, value
+from tests.training.runs import (
+    Breaks,
+    BreaksLate,
+    UserError,
+    fit,
+    loader,
+    moments,
+    random_state,
+    steps,
+    trainer,
+    value,
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_probe", [False, True])
-def test_the_demos_training_as_a_plain_loop_gives_exactly_the_numbers_of_the_lightning_monitor(tmp_path, with_probe):
-    settings = DemoSettings(max_steps=7, num_layers=2, hidden_size=32, vocab_size=300, seq_len=32, batch_size=2)
+def test_the_demos_training_as_a_plain_loop_gives_exactly_the_numbers_of_the_lightning_monitor(
+    tmp_path, with_probe
+):
+    settings = DemoSettings(
+        max_steps=7, num_layers=2, hidden_size=32, vocab_size=300, seq_len=32, batch_size=2
+    )
     text = "\n\n".join(builtin_corpus()[:3])
     tokenizer = train_tokenizer(text, settings.vocab_size)
     ids = tokenizer.encode(text)
-    options = {"every_n_steps": 3, "extra_steps": log_spaced_steps(4), "jackknife": 2, "on_error": "raise"}
+    options = {
+        "every_n_steps": 3,
+        "extra_steps": log_spaced_steps(4),
+        "jackknife": 2,
+        "on_error": "raise",
+    }
     if with_probe:
         options["probe"] = DataLoader(torch.tensor(ids[:320]).view(10, 32), batch_size=4)
-        options["probe_forward"] = lambda module, batch: getattr(module, "model", module)(input_ids=batch)
+        options["probe_forward"] = lambda module, batch: getattr(module, "model", module)(
+            input_ids=batch
+        )
     else:
         options["window"] = 1
 
     def module():
         L.seed_everything(0, verbose=False)
-        return LanguageModel(new_model(settings, tokenizer), settings.learning_rate, settings.max_steps)
+        return LanguageModel(
+            new_model(settings, tokenizer), settings.learning_rate, settings.max_steps
+        )
 
     online = GeometryMonitor(**options)
-    trainer(tmp_path, callbacks=[online], max_epochs=1).fit(module(), training_batches(ids, settings))
+    trainer(tmp_path, callbacks=[online], max_epochs=1).fit(
+        module(), training_batches(ids, settings)
+    )
     by_hand = module()
     configured = by_hand.configure_optimizers()
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
@@ -59,7 +85,9 @@ def test_the_demos_training_as_a_plain_loop_gives_exactly_the_numbers_of_the_lig
             schedule.step()
             optimizer.zero_grad()
     assert steps(monitor) == [0, 1, 2, 3, 4, 6, 7]
-    pd.testing.assert_frame_equal(pd.DataFrame(monitor.history), pd.DataFrame(online.history), check_exact=True)
+    pd.testing.assert_frame_equal(
+        pd.DataFrame(monitor.history), pd.DataFrame(online.history), check_exact=True
+    )
 
 
 @pytest.mark.slow
@@ -70,9 +98,13 @@ def test_training_is_bit_for_bit_the_same_with_the_monitor(optimizer_inside, wit
     plain, _ = loop(**options)
     state, before = random_state(), len(_global_optimizer_post_hooks)
     probe = loader(8, seed=1) if with_probe else None
-    monitored, monitor = loop(**options, every_n_steps=4, window=1 if with_probe else 2, probe=probe, on_error="raise")
+    monitored, monitor = loop(
+        **options, every_n_steps=4, window=1 if with_probe else 2, probe=probe, on_error="raise"
+    )
     assert all(torch.equal(a, b) for a, b in zip(plain.losses, monitored.losses, strict=True))
-    weights = zip(plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True)
+    weights = zip(
+        plain.model.state_dict().values(), monitored.model.state_dict().values(), strict=True
+    )
     assert all(torch.equal(a, b) for a, b in weights)
     after = random_state()
     assert torch.equal(state[0], after[0])
@@ -83,10 +115,14 @@ def test_training_is_bit_for_bit_the_same_with_the_monitor(optimizer_inside, wit
 
 
 def test_the_batches_of_one_optimizer_step_are_one_measurement():
-    _, inside = loop(7, 3, optimizer_inside=True, every_n_steps=4, window=2, metrics=moments, on_error="raise")
+    _, inside = loop(
+        7, 3, optimizer_inside=True, every_n_steps=4, window=2, metrics=moments, on_error="raise"
+    )
     _, outside = loop(7, 3, every_n_steps=4, window=2, metrics=moments, on_error="raise")
     assert steps(inside) == [0, 4, 7]
-    assert {step: value(inside, step, "embed", "n") for step in (0, 4, 7)} == dict.fromkeys((0, 4, 7), 2 * 3 * 48)
+    assert {step: value(inside, step, "embed", "n") for step in (0, 4, 7)} == dict.fromkeys(
+        (0, 4, 7), 2 * 3 * 48
+    )
     assert_same_history(inside, outside)
 
 
@@ -125,7 +161,9 @@ def test_an_unmeasured_step_is_a_comparison():
 @pytest.mark.parametrize("close", [False, True])
 def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
     logged = {}
-    _, monitor = loop(5, close=close, every_n_steps=4, metrics=moments, log=logged.__setitem__, on_error="raise")
+    _, monitor = loop(
+        5, close=close, every_n_steps=4, metrics=moments, log=logged.__setitem__, on_error="raise"
+    )
     assert list(logged) == steps(monitor) == [0, 4, 5] if close else [0, 4]
     assert logged[4]["geometry.n/mean"] == 48
 
@@ -166,7 +204,10 @@ class Run:
 @pytest.mark.usefixtures("unpainted")
 def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     values, run = {}, Run()
-    csv, board = CSVLogger(tmp_path, name="csv", version=""), TensorBoardLogger(tmp_path, name="board", version="")
+    csv, board = (
+        CSVLogger(tmp_path, name="csv", version=""),
+        TensorBoardLogger(tmp_path, name="board", version=""),
+    )
     writer = SummaryWriter(tmp_path / "writer")
     for log in (values.__setitem__, run, csv, board, writer):
         _, monitor = loop(3, every_n_steps=2, metrics=moments, log=log, on_error="raise")
@@ -176,13 +217,17 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
     assert list(values) == [0, 2, 3]
     pd.testing.assert_frame_equal(pd.DataFrame(values), pd.DataFrame(run.rows))
     table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
-    assert table["geometry.V/mean"].tolist() == pytest.approx([row["geometry.V/mean"] for row in values.values()])
+    assert table["geometry.V/mean"].tolist() == pytest.approx(
+        [row["geometry.V/mean"] for row in values.values()]
+    )
     shown = []
     for folder in ("board", "writer"):
         events = EventAccumulator(str(tmp_path / folder), size_guidance={"scalars": 0}).Reload()
         tags = events.Tags()
         assert set(values[0]) <= set(tags["scalars"])
-        assert events.Scalars("geometry.V/mean")[-1].value == pytest.approx(values[3]["geometry.V/mean"])
+        assert events.Scalars("geometry.V/mean")[-1].value == pytest.approx(
+            values[3]["geometry.V/mean"]
+        )
         assert {"geometry.curves/M_over_Q", "geometry.shares/M, V_W, V_B"} <= set(tags["images"])
         assert "custom_scalars__config__" in tags["tensors"]
         shown.append((sorted(tags["images"]), sorted(tags["tensors"])))
@@ -195,7 +240,10 @@ def test_the_scalars_reach_whatever_is_given_as_the_log(tmp_path):
 def test_two_monitors_share_the_charts_of_a_writer(tmp_path):
     writer = SummaryWriter(tmp_path)
     model = gpt_neox()
-    monitors = [StepMonitor(model, metrics=moments, log=writer, prefix=name, on_error="raise") for name in "ab"]
+    monitors = [
+        StepMonitor(model, metrics=moments, log=writer, prefix=name, on_error="raise")
+        for name in "ab"
+    ]
     with monitors[0].step(0), monitors[1].step(0):
         model(**token_batch())
     for monitor in monitors:
@@ -209,12 +257,18 @@ def test_two_monitors_share_the_charts_of_a_writer(tmp_path):
 
 def test_the_types_of_the_options_are_those_of_the_other_monitors():
     parameters = signature(GeometryMonitor).parameters
-    expected = {name: parameter.annotation for name, parameter in parameters.items() if name != "every_n_steps"}
+    expected = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if name != "every_n_steps"
+    }
     assert expected == MonitorOptions.__annotations__
 
 
 def test_a_log_of_another_kind_is_refused():
-    with pytest.raises(TypeError, match=r"log must be a function \(step, {tag: value}\).*; got str"):
+    with pytest.raises(
+        TypeError, match=r"log must be a function \(step, {tag: value}\).*; got str"
+    ):
         StepMonitor(gpt_neox(), log="runs")
 
 
@@ -236,7 +290,9 @@ def test_bad_arguments_are_refused_at_once(options, message):
 def test_a_failure_gives_one_warning_and_leaves_training_as_it_is(broken, with_probe):
     plain, _ = loop()
     options = {"metrics": lambda dim: [broken(dim)], "probe": loader(8) if with_probe else None}
-    with pytest.warns(UserWarning, match="StepMonitor is off for the rest of this run.*broken metric") as caught:
+    with pytest.warns(
+        UserWarning, match="StepMonitor is off for the rest of this run.*broken metric"
+    ) as caught:
         monitored, monitor = loop(every_n_steps=2, **options)
     assert len(caught) == 1
     assert monitor.history == []
@@ -271,7 +327,15 @@ def test_an_exception_of_the_loop_passes_through_and_nothing_stays_attached(tmp_
             monitors.append(self)
 
     with pytest.raises(UserError, match="in the loop's body") as caught:
-        loop(fails_at=fails_at, model=keep, kind=Keeping, every_n_steps=2, window=1, metrics=moments, folder=tmp_path)
+        loop(
+            fails_at=fails_at,
+            model=keep,
+            kind=Keeping,
+            every_n_steps=2,
+            window=1,
+            metrics=moments,
+            folder=tmp_path,
+        )
     assert caught.value.__context__ is None
     assert hooks(made[0]) == 0
     (monitor,) = monitors
@@ -284,7 +348,9 @@ def test_an_exception_of_the_loop_passes_through_and_nothing_stays_attached(tmp_
 
 @pytest.mark.parametrize("ends", ["dropped", "closed by log"])
 def test_the_end_of_a_monitor_while_torch_goes_through_its_hooks_leaves_the_step_as_it_is(ends):
-    """A monitor that is garbage is collected at any moment, also between two hooks of an optimizer."""
+    """A monitor that is garbage is collected at any moment, also between two hooks of an
+    optimizer.
+    """
     model = gpt_neox()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -293,7 +359,9 @@ def test_the_end_of_a_monitor_while_torch_goes_through_its_hooks_leaves_the_step
 
     with ExitStack() as stack:
         stack.callback(register_optimizer_step_post_hook(lambda *call: gc.collect()).remove)
-        monitor = StepMonitor(model, metrics=moments, every_n_steps=1, window=1, log=log, on_error="raise")
+        monitor = StepMonitor(
+            model, metrics=moments, every_n_steps=1, window=1, log=log, on_error="raise"
+        )
         with monitor.step(0):
             model(**token_batch(2), labels=token_batch(2)["input_ids"]).loss.backward()
         stack.callback(register_optimizer_step_post_hook(lambda *call: None).remove)
@@ -323,7 +391,9 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("window", [1, 2])
-def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path, window, background):
+def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(
+    tmp_path, window, background
+):
     options = {"window": window, "background": background, "folder": tmp_path, "metrics": moments}
     monitor = StepMonitor(model := gpt_neox(), 2, **options)
 
@@ -334,7 +404,8 @@ def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_k
 
     epoch()
     with pytest.warns(
-        UserWarning, match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on"
+        UserWarning,
+        match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on",
     ) as caught:
         epoch()
     monitor.close()
@@ -348,7 +419,7 @@ def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_k
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 2, 4]
 
 
-def test_a_step_that_goes_back_is_an_error_where_errors_are_raised_and_what_was_being_measured_is_kept():
+def test_a_step_that_goes_back_is_an_error_and_what_was_being_measured_is_kept():
     monitor = StepMonitor(model := gpt_neox(), 2, metrics=moments, on_error="raise")
     with monitor.step(2):
         model(**token_batch())
@@ -359,7 +430,9 @@ def test_a_step_that_goes_back_is_an_error_where_errors_are_raised_and_what_was_
 
 
 def test_a_resumed_loop_goes_on_in_the_schedule():
-    monitor = StepMonitor(model := gpt_neox(), 2, metrics=moments, probe=[token_batch()], on_error="raise")
+    monitor = StepMonitor(
+        model := gpt_neox(), 2, metrics=moments, probe=[token_batch()], on_error="raise"
+    )
     assert monitor.state_dict() == {}
     for step in range(4):
         with monitor.step(step):
@@ -397,7 +470,9 @@ def test_a_run_that_goes_on_in_a_window_but_finds_no_memory_is_left_alone():
 
 
 def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation():
-    _, expected = loop(3, every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise")
+    _, expected = loop(
+        3, every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)], on_error="raise"
+    )
     made, monitor = loop(3, close=False, every_n_steps=2, metrics=moments, on_error="raise")
     made.model.eval()
     monitor.close()
@@ -407,7 +482,9 @@ def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation()
 
 @pytest.mark.slow
 def test_a_compiled_model_is_measured_and_its_other_steps_stay_compiled():
-    _, plain = loop(4, every_n_steps=3, metrics=moments, model=lambda model: model.eval(), on_error="raise")
+    _, plain = loop(
+        4, every_n_steps=3, metrics=moments, model=lambda model: model.eval(), on_error="raise"
+    )
     compiled = lambda model: torch.compile(model.eval(), backend="aot_eager")  # noqa: E731
     _, monitor = loop(4, every_n_steps=3, metrics=moments, model=compiled, on_error="raise")
     assert steps(monitor) == steps(plain) == [0, 3, 4]

@@ -1,4 +1,6 @@
-"""StepMonitor under torch's own parallel forms on gloo ranks: the numbers are those of one process."""
+"""StepMonitor under torch's own parallel forms on gloo ranks: the numbers are those of one
+process.
+"""
 
 import pytest
 
@@ -45,7 +47,8 @@ def held_in_one_process(model):
 def assert_as_in_one_process(ranks, form, sources):
     model = plain(form)
     expected = {}
-    for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):  # the last weights: on the last two steps
+    # the last weights: on the last two steps
+    for start, first in ((0, 0), (2, 2), (4, 4), (STEPS, STEPS - 2)):
         window = range(first, min(first + 2, STEPS))
         batches = [batch_at(form, rank, step) for step in window for rank in sources]
         expected[start] = in_one_process(model, batches, metrics=token_moments)
@@ -64,7 +67,11 @@ def assert_as_in_one_process(ranks, form, sources):
         for step, table in by_step(outcome["held"]).items():
             assert_same_values(table, held[step])
             assert_same_values(
-                {at: {key: table[at][key] for key in of_layer} for at, of_layer in of_probe.items()}, of_probe
+                {
+                    at: {key: table[at][key] for key in of_layer}
+                    for at, of_layer in of_probe.items()
+                },
+                of_probe,
             )
 
 
@@ -89,7 +96,9 @@ def test_the_numbers_of_samples_are_those_of_one_process(num_ranks, tmp_path):
 
 
 def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
-    for rank, cause in zip(two, ("it failed on another rank before step 0", "OutOfMemoryError"), strict=True):
+    for rank, cause in zip(
+        two, ("it failed on another rank before step 0", "OutOfMemoryError"), strict=True
+    ):
         for warning in rank["fault"]["warned"]:
             assert cause in warning
         assert len(rank["fault"]["warned"]) == 2
@@ -118,7 +127,10 @@ def test_hidden_states_in_parts_are_refused_where_it_is_unknown_who_has_the_othe
 def test_fewer_positions_that_are_the_same_on_all_ranks_are_no_parts(two):
     for rank in two:
         (warning,) = rank["fewer positions"]
-        assert "its rows have shape (4, 6) and are the same on all ranks. Leave the layer out. at layer '01'" in warning
+        assert (
+            "its rows have shape (4, 6) and are the same on all ranks. Leave the layer out. at "
+            "layer '01'" in warning
+        )
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
@@ -128,8 +140,8 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         assert "got unnamed ones." in refused["unnamed"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
         assert (
-            "same modules on every rank; they differ, as those of pipeline stages do. Give device_mesh="
-            in refused["stage"]
+            "same modules on every rank; they differ, as those of pipeline stages do. Give "
+            "device_mesh=" in refused["stage"]
         )
 
 
@@ -138,8 +150,12 @@ def failing(tmp_path_factory):
     return on_two_ranks(with_failures, tmp_path_factory.mktemp("failing"), seconds=400)
 
 
-@pytest.mark.parametrize("how", ["at once", "in the background", "of the last weights", "of a probe"])
-def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_off_on_all(failing, how):
+@pytest.mark.parametrize(
+    "how", ["at once", "in the background", "of the last weights", "of a probe"]
+)
+def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_off_on_all(
+    failing, how
+):
     first, second = (rank[how] for rank in failing)
     clean = first.pop(-1)
     assert clean["warned"] == []
@@ -203,6 +219,7 @@ def test_groups_of_the_monitors_own_have_the_timeout_of_the_default_group(ends):
 def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(ends):
     for rank in ends:
         for name, (measured, warned) in rank["without group"].items():
-            assert measured == ([(0, 48), (2, 48)] if name == "nothing left" else [(0, 48)]), name  # mesh: 2 is pending
+            # of the mesh, step 2 is pending
+            assert measured == ([(0, 48), (2, 48)] if name == "nothing left" else [(0, 48)]), name
             assert len(warned) == (name != "nothing left")
             assert all("process group must be there until" in warning for warning in warned)

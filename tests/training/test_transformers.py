@@ -73,7 +73,9 @@ def test_accumulation_windows_and_epochs_count_optimizer_steps(tmp_path):
 
 def test_evaluation_in_training_is_left_alone(tmp_path):
     callback = GeometryCallback(2, window=2, metrics=moments, on_error="raise")
-    trainer = hf_trainer(tmp_path, callback, eval_strategy="steps", eval_steps=1, eval_dataset=rows(8))
+    trainer = hf_trainer(
+        tmp_path, callback, eval_strategy="steps", eval_steps=1, eval_dataset=rows(8)
+    )
     trainer.train()
     assert n_at(callback) == {0: 2 * BATCH, 2: 2 * BATCH, 4: 2 * BATCH, 6: BATCH, 7: 2 * BATCH}
     trainer.evaluate()
@@ -91,15 +93,23 @@ def test_the_probe_equals_observe_on_the_trained_model(tmp_path):
         for batch in held_out():
             model(**batch)
     for layer, expected in geometry.compute().items():
-        got = {r["metric"]: r["value"] for r in callback.history if r["step"] == 7 and r["layer"] == layer}
+        got = {
+            r["metric"]: r["value"]
+            for r in callback.history
+            if r["step"] == 7 and r["layer"] == layer
+        }
         assert got == pytest.approx(expected, rel=1e-6, nan_ok=True)
 
 
 @pytest.mark.slow
 def test_ids_and_mask_can_be_taken_from_the_batch_and_the_probe_run_by_hand(tmp_path):
     mask = lambda batch: batch["input_ids"] % 2 == 0  # noqa: E731
-    callback = GeometryCallback(5, token_ids=lambda batch: batch["input_ids"] * 0 + 7, mask=mask, on_error="raise")
-    by_hand = GeometryCallback(5, probe=held_out(), probe_forward=lambda m, b: m(b["input_ids"]), prefix="held")
+    callback = GeometryCallback(
+        5, token_ids=lambda batch: batch["input_ids"] * 0 + 7, mask=mask, on_error="raise"
+    )
+    by_hand = GeometryCallback(
+        5, probe=held_out(), probe_forward=lambda m, b: m(b["input_ids"]), prefix="held"
+    )
     hf_trainer(tmp_path, callback, by_hand).train()
     assert value(callback, 0, "block.00", "token_types") == 1
     assert 0 < value(callback, 0, "block.00", "n") < BATCH
@@ -116,7 +126,9 @@ class StopsInTheStep(hf.Trainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [StopsInTheStep, StopsAfterIt])
-def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(tmp_path, kind):
+def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(
+    tmp_path, kind
+):
     before = eval_frame._stance
     callback = GeometryCallback(1, metrics=moments)
     trainer = hf_trainer(tmp_path, callback, kind=kind)
@@ -131,7 +143,9 @@ def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_att
 def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
     callback = GeometryCallback(2, metrics=lambda dim: [Breaks(dim)])
     trainer = hf_trainer(tmp_path, callback)
-    with pytest.warns(UserWarning, match="GeometryCallback is off .* broken metric in Breaks at layer 'embed'"):
+    with pytest.warns(
+        UserWarning, match="GeometryCallback is off .* broken metric in Breaks at layer 'embed'"
+    ):
         trainer.train()
     assert trainer.state.global_step == 7
     assert callback.history == []
@@ -142,7 +156,9 @@ def test_a_resumed_run_goes_on_at_its_step(tmp_path):
     options = {"save_strategy": "steps", "save_steps": 4}
     hf_trainer(tmp_path, GeometryCallback(3, metrics=moments), max_steps=4, **options).train()
     callback = GeometryCallback(3, metrics=moments, on_error="raise")
-    hf_trainer(tmp_path, callback, **options).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    hf_trainer(tmp_path, callback, **options).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-4")
+    )
     assert steps(callback) == [6, 7]
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 3, 4, 6, 7]
 
@@ -150,8 +166,12 @@ def test_a_resumed_run_goes_on_at_its_step(tmp_path):
 @pytest.mark.slow
 def test_another_run_in_the_same_output_folder_keeps_the_history_that_is_there(tmp_path):
     for max_steps in (5, 2):
-        hf_trainer(tmp_path, GeometryCallback(4, metrics=moments, on_error="raise"), max_steps=max_steps).train()
-    written = [pd.read_parquet(tmp_path / name) for name in ("history.1.parquet", "history.parquet")]
+        hf_trainer(
+            tmp_path, GeometryCallback(4, metrics=moments, on_error="raise"), max_steps=max_steps
+        ).train()
+    written = [
+        pd.read_parquet(tmp_path / name) for name in ("history.1.parquet", "history.parquet")
+    ]
     assert [sorted(each["step"].unique()) for each in written] == [[0, 4, 5], [0, 2]]
 
 
@@ -159,7 +179,8 @@ def test_another_run_in_the_same_output_folder_keeps_the_history_that_is_there(t
 @pytest.mark.parametrize("size", ["get_tp_size", "get_cp_size", "get_sp_size"])
 def test_training_whose_ranks_repeat_rows_is_refused(tmp_path, size):
     class Parallel(hf.Trainer):
-        def set_initial_training_values(self, *args):  # from here on, as if it ran one model on two ranks
+        # from here on, as if it ran one model on two ranks
+        def set_initial_training_values(self, *args):
             values = super().set_initial_training_values(*args)
             setattr(self, size, lambda: 2)
             return values
@@ -180,16 +201,28 @@ def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_gives_it(tmp_path, monkeypatch):
+def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_gives_it(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    first, second = GeometryCallback(3, on_error="raise"), GeometryCallback(4, prefix="held", probe=held_out())
+    first, second = (
+        GeometryCallback(3, on_error="raise"),
+        GeometryCallback(4, prefix="held", probe=held_out()),
+    )
     hf_trainer(tmp_path / "run", first, second, report_to="tensorboard").train()
     (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
     events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
-    layout = layout_pb2.Layout.FromString(events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0])
+    layout = layout_pb2.Layout.FromString(
+        events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
+    )
     titles = [category.title for category in layout.category]
     assert {"geometry: at a glance", "held: at a glance"} <= set(titles)
-    shown = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
+    shown = {
+        tag
+        for category in layout.category
+        for chart in category.chart
+        for tag in chart.multiline.tag
+    }
     assert r"^train/geometry\.M_over_Q\/" in shown
     assert [image.step for image in events.Images("geometry.heatmap/M_over_Q")][-1] == 7
     assert events.Images("held.profile/anisotropy")
@@ -221,7 +254,8 @@ from tests.training.hf_runs import StopsAfterIt, hf_trainer
 from tests.training.runs import moments
 
 torch.set_num_threads(1)
-parquet.monotonic = count().__next__  # writing takes 1 s of a few: too long to do it after each step
+# writing takes 1 s of a few: too long to do it after each step
+parquet.monotonic = count().__next__
 folder = Path(sys.argv[1])
 callback = GeometryCallback(1, metrics=moments)
 trainer = hf_trainer(folder, callback, kind=StopsAfterIt)
@@ -233,11 +267,22 @@ finally:
 
 
 @pytest.mark.slow
-def test_the_history_is_in_the_output_folder_also_after_an_exception_of_which_the_trainer_does_not_tell(tmp_path):
+def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(
+    tmp_path,
+):
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", EXIT, tmp_path], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, tmp_path],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "ZeroDivisionError: in the user's code" in done.stderr
-    written, held = pd.read_parquet(tmp_path / "history.parquet"), pd.read_pickle(tmp_path / "held.pickle")
+    written, held = (
+        pd.read_parquet(tmp_path / "history.parquet"),
+        pd.read_pickle(tmp_path / "held.pickle"),
+    )
     assert [*held["step"].unique()] == [0, 1]
     pd.testing.assert_frame_equal(written, held[written.columns], check_exact=True)
 
@@ -264,11 +309,15 @@ def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path)
     with observe(last, metrics=moments) as geometry, torch.no_grad():
         for batch in held_out():
             last(**batch)
-    assert value(callback, 6, "block.02", "V") == pytest.approx(geometry.compute()["block.02"]["V"], rel=1e-6)
+    assert value(callback, 6, "block.02", "V") == pytest.approx(
+        geometry.compute()["block.02"]["V"], rel=1e-6
+    )
 
 
 class KeepsMeans(hf.Trainer):
-    """As TRL's and sentence-transformers' Trainers do: means of what was seen since the last log are added to it."""
+    """As TRL's and sentence-transformers' Trainers do: means of what was seen since the last log
+    are added to it.
+    """
 
     seen = ()
 
@@ -285,7 +334,10 @@ class KeepsMeans(hf.Trainer):
 @pytest.mark.slow
 def test_means_that_a_trainer_keeps_between_its_logs_stay_its_own(tmp_path):
     callback = GeometryCallback(1, metrics=moments, on_error="raise")
-    plain, monitored = hf_trainer(tmp_path, kind=KeepsMeans), hf_trainer(tmp_path, callback, kind=KeepsMeans)
+    plain, monitored = (
+        hf_trainer(tmp_path, kind=KeepsMeans),
+        hf_trainer(tmp_path, callback, kind=KeepsMeans),
+    )
     for trainer in (plain, monitored):
         hf.set_seed(0)
         trainer.train()

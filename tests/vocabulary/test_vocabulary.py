@@ -1,4 +1,6 @@
-"""``embedgeo vocabulary``, through the real client against a Hub on 127.0.0.1, and on local folders."""
+"""``embedgeo vocabulary``, through the real client against a Hub on 127.0.0.1, and on local
+folders.
+"""
 
 from functools import cache
 
@@ -6,7 +8,14 @@ import pandas as pd
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import BertConfig, BertForMaskedLM, GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+)
 
 from embedgeo import load_sample
 from embedgeo.checkpoints import loading
@@ -20,7 +29,14 @@ from embedgeo.vocabulary.command import ranges
 from tests.data import floats
 from tests.models import t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
-from tests.sweep.tiny import REPOSITORY, SIZES, saved_files, tokenizer_files, tokenizer_of, write_files
+from tests.sweep.tiny import (
+    REPOSITORY,
+    SIZES,
+    saved_files,
+    tokenizer_files,
+    tokenizer_of,
+    write_files,
+)
 
 ROWS, KNOWN = 320, 300
 NEVER_USED = [*range(KNOWN, ROWS)]
@@ -28,12 +44,16 @@ NEVER_USED = [*range(KNOWN, ROWS)]
 
 @cache
 def built(kind="gpt_neox", step=0):
-    """A model of whose 320 rows the tokenizer has 300; two are equal, and one is as small as those no token uses."""
+    """A model of whose 320 rows the tokenizer has 300; two are equal, and one is as small as those
+    no token uses.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(step)
         sizes = {"vocab_size": ROWS, "max_position_embeddings": 64, **SIZES}
         if kind == "gpt2":
-            made = GPT2LMHeadModel(GPT2Config(vocab_size=ROWS, n_positions=64, n_embd=16, n_layer=2, n_head=2))
+            made = GPT2LMHeadModel(
+                GPT2Config(vocab_size=ROWS, n_positions=64, n_embd=16, n_layer=2, n_head=2)
+            )
         elif kind == "bert":
             made = BertForMaskedLM(BertConfig(**sizes))
         else:
@@ -57,7 +77,9 @@ def unreached():
 
 
 def files(kind="gpt_neox", step=0, *, size="1GB", with_tokenizer=True):
-    saved = saved_files(lambda folder: built(kind, step).save_pretrained(folder, max_shard_size=size))
+    saved = saved_files(
+        lambda folder: built(kind, step).save_pretrained(folder, max_shard_size=size)
+    )
     return saved | (tokenizer_files() if with_tokenizer else {})
 
 
@@ -96,10 +118,16 @@ def test_both_matrices_are_measured_and_the_rows_to_be_known_are_named(tmp_path,
         assert got["n"] == ROWS
         assert got["Q"] == pytest.approx(float(weight.double().square().sum(1).mean()), rel=1e-9)
         assert got["rows_without_token"] == ROWS - KNOWN
-    inputs, outputs = (named(tmp_path / "out", "mine", f"{side}_embedding") for side in ("input", "output"))
+    inputs, outputs = (
+        named(tmp_path / "out", "mine", f"{side}_embedding") for side in ("input", "output")
+    )
     assert sorted(inputs.index[inputs["untrained"]]) == sorted({20, *unreached()})
     assert inputs["same_as"][[30, 31]].tolist() == [30, 30]
-    assert (inputs["same_as"] >= 0).sum() == values(tmp_path / "out", "mine", "input_embedding")["duplicate_rows"] == 2
+    assert (
+        (inputs["same_as"] >= 0).sum()
+        == values(tmp_path / "out", "mine", "input_embedding")["duplicate_rows"]
+        == 2
+    )
     assert sorted(inputs.index[inputs["without_token"]]) == NEVER_USED
     tokenizer = tokenizer_of(tokenizer_files())
     assert inputs["token"][20] == tokenizer.decode([20])
@@ -148,7 +176,7 @@ def test_trained_rows_alone_can_be_measured(tmp_path):
     assert sample.rows.equal(weight[sample.row_numbers])
 
 
-def test_a_run_on_the_hub_resumes_copies_duplicates_and_goes_to_tensorboard_and_the_report(hub, tmp_path):  # noqa: F811
+def test_a_run_on_the_hub_resumes_and_goes_to_tensorboard_and_the_report(hub, tmp_path):  # noqa: F811
     hub.add(REPOSITORY, "main", files(step=2))
     for name, step in {"step0": 0, "step1": 0, "step2": 2}.items():
         hub.add(REPOSITORY, name, files(step=step, with_tokenizer=False))
@@ -156,7 +184,9 @@ def test_a_run_on_the_hub_resumes_copies_duplicates_and_goes_to_tensorboard_and_
     assert run(REPOSITORY, out, steps="0,1") == 0
     assert run(REPOSITORY, out, steps="0,1") == 0
     assert sum(hub.downloads("model.safetensors").values()) == 1
-    pd.testing.assert_frame_equal(named(out, "step0", "input_embedding"), named(out, "step1", "input_embedding"))
+    pd.testing.assert_frame_equal(
+        named(out, "step0", "input_embedding"), named(out, "step1", "input_embedding")
+    )
     assert pd.read_parquet(out / "checkpoints" / "step1.parquet")["duplicate_of"].eq("step0").all()
     (folder,) = (out / "tensorboard").iterdir()
     tags = EventAccumulator(str(folder)).Reload().Tags()["scalars"]
@@ -168,7 +198,14 @@ def test_a_run_on_the_hub_resumes_copies_duplicates_and_goes_to_tensorboard_and_
 
 def test_other_settings_are_refused(tmp_path, capsys):
     model = write_files(tmp_path / "mine", files())
-    arguments = ["vocabulary", "--model", str(model), "--out", str(tmp_path / "out"), "--no-spectrum"]
+    arguments = [
+        "vocabulary",
+        "--model",
+        str(model),
+        "--out",
+        str(tmp_path / "out"),
+        "--no-spectrum",
+    ]
     assert main(arguments) == 0
     assert main([*arguments, "--rows", "trained"]) == 2
     assert "rows was 'all', is 'trained'" in capsys.readouterr().err
@@ -181,7 +218,11 @@ def test_only_the_files_that_hold_the_matrices_are_fetched(hub, tmp_path):  # no
     hub.add(REPOSITORY, "main", stored)
     assert run(REPOSITORY, tmp_path / "out") == 0
     weights = [name for name in stored if name.endswith(".safetensors")]
-    fetched = [what for (method, what, _) in hub.requests if method == "GET" and what.endswith(".safetensors")]
+    fetched = [
+        what
+        for (method, what, _) in hub.requests
+        if method == "GET" and what.endswith(".safetensors")
+    ]
     assert 0 < len(set(fetched)) < len(weights)
     for side in ("input", "output"):
         weight = getattr(built(), f"get_{side}_embeddings")().weight.detach()
@@ -191,14 +232,18 @@ def test_only_the_files_that_hold_the_matrices_are_fetched(hub, tmp_path):  # no
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gpt2", "bert", "t5"])
 @pytest.mark.parametrize("as_bin", [False, True])
-def test_no_more_is_loaded_of_safetensors_files_than_the_matrices(kind, as_bin, tmp_path, monkeypatch):
+def test_no_more_is_loaded_of_safetensors_files_than_the_matrices(
+    kind, as_bin, tmp_path, monkeypatch
+):
     made = t5() if kind == "t5" else built(kind)
     made.save_pretrained(tmp_path)
     if as_bin:
         (tmp_path / "model.safetensors").unlink()
         torch.save(made.state_dict(), tmp_path / "pytorch_model.bin")
     loads, load_model = [], loading.load_model
-    monkeypatch.setattr(loading, "load_model", lambda *a, **k: loads.append(1) or load_model(*a, **k))
+    monkeypatch.setattr(
+        loading, "load_model", lambda *a, **k: loads.append(1) or load_model(*a, **k)
+    )
     contents = Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(tmp_path)))
     read = loading.read_matrices(tmp_path, contents, dtype=torch.float32)
     assert len(loads) == as_bin

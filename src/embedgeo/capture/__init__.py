@@ -1,1 +1,3 @@
-"""Reading a model: its structure, its layers, and the inputs and hidden states of its forward passes."""
+"""Reading a model: its structure, its layers, and the inputs and hidden states of its forward
+passes.
+"""

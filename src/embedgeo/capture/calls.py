@@ -1,4 +1,6 @@
-"""Calls of modules, also of their bare ``forward``, which torch's hooks do not see, and the state kept around them."""
+"""Calls of modules, also of their bare ``forward``, which torch's hooks do not see, and the state
+kept around them.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -12,15 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]  # for one call
+# for one call
+CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
 
 
 @contextmanager
 def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None]:
-    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside another context."""
+    """Context in which every call of a module, ``module(…)`` or ``module.forward(…)``, runs inside
+    another context.
+    """
     if not isinstance(module, _Watched) or module._embedgeo_module() is not module:
         own: Any = type(module)
-        names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+        names = {
+            "__module__": own.__module__,
+            "__qualname__": own.__qualname__,
+            "__doc__": own.__doc__,
+        }
         state = {"_embedgeo_module": ref(module), "_embedgeo_contexts": []}
         module.__class__ = type(own)(own.__name__, (_Watched, own), names | state)
     watched: Any = type(module)
@@ -35,13 +44,17 @@ def watched_calls(module: nn.Module, make_context: CallContext) -> Iterator[None
 
 
 class _Watched:
-    """Mixed into the class of a watched module, not of copies: a property comes before the instance's ``forward``."""
+    """Mixed into the class of a watched module, not of copies: a property comes before the
+    instance's ``forward``.
+    """
 
     _embedgeo_module: ClassVar[ReferenceType[nn.Module]]
     _embedgeo_contexts: ClassVar[list[CallContext]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the class unknown to the ``__init_subclass__`` of the module's own, which may register it."""
+        """Keep the class unknown to the ``__init_subclass__`` of the module's own, which may
+        register it.
+        """
 
     @property
     def forward(self) -> Callable[..., Any]:
@@ -90,7 +103,9 @@ class _Watched:
 
 
 def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward`` without what watches it; what others wrap around one, with the attributes of the inside, stays."""
+    """A ``forward`` without what watches it; what others wrap around one, with the attributes of
+    the inside, stays.
+    """
     inside = getattr(forward, "_embedgeo_forward", None)
     return inside if inside is not None and forward.__wrapped__ is inside else forward  # type: ignore[attr-defined]
 
@@ -109,12 +124,16 @@ def first_float(value: Any) -> Tensor | None:
 
 
 def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The first floating-point tensor that a module is called with; of those given by name ``hidden_states``."""
+    """The first floating-point tensor that a module is called with; of those given by name
+    ``hidden_states``.
+    """
     return first_float((*args, kwargs.get("hidden_states"), *kwargs.values()))
 
 
 class _EagerMode:
-    """Context in which modules run eagerly and call their hooks; contexts may overlap, and the last one ends it."""
+    """Context in which modules run eagerly and call their hooks; contexts may overlap, and the last
+    one ends it.
+    """
 
     def __init__(self) -> None:
         self._num_open = 0
@@ -123,7 +142,9 @@ class _EagerMode:
     def __enter__(self) -> None:
         if not self._num_open:
             self._settings.enter_context(torch.compiler.set_stance("force_eager"))
-            self._settings.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            self._settings.callback(
+                torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+            )
             torch.backends.mha.set_fastpath_enabled(False)
         self._num_open += 1
 
@@ -138,10 +159,13 @@ eager_mode = _EagerMode()  # of this process
 
 @contextmanager
 def kept_random_states() -> Iterator[None]:
-    """Restores the global random states of Python, NumPy and torch (CPU and, once CUDA is in use, GPUs) on exit."""
+    """Restores the global random states of Python, NumPy and torch (CPU and, once CUDA is in use,
+    GPUs) on exit.
+    """
     python = random.getstate()
     numpy = np.random.get_state()  # noqa: NPY002 (the state that user code draws from)
-    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)  # reading their states initialises it
+    # reading their states initialises it
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     try:
         with torch.random.fork_rng(gpus, device_type="cuda"):
             yield
@@ -163,8 +187,14 @@ def mode_restorer(model: nn.Module) -> Callable[[], None]:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts buffers and their values back on exit, as the running statistics that a pass in train mode updates."""
-    buffers = [(m, name, b, b.clone()) for m in model.modules() for name, b in m.named_buffers(recurse=False)]
+    """Puts buffers and their values back on exit, as the running statistics that a pass in train
+    mode updates.
+    """
+    buffers = [
+        (m, name, b, b.clone())
+        for m in model.modules()
+        for name, b in m.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:

@@ -1,4 +1,6 @@
-"""Inputs of a model's forward passes: token ids and masks, in the order of the rows of a hidden state."""
+"""Inputs of a model's forward passes: token ids and masks, in the order of the rows of a hidden
+state.
+"""
 
 import inspect
 import warnings
@@ -27,8 +29,10 @@ from embedgeo.functional.rows import (
 
 T = TypeVar("T")
 
-PerToken = Tensor | Callable[[Any], Tensor]  # a value for each token, or a function of the batch that returns it
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")  # of torch's own; True, or −∞, is padding
+# a value for each token, or a function of the batch that returns it
+PerToken = Tensor | Callable[[Any], Tensor]
+# of torch's own; True, or −∞, is padding
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
 READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
 
 
@@ -36,14 +40,18 @@ def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int
     """Raise TypeError if what to leave out is no integer, ValueError if the number is negative."""
     if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
         raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")
-    if isinstance(ignore_token_ids, int) or not all(isinstance(token, int) for token in ignore_token_ids):
+    if isinstance(ignore_token_ids, int) or not all(
+        isinstance(token, int) for token in ignore_token_ids
+    ):
         raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
     if skip_first_positions < 0:
         raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
 
 
 class RowTokens(NamedTuple):
-    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), on the CPU, or None."""
+    """Tokens of the rows of a hidden state: tensors of the rows' shape (...), on the CPU, or
+    None.
+    """
 
     token_ids: Tensor | None
     mask: Tensor | None  # True = count this row; None if all rows count
@@ -59,14 +67,23 @@ class RowTokens(NamedTuple):
 
 
 class LayerRows(NamedTuple):
-    """The rows of a layer's hidden state; the shape is the hidden state's without its last dimension."""
+    """The rows of a layer's hidden state; the shape is the hidden state's without its last
+    dimension.
+    """
 
     layer: Layer
     shape: torch.Size
 
     def fit(self, tensor: Tensor, *, is_batch_first: bool = False) -> Tensor | None:
-        """Token ids or a mask in the order of the rows, turned if need be; None if there is not one for each row."""
-        if self.layer.positions_first and not is_batch_first and tensor.ndim == 2 and tensor.T.shape == self.shape:
+        """Token ids or a mask in the order of the rows, turned if need be; None if there is not one
+        for each row.
+        """
+        if (
+            self.layer.positions_first
+            and not is_batch_first
+            and tensor.ndim == 2
+            and tensor.T.shape == self.shape
+        ):
             return tensor.T
         is_flat = len(self.shape) == 1 and tensor.numel() == self.shape[0]
         return tensor if tensor.shape == self.shape or is_flat else None
@@ -76,18 +93,23 @@ class LayerRows(NamedTuple):
         fitted = self.fit(tensor, is_batch_first=is_batch_first)
         if fitted is None:
             raise ValueError(
-                f"layer {self.layer.name!r} must have a row for each token; its rows have shape {tuple(self.shape)}, "
-                f"the {name} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and mask= in the order of "
+                f"layer {self.layer.name!r} must have a row for each token; its rows have shape "
+                f"{tuple(self.shape)}, "
+                f"the {name} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and "
+                f"mask= in the order of "
                 "its rows."
             )
         return fitted
 
 
 class _RunningCall(NamedTuple):
-    """A call of a module that has not returned, and what its arguments say about the rows of hidden states."""
+    """A call of a module that has not returned, and what its arguments say about the rows of hidden
+    states.
+    """
 
     module: nn.Module
-    batch: Any  # its only argument, if that is given without a name, otherwise the arguments by name
+    # its only argument, if that is given without a name, otherwise the arguments by name
+    batch: Any
     mask: Tensor | None  # (batch, positions), True = count
     position_ids: Tensor | None  # (batch or 1, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
@@ -95,15 +117,24 @@ class _RunningCall(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_RunningCall":
-        by_name = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs} if args else kwargs
-        tensors = {(name, value.ndim): value for name, value in by_name.items() if isinstance(value, Tensor)}
+        by_name = (
+            {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+            if args
+            else kwargs
+        )
+        tensors = {
+            (name, value.ndim): value
+            for name, value in by_name.items()
+            if isinstance(value, Tensor)
+        }
         mask = tensors.get(("attention_mask", 2))
         if padding := [name for name in _PADDING_MASKS if by_name.get(name) is not None]:
             mask = tensors.get((padding[0], 2))
             mask = None if mask is None else mask.logical_not()
         position_ids = tensors.get(("position_ids", 2))
         if "position_ids" not in by_name:
-            positions = tensors.get(("positions", 2))  # torchtitan's name; elsewhere it may be of coordinates
+            # torchtitan's name; elsewhere it may be of coordinates
+            positions = tensors.get(("positions", 2))
             position_ids = None if positions is None or positions.is_floating_point() else positions
         return cls(
             module=module,
@@ -122,20 +153,26 @@ class ForwardPass:
     called: set[nn.Module]  # enclosing modules
     mask: Tensor | None = None  # as of a call
     position_ids: Tensor | None = None
-    row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)  # by shape, positions_first and versions
-    num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)  # by layer and number among its modules
-    sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)  # of calls to be averaged: number, sum
+    # by shape, positions_first and versions
+    row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)
+    # by layer and number among its modules
+    num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
+    # of calls to be averaged: number, sum
+    sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
 
 
 class ForwardInputs:
     """Token ids and masks of the current forward pass, read from the arguments of module calls.
 
-    Token ids are what an embedding table is called with. The mask and the position ids are arguments of the outermost
-    module called (of the encoder and of the decoder), or else of a module inside it. Where a model is given embeddings
-    that end with those that were just looked up (prompt tuning), the positions in front are no tokens and do not count.
+    Token ids are what an embedding table is called with. The mask and the position ids are
+    arguments of the outermost module called (of the encoder and of the decoder), or else of a
+    module inside it. Where a model is given embeddings that end with those that were just looked up
+    (prompt tuning), the positions in front are no tokens and do not count.
     """
 
-    def __init__(self, model: nn.Module, skip_first_positions: int = 0, ignore_token_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, skip_first_positions: int = 0, ignore_token_ids: Sequence[int] = ()
+    ) -> None:
         require_exclusions(skip_first_positions, ignore_token_ids)
         self._skip_first_positions = skip_first_positions
         self._ignore_token_ids = list(ignore_token_ids)
@@ -143,39 +180,58 @@ class ForwardInputs:
         parts = structure.submodels(model).values()
         self._is_hugging_face = structure.is_hugging_face(measured)
         self._inner_modules = set(measured.modules())
-        self.tables = list(dict.fromkeys(table for part in parts for table in structure.token_embeddings(part)))
-        self.num_token_types = max((getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62)
+        self.tables = list(
+            dict.fromkeys(table for part in parts for table in structure.token_embeddings(part))
+        )
+        self.num_token_types = max(
+            (getattr(table, "num_embeddings", 2**62) for table in self.tables), default=2**62
+        )
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
         self._warned_of_rows_without_type = False
         self.has_mask = False  # of some forward pass, given or found
-        self._embedding_modules = {m for m in self.enclosing_modules if structure.contains_any(m, self.tables)}
+        self._embedding_modules = {
+            m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
+        }
         self.reset()
 
     def reset(self) -> None:
         """Forget the current forward pass."""
         self.forward = ForwardPass(called=set())
         self._running: list[_RunningCall] = []  # the outermost call first
-        self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None  # a table, its ids and rows, before any call
+        # a table, its ids and rows, before any call
+        self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None
         self.token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}  # by table and shape
         self._num_virtual = 0  # positions in front of the tokens
 
     @property
     def has_gradients(self) -> bool:
-        """True if the running calls began with gradients on; if none is running, if they are on now."""
-        return all(call.has_gradients for call in self._running) if self._running else has_gradients()
+        """True if the running calls began with gradients on; if none is running, if they are on
+        now.
+        """
+        return (
+            all(call.has_gradients for call in self._running) if self._running else has_gradients()
+        )
 
     @property
     def recorded(self) -> list[Tensor]:
         """The token ids and the mask that the model is given."""
-        return [*self.token_ids.values(), *([] if self.forward.mask is None else [self.forward.mask])]
+        return [
+            *self.token_ids.values(),
+            *([] if self.forward.mask is None else [self.forward.mask]),
+        ]
 
-    def begin_call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> None:
-        """Record a call of an enclosing module; a forward pass begins with the outermost, or where one is repeated."""
+    def begin_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None
+    ) -> None:
+        """Record a call of an enclosing module; a forward pass begins with the outermost, or where
+        one is repeated.
+        """
         call = _RunningCall.of(module, args, kwargs)
         if not self._running or module in self.forward.called:
             self.forward = ForwardPass(called={each.module for each in self._running})
-            if module in self._embedding_modules:  # otherwise the token ids were looked up before this call
+            # otherwise the token ids were looked up before this call
+            if module in self._embedding_modules:
                 self.token_ids = {}
                 self._num_virtual = 0
         self._running.append(call)
@@ -199,7 +255,9 @@ class ForwardInputs:
         """Record that the enclosing module called last has returned or raised."""
         del self._running[-1:]  # there is none after a `reset` inside the call
 
-    def record_token_ids(self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def record_token_ids(
+        self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """Record the token ids that an embedding table is called with."""
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
@@ -214,19 +272,30 @@ class ForwardInputs:
         return sequence_numbers(shape, self.forward.position_ids, self.token_ids.values())
 
     def row_tokens(
-        self, layer: Layer, hidden: Tensor, token_ids: PerToken | None, mask: PerToken | None, word_ids: PerToken | None
+        self,
+        layer: Layer,
+        hidden: Tensor,
+        token_ids: PerToken | None,
+        mask: PerToken | None,
+        word_ids: PerToken | None,
     ) -> RowTokens:
-        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first; given ones go first.
+        """Token ids, mask and word ids of the rows of a hidden state, shape (..., d), batch first;
+        given ones go first.
 
-        With word ids, the token ids given are the types of the words; those to ignore are the model's. A device is
-        waited for once a forward pass, and again after a change of ids or mask in place.
+        With word ids, the token ids given are the types of the words; those to ignore are the
+        model's. A device is waited for once a forward pass, and again after a change of ids or mask
+        in place.
         """
         inputs = [*self.recorded, *filter(torch.is_tensor, (token_ids, mask, word_ids))]
         key = hidden.shape[:-1], layer.positions_first, *map(version, inputs)
         if key not in self.forward.row_tokens:
             rows = LayerRows(layer, hidden.shape[:-1])
             values = {"token_ids": token_ids, "mask": mask, "word_ids": word_ids}
-            found = {name: self._of_batch(value, name) for name, value in values.items() if value is not None}
+            found = {
+                name: self._of_batch(value, name)
+                for name, value in values.items()
+                if value is not None
+            }
             ids = self._fitting_token_ids(rows, found.get("token_ids"))
             tokens = ids
             words = found.get("word_ids")
@@ -240,7 +309,9 @@ class ForwardInputs:
                 kept = None
             if ids is not None and "token_ids" in found:
                 self._require_types(ids, kept, words)
-            ids, kept, words = (None if t is None else t.reshape(rows.shape) for t in (ids, kept, words))
+            ids, kept, words = (
+                None if t is None else t.reshape(rows.shape) for t in (ids, kept, words)
+            )
             self.forward.row_tokens[key] = RowTokens(ids, kept, words, {})
         return self.forward.row_tokens[key]
 
@@ -258,7 +329,8 @@ class ForwardInputs:
             return values
         if not self._running:
             raise ValueError(
-                f"{name}= can be a function of the batch only where the model is called; its modules were called one "
+                f"{name}= can be a function of the batch only where the model is called; its "
+                f"modules were called one "
                 "by one. Give a tensor."
             )
         found = values(self._running[0].batch)
@@ -275,13 +347,17 @@ class ForwardInputs:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
         if any(not torch.equal(ids, fitting[0]) for ids in fitting[1:]):
             raise ValueError(
-                f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} embedding tables are called "
-                "with ids that fit, and neither names nor an output head tell which are tokens. Give token_ids=."
+                f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} embedding "
+                f"tables are called "
+                "with ids that fit, and neither names nor an output head tell which are tokens. "
+                "Give token_ids=."
             )
         if rows.layer.positions_first and rows.shape == rows.shape[::-1] and rows.shape[0] > 1:
             raise ValueError(
-                f"layer {rows.layer.name!r} must tell sequences from positions to find its token ids; there are "
-                f"{rows.shape[0]} of both. Give token_ids= in the order of its rows, (positions, batch), or use "
+                f"layer {rows.layer.name!r} must tell sequences from positions to find its token "
+                f"ids; there are "
+                f"{rows.shape[0]} of both. Give token_ids= in the order of its rows, (positions, "
+                f"batch), or use "
                 "batch_first=True."
             )
         return fitting[0]
@@ -294,12 +370,19 @@ class ForwardInputs:
         elif self.forward.mask is not None:
             mask = self.forward.mask
             is_of_batch = token_ids is not None and token_ids.shape[:-1] == mask.shape[:1]
-            if token_ids is None or not (is_of_batch and mask.shape[1] > token_ids.shape[1]):  # more are in a cache
+            # more are in a cache
+            if token_ids is None or not (is_of_batch and mask.shape[1] > token_ids.shape[1]):
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
-        elif not self.forward.called and self._is_hugging_face and rows.layer.calls[0].module in self._inner_modules:
+        elif (
+            not self.forward.called
+            and self._is_hugging_face
+            and rows.layer.calls[0].module in self._inner_modules
+        ):
             raise ValueError(
-                f"layer {rows.layer.name!r} was run outside of a call of the model, which would tell the attention "
-                "mask. Call the model or its forward(), or give mask= (all ones if there is no padding)."
+                f"layer {rows.layer.name!r} was run outside of a call of the model, which would "
+                f"tell the attention "
+                "mask. Call the model or its forward(), or give mask= (all ones if there is no "
+                "padding)."
             )
         self.has_mask |= mask is not None
         if self._num_virtual and token_ids is not None:
@@ -309,7 +392,9 @@ class ForwardInputs:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
             if token_ids is None:
-                raise ValueError("ignore_token_ids needs token ids; the model was given none. Give token_ids=.")
+                raise ValueError(
+                    "ignore_token_ids needs token ids; the model was given none. Give token_ids=."
+                )
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
             mask = _intersection(mask, ~torch.isin(token_ids, ignored))
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
@@ -319,11 +404,16 @@ class ForwardInputs:
     ) -> Tensor:
         if mask is None and token_ids is not None:
             mask = torch.ones_like(token_ids, dtype=torch.bool)
-        elif mask is None and len(rows.shape) == 2 and (self._is_hugging_face or rows.layer.positions_first):
+        elif (
+            mask is None
+            and len(rows.shape) == 2
+            and (self._is_hugging_face or rows.layer.positions_first)
+        ):
             mask = torch.ones(rows.shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:
             raise ValueError(
-                "skip_first_positions needs token ids or a mask of shape (batch, positions); found none. "
+                "skip_first_positions needs token ids or a mask of shape (batch, positions); found "
+                "none. "
                 "Give token_ids= or mask=."
             )
         position_ids = self.forward.position_ids
@@ -339,24 +429,33 @@ def _require_integers(ids: Tensor, name: str) -> Tensor:
 
 
 def _intersection(mask: Tensor | None, kept: Tensor) -> Tensor:
-    """The positions of both, of a mask those of ``kept`` at its end: those before are in a cache."""
+    """The positions of both, of a mask those of ``kept`` at its end: those before are in a
+    cache.
+    """
     return kept if mask is None else mask[..., -kept.shape[-1] :].to(kept.device) & kept
 
 
 def whole_sequences(hidden: Tensor, mesh: DeviceMesh, inputs: Sequence[Tensor]) -> Tensor:
-    """The whole of a hidden state of which this rank has a part; any other one as it is. Every rank must call this.
+    """The whole of a hidden state of which this rank has a part; any other one as it is. Every rank
+    must call this.
 
-    It is a part where it has one R-th of the positions of one of the ``inputs``, of the R ranks of a mesh, and is of no
-    other input's shape. A ValueError if all ranks have equal rows but not equal inputs: it is shorter otherwise.
+    It is a part where it has one R-th of the positions of one of the ``inputs``, of the R ranks of
+    a mesh, and is of no other input's shape. A ValueError if all ranks have equal rows but not
+    equal inputs: it is shorter otherwise.
     """
     size = mesh.size()
-    whole = [t for t in inputs if hidden.ndim == 3 and t.shape == (hidden.shape[0], size * hidden.shape[1])]
+    whole = [
+        t
+        for t in inputs
+        if hidden.ndim == 3 and t.shape == (hidden.shape[0], size * hidden.shape[1])
+    ]
     if not whole or isinstance(hidden, DTensor) or any(t.shape == hidden.shape[:2] for t in inputs):
         return hidden
     found = DTensor.from_local(hidden.contiguous(), mesh, [Shard(1)], run_check=False).full_tensor()
     if _repeats(found, size) and not all(_repeats(t, size) for t in whole):
         raise ValueError(
-            f"a layer must have a row for each token, or a part of them on each of {size} ranks; its rows have shape "
+            f"a layer must have a row for each token, or a part of them on each of {size} ranks; "
+            f"its rows have shape "
             f"{tuple(hidden.shape[:2])} and are the same on all ranks. Leave the layer out."
         )
     return found

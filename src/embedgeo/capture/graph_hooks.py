@@ -1,4 +1,6 @@
-"""Permanent hooks, operators in the graphs of torch.compile; import it late, for a torch may lack what these take."""
+"""Permanent hooks, operators in the graphs of torch.compile; import it late, for a torch may lack
+what these take.
+"""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +19,9 @@ from embedgeo.capture.structure import find_stacks
 from embedgeo.capture.torch_names import has_gradients, in_graphs
 
 Event = Literal["call", "return", "lookup", "input", "output", "both"]
-"""Lookup: of an embedding table; input, output: a hidden state; both: one, and what the module makes of it."""
+"""Lookup: of an embedding table; input, output: a hidden state; both: one, and what the module
+makes of it.
+"""
 
 _graphs = in_graphs()
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
@@ -25,17 +29,22 @@ _keys: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()
 
 
 def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None:
-    """Put permanent hooks on modules of a model before it is compiled: its graphs call none that are added later."""
+    """Put permanent hooks on modules of a model before it is compiled: its graphs call none that
+    are added later.
+    """
     wanted = dict.fromkeys(events)
     for stack in find_stacks(model):
         of_blocks = {event: None for block, event in wanted if block in stack.blocks}
         wanted |= {(block, event): None for block in stack.blocks for event in of_blocks}
     for module, event in wanted:
         if module not in _keys:
-            # A tensor, an input of the graph, and not a number, a constant of it, which would take a graph a block.
+            # A tensor, an input of the graph, and not a number, a constant of it, which would take
+            # a graph a block.
             _keys[module] = torch.zeros((), dtype=torch.int8, device="cpu")
             module.__dict__["embedgeo_key"] = _keys[module]
-            module.__dict__["embedgeo_arguments"] = tuple(inspect.signature(module.forward).parameters)
+            module.__dict__["embedgeo_arguments"] = tuple(
+                inspect.signature(module.forward).parameters
+            )
             module.__dict__.setdefault("embedgeo_events", ())
         if not _is_hooked(module, event):
             if event in ("call", "input"):
@@ -43,17 +52,22 @@ def prepare(model: nn.Module, events: Iterable[tuple[nn.Module, Event]]) -> None
             else:
                 module.register_forward_hook(_HOOKS[event], with_kwargs=True)
             module.__dict__["embedgeo_events"] += (event,)
-        _graphs.keep_apart(module)  # of one of the class that is not prepared, which would call no hooks
+        # of one of the class that is not prepared, which would call no hooks
+        _graphs.keep_apart(module)
 
 
 def is_prepared(module: nn.Module, event: Event) -> bool:
-    """Tell whether `prepare` was called for a module, which is no copy of that one, and an event."""
+    """Tell whether `prepare` was called for a module, which is no copy of that one, and an
+    event.
+    """
     return module in _keys and _is_hooked(module, event)
 
 
 @contextmanager
 def hook_in_graph(module: nn.Module, event: Event, hook: Callable[..., None]) -> Iterator[None]:
-    """Context in which a function is called at each event of a prepared module, as forward hooks with kwargs are."""
+    """Context in which a function is called at each event of a prepared module, as forward hooks
+    with kwargs are.
+    """
     key = _keys[module].data_ptr(), event
     listener = partial(hook, module, ())
     _listeners.setdefault(key, []).append(listener)
@@ -103,7 +117,11 @@ def _on_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
 def _on_both(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     hidden, made = first_input(args, kwargs), first_float(output)
     if made is not None:
-        _notify(module, "both", {"output": made} if hidden is None else {"hidden_states": hidden, "output": made})
+        _notify(
+            module,
+            "both",
+            {"output": made} if hidden is None else {"hidden_states": hidden, "output": made},
+        )
 
 
 def _notify(module: Any, event: Event, found: dict[str, Tensor]) -> None:
@@ -129,21 +147,28 @@ _HOOKS: dict[Event, Callable[..., None]] = {
 }
 
 
-def _run_notify(key: Tensor, event: str, names: str, tensors: list[Tensor], has_gradients: bool) -> None:
+def _run_notify(
+    key: Tensor, event: str, names: str, tensors: list[Tensor], has_gradients: bool
+) -> None:
     listeners = _listeners.get((key.data_ptr(), event))
     if listeners:
         _call(listeners, dict(zip(names.split(), tensors, strict=True)), has_gradients)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _call(listeners: list[Callable[..., None]], found: dict[str, Tensor], has_gradients: bool) -> None:
-    """Call listeners in the gradient mode that the model's code has there: a graph runs in another one."""
+def _call(
+    listeners: list[Callable[..., None]], found: dict[str, Tensor], has_gradients: bool
+) -> None:
+    """Call listeners in the gradient mode that the model's code has there: a graph runs in another
+    one.
+    """
     with _graphs.forward_gradients(True), torch.set_grad_enabled(has_gradients):
         for listener in list(listeners):
             listener(found, found.get("output"))
 
 
-_library = torch.library.Library("embedgeo", "DEF")  # faster to call than a `torch.library.custom_op`
+# faster to call than a `torch.library.custom_op`
+_library = torch.library.Library("embedgeo", "DEF")
 _library.define(
     # no result and no gradient, an ordered effect: it is neither removed nor moved past another one
     "notify(Tensor key, str event, str names, Tensor[] tensors, bool has_gradients) -> ()",

@@ -14,12 +14,20 @@ from embedgeo.capture.structure import Part, Stack
 from embedgeo.layer_names import LEDGER, PARTS
 
 LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
-"""``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these, or a callable on the
-model that returns one of these or a mapping of names to modules; or ``"residual"``."""
+"""``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these,
+or a callable on the model that returns one of these or a mapping of names to modules; or
+``"residual"``.
+"""
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
-_AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}  # whose first hidden state is the first block's output
-_TORCH_STACKS = (nn.TransformerEncoder, nn.TransformerDecoder, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+# whose first hidden state is the first block's output
+_AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
+_TORCH_STACKS = (
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,8 @@ class Layer:
 
     name: str  # common to all model families and wrappers around the model
     calls: tuple[ModuleCall, ...]
-    positions_first: bool = False  # its shape is (positions, batch, d) instead of (batch, positions, d)
+    # its shape is (positions, batch, d) instead of (batch, positions, d)
+    positions_first: bool = False
     stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
 
     @property
@@ -47,44 +56,61 @@ class Layer:
         return self.calls[0].takes_input
 
 
-def resolve_layers(model: nn.Module, layers: LayerSpec = "blocks", part: Part | None = None) -> list[Layer]:
+def resolve_layers(
+    model: nn.Module, layers: LayerSpec = "blocks", part: Part | None = None
+) -> list[Layer]:
     """Find the layers of a model.
 
-    ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each block) and
-    ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed`` … ``decoder.embed`` ….
-    A block that is applied several times is a layer each time. Where blocks are lists of modules (x-transformers,
-    vit-pytorch), a block's output is what enters the next one, or the final norm. Patterns match these names and the
-    names of modules inside the outermost Hugging Face model, with or without zero-padding and without wrappers (FSDP,
-    compile, checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, without the final
-    norm.
+    ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each
+    block) and ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed``
+    … ``decoder.embed`` …. A block that is applied several times is a layer each time. Where blocks
+    are lists of modules (x-transformers, vit-pytorch), a block's output is what enters the next
+    one, or the final norm. Patterns match these names and the names of modules inside the outermost
+    Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
+    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, without
+    the final norm.
 
-    ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give for
-    ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the output of each but the last,
-    and the model's last hidden state, ``final_norm`` where there is one, else the last block's output.
+    ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give
+    for ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the
+    output of each but the last, and the model's last hidden state, ``final_norm`` where there is
+    one, else the last block's output.
 
-    ``"residual"`` means, of each block, what it writes into its stream, such as ``block.03.attention`` and
-    ``block.03.mlp``; the stream between the two, ``block.03.middle``, where one comes after the other; and
-    ``block.03.ledger``, all that the block's output is the sum of, for `embedgeo.ResidualLedger`: see
-    `embedgeo.capture.residual`. Which of them a block has is found in its forward passes; the others stay without rows.
+    ``"residual"`` means, of each block, what it writes into its stream, such as
+    ``block.03.attention`` and ``block.03.mlp``; the stream between the two, ``block.03.middle``,
+    where one comes after the other; and ``block.03.ledger``, all that the block's output is the sum
+    of, for `embedgeo.ResidualLedger`: see `embedgeo.capture.residual`. Which of them a block has is
+    found in its forward passes; the others stay without rows.
 
-    Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the model; ``embed`` is in
-    the first part and ``final_norm`` in the last. A pattern may then match nothing.
+    Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the
+    model; ``embed`` is in the first part and ``final_norm`` in the last. A pattern may then match
+    nothing.
 
     Raises:
         TypeError: ``layers`` is not a `LayerSpec`.
-        ValueError: a pattern matches nothing, the model has no list of blocks, or layers of a ``part`` need the others.
+        ValueError: a pattern matches nothing, the model has no list of blocks, or layers of a
+            ``part`` need the others.
 
-    >>> model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)})
+    >>> model = nn.ModuleDict(
+    ...     {"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)}
+    ... )
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
     """
     found = {layer.name: layer for layer in _resolve(model, layers, part)}
     if not found and part is None:
         raise ValueError(f"layers must name at least one layer; got {layers!r}.")
-    stacks = [[*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)]
-    turned = [s for s in stacks if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in s)]
+    stacks = [
+        [*module.modules()] for module in model.modules() if isinstance(module, _TORCH_STACKS)
+    ]
+    turned = [
+        s
+        for s in stacks
+        if any(isinstance(m, nn.MultiheadAttention) and not m.batch_first for m in s)
+    ]
     inside = {inner for stack in turned for inner in stack}
-    return [replace(layer, positions_first=layer.calls[0].module in inside) for layer in found.values()]
+    return [
+        replace(layer, positions_first=layer.calls[0].module in inside) for layer in found.values()
+    ]
 
 
 def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
@@ -93,10 +119,15 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
     elif isinstance(layers, Mapping):
         for name, module in layers.items():
             if not isinstance(module, nn.Module):
-                raise TypeError(f"layers must map names to modules; got {type(module).__name__} for {name!r}.")
+                raise TypeError(
+                    f"layers must map names to modules; got {type(module).__name__} for {name!r}."
+                )
             yield Layer(str(name), (ModuleCall(module),))
     elif isinstance(layers, nn.Module):
-        raise TypeError(f"layers must map names to modules, {{name: module}}; got a bare {type(layers).__name__}.")
+        raise TypeError(
+            f"layers must map names to modules, {{name: module}}; got a bare "
+            f"{type(layers).__name__}."
+        )
     elif isinstance(layers, Sequence):
         for each in layers:
             yield from _resolve(model, each, part)
@@ -104,13 +135,16 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
         yield from _resolve(model, layers(model), part)
     else:
         raise TypeError(
-            'layers must be "blocks", "hidden_states", a pattern of names, a list of these or a callable; '
+            'layers must be "blocks", "hidden_states", a pattern of names, a list of these or a '
+            "callable; "
             f"got {type(layers).__name__}."
         )
 
 
 class _Submodel(NamedTuple):
-    """A part of the model with its blocks, as calls that give their outputs; none if it has none, or cannot tell."""
+    """A part of the model with its blocks, as calls that give their outputs; none if it has none,
+    or cannot tell.
+    """
 
     prefix: str
     module: nn.Module
@@ -127,11 +161,17 @@ def _submodels(model: nn.Module) -> Iterator[_Submodel]:
             yield _Submodel(prefix, module, None, (), ())
             continue
         blocks = [entry for entry in entries if entry is not None]
-        calls = [ModuleCall(block, blocks[:i].count(block), blocks.count(block)) for i, block in enumerate(blocks)]
+        calls = [
+            ModuleCall(block, blocks[:i].count(block), blocks.count(block))
+            for i, block in enumerate(blocks)
+        ]
         before = [replace(call, takes_input=True) for call in calls]
         if blocks != stack.blocks:  # lists of modules: the outputs are what enters the next one
             norm = structure.final_norm(stack)
-            calls = [*before[1:], ModuleCall(stack.parent) if norm is None else ModuleCall(norm, takes_input=True)]
+            calls = [
+                *before[1:],
+                ModuleCall(stack.parent) if norm is None else ModuleCall(norm, takes_input=True),
+            ]
         yield _Submodel(prefix, module, stack, tuple(calls), tuple(before[:1]))
 
 
@@ -140,11 +180,16 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
     mean = _MEAN.fullmatch(pattern)
     if part is not None and (pattern == "hidden_states" or mean or len(found) > 1):
         raise ValueError(
-            f"layers={pattern!r} must be found within one stage of the pipeline, of a model that is no encoder and "
+            f"layers={pattern!r} must be found within one stage of the pipeline, of a model that "
+            f"is no encoder and "
             'decoder; it needs several. Use layers="blocks" or a pattern of names.'
         )
     if mean:
-        return [_mean(submodel, pattern, int(mean[2])) for submodel in found if mean[1] in ("", submodel.prefix)]
+        return [
+            _mean(submodel, pattern, int(mean[2]))
+            for submodel in found
+            if mean[1] in ("", submodel.prefix)
+        ]
     standard = [layer for submodel in found for layer in _standard_layers(submodel, part)]
     numbered = [layer for submodel in found for layer in _hidden_states(submodel)]
     if pattern not in ("blocks", "hidden_states", "residual"):
@@ -155,7 +200,8 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         instead = f"Name layers by a pattern of module names instead, such as {', '.join(names)}."
         remedy = instead if names else "It has no modules."
         raise ValueError(
-            f"layers={pattern!r} needs a list of transformer blocks; found none in {type(model).__name__}. {remedy}"
+            f"layers={pattern!r} needs a list of transformer blocks; found none in "
+            f"{type(model).__name__}. {remedy}"
         )
     if pattern == "residual":
         return _streams(standard)
@@ -168,21 +214,34 @@ def _streams(standard: Sequence[Layer]) -> list[Layer]:
     for layer in blocks:
         (call,) = layer.calls
         if call.takes_input or call.calls_per_forward > 1:
-            reason = "is a list of modules" if call.takes_input else "is applied several times in a forward pass"
-            raise ValueError(
-                f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. Use layers="blocks".'
+            reason = (
+                "is a list of modules"
+                if call.takes_input
+                else "is applied several times in a forward pass"
             )
-    return [replace(layer, name=f"{layer.name}.{part}", stream=part) for part in (*PARTS, LEDGER) for layer in blocks]
+            raise ValueError(
+                f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. '
+                'Use layers="blocks".'
+            )
+    return [
+        replace(layer, name=f"{layer.name}.{part}", stream=part)
+        for part in (*PARTS, LEDGER)
+        for layer in blocks
+    ]
 
 
 def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
     for stack in structure.find_stacks(model):
         inside = set(map(structure.unwrapped, stack.blocks[0].children()))
-        path = [name for name, module in structure.module_names(model).items() if module in inside][-1]
+        path = [name for name, module in structure.module_names(model).items() if module in inside][
+            -1
+        ]
         *before, number, part = path.split(".")
         raise ValueError(
-            f"layers={pattern!r} needs blocks that are called; those of {type(stack.parent).__name__} are a "
-            f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose output is the hidden "
+            f"layers={pattern!r} needs blocks that are called; those of "
+            f"{type(stack.parent).__name__} are a "
+            f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose "
+            f"output is the hidden "
             f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
         )
 
@@ -190,7 +249,8 @@ def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
 def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
     if not 1 <= count <= len(submodel.blocks):
         raise ValueError(
-            f"layers={pattern!r} must average at least one block and at most all; the model has {len(submodel.blocks)}."
+            f"layers={pattern!r} must average at least one block and at most all; the model has "
+            f"{len(submodel.blocks)}."
         )
     return Layer(f"{submodel.prefix}mean(last{count})", submodel.blocks[-count:])
 
@@ -219,7 +279,10 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     if getattr(module, "main_input_name", None) == "pixel_values":
         last = None  # models of images leave out what is after the blocks
     is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
-    calls = [*(blocks if is_late else (*embed, *blocks[:-1])), blocks[-1] if last is None else ModuleCall(last)]
+    calls = [
+        *(blocks if is_late else (*embed, *blocks[:-1])),
+        blocks[-1] if last is None else ModuleCall(last),
+    ]
     for i, call in enumerate(calls):
         yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,))
 
@@ -236,11 +299,15 @@ def _glob(
     if part is not None:
         names = _numbered_in_model(names, model, part)
         numbered = []
-    others = [Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken]
+    others = [
+        Layer(name, (ModuleCall(module),)) for name, module in names.items() if name not in taken
+    ]
     matching = _matching(pattern, standard + others) or _matching(pattern, numbered)
     if not matching and part is None:
         everything = [layer.name for layer in standard + others + numbered]
-        parts = difflib.get_close_matches(pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything})
+        parts = difflib.get_close_matches(
+            pattern.rsplit(".", 1)[-1], {name.rsplit(".", 1)[-1] for name in everything}
+        )
         close = [name for name in everything if name.rsplit(".", 1)[-1] in parts] or everything
         remedy = f"Close to it: {', '.join(close[:6])}." if close else "It has no modules."
         raise ValueError(f"layers={pattern!r} matches no layer of {type(model).__name__}. {remedy}")
@@ -252,12 +319,22 @@ def _matching(pattern: str, layers: list[Layer]) -> list[Layer]:
     return [layer for layer in layers if any(fnmatchcase(name, pattern) for name in names[layer])]
 
 
-def _numbered_in_model(names: Mapping[str, nn.Module], model: nn.Module, part: Part) -> dict[str, nn.Module]:
-    blocks = [block for submodel in _submodels(model) if submodel.stack for block in submodel.stack.blocks]
+def _numbered_in_model(
+    names: Mapping[str, nn.Module], model: nn.Module, part: Part
+) -> dict[str, nn.Module]:
+    blocks = [
+        block for submodel in _submodels(model) if submodel.stack for block in submodel.stack.blocks
+    ]
     own = [next(name for name, module in names.items() if module is block) for block in blocks]
     stem = {
         name: f"{name.rpartition('.')[0]}.{_padded(i, part.num_blocks)}".lstrip(".")
         for i, name in enumerate(own, part.first_block)
     }
-    inside = {name: next((block for block in own if f"{name}.".startswith(f"{block}.")), "") for name in names}
-    return {stem.get(inside[name], "") + name.removeprefix(inside[name]): module for name, module in names.items()}
+    inside = {
+        name: next((block for block in own if f"{name}.".startswith(f"{block}.")), "")
+        for name in names
+    }
+    return {
+        stem.get(inside[name], "") + name.removeprefix(inside[name]): module
+        for name, module in names.items()
+    }

@@ -1,4 +1,6 @@
-"""Layers that are the output of a norm, and what it makes of a row: found by running it, not by its name."""
+"""Layers that are the output of a norm, and what it makes of a row: found by running it, not by its
+name.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +19,17 @@ from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16  # that are looked at
-_CLOSE = 1e-3  # deviation of the rows below which they are a norm's output; half the ε of their dtype if that is more
+# deviation of the rows below which they are a norm's output; half the ε of their dtype if that is
+# more
+_CLOSE = 1e-3
 _FAR = 0.5  # deviation from a norm's output with which later measurements do not look at it again
 _SHRUNK = 0.5  # by which the mean of squares of embeddings of mean 0 may be below 1, for a norm's ε
 
 
 class Norm(NamedTuple):
-    """The affine map of a norm: of a row whose mean of squares is 1 (of a LayerNorm, and mean 0) to γ · row + β."""
+    """The affine map of a norm: of a row whose mean of squares is 1 (of a LayerNorm, and mean 0) to
+    γ · row + β.
+    """
 
     scale: Tensor  # γ, shape (d,), float64; 1 + weight where that is how the norm computes
     shift: Tensor  # β, shape (d,), float64; zeros where there is none
@@ -31,14 +37,18 @@ class Norm(NamedTuple):
 
     @property
     def expected_size(self) -> Tensor:
-        """‖γ‖² + ‖β‖²: the mean of ‖γ z + β‖² over rows z whose coordinates have mean 0 and variance 1 over the rows.
+        """‖γ‖² + ‖β‖²: the mean of ‖γ z + β‖² over rows z whose coordinates have mean 0 and
+        variance 1 over the rows.
 
-        Others add Σ_j γ_j² (⟨z_j²⟩ − 1) + 2 Σ_j γ_j β_j ⟨z_j⟩ (Yamagiwa & Shimodaira 2025, appendix H).
+        Others add Σ_j γ_j² (⟨z_j²⟩ − 1) + 2 Σ_j γ_j β_j ⟨z_j⟩ (Yamagiwa & Shimodaira 2025, appendix
+        H).
         """
         return self.scale.square().sum() + self.shift.square().sum()
 
     def deviation(self, rows: Tensor, *, of_embeddings: bool) -> float:
-        """The largest distance of rows, shape (m, d), from a mean of squares of 1 (and a mean of 0) before γ and β."""
+        """The largest distance of rows, shape (m, d), from a mean of squares of 1 (and a mean of 0)
+        before γ and β.
+        """
         undone = (rows - self.shift) / self.scale
         sizes = undone.square().mean(1) - 1
         if self.is_centered:
@@ -57,21 +67,33 @@ class _Run(NamedTuple):
 
 
 def as_norm(module: nn.Module, width: int) -> Norm | None:
-    """The norm that a module with nothing but vectors of this width is, found by running it; None if it is none."""
+    """The norm that a module with nothing but vectors of this width is, found by running it; None
+    if it is none.
+    """
     run = _run(module, width)
-    return None if run is None else _norm_of(_Run([*map(_on_cpu, run.vectors)], _on_cpu(run.outputs), run.dtype))
+    return (
+        None
+        if run is None
+        else _norm_of(_Run([*map(_on_cpu, run.vectors)], _on_cpu(run.outputs), run.dtype))
+    )
 
 
 def _run(module: nn.Module, width: int) -> _Run | None:
     """Run a module that may be a norm, whose device is not waited for; None if it is none."""
     try:
         vectors = [*module.parameters(recurse=False)]
-        is_bare = next(module.children(), None) is None and next(module.buffers(recurse=False), None) is None
+        is_bare = (
+            next(module.children(), None) is None
+            and next(module.buffers(recurse=False), None) is None
+        )
         if not is_bare or any(vector.shape != (width,) for vector in vectors):
             return None
-        if not vectors and not type(module).__name__.endswith("Norm"):  # a dropout, as far as this tells
+        # a dropout, as far as this tells
+        if not vectors and not type(module).__name__.endswith("Norm"):
             return None
-        if not all(each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())):
+        if not all(
+            each.is_replicate() for vector in vectors for each in getattr(vector, "placements", ())
+        ):
             return None  # running it would take other ranks
         at_hand: AbstractContextManager[None] = nullcontext()
         is_elsewhere = hasattr(module, "_hf_hook")  # accelerate may keep its weights there
@@ -82,10 +104,14 @@ def _run(module: nn.Module, width: int) -> _Run | None:
         with kept_random_states(), torch.no_grad(), at_hand:
             vectors = [*module.parameters(recurse=False)]
             own = [_local(each).clone() if is_elsewhere else _local(each) for each in vectors]
-            device, dtype = (own[0].device, own[0].dtype) if own else (torch.device("cpu"), torch.float32)
+            device, dtype = (
+                (own[0].device, own[0].dtype) if own else (torch.device("cpu"), torch.float32)
+            )
             inputs = _inputs(width, dtype, device)
             if vectors and isinstance(vectors[0], DTensor):
-                inputs = DTensor.from_local(inputs, vectors[0].device_mesh, vectors[0].placements, run_check=False)
+                inputs = DTensor.from_local(
+                    inputs, vectors[0].device_mesh, vectors[0].placements, run_check=False
+                )
             with torch.autocast(device.type, enabled=False):
                 outputs = _local(module.forward(inputs))
             return _Run(own, outputs, dtype) if outputs.shape == inputs.shape else None
@@ -104,7 +130,8 @@ def _standard(width: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _inputs(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows that tell what a norm does, shape (1, 4, d): one, its negative, its double, and one that is moved by 1.
+    """Rows that tell what a norm does, shape (1, 4, d): one, its negative, its double, and one that
+    is moved by 1.
 
     They are large, so that the norm's ε is nothing beside them.
     """
@@ -118,7 +145,8 @@ def _norm_of(run: _Run) -> Norm | None:
     own, (up, down, larger, moved) = run.vectors, run.outputs[0]
     scale = (up - down) / (2 * _standard(len(up)).to(run.dtype).double())
     shift = (up + down) / 2
-    eps = max(torch.finfo(kind).eps for kind in (run.dtype, torch.float32))  # many compute in float32
+    # many compute in float32
+    eps = max(torch.finfo(kind).eps for kind in (run.dtype, torch.float32))
     tolerance = 8 * eps * max(1.0, float(scale.abs().max()), float(shift.abs().max()))
     if not bool((up - larger).abs().max() <= tolerance):
         return None
@@ -145,7 +173,9 @@ _Key = tuple[nn.Module, int]  # a module, and the width of the rows that it is g
 
 
 class Norms:
-    """The norms whose outputs the layers of a model are; means and maxima over several tokens are no norm's output."""
+    """The norms whose outputs the layers of a model are; means and maxima over several tokens are
+    no norm's output.
+    """
 
     def __init__(self, model: nn.Module, rows: RowUnit = "tokens") -> None:
         self._model = model
@@ -155,10 +185,12 @@ class Norms:
         self._looks: dict[str, _Look] = {}  # by layer, that are not compared yet
         self._runs: dict[_Key, _Run | None] = {}  # since the last `reset`
         self._norms: dict[str, Norm | None] = {}
-        self._places: tuple[Tensor, Tensor] | None = None  # a mask, and of the first rows that count
+        # a mask, and of the first rows that count
+        self._places: tuple[Tensor, Tensor] | None = None
 
     def look(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> None:
-        """Keep the first rows of a layer, and the norms, with the weights that the model has now, for `expected_size`.
+        """Keep the first rows of a layer, and the norms, with the weights that the model has now,
+        for `expected_size`.
 
         The mask is best on the CPU: then no device is waited for.
         """
@@ -168,9 +200,13 @@ class Norms:
         width = hidden.shape[-1]
         own = None if layer.takes_input else unwrapped(layer.calls[0].module)
         if layer.name not in self._candidates:
-            self._candidates[layer.name] = self._outside_blocks(layer) if own is None else [*own.modules()]
+            self._candidates[layer.name] = (
+                self._outside_blocks(layer) if own is None else [*own.modules()]
+            )
         modules = self._candidates[layer.name]
-        runs = {module: _run(module, width) for module in modules if (module, width) not in self._runs}
+        runs = {
+            module: _run(module, width) for module in modules if (module, width) not in self._runs
+        }
         self._runs |= {(module, width): run for module, run in runs.items()}
         modules = [module for module in modules if self._runs[module, width] is not None]
         new = {(module, width): run for module, run in runs.items() if run is not None}
@@ -178,7 +214,9 @@ class Norms:
         kept, rows = _changed(_copies, new, first)  # the weights will change
         self._runs |= kept
         least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
-        self._looks[layer.name] = _Look(own, modules, width, rows[0] if rows else hidden.new_empty(0, width), least)
+        self._looks[layer.name] = _Look(
+            own, modules, width, rows[0] if rows else hidden.new_empty(0, width), least
+        )
 
     def expected_size(self, layer: Layer) -> float:
         """`Norm.expected_size` of a layer when last looked at; 0 where it is no norm's output."""
@@ -193,7 +231,9 @@ class Norms:
         self._places = None
 
     def _compare(self) -> None:
-        """Compare the rows that have been looked at with the norms' outputs; a device is waited for once."""
+        """Compare the rows that have been looked at with the norms' outputs; a device is waited for
+        once.
+        """
         if not self._looks:
             return
         looks = dict(self._looks)
@@ -207,17 +247,28 @@ class Norms:
         )
         norms = {key: norm for key, run in runs.items() if (norm := _norm_of(run)) is not None}
         for (name, look), of_layer in zip(looks.items(), rows, strict=True):
-            found = {module: norms[module, look.width] for module in look.modules if (module, look.width) in norms}
-            self._norms[name] = self._output_of(name, look, found, of_layer[of_layer.isfinite().all(1)])
+            found = {
+                module: norms[module, look.width]
+                for module in look.modules
+                if (module, look.width) in norms
+            }
+            self._norms[name] = self._output_of(
+                name, look, found, of_layer[of_layer.isfinite().all(1)]
+            )
             self._is_output[name] = self._norms[name] is not None
 
-    def _output_of(self, name: str, look: _Look, norms: dict[nn.Module, Norm], rows: Tensor) -> Norm | None:
-        """The norm whose output a layer with these rows is, None if of none; later looks are at those near it alone."""
+    def _output_of(
+        self, name: str, look: _Look, norms: dict[nn.Module, Norm], rows: Tensor
+    ) -> Norm | None:
+        """The norm whose output a layer with these rows is, None if of none; later looks are at
+        those near it alone.
+        """
         if look.own is not None and look.own in norms:
             self._candidates[name] = [look.own]
             return norms[look.own]
         norm, least = None, look.least
-        near = []  # several norms fit while their weights are alike: the next measurement looks at them again
+        # several norms fit while their weights are alike: the next measurement looks at them again
+        near = []
         for module, found in norms.items():
             deviation = found.deviation(rows, of_embeddings=module not in self._in_or_after_blocks)
             if deviation < _FAR:
@@ -229,32 +280,52 @@ class Norms:
         return norm
 
     def architecture(self, layers: Sequence[Layer]) -> str:
-        """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none are; else empty."""
+        """``post-ln`` where the outputs of all measured blocks are norms', ``pre-ln`` where none
+        are; else empty.
+        """
         self._compare()
         blocks = set(self._blocks)
         measured = {
             layer.calls[0].module: self._is_output[layer.name]
             for layer in layers
-            if layer.name in self._is_output and not layer.takes_input and layer.calls[0].module in blocks
+            if layer.name in self._is_output
+            and not layer.takes_input
+            and layer.calls[0].module in blocks
         }
         kinds = set(measured.values())
         if kinds == {True}:
             return "post-ln"
         if kinds != {False}:
             return ""
-        inside = {inner: [*inner.parameters(recurse=False)] for block in measured for inner in block.modules()}
-        has_norms = any(own and as_norm(inner, len(own[0])) is not None for inner, own in inside.items())
+        inside = {
+            inner: [*inner.parameters(recurse=False)]
+            for block in measured
+            for inner in block.modules()
+        }
+        has_norms = any(
+            own and as_norm(inner, len(own[0])) is not None for inner, own in inside.items()
+        )
         return "pre-ln" if has_norms else ""
 
     def _outside_blocks(self, layer: Layer) -> list[nn.Module]:
         inside = {inner for block in self._blocks for inner in block.modules()}
         block = [layer.calls[0].module]
-        return [each for each in self._model.modules() if each not in inside and not contains_any(each, block)]
+        return [
+            each
+            for each in self._model.modules()
+            if each not in inside and not contains_any(each, block)
+        ]
 
     @cached_property
     def _in_or_after_blocks(self) -> set[nn.Module]:
-        """The modules of the blocks and the norms behind them: what these are given is large beside their ε."""
-        finals = [unwrapped(norm) for norm in map(final_norm, find_stacks(self._model)) if norm is not None]
+        """The modules of the blocks and the norms behind them: what these are given is large beside
+        their ε.
+        """
+        finals = [
+            unwrapped(norm)
+            for norm in map(final_norm, find_stacks(self._model))
+            if norm is not None
+        ]
         return {inner for top in (*finals, *self._blocks) for inner in top.modules()}
 
     @property
@@ -266,7 +337,8 @@ class Norms:
         if mask is None:
             rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
         else:
-            if self._places is None or self._places[0] is not mask:  # of all layers of a forward pass
+            # of all layers of a forward pass
+            if self._places is None or self._places[0] is not mask:
                 self._places = mask, sent(mask.reshape(-1).nonzero()[:_ROWS, 0], hidden.device)
             places = self._places[1].to(hidden.device)
             if hidden.is_contiguous():
@@ -281,8 +353,13 @@ def _changed(
     change: Callable[[list[Tensor]], Sequence[Tensor]], runs: dict[_Key, _Run], rows: list[Tensor]
 ) -> tuple[dict[_Key, _Run], list[Tensor]]:
     """Runs and rows, once all of their tensors have been changed together."""
-    left = iter(change([*(part for run in runs.values() for part in (*run.vectors, run.outputs)), *rows]))
-    return {key: _Run([next(left) for _ in run.vectors], next(left), run.dtype) for key, run in runs.items()}, [*left]
+    left = iter(
+        change([*(part for run in runs.values() for part in (*run.vectors, run.outputs)), *rows])
+    )
+    return {
+        key: _Run([next(left) for _ in run.vectors], next(left), run.dtype)
+        for key, run in runs.items()
+    }, [*left]
 
 
 def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -290,7 +367,9 @@ def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     copies = dict[int, Tensor]()
     for device in {each.device for each in tensors}:
         here = [each for each in tensors if each.device == device]
-        parts = torch.cat([each.detach().reshape(-1) for each in here]).split([each.numel() for each in here])
+        parts = torch.cat([each.detach().reshape(-1) for each in here]).split(
+            [each.numel() for each in here]
+        )
         copies |= {id(each): part.view(each.shape) for each, part in zip(here, parts, strict=True)}
     return [copies[id(each)] for each in tensors]
 

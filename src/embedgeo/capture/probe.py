@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class _Hook:
-    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do, nothing."""
+    """A hook of one module, which does nothing on another one; its copies and pickles hold, and do,
+    nothing.
+    """
 
     should_skip: Callable[[], bool]
     on_error: Callable[[Exception], None] | None
@@ -50,17 +52,20 @@ def _do_nothing(*call: object) -> None:
 
 
 class Probe:
-    """Reads the hidden states of a model's layers by forward hooks, which are on the model only while attached.
+    """Reads the hidden states of a model's layers by forward hooks, which are on the model only
+    while attached.
 
-    Copies of the model are not read, nor is a forward pass that activation checkpointing repeats during the backward
-    pass, nor one in which a pipeline stage learns its shapes. Compiled models and torch's own transformer layers run
-    eagerly meanwhile; where ``is_stable``, a model that was prepared before it was compiled is read in its graphs.
+    Copies of the model are not read, nor is a forward pass that activation checkpointing repeats
+    during the backward pass, nor one in which a pipeline stage learns its shapes. Compiled models
+    and torch's own transformer layers run eagerly meanwhile; where ``is_stable``, a model that was
+    prepared before it was compiled is read in its graphs.
 
-    ``on_hidden`` is called with a layer, its hidden state, shape (..., d), batch first, detached, which the model may
-    overwrite later, and the tokens of its rows; without gradients and autocast. ``on_error`` is called with an
-    exception raised in a hook, and a note that names the layer; by default it is raised. Passes without gradients are
-    read with ``no_grad_passes`` or by an `exclusive` probe: the calls of the modules around the blocks decide, or,
-    where only blocks are called, these.
+    ``on_hidden`` is called with a layer, its hidden state, shape (..., d), batch first, detached,
+    which the model may overwrite later, and the tokens of its rows; without gradients and autocast.
+    ``on_error`` is called with an exception raised in a hook, and a note that names the layer; by
+    default it is raised. Passes without gradients are read with ``no_grad_passes`` or by an
+    `exclusive` probe: the calls of the modules around the blocks decide, or, where only blocks are
+    called, these.
     """
 
     _exclusive: ClassVar["Probe | None"] = None
@@ -77,7 +82,8 @@ class Probe:
         self.token_ids: PerToken | None = None
         self.mask: PerToken | None = None
         self.word_ids: PerToken | None = None
-        self.sequence_mesh: DeviceMesh | None = None  # the ranks of which each may have a part of the positions
+        # the ranks of which each may have a part of the positions
+        self.sequence_mesh: DeviceMesh | None = None
         self.is_stable = False
         self._on_error = on_error
         self.layers_without_gradients: set[str] = set()  # which were not read
@@ -86,14 +92,17 @@ class Probe:
         self._inputs = inputs
         self._on_hidden = on_hidden
         self._attached: ExitStack | None = None
-        self._streams = dict[ModuleCall, list[Layer]]()  # layers of each block that is divided into its streams
+        # layers of each block that is divided into its streams
+        self._streams = dict[ModuleCall, list[Layer]]()
         for layer in layers:
             if layer.stream:
                 self._streams.setdefault(layer.calls[0], []).append(layer)
         self._residual_blocks = {call: ResidualBlock(call.module) for call in self._streams}
 
     def attach(self) -> None:
-        """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only listen."""
+        """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only
+        listen.
+        """
         if self._attached is not None:
             return
         with ExitStack() as stack:
@@ -131,10 +140,13 @@ class Probe:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Context in which no other probe reads the forward passes that run, and these are eager."""
+        """Context in which no other probe reads the forward passes that run, and these are
+        eager.
+        """
         previous, Probe._exclusive = Probe._exclusive, self
         try:
-            with eager_mode:  # other modes than training's: a stable probe would have a graph compiled for them
+            # other modes than training's: a stable probe would have a graph compiled for them
+            with eager_mode:
                 yield
         finally:
             Probe._exclusive = previous
@@ -146,13 +158,17 @@ class Probe:
         graph_hooks.prepare(model, [(hook.module, event) for event, hook in self._hooks()])
 
     def is_prepared(self) -> bool:
-        """Tell whether `prepare` was called on the model, by this probe or another one of the same layers."""
+        """Tell whether `prepare` was called on the model, by this probe or another one of the same
+        layers.
+        """
         from embedgeo.capture import graph_hooks
 
         return all(graph_hooks.is_prepared(hook.module, event) for event, hook in self._hooks())
 
     def should_skip(self) -> bool:
-        """True if a call must not be read: only another probe may, it is a repetition, or it is on no real values."""
+        """True if a call must not be read: only another probe may, it is a repetition, or it is on
+        no real values.
+        """
         is_other = self._attached is None or Probe._exclusive not in (None, self)
         stage = running_stage()
         return is_other or in_backward() or (stage is not None and stage.infers_shapes)
@@ -166,16 +182,24 @@ class Probe:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
         for call, layers in self._streams.items():
             for module, is_before, read in self._residual_blocks[call].hooks():
-                yield "input" if is_before else "both", hook(module, f"in layer {layers[-1].name!r}", read)
+                yield (
+                    "input" if is_before else "both",
+                    hook(module, f"in layer {layers[-1].name!r}", read),
+                )
         for layer in self._layers:
             if layer.stream and layer is not self._streams[layer.calls[0]][-1]:
                 continue  # it is read with the others of its block
             for i, call in enumerate(layer.calls):
                 event: Event = "input" if call.takes_input else "output"
-                yield event, hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i))
+                yield (
+                    event,
+                    hook(call.module, f"at layer {layer.name!r}", partial(self._read, layer, i)),
+                )
 
     @contextmanager
-    def _call(self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    def _call(
+        self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[None]:
         if self.should_skip():
             yield
             return
@@ -186,7 +210,13 @@ class Probe:
             self._inputs.end_call()
 
     def _read(
-        self, layer: Layer, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None
+        self,
+        layer: Layer,
+        i: int,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any = None,
     ) -> None:
         if not (self._no_grad_passes or Probe._exclusive is self or self._inputs.has_gradients):
             self.layers_without_gradients.add(layer.name)
@@ -223,7 +253,9 @@ class Probe:
         """The mean over the layer's calls at the last of them, None at the others."""
         zero = torch.zeros((), dtype=torch.float32, device=hidden.device)
         count, total = self._inputs.forward.sums.pop(layer.name, (0, zero))
-        total = total.to(hidden.device) + hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        total = total.to(hidden.device) + hidden.to(
+            torch.promote_types(hidden.dtype, torch.float32)
+        )
         if count + 1 == len(layer.calls):
             return total / len(layer.calls)
         self._inputs.forward.sums[layer.name] = count + 1, total

@@ -1,4 +1,6 @@
-"""The structure of a model: its blocks, encoder and decoder, embedding tables, and the wrappers around modules."""
+"""The structure of a model: its blocks, encoder and decoder, embedding tables, and the wrappers
+around modules.
+"""
 
 import re
 import sys
@@ -34,7 +36,11 @@ class Part(NamedTuple):
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module inside torch.compile, FSDP, DDP and activation-checkpoint wrappers."""
-    names = {*WRAPPERS, "module"} if isinstance(module, DistributedDataParallel | DataParallel) else WRAPPERS
+    names = (
+        {*WRAPPERS, "module"}
+        if isinstance(module, DistributedDataParallel | DataParallel)
+        else WRAPPERS
+    )
     inner = next((child for name, child in module.named_children() if name in names), None)
     return module if inner is None else unwrapped(inner)
 
@@ -51,12 +57,16 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def measured_model(model: nn.Module) -> nn.Module:
-    """The outermost Hugging Face model inside ``model``, or ``model`` itself without its wrappers."""
+    """The outermost Hugging Face model inside ``model``, or ``model`` itself without its
+    wrappers.
+    """
     return next((m for m in model.modules() if is_hugging_face(m)), unwrapped(model))
 
 
 def module_names(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules inside the measured model by name, with numbers zero-padded and wrappers left out."""
+    """The modules inside the measured model by name, with numbers zero-padded and wrappers left
+    out.
+    """
     names: dict[str, nn.Module] = {}
 
     def walk(module: nn.Module, prefix: str) -> None:
@@ -74,17 +84,24 @@ def module_names(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def submodels(model: nn.Module) -> dict[str, nn.Module]:
-    """The encoder and the decoder, or the measured model alone, by the prefix of their layers' names."""
+    """The encoder and the decoder, or the measured model alone, by the prefix of their layers'
+    names.
+    """
     measured = measured_model(model)
-    both = next(((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ())
+    both = next(
+        ((m.encoder, m.decoder) for m in measured.modules() if isinstance(m, nn.Transformer)), ()
+    )
     if is_hugging_face(measured) and getattr(measured.config, "is_encoder_decoder", False):
         both = measured.get_encoder(), measured.get_decoder()
     if len({measured, *both}) < 3:
         return {"": measured}
     parts: dict[str, nn.Module] = dict(zip(("encoder.", "decoder."), both, strict=True))
-    stacks = {prefix: stack for prefix, part in parts.items() if (stack := find_stack(part)) is not None}
+    stacks = {
+        prefix: stack for prefix, part in parts.items() if (stack := find_stack(part)) is not None
+    }
     if not is_hugging_face(measured) and [*stacks.values()] == [find_stack(measured)]:
-        return dict.fromkeys(stacks, measured)  # the other one was replaced by a head, say: the tables are beside it
+        # the other one was replaced by a head, say: the tables are beside it
+        return dict.fromkeys(stacks, measured)
     return parts
 
 
@@ -100,9 +117,12 @@ def find_stack(submodel: nn.Module) -> Stack | None:
             entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
             blocks = [unwrapped(block) for block in entries if block is not None]
             size = sum(p.numel() for p in stack.parameters())
-            if size > most and _are_blocks(stack, blocks, getattr(config, "num_hidden_layers", None)):
+            if size > most and _are_blocks(
+                stack, blocks, getattr(config, "num_hidden_layers", None)
+            ):
                 best, most = Stack(parent, blocks), size
-    if best is not None and getattr(config, "num_hidden_groups", None) == len(best.blocks):  # ALBERT
+    # ALBERT
+    if best is not None and getattr(config, "num_hidden_groups", None) == len(best.blocks):
         depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
         return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
     return best
@@ -114,12 +134,16 @@ def find_stacks(model: nn.Module) -> list[Stack]:
 
 
 def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) -> bool:
-    """Tell whether modules are transformer blocks: of one type, or as many as the configuration says."""
+    """Tell whether modules are transformer blocks: of one type, or as many as the configuration
+    says.
+    """
     if isinstance(stack, nn.ModuleDict) and not all(key[-1:].isdigit() for key in stack):
         return False
     if len({type(block) for block in blocks}) != 1:
-        return len(blocks) == depth and not isinstance(stack, nn.ModuleDict)  # attention and state-space blocks in turn
-    inner = [type(module) for module in blocks[0].modules()]  # the stages of a CNN have convolutions
+        # attention and state-space blocks in turn
+        return len(blocks) == depth and not isinstance(stack, nn.ModuleDict)
+    # the stages of a CNN have convolutions
+    inner = [type(module) for module in blocks[0].modules()]
     return not isinstance(stack, nn.Sequential) or (len(inner) > 1 and nn.Conv2d not in inner)
 
 
@@ -129,10 +153,11 @@ def is_callable(block: nn.Module) -> bool:
 
 
 def entered(block: nn.Module) -> nn.Module | None:
-    """The module whose input is what enters a block: itself, or of a list of modules the first one that is called.
+    """The module whose input is what enters a block: itself, or of a list of modules the first one
+    that is called.
 
-    None where a list does not tell: the first one must be a norm or have one inside, or follow a list of norms in whose
-    first place, that of a norm before the others, there is none.
+    None where a list does not tell: the first one must be a norm or have one inside, or follow a
+    list of norms in whose first place, that of a norm before the others, there is none.
     """
     if is_callable(block):
         return block
@@ -151,12 +176,14 @@ def entered(block: nn.Module) -> nn.Module | None:
 
 def final_norm(stack: Stack) -> nn.Module | None:
     """The norm after the last block; None if the model has none."""
-    if hasattr(stack.parent, "norm_rel_ebd"):  # DeBERTa's only norm here is applied to relative positions
+    # DeBERTa's only norm here is applied to relative positions
+    if hasattr(stack.parent, "norm_rel_ebd"):
         return None
     norms = []
     follows_blocks = False
     for name, child in stack.parent.named_children():
-        if name == "layernorm_embedding":  # BART's, applied before the blocks though defined after them
+        # BART's, applied before the blocks though defined after them
+        if name == "layernorm_embedding":
             continue
         follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
         module = unwrapped(child)
@@ -164,33 +191,44 @@ def final_norm(stack: Stack) -> nn.Module | None:
         inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
         # one with nothing but norms inside is one, too: an adapter may train a copy
         is_norm = type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
-        if is_norm and "proj" not in name and (follows_blocks or "emb" not in name):  # of embeddings: before the blocks
+        # of embeddings: before the blocks
+        if is_norm and "proj" not in name and (follows_blocks or "emb" not in name):
             norms.append(child)
     return norms[-1] if norms else None
 
 
 def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
-    """The modules that contain the blocks, outermost first: an attention mask is an argument of one of their calls."""
+    """The modules that contain the blocks, outermost first: an attention mask is an argument of one
+    of their calls.
+    """
     stack = find_stack(submodel)
     inner = submodel if stack is None else stack.parent
-    return [m for m in submodel.modules() if unwrapped(m) is m and (m is submodel or contains_any(m, [inner]))]
+    return [
+        m
+        for m in submodel.modules()
+        if unwrapped(m) is m and (m is submodel or contains_any(m, [inner]))
+    ]
 
 
 def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
-    """The embedding tables of tokens: several only where the structure does not tell which one it is.
+    """The embedding tables of tokens: several only where the structure does not tell which one it
+    is.
 
-    Those that ``get_input_embeddings`` tells; or, of the tables outside the blocks that are not named after positions,
-    segments and times, the first of: those named after tokens, that share a head's weight, that have its rows, all.
+    Those that ``get_input_embeddings`` tells; or, of the tables outside the blocks that are not
+    named after positions, segments and times, the first of: those named after tokens, that share a
+    head's weight, that have its rows, all.
     """
     get_table = getattr(submodel, "get_input_embeddings", None)
     if callable(get_table):
         try:
             table = get_table()
-        except (NotImplementedError, AttributeError, TypeError):  # transformers' own, or another signature
+        # transformers' own, or another signature
+        except (NotImplementedError, AttributeError, TypeError):
             table = None
         if isinstance(table, nn.Module) or is_hugging_face(submodel):
             tables = [m for m in submodel.modules() if isinstance(m, nn.Embedding)]
-            tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]  # T5's encoder calls another
+            # T5's encoder calls another
+            tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
             return tied or ([table] if isinstance(table, nn.Module) else [])
     stack = find_stack(submodel)
     in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
@@ -198,22 +236,41 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     heads = [module for module in outside if isinstance(module, nn.Linear)]
     head_weights = {id(head.weight) for head in heads}
     head_rows = {head.out_features for head in heads}
-    words = {table: _words(table, name) for table, name in outside.items() if isinstance(table, nn.Embedding)}
+    words = {
+        table: _words(table, name)
+        for table, name in outside.items()
+        if isinstance(table, nn.Embedding)
+    }
     tied = [table for table in words if id(table.weight) in head_weights]
-    tables = [table for table in words if table in tied or not any(map(_NO_TOKENS.fullmatch, words[table]))]
+    tables = [
+        table
+        for table in words
+        if table in tied or not any(map(_NO_TOKENS.fullmatch, words[table]))
+    ]
     named = [table for table in tables if any(map(_TOKENS.fullmatch, words[table]))]
-    return named or tied or [table for table in tables if table.num_embeddings in head_rows] or tables
+    return (
+        named or tied or [table for table in tables if table.num_embeddings in head_rows] or tables
+    )
 
 
 def _words(module: nn.Module, path: str) -> list[str]:
-    """The words, in lower case, of the last two names in a module's path and of its class's name."""
+    """The words, in lower case, of the last two names in a module's path and of its class's
+    name.
+    """
     names = [name for name in path.split(".") if name not in WRAPPERS][-2:]
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", " ".join([*names, type(module).__name__]))]
+    return [
+        word.lower()
+        for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", " ".join([*names, type(module).__name__]))
+    ]
 
 
 def input_embedding(model: nn.Module) -> nn.Module | None:
-    """The embedding table of the vocabulary: the largest of the token tables; None if there is none."""
-    tables = [table for submodel in submodels(model).values() for table in token_embeddings(submodel)]
+    """The embedding table of the vocabulary: the largest of the token tables; None if there is
+    none.
+    """
+    tables = [
+        table for submodel in submodels(model).values() for table in token_embeddings(submodel)
+    ]
     return max(tables, key=lambda table: getattr(table, "num_embeddings", 0), default=None)
 
 
@@ -224,7 +281,9 @@ def output_embedding(model: nn.Module) -> nn.Module | None:
 
 
 def model_width(model: nn.Module) -> int | None:
-    """The width of hidden states by the configuration, the embedding table, or the last norm or bias of a block."""
+    """The width of hidden states by the configuration, the embedding table, or the last norm or
+    bias of a block.
+    """
     width = getattr(getattr(measured_model(model), "config", None), "hidden_size", None)
     width = width or getattr(input_embedding(model), "embedding_dim", None)
     stack = find_stack(measured_model(model))
@@ -235,7 +294,9 @@ def model_width(model: nn.Module) -> int | None:
 
 def weights_device(model: nn.Module) -> torch.device:
     """The device of a model's first weight that is in memory; the CPU if none is."""
-    return next((weight.device for weight in model.parameters() if not weight.is_meta), torch.device("cpu"))
+    return next(
+        (weight.device for weight in model.parameters() if not weight.is_meta), torch.device("cpu")
+    )
 
 
 def contains_any(module: nn.Module, wanted: Iterable[nn.Module]) -> bool:

@@ -1,8 +1,9 @@
-"""Names of torch that it does not promise, and what is done in a torch without one: most often a slower way is taken.
+"""Names of torch that it does not promise, and what is done in a torch without one: most often a
+slower way is taken.
 
-All are here but ``_apply`` (`embedgeo.metrics.base`), and those that torch writes into files (`checkpoints/ranges.py`).
-Those of torch.compile are taken in `in_graphs` alone, for a monitor with ``compiled="stable"``, which is refused where
-one of them is gone.
+All are here but ``_apply`` (`embedgeo.metrics.base`), and those that torch writes into files
+(`checkpoints/ranges.py`). Those of torch.compile are taken in `in_graphs` alone, for a monitor with
+``compiled="stable"``, which is refused where one of them is gone.
 """
 
 import sys
@@ -17,43 +18,59 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-"""Names by which torch.compile, FSDP and checkpoint wrappers hold a module; another one would show in layers' names."""
+"""Names by which torch.compile, FSDP and checkpoint wrappers hold a module; another one would show
+in layers' names.
+"""
 
 _forward_mode: Callable[[], bool] | None = getattr(torch._C, "_is_fwd_grad_enabled", None)
 _backward_pass: Callable[[], int] | None = getattr(torch._C, "_current_graph_task_id", None)
 
 
 def has_gradients() -> bool:
-    """Tell whether gradients are on, here or where a running autograd function began, as of reentrant checkpointing."""
+    """Tell whether gradients are on, here or where a running autograd function began, as of
+    reentrant checkpointing.
+    """
     if torch.is_grad_enabled():
         return True
     if _forward_mode is None:
         forward = torch.utils.checkpoint.CheckpointFunction.forward.__code__
-        return not torch.is_inference_mode_enabled() and any(frame.f_code is forward for frame in _frames())
+        return not torch.is_inference_mode_enabled() and any(
+            frame.f_code is forward for frame in _frames()
+        )
     return not (_forward_mode() or torch.is_inference_mode_enabled())
 
 
 def in_backward() -> bool:
-    """Tell whether a backward pass is running in this thread, in which checkpointing repeats forward passes."""
+    """Tell whether a backward pass is running in this thread, in which checkpointing repeats
+    forward passes.
+    """
     if _backward_pass is not None:
         return _backward_pass() != -1
     files = torch.autograd.__file__, torch.utils.checkpoint.__file__
     names = "backward", "grad", "unpack_hook"
-    return any(frame.f_code.co_name in names and frame.f_code.co_filename in files for frame in _frames())
+    return any(
+        frame.f_code.co_name in names and frame.f_code.co_filename in files for frame in _frames()
+    )
 
 
 def version(tensor: Tensor) -> object:
-    """A number that changes with every change of a tensor in place; an object equal to no other where there is none."""
+    """A number that changes with every change of a tensor in place; an object equal to no other
+    where there is none.
+    """
     return None if tensor.is_inference() else getattr(tensor, "_version", object())
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:
-    """Tell whether a module is what ``torch.compile(module)`` gives, which a torch with another name for it hides."""
+    """Tell whether a module is what ``torch.compile(module)`` gives, which a torch with another
+    name for it hides.
+    """
     return hasattr(module, "_orig_mod")
 
 
 def is_compiled_in_place(module: nn.Module) -> bool:
-    """Tell whether ``module.compile()`` was called, which a torch that holds the compiled call elsewhere hides."""
+    """Tell whether ``module.compile()`` was called, which a torch that holds the compiled call
+    elsewhere hides.
+    """
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -67,14 +84,16 @@ class StageRun(NamedTuple):
 def running_stage() -> StageRun | None:
     """The innermost run of a pipeline's stage in which this is called; None if in none.
 
-    Where the function that runs a microbatch has another name, all runs infer shapes, and no layer is measured. Where
-    the module has one, none is found: the run that infers shapes is measured, too, and the number of stages is
-    unknown.
+    Where the function that runs a microbatch has another name, all runs infer shapes, and no layer
+    is measured. Where the module has one, none is found: the run that infers shapes is measured,
+    too, and the number of stages is unknown.
     """
     pipelining = sys.modules.get("torch.distributed.pipelining.stage")
     if pipelining is None:
         return None
-    frame = next((frame for frame in _frames() if frame.f_code.co_filename == pipelining.__file__), None)
+    frame = next(
+        (frame for frame in _frames() if frame.f_code.co_filename == pipelining.__file__), None
+    )
     if frame is None:
         return None
     num_stages = getattr(frame.f_locals.get("self"), "num_stages", None)
@@ -90,7 +109,9 @@ def _frames() -> Iterator[FrameType]:
 
 
 class InGraphs(NamedTuple):
-    """Parts of torch.compile by which an operator without results stays in its graphs, where it is."""
+    """Parts of torch.compile by which an operator without results stays in its graphs, where it
+    is.
+    """
 
     keep_order: Callable[[Any], None]
     """Make an operator an ordered effect, which is neither removed nor moved past another one."""
@@ -102,7 +123,9 @@ class InGraphs(NamedTuple):
     """Context in which `has_gradients` finds no autograd function running."""
 
     keep_apart: Callable[[nn.Module], None]
-    """Keep graphs that were made for other modules of its class from running in place of a module's."""
+    """Keep graphs that were made for other modules of its class from running in place of a
+    module's.
+    """
 
 
 def in_graphs() -> InGraphs:
@@ -125,6 +148,7 @@ def in_graphs() -> InGraphs:
 
 
 def _keep_apart(module: nn.Module) -> None:
-    # torch.compile does not look at the hooks that a graph was made for, but it does at the types of these dicts
+    # torch.compile does not look at the hooks that a graph was made for, but it does at the types
+    # of these dicts
     for name in ("_modules", "_parameters"):
         module.__dict__[name] = OrderedDict(module.__dict__[name])

@@ -1,4 +1,6 @@
-"""The files of a checkpoint: which are needed, their hashes, and which checkpoints have the same weights."""
+"""The files of a checkpoint: which are needed, their hashes, and which checkpoints have the same
+weights.
+"""
 
 import argparse
 import errno
@@ -25,14 +27,27 @@ _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
 )
 VOCABULARIES = frozenset(
-    {"tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"}
+    {
+        "tokenizer.json",
+        "vocab.json",
+        "vocab.txt",
+        "tokenizer.model",
+        "spiece.model",
+        "sentencepiece.bpe.model",
+    }
 )
 """Every tokenizer has at least one of these files."""
-TOKENIZER_FILES = VOCABULARIES | {"added_tokens.json", "merges.txt", "special_tokens_map.json", "tokenizer_config.json"}
+TOKENIZER_FILES = VOCABULARIES | {
+    "added_tokens.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+}
 _MOST_BYTES = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
-# classes that hyperparameters may hold besides those that torch loads by itself: these only keep values
+# classes that hyperparameters may hold besides those that torch loads by itself: these only keep
+# values
 _HARMLESS: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
     argparse.Namespace,
     jsonargparse.Namespace,
@@ -53,12 +68,15 @@ class StoredFile(NamedTuple):
 class Contents:
     """The files that are needed to load a checkpoint."""
 
-    weights: tuple[StoredFile, ...]  # in one format, sorted by name, with their index if there is one
+    # in one format, sorted by name, with their index if there is one
+    weights: tuple[StoredFile, ...]
     others: tuple[StoredFile, ...] = ()  # ``config.json`` and the tokenizer's files
 
     @property
     def sha256(self) -> str:
-        """The sha256 of the weight file; of several files, the sha256 of the output of ``sha256sum``."""
+        """The sha256 of the weight file; of several files, the sha256 of the output of
+        ``sha256sum``.
+        """
         files = weight_files(self.weights)
         if len(files) == 1:
             return files[0].digest
@@ -72,7 +90,9 @@ class Contents:
 
     @property
     def config_digest(self) -> str:
-        """Digest of ``config.json``: the same weights give other results with another configuration."""
+        """Digest of ``config.json``: the same weights give other results with another
+        configuration.
+        """
         return next((file.digest for file in self.others if file.name == "config.json"), "")
 
     @property
@@ -82,18 +102,26 @@ class Contents:
 
 
 def needed_files(files: Iterable[StoredFile]) -> Contents:
-    """Select the files to load: weights in one format, ``config.json``, and those of the tokenizer."""
-    files = sorted(files)  # whole names are matched, so that none is outside the checkpoint's folder
+    """Select the files to load: weights in one format, ``config.json``, and those of the
+    tokenizer.
+    """
+    # whole names are matched, so that none is outside the checkpoint's folder
+    files = sorted(files)
     others = tuple(file for file in files if file.name in {"config.json", *TOKENIZER_FILES})
     formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
     weights = next(filter(weight_files, formats), [])
     if not weights:
-        raise FileNotFoundError("a checkpoint must have weights: safetensors or pytorch_model .bin files; found none.")
+        raise FileNotFoundError(
+            "a checkpoint must have weights: safetensors or pytorch_model .bin files; found none."
+        )
     if not any(file.name == "config.json" for file in others):
         raise FileNotFoundError("a checkpoint must have a config.json; found none.")
     for file in (*others, *(f for f in weights if f.name.endswith(".json"))):
         if file.size > _MOST_BYTES:
-            raise ValueError(f"{file.name} must be smaller than {_MOST_BYTES >> 20} MiB; it has {file.size} bytes.")
+            raise ValueError(
+                f"{file.name} must be smaller than {_MOST_BYTES >> 20} MiB; it has {file.size} "
+                f"bytes."
+            )
     return Contents(tuple(weights), others)
 
 
@@ -117,7 +145,9 @@ def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
 
 
 def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
-    """Check that the index of the weights names exactly the weight files of the checkpoint, none outside it."""
+    """Check that the index of the weights names exactly the weight files of the checkpoint, none
+    outside it.
+    """
     index = next((file for file in weights if file.name.endswith(".json")), None)
     if index is None:
         if len(weights) > 1:
@@ -126,7 +156,9 @@ def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
     try:
         named = set(json.loads((folder / index.name).read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{index.name} cannot be read: it must be JSON with a weight_map; {reason(error)}.") from error
+        raise ValueError(
+            f"{index.name} cannot be read: it must be JSON with a weight_map; {reason(error)}."
+        ) from error
     held = {file.name for file in weight_files(weights)}
     if named != held:
         raise ValueError(
@@ -137,15 +169,24 @@ def require_whole_index(folder: Path, weights: Sequence[StoredFile]) -> None:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise a ValueError that names the file in place of any error, without the advice of the library behind it."""
+    """Raise a ValueError that names the file in place of any error, without the advice of the
+    library behind it.
+    """
     try:
         yield
     except Exception as error:
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-        is_cut = "PytorchStreamReader failed" in str(error) or getattr(error, "errno", None) == errno.EINVAL
+        is_cut = (
+            "PytorchStreamReader failed" in str(error)
+            or getattr(error, "errno", None) == errno.EINVAL
+        )
         if refused:
-            why = f"it holds a pickled {refused[1]}, which is not loaded, as that may run code; save it without"
-        elif is_cut or isinstance(error, UnpicklingError | KeyError | EOFError):  # as torch.load says it
+            why = (
+                f"it holds a pickled {refused[1]}, which is not loaded, as that may run code; save "
+                "it without"
+            )
+        # as torch.load says it
+        elif is_cut or isinstance(error, UnpicklingError | KeyError | EOFError):
             why = "it is damaged, or was not written by torch.save"
         else:
             why = reason(error).rstrip(".")
@@ -153,14 +194,18 @@ def reading(name: str) -> Iterator[None]:
 
 
 def harmless_allowed() -> AbstractContextManager[None]:
-    """Let ``weights_only`` loading accept paths and namespaces, which Lightning's hyperparameters may hold."""
+    """Let ``weights_only`` loading accept paths and namespaces, which Lightning's hyperparameters
+    may hold.
+    """
     import torch  # not at the top: a wrong option of the command line is refused before
 
     return torch.serialization.safe_globals(list(_HARMLESS))
 
 
 def stored_values(path: Path) -> Any:
-    """Values that ``torch.save`` has written, with tensors that have no data, and without running code."""
+    """Values that ``torch.save`` has written, with tensors that have no data, and without running
+    code.
+    """
     import torch
 
     with reading(path.name), harmless_allowed():

@@ -31,36 +31,52 @@ def list_repositories(pattern: str) -> list[str]:
     """Repositories whose name matches a pattern such as ``google/multiberts-seed_0-step_*``."""
     author, _, name = pattern.partition("/")
     if not name or set(author) & set("*?["):
-        raise ValueError(f"a pattern of repositories must name its author, as in author/name-*; got {pattern!r}.")
+        raise ValueError(
+            f"a pattern of repositories must name its author, as in author/name-*; got {pattern!r}."
+        )
     literal = re.split(r"[*?\[]", name)[0]
-    listed = retried(lambda: [model.id for model in HfApi().list_models(author=author, search=literal or None)])
+    listed = retried(
+        lambda: [model.id for model in HfApi().list_models(author=author, search=literal or None)]
+    )
     found = sorted(repository for repository in listed if fnmatchcase(repository, pattern))
     if not found:
-        raise FileNotFoundError(f"model must match at least one repository; {pattern!r} matches none of {author}'s.")
+        raise FileNotFoundError(
+            f"model must match at least one repository; {pattern!r} matches none of {author}'s."
+        )
     return found
 
 
 def list_revisions(repository: str) -> dict[str, str]:
     """Branches and tags of a repository, with the commits that they point to."""
-    may_be_local = "/" in repository and Path(repository).parent.is_dir()  # a path with a mistake in it
+    # a path with a mistake in it
+    may_be_local = "/" in repository and Path(repository).parent.is_dir()
     try:
         refs = retried(lambda: HfApi().list_repo_refs(repository), is_patient=not may_be_local)
     except OSError as error:
         is_unknown = type(error) is RepositoryNotFoundError
-        why = "the Hub has none that this user may read" if is_unknown else " ".join(str(error).split()).rstrip(".")
+        why = (
+            "the Hub has none that this user may read"
+            if is_unknown
+            else " ".join(str(error).split()).rstrip(".")
+        )
         raise FileNotFoundError(
-            f"{repository} must be a local path that exists or a repository on the Hub; there is no such path, and "
+            f"{repository} must be a local path that exists or a repository on the Hub; there is "
+            f"no such path, and "
             f"{why}."
         ) from error
     commits = {ref.name: ref.target_commit for ref in (*refs.tags, *refs.branches)}
     for name, commit in commits.items():
         if not _COMMIT.fullmatch(commit):
-            raise ValueError(f"{repository}: revision {name!r} must stand for a commit; got {commit!r}.")
+            raise ValueError(
+                f"{repository}: revision {name!r} must stand for a commit; got {commit!r}."
+            )
     return commits
 
 
 def list_files(repository: str, commit: str) -> list[StoredFile]:
-    """Files of a commit, with the sha256 of those in large-file storage and git's hash of the others."""
+    """Files of a commit, with the sha256 of those in large-file storage and git's hash of the
+    others.
+    """
     entries = retried(lambda: list(HfApi().list_repo_tree(repository, revision=commit)))
     return [
         StoredFile(e.path, e.size, f"git:{e.blob_id}" if e.lfs is None else e.lfs.sha256)
@@ -72,8 +88,9 @@ def list_files(repository: str, commit: str) -> list[StoredFile]:
 def fetch(repository: str, commit: str, contents: Contents, cache: Path | None = None) -> Path:
     """The folder with the files of a commit, whose weights have the hashes that the Hub lists.
 
-    Files are used from the user's cache if all are there and as listed. Otherwise all are downloaded, into a ``cache``
-    of their own if given; lost connections, server errors, truncated bodies and wrong hashes are tried again.
+    Files are used from the user's cache if all are there and as listed. Otherwise all are
+    downloaded, into a ``cache`` of their own if given; lost connections, server errors, truncated
+    bodies and wrong hashes are tried again.
     """
     names = [file.name for file in contents.files]
     download = partial(snapshot_download, repository, revision=commit, allow_patterns=names)
@@ -96,28 +113,43 @@ def _first_wrong(folder: Path, contents: Contents) -> str:
         if not file.digest.startswith("git:"):
             got = hashed_file(folder / file.name).digest
             if got != file.digest:
-                return f"{file.name} must have the sha256 {file.digest}, as the Hub lists it; it has {got}."
+                return (
+                    f"{file.name} must have the sha256 {file.digest}, as the Hub lists it; it has "
+                    f"{got}."
+                )
     return ""
 
 
 def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path) -> Path:
-    """Download some small files of a commit into a cache of their own: the folder that holds them."""
-    download = partial(snapshot_download, repository, revision=commit, allow_patterns=list(names), cache_dir=cache)
+    """Download some small files of a commit into a cache of their own: the folder that holds
+    them.
+    """
+    download = partial(
+        snapshot_download, repository, revision=commit, allow_patterns=list(names), cache_dir=cache
+    )
     return Path(retried(download))
 
 
 def read_range(repository: str, commit: str, name: str, start: int, length: int) -> bytes:
     """Some bytes of a file, which is not downloaded; fewer where it ends before."""
     url = hf_hub_url(repository, name, revision=commit, endpoint=constants.ENDPOINT)
-    headers = {**build_hf_headers(), "Range": f"bytes={start}-{start + length - 1}", "Accept-Encoding": "identity"}
+    headers = {
+        **build_hf_headers(),
+        "Range": f"bytes={start}-{start + length - 1}",
+        "Accept-Encoding": "identity",
+    }
 
     def read() -> bytes:
         data = b""
         with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
             hf_raise_for_status(response)
             if response.status_code != 206 and start > 0:
-                raise OSError(f"{constants.ENDPOINT} must answer with the range of {name} that it is asked for")
-            for part in response.iter_bytes():  # no more is read than was asked for, whatever is sent
+                raise OSError(
+                    f"{constants.ENDPOINT} must answer with the range of {name} that it is asked "
+                    f"for"
+                )
+            # no more is read than was asked for, whatever is sent
+            for part in response.iter_bytes():
                 data += part
                 if len(data) >= length:
                     break
@@ -127,7 +159,9 @@ def read_range(repository: str, commit: str, name: str, start: int, length: int)
 
 
 def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
-    """Call ``attempt`` until it succeeds, a few times if patient; errors of other kinds become ConnectionErrors."""
+    """Call ``attempt`` until it succeeds, a few times if patient; errors of other kinds become
+    ConnectionErrors.
+    """
     waits = iter(_WAITS if is_patient else ())
     while True:
         try:
@@ -138,7 +172,9 @@ def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:
             if wait is None:
                 raised = error
                 if not isinstance(error, OSError | ValueError):
-                    raised = ConnectionError(f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}")
+                    raised = ConnectionError(
+                        f"the Hub must answer at {constants.ENDPOINT}; got {reason(error)}"
+                    )
                 if may_pass:
                     raised.add_note("this may pass: run the same command again")
                 raise raised from error.__cause__ if raised is error else error
@@ -153,6 +189,7 @@ def _may_pass(error: BaseException | None) -> bool:
         return error.response.status_code in (408, 429) or error.response.status_code >= 500
     if "Consistency check failed" in str(error):  # a body cut short; a plain OSError
         return True
-    # the HTTP library under huggingface_hub has changed its name between versions; its classes have not
+    # the HTTP library under huggingface_hub has changed its name between versions; its classes have
+    # not
     is_transport = any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
     return is_transport or isinstance(error, ConnectionError) or _may_pass(error.__cause__)

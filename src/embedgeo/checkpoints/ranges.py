@@ -1,4 +1,6 @@
-"""Single tensors of a checkpoint, read by ranges of bytes out of its files, which are not downloaded or loaded."""
+"""Single tensors of a checkpoint, read by ranges of bytes out of its files, which are not
+downloaded or loaded.
+"""
 
 import io
 import json
@@ -23,18 +25,22 @@ _STORAGES = {
     "HalfStorage": torch.float16,
     "BFloat16Storage": torch.bfloat16,
 }
-_HEADER = 2**17  # bytes read at once at the start of a safetensors file, whose header is seldom longer
+# bytes read at once at the start of a safetensors file, whose header is seldom longer
+_HEADER = 2**17
 _TAIL = 2**17  # bytes at the end of a zip file, where its directory is
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
 _ALLOWED = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: arguments[:4],  # storage, offset, shape, stride
+    # storage, offset, shape, stride
+    ("torch._utils", "_rebuild_tensor_v2"): lambda *arguments: arguments[:4],
     ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
 }
 
 
 class StoredTensor(NamedTuple):
-    """Place of a tensor of floating point numbers, in row-major order, among the files of a checkpoint."""
+    """Place of a tensor of floating point numbers, in row-major order, among the files of a
+    checkpoint.
+    """
 
     file: str
     offset: int  # bytes from the start of the file; of a zip file, from that of ``record``
@@ -51,11 +57,17 @@ class WeightRanges:
         self._contents = contents
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """The tensors of floating point numbers by name, from the headers of all files of weights."""
+        """The tensors of floating point numbers by name, from the headers of all files of
+        weights.
+        """
         found: dict[str, StoredTensor] = {}
         for file in weight_files(self._contents.weights):
             try:
-                found |= _in_safetensors(self, file) if file.name.endswith(".safetensors") else _in_zip(self, file)
+                found |= (
+                    _in_safetensors(self, file)
+                    if file.name.endswith(".safetensors")
+                    else _in_zip(self, file)
+                )
             except OSError:
                 raise
             except Exception as error:
@@ -64,7 +76,9 @@ class WeightRanges:
         return found
 
     def values(self, tensor: StoredTensor, count: int) -> torch.Tensor:
-        """The first ``count`` values of a tensor, or all if there are fewer, shape (values,), in float64."""
+        """The first ``count`` values of a tensor, or all if there are fewer, shape (values,), in
+        float64.
+        """
         offset = tensor.offset
         if tensor.record >= 0:
             lengths = self.read(tensor.file, tensor.record, 30)[26:30]
@@ -76,13 +90,18 @@ class WeightRanges:
     def read(self, file: str, start: int, length: int) -> bytes:
         """Bytes of a file."""
         if (path := self._checkpoint.path) is None:
-            data = hub.read_range(self._checkpoint.model, self._checkpoint.commit, file, start, length)
+            data = hub.read_range(
+                self._checkpoint.model, self._checkpoint.commit, file, start, length
+            )
         else:
             with (path / file if path.is_dir() else path).open("rb") as opened:
                 opened.seek(start)
                 data = opened.read(length)
         if len(data) < length:
-            raise ValueError(f"{file} is damaged: it must have {length} bytes from {start} on; it has {len(data)}")
+            raise ValueError(
+                f"{file} is damaged: it must have {length} bytes from {start} on; it has "
+                f"{len(data)}"
+            )
         return data
 
 
@@ -96,7 +115,10 @@ def _in_safetensors(ranges: WeightRanges, file: StoredFile) -> dict[str, StoredT
         header += ranges.read(file.name, len(start), 8 + length - len(start))
     return {
         name: StoredTensor(
-            file.name, 8 + length + entry["data_offsets"][0], (*entry["shape"],), _DTYPES[entry["dtype"]]
+            file.name,
+            8 + length + entry["data_offsets"][0],
+            (*entry["shape"],),
+            _DTYPES[entry["dtype"]],
         )
         for name, entry in json.loads(header).items()
         if entry.get("dtype") in _DTYPES
@@ -104,13 +126,16 @@ def _in_safetensors(ranges: WeightRanges, file: StoredFile) -> dict[str, StoredT
 
 
 def _in_zip(ranges: WeightRanges, file: StoredFile) -> dict[str, StoredTensor]:
-    """The tensors that ``torch.save`` has written: its pickle, of which nothing is run, has their places."""
+    """The tensors that ``torch.save`` has written: its pickle, of which nothing is run, has their
+    places.
+    """
     tail = ranges.read(file.name, max(0, file.size - _TAIL), min(_TAIL, file.size))
     try:
         archive = zipfile.ZipFile(_Ranged(ranges, file, tail))
     except zipfile.BadZipFile as error:
         raise ValueError(
-            "it is no zip file, as torch.save has written since version 1.6, and single tensors cannot be read from "
+            "it is no zip file, as torch.save has written since version 1.6, and single tensors "
+            "cannot be read from "
             "it. Load it and save it as safetensors"
         ) from error
     records = {entry.filename.partition("/")[2]: entry for entry in archive.infolist()}
@@ -123,7 +148,9 @@ def _in_zip(ranges: WeightRanges, file: StoredFile) -> dict[str, StoredTensor]:
             is_in_order = stride == tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
             if storage.dtype is not None and is_in_order:
                 at = records[f"data/{storage.key}"].header_offset
-                found[name] = StoredTensor(file.name, offset * storage.dtype.itemsize, shape, storage.dtype, at)
+                found[name] = StoredTensor(
+                    file.name, offset * storage.dtype.itemsize, shape, storage.dtype, at
+                )
     return found
 
 
@@ -133,7 +160,9 @@ class _Storage(NamedTuple):
 
 
 class _Places(pickle.Unpickler):
-    """Reads the places of tensors out of a pickle, and runs nothing of it: a class that it names is only a name."""
+    """Reads the places of tensors out of a pickle, and runs nothing of it: a class that it names is
+    only a name.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         """A stand-in for a class or function."""

@@ -17,7 +17,14 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from embedgeo.checkpoints import hub
-from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file, lightning_step, needed_files, stored_values
+from embedgeo.checkpoints.files import (
+    Contents,
+    StoredFile,
+    hashed_file,
+    lightning_step,
+    needed_files,
+    stored_values,
+)
 from embedgeo.formatting import listed
 
 _STEP = re.compile(
@@ -25,32 +32,42 @@ _STEP = re.compile(
     r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[km]?)(?![a-z0-9])",
     re.IGNORECASE,
 )
-_TOKENS = re.compile(r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE)
+_TOKENS = re.compile(
+    r"[-_](?:tokens?[-_]?)?(?P<number>\d+(?:\.\d+)?)(?P<unit>[mbt])t?(?![a-z0-9])", re.IGNORECASE
+)
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
-    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$", re.IGNORECASE
+    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$",
+    re.IGNORECASE,
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/[\w*?\[][\w.*?\[\]-]{0,95})?", re.ASCII)
-_MOST_BYTES = 200  # of a checkpoint's name: file systems take 255 for a file's, which adds what it holds, and its step
+# of a checkpoint's name: file systems take 255 for a file's, which adds what it holds, and its step
+_MOST_BYTES = 200
 
 UNREADABLE = -1
-"""The step of a Lightning file that does not name one and from which none can be read: its contents fail."""
+"""The step of a Lightning file that does not name one and from which none can be read: its contents
+fail.
+"""
 
 Steps = str | int | Sequence[int]
-"""``"all"``, ``"log"``, ``"final"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list."""
+"""``"all"``, ``"log"``, ``"final"``, or the steps themselves: a number, ``"0,1,2,512"`` or a list.
+"""
 
 
 class Position(NamedTuple):
     """Place of a checkpoint in its training run."""
 
-    step: int  # optimizer steps taken, or the number of the checkpoint if its publisher counts these instead
+    # optimizer steps taken, or the number of the checkpoint if its publisher counts these instead
+    step: int
     tokens: int | None  # tokens seen, if the name contains them
     series: str  # the name without both, which checkpoints of one training run have in common
 
 
 def parse_position(name: str) -> Position | None:
-    """Step and tokens seen in the name of a revision, repository, folder or file; None if there is no step in it."""
+    """Step and tokens seen in the name of a revision, repository, folder or file; None if there is
+    no step in it.
+    """
     matches = list(_STEP.finditer(name))
     if not matches:
         return None
@@ -62,11 +79,17 @@ def parse_position(name: str) -> Position | None:
 
 
 def _amount(match: re.Match[str]) -> int:
-    return round(float(match["number"]) * _UNITS[match["unit"].lower()]) if match["unit"] else int(match["number"])
+    return (
+        round(float(match["number"]) * _UNITS[match["unit"].lower()])
+        if match["unit"]
+        else int(match["number"])
+    )
 
 
 def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
-    """Select steps among those that exist: ``"log"`` takes the first, the last, and those nearest to powers of two."""
+    """Select steps among those that exist: ``"log"`` takes the first, the last, and those nearest
+    to powers of two.
+    """
     available = sorted(set(existing))
     if steps in ("all", "final"):
         return set(available)
@@ -75,18 +98,27 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
         powers = [2**k for k in range(max(positive, default=0).bit_length())]
         nearest = {_nearest(positive, power, scale=math.log) for power in powers}
         return {*available[:1], *nearest, *available[-1:]}
-    parts = steps.split(",") if isinstance(steps, str) else [steps] if isinstance(steps, int) else list(steps)
+    parts = (
+        steps.split(",")
+        if isinstance(steps, str)
+        else [steps]
+        if isinstance(steps, int)
+        else list(steps)
+    )
     try:
         wanted = {int(part) for part in parts}
     except (TypeError, ValueError):
         wanted = set()
     if not wanted:
-        raise ValueError(f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.')
+        raise ValueError(
+            f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.'
+        )
     if unknown := sorted(wanted - set(available)):
         near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
             f"steps must name steps of which there is a checkpoint; got {listed(unknown)}. "
-            f"{f'The nearest are {listed(near)}' if near else 'There are none'}; --steps all takes {len(available)}."
+            f"{f'The nearest are {listed(near)}' if near else 'There are none'}; --steps all takes "
+            f"{len(available)}."
         )
     return wanted
 
@@ -101,7 +133,9 @@ class Checkpoint:
 
     name: str  # unique among the checkpoints listed together, and valid as a file name
     model: str  # the repository, or the local folder as it was given
-    revision: str  # branch or tag; for a local checkpoint, the name of its folder or file, of a link that of the link
+    # branch or tag; for a local checkpoint, the name of its folder or file, of a link that of the
+    # link
+    revision: str
     position: Position
     commit: str = ""  # that the revision points to; empty for a local checkpoint
     path: Path | None = None  # the folder or file; None for a checkpoint on the Hub
@@ -113,7 +147,9 @@ class Checkpoint:
         return self.position.step
 
     def contents(self) -> Contents:
-        """The files to load with their hashes, which the Hub lists and which are computed for local files."""
+        """The files to load with their hashes, which the Hub lists and which are computed for local
+        files.
+        """
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
         if self.step == UNREADABLE:
@@ -121,7 +157,9 @@ class Checkpoint:
         return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
 
     def weights_state(self) -> str:
-        """Sizes and times of local weight files, which change when these are replaced; empty on the Hub."""
+        """Sizes and times of local weight files, which change when these are replaced; empty on the
+        Hub.
+        """
         if self.path is None:
             return ""
         stats = {path.name: path.stat() for path in local_files(self.path)[0]}
@@ -138,8 +176,12 @@ def local_files(path: Path) -> tuple[list[Path], list[Path]]:
     """The weights of a local checkpoint, and the other files that are needed."""
     if path.is_file():
         return [path], []
-    needed = needed_files(StoredFile(p.name, p.stat().st_size, "") for p in path.iterdir() if p.is_file())
-    return [path / file.name for file in needed.weights], [path / file.name for file in needed.others]
+    needed = needed_files(
+        StoredFile(p.name, p.stat().st_size, "") for p in path.iterdir() if p.is_file()
+    )
+    return [path / file.name for file in needed.weights], [
+        path / file.name for file in needed.others
+    ]
 
 
 def is_local(model: str) -> bool:
@@ -153,33 +195,41 @@ def is_local(model: str) -> bool:
 
 
 def require_source(name: str, source: str) -> None:
-    """Check that an argument may name something: a path that exists, or else what a repository can be called."""
+    """Check that an argument may name something: a path that exists, or else what a repository can
+    be called.
+    """
     if not is_local(source) and not _REPOSITORY.fullmatch(source):
         other = next((letter for letter in source if not letter.isascii()), "")
         why = f", where {other!r} (U+{ord(other):04X}) is no letter of such a name" if other else ""
         raise ValueError(
-            f"{name} must be a local path that exists or a repository on the Hub, author/name of at most 96 "
+            f"{name} must be a local path that exists or a repository on the Hub, author/name of "
+            f"at most 96 "
             f"letters each; got {source[:200]!r}{why}."
         )
 
 
 def place(source: str) -> str:
-    """The name of a source however its path is written: a link to the folder that it is in is followed."""
+    """The name of a source however its path is written: a link to the folder that it is in is
+    followed.
+    """
     path = _absolute(source)
     return str(path.parent.resolve() / path.name) if is_local(source) else source
 
 
-def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final: bool = False) -> list[Checkpoint]:
+def list_checkpoints(
+    model: str | Sequence[str], revisions: str = "*", *, final: bool = False
+) -> list[Checkpoint]:
     """List the checkpoints of models, sorted by series and step.
 
-    ``final`` takes the branch ``main`` of a repository and a folder that is itself a model; of others the last step of
-    each series.
+    ``final`` takes the branch ``main`` of a repository and a folder that is itself a model; of
+    others the last step of each series.
     """
     models = [model] if isinstance(model, str) else list(model)
     folders = [_absolute(name).name for name in models if is_local(name)]
     if len(set(folders)) < len(folders):
         raise ValueError(
-            f"folders must differ in their names, by which their results are kept apart; {listed(models)} do not. "
+            f"folders must differ in their names, by which their results are kept apart; "
+            f"{listed(models)} do not. "
             "Give links to them under other names, or sweep each into an out of its own."
         )
     found: list[Checkpoint] = []
@@ -188,7 +238,9 @@ def list_checkpoints(model: str | Sequence[str], revisions: str = "*", *, final:
         of_steps = [c for c in of_model if c.has_step]
         of_none = [c for c in of_model if not c.has_step]
         if final:
-            of_steps = list({c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values())
+            of_steps = list(
+                {c.position.series: c for c in sorted(of_steps, key=lambda c: c.step)}.values()
+            )
         found += (of_none or of_steps) if final else (of_steps or of_none)
     found.sort(key=lambda c: (c.position.series, c.step, c.name))
     _require_distinct(found)
@@ -200,18 +252,24 @@ def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
     if is_local(model):
         if revisions != "*":
             raise ValueError(
-                f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for folders."
+                f"revisions chooses branches and tags on the Hub; {model} is local. Use steps for "
+                f"folders."
             )
         return list(_list_folder(model, is_only))
     require_source("model", model)
     is_pattern = bool(set(model) & set("*?["))
     repositories = hub.list_repositories(model) if is_pattern else [model]
     is_only = is_only and not is_pattern
-    found = [checkpoint for one in repositories for checkpoint in _list_repository(one, revisions, is_only)]
+    found = [
+        checkpoint
+        for one in repositories
+        for checkpoint in _list_repository(one, revisions, is_only)
+    ]
     if not found:
         among = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
         raise FileNotFoundError(
-            f"model must have a branch main, or branches or tags that name steps, such as step1000; {model} has "
+            f"model must have a branch main, or branches or tags that name steps, such as "
+            f"step1000; {model} has "
             f"none{among}."
         )
     return found
@@ -219,28 +277,49 @@ def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
 
 def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator[Checkpoint]:
     own = "" if is_only else repository.replace("/", "--")
-    commits = {name: c for name, c in hub.list_revisions(repository).items() if fnmatchcase(name, revisions)}
+    commits = {
+        name: c
+        for name, c in hub.list_revisions(repository).items()
+        if fnmatchcase(name, revisions)
+    }
     positions = {name: position for name in commits if (position := parse_position(name))}
     _warn_of_others(repository, commits.keys() - positions.keys())
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
-        yield Checkpoint(_file_name(_with_model(own, name)), repository, name, own_position, commits[name])
+        yield Checkpoint(
+            _file_name(_with_model(own, name)), repository, name, own_position, commits[name]
+        )
     name = "main" if "main" in commits else revisions  # one that is named exactly
     if name in commits and name not in positions:
         named = None if positions else parse_position(repository.rpartition("/")[2])
         position = named or Position(0, None, own)
         yield Checkpoint(
-            _file_name(_with_model(own, name)), repository, name, position, commits[name], has_step=named is not None
+            _file_name(_with_model(own, name)),
+            repository,
+            name,
+            position,
+            commits[name],
+            has_step=named is not None,
         )
 
 
 def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
-    """The checkpoints of steps in a folder, and the folder itself where it is a model of no step."""
+    """The checkpoints of steps in a folder, and the folder itself where it is a model of no
+    step.
+    """
     folder = _absolute(model)
     own = "" if is_only else folder.name
-    candidates = [folder] if folder.is_file() else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    candidates = (
+        [folder]
+        if folder.is_file()
+        else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    )
     paths = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
-    positions = {path: position for path in paths if (position := parse_position(path.name.removesuffix(".ckpt")))}
+    positions = {
+        path: position
+        for path in paths
+        if (position := parse_position(path.name.removesuffix(".ckpt")))
+    }
     positions.update(_unnamed_positions(paths, positions))
     if not positions and (folder / "config.json").is_file():
         itself = folder if parse_position(folder.name) else folder.resolve()
@@ -250,23 +329,42 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     if is_final:
         positions.pop(folder, None)
     elif not positions:
-        inside = [str(Path(model) / path.name) for path in paths if (path / "config.json").is_file()]
-        remedy = f" To measure the models in it, name them: --model {shlex.join(inside[:8])}" if inside else ""
+        inside = [
+            str(Path(model) / path.name) for path in paths if (path / "config.json").is_file()
+        ]
+        remedy = (
+            f" To measure the models in it, name them: --model {shlex.join(inside[:8])}"
+            if inside
+            else ""
+        )
         raise FileNotFoundError(
-            "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints with their steps in "
+            "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints "
+            "with their steps in "
             f"their names, such as step1000 or checkpoint-1000; {model} is none of these.{remedy}"
         )
-    _warn_of_others(model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions})
+    _warn_of_others(
+        model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions}
+    )
     for path, position in positions.items():
-        named = position._replace(series=_with_model(own, "" if path.is_file() else position.series))
-        yield Checkpoint(_file_name(_with_model(own, path.name)), model, path.name, named, path=path)
+        named = position._replace(
+            series=_with_model(own, "" if path.is_file() else position.series)
+        )
+        yield Checkpoint(
+            _file_name(_with_model(own, path.name)), model, path.name, named, path=path
+        )
     if is_final:
         final = Position(0, None, own)
-        yield Checkpoint(_file_name(folder.name), model, folder.name, final, path=folder, has_step=False)
+        yield Checkpoint(
+            _file_name(folder.name), model, folder.name, final, path=folder, has_step=False
+        )
 
 
-def _unnamed_positions(paths: Sequence[Path], named: Mapping[Path, Position]) -> dict[Path, Position]:
-    """Positions of Lightning files with no step in their name, as ``last.ckpt``, unless another file has their step."""
+def _unnamed_positions(
+    paths: Sequence[Path], named: Mapping[Path, Position]
+) -> dict[Path, Position]:
+    """Positions of Lightning files with no step in their name, as ``last.ckpt``, unless another
+    file has their step.
+    """
     steps = {position.step for position in named.values()}
     found: dict[Path, Position] = {}
     for path in paths:
@@ -305,27 +403,37 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
         names = listed([c.path or (c.name if c.has_step else c.model) for c in group])
         if not all(c.has_step for c in group):
             raise ValueError(
-                f"models must differ in their names, by which their results are kept apart; {names} do not. Give "
+                f"models must differ in their names, by which their results are kept apart; "
+                f"{names} do not. Give "
                 "each once, and links to folders under other names."
             )
-        remedy = "Move all but one of them to another folder" if any(c.path for c in group) else "Choose by --revisions"
+        remedy = (
+            "Move all but one of them to another folder"
+            if any(c.path for c in group)
+            else "Choose by --revisions"
+        )
         raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
 
 
 def _require_file_names(found: Sequence[Checkpoint]) -> None:
-    """Check that the results of each checkpoint go into a file of their own, also where case does not count."""
+    """Check that the results of each checkpoint go into a file of their own, also where case does
+    not count.
+    """
     owners: dict[str, Checkpoint] = {}
     for checkpoint in found:
         if len(checkpoint.name) > _MOST_BYTES:
             raise ValueError(
                 f"the name of a checkpoint must take at most {_MOST_BYTES} bytes in a file name; "
-                f"{checkpoint.revision[:40]}… takes {len(checkpoint.name)}. Rename it, or name a link to it."
+                f"{checkpoint.revision[:40]}… takes {len(checkpoint.name)}. Rename it, or name a "
+                f"link to it."
             )
         other = owners.setdefault(checkpoint.name.casefold(), checkpoint)
         if other is not checkpoint:
             raise ValueError(
-                f"checkpoints must differ in their names, not only in case; {other.path or other.name} and "
-                f"{checkpoint.path or checkpoint.name} would share a file of results. Choose by --revisions, or rename."
+                f"checkpoints must differ in their names, not only in case; "
+                f"{other.path or other.name} and "
+                f"{checkpoint.path or checkpoint.name} would share a file of results. Choose by "
+                f"--revisions, or rename."
             )
 
 
@@ -345,11 +453,16 @@ def _file_name(name: str) -> str:
 
 
 def _warn_of_others(model: str, names: Iterable[str]) -> None:
-    """Warn of names that may be meant to name a step, though `parse_position` reads none in them."""
-    overlooked = [repr(name) for name in sorted(names) if _LIKE_STEP.search(name) and not parse_position(name)]
+    """Warn of names that may be meant to name a step, though `parse_position` reads none in
+    them.
+    """
+    overlooked = [
+        repr(name) for name in sorted(names) if _LIKE_STEP.search(name) and not parse_position(name)
+    ]
     if overlooked:
         warnings.warn(
-            f"{model}: left out {listed(overlooked)}, in which no step is read. Names with a step are such as "
+            f"{model}: left out {listed(overlooked)}, in which no step is read. Names with a step "
+            f"are such as "
             "step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
             stacklevel=2,
         )

@@ -1,4 +1,6 @@
-"""The demo: a small language model whose geometry is watched while it learns to read Python's documentation."""
+"""The demo: a small language model whose geometry is watched while it learns to read Python's
+documentation.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,8 @@ class DemoSettings:
     """The options of ``embedgeo demo``.
 
     Args:
-        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is refused.
+        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is
+            refused.
         max_steps: optimizer steps.
         every_n_steps: measure at every so many steps, besides 0, 1, 2, 4 … 512 and the last.
         num_layers: transformer blocks.

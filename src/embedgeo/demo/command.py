@@ -41,10 +41,18 @@ def run_demo(settings: DemoSettings) -> None:
     out = settings.out
     if settings.hidden_size % HEAD_WIDTH:
         raise ValueError(
-            f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got {settings.hidden_size}."
+            f"hidden_size must be a multiple of {HEAD_WIDTH}, the width of a head; got "
+            f"{settings.hidden_size}."
         )
-    recorded = "".join(f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out")
-    make_empty(out / "demo.yaml", recorded, "demo", ("history.parquet", "checkpoints", "tensorboard", "sweep"))
+    recorded = "".join(
+        f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out"
+    )
+    make_empty(
+        out / "demo.yaml",
+        recorded,
+        "demo",
+        ("history.parquet", "checkpoints", "tensorboard", "sweep"),
+    )
     text, probe_text = split_held_out(builtin_corpus())
     (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
     tokenizer = train_tokenizer(text, settings.vocab_size)
@@ -52,23 +60,32 @@ def run_demo(settings: DemoSettings) -> None:
     torch.manual_seed(settings.seed)
     model = new_model(settings, tokenizer)
     last = settings.max_steps
-    steps = {*range(0, last, settings.every_n_steps), *(s for s in log_spaced_steps() if s < last), last}
+    steps = {
+        *range(0, last, settings.every_n_steps),
+        *(s for s in log_spaced_steps() if s < last),
+        last,
+    }
     _require_space(out, len(steps) * model.num_parameters() * 4)
     console = Console()
     console.print(
-        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} M parameters, "
+        f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} "
+        f"M parameters, "
         f"for {last} steps; measuring {probe.numel():,} held-out tokens at {len(steps)} of them."
     )
     sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
     held_out = DataLoader(sequences, batch_size=PROBE_BATCH)
-    monitor = GeometryMonitor(settings.every_n_steps, sorted(steps), probe=held_out, on_error="raise")
+    monitor = GeometryMonitor(
+        settings.every_n_steps, sorted(steps), probe=held_out, on_error="raise"
+    )
     checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
     with muted_libraries():
         trainer = Trainer(
             accelerator="cpu",
             devices=1,
             max_epochs=1,
-            logger=TensorBoardLogger(out / "tensorboard", name="training", version="", default_hp_metric=False),
+            logger=TensorBoardLogger(
+                out / "tensorboard", name="training", version="", default_hp_metric=False
+            ),
             callbacks=[monitor, checkpoints, RichProgressBar()],
             log_every_n_steps=1,
             enable_checkpointing=False,
@@ -78,7 +95,9 @@ def run_demo(settings: DemoSettings) -> None:
         trainer.fit(module, training_batches(tokenizer.encode(text), settings))
     records = sweep_frame(monitor.history, checkpoints)
     records.to_parquet(out / "history.parquet", index=False)
-    console.print(f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved.")
+    console.print(
+        f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved."
+    )
     with muted_libraries():
         sweep_settings = SweepSettings(
             model=str(out / "checkpoints"),
@@ -103,7 +122,8 @@ def _require_space(out: Path, checkpoint_bytes: int) -> None:
     free = shutil.disk_usage(out).free
     if free < needed:
         raise OSError(
-            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has {free / 1e6:.0f} MB left."
+            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has "
+            f"{free / 1e6:.0f} MB left."
         )
 
 
@@ -124,7 +144,9 @@ def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPT
 
 
 def training_batches(token_ids: list[int], settings: DemoSettings) -> DataLoader[Tensor]:
-    """Windows that start anywhere in the text, as many as one epoch of ``max_steps`` batches needs."""
+    """Windows that start anywhere in the text, as many as one epoch of ``max_steps`` batches
+    needs.
+    """
     windows = torch.tensor(token_ids).unfold(0, settings.seq_len, 1)
     sampler = RandomSampler(
         windows,
@@ -136,7 +158,9 @@ def training_batches(token_ids: list[int], settings: DemoSettings) -> DataLoader
 
 
 class LanguageModel(LightningModule):
-    """Next-token training of a Hugging Face causal language model, with warm-up and a cosine schedule."""
+    """Next-token training of a Hugging Face causal language model, with warm-up and a cosine
+    schedule.
+    """
 
     def __init__(self, model: GPTNeoXForCausalLM, learning_rate: float, max_steps: int) -> None:
         super().__init__()
@@ -152,11 +176,14 @@ class LanguageModel(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW with Pythia's betas and weight decay."""
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
+        optimizer = torch.optim.AdamW(
+            self.parameters(), lr=self.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+        )
         warmup = max(1, self.max_steps // 20)
 
         def share(step: int) -> float:
-            warmed_up = min(1.0, (step + 1) / warmup)  # not 0 at step 0: step 1 would repeat its weights
+            # not 0 at step 0: step 1 would repeat its weights
+            warmed_up = min(1.0, (step + 1) / warmup)
             return warmed_up * 0.5 * (1 + math.cos(math.pi * step / self.max_steps))
 
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
@@ -164,7 +191,9 @@ class LanguageModel(LightningModule):
 
 
 class SaveCheckpoints(Callback):
-    """Saves model and tokenizer as ``folder/step{N}``, N being the optimizer steps that the weights have taken."""
+    """Saves model and tokenizer as ``folder/step{N}``, N being the optimizer steps that the weights
+    have taken.
+    """
 
     def __init__(self, folder: Path, steps: set[int], tokenizer: PreTrainedTokenizerFast) -> None:
         self.folder = folder
@@ -172,21 +201,26 @@ class SaveCheckpoints(Callback):
         self.tokenizer = tokenizer
         self.sha256: dict[int, str] = {}
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, *_: object
+    ) -> None:
         """Save the weights that are measured before this batch."""
         step = trainer.global_step
         if step in self.steps and step not in self.sha256:
             folder = self.folder / f"step{step}"
             pl_module.model.save_pretrained(folder)  # type: ignore[operator, union-attr]
             self.tokenizer.save_pretrained(folder)
-            self.sha256[step] = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+            self.sha256[step] = hashlib.sha256(
+                (folder / "model.safetensors").read_bytes()
+            ).hexdigest()
 
     on_train_end = on_train_batch_start
 
 
 def sweep_frame(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
     """The history with the columns of a sweep's records."""
-    frame = pd.DataFrame([record for record in history if record["layer_index"] >= 0])  # a sweep has no means
+    # a sweep has no means
+    frame = pd.DataFrame([record for record in history if record["layer_index"] >= 0])
     return frame.assign(
         model=str(checkpoints.folder),
         revision="step" + frame["step"].astype(str),
@@ -199,7 +233,9 @@ def sweep_frame(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataF
 
 def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
-    both = online.merge(offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again"))
+    both = online.merge(
+        offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again")
+    )
     measured = both["value"]
     again = both["value_again"]
     difference = (measured - again).abs() / measured.abs().clip(lower=1e-12)
@@ -207,7 +243,10 @@ def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
     largest = f"the largest relative difference is {difference.max():.1g}"
     if num_same == len(both):
         return f"The sweep gives the monitor's {num_same:,} numbers again: {largest}."
-    return f"The sweep gives only {num_same:,} of the monitor's {len(both):,} numbers again to 1e-6: {largest}."
+    return (
+        f"The sweep gives only {num_same:,} of the monitor's {len(both):,} numbers again to 1e-6: "
+        f"{largest}."
+    )
 
 
 def show(console: Console, out: Path, records: pd.DataFrame) -> None:
@@ -223,7 +262,10 @@ def show(console: Console, out: Path, records: pd.DataFrame) -> None:
     console.print()
     for name, content in (
         ("checkpoints", "a Hugging Face folder for each measured step"),
-        ("history.parquet", f"{len(records):,} records: every metric at every layer and measured step"),
+        (
+            "history.parquet",
+            f"{len(records):,} records: every metric at every layer and measured step",
+        ),
         ("probe.txt", "the held-out text that was measured"),
         ("sweep", "the same numbers out of the checkpoints, and Q, M, V of each token type"),
         ("sweep/report/index.html", "all of it in figures: open it in a browser"),
@@ -235,9 +277,12 @@ def show(console: Console, out: Path, records: pd.DataFrame) -> None:
 
 
 def _cell(records: pd.DataFrame, layer: str, metric: str) -> str:
-    values = records[(records["layer"] == layer) & (records["metric"] == metric)].set_index("step")["value"]
+    values = records[(records["layer"] == layer) & (records["metric"] == metric)].set_index("step")[
+        "value"
+    ]
     if values.isna().all():
         return "undefined"
     kind = "low" if metric == "V_W_over_V_unbiased" else "peak"
     at = int(values.argmin() if kind == "low" else values.argmax())
-    return f"{values.iloc[0]:.2f} → {values.iloc[-1]:.2f}\n[dim]{kind} {values.iloc[at]:.2f} @{values.index[at]}[/dim]"
+    change = f"{values.iloc[0]:.2f} → {values.iloc[-1]:.2f}"
+    return f"{change}\n[dim]{kind} {values.iloc[at]:.2f} @{values.index[at]}[/dim]"

@@ -1,4 +1,6 @@
-"""A check before a run of days starts; the command line imports this, and what it needs when it runs."""
+"""A check before a run of days starts; the command line imports this, and what it needs when it
+runs.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,23 +13,25 @@ class DoctorSettings:
     """The options of ``embedgeo doctor``.
 
     Args:
-        model_or_config: a repository on the Hub or a local folder, of which only ``config.json`` is read; a function or
-            class that makes the model, as ``package.module:make_model`` (the working directory is searched, too); or
-            the YAML file of a LightningCLI, whose model and whose monitors are taken.
+        model_or_config: a repository on the Hub or a local folder, of which only ``config.json`` is
+            read; a function or class that makes the model, as ``package.module:make_model`` (the
+            working directory is searched, too); or the YAML file of a LightningCLI, whose model and
+            whose monitors are taken.
         model_class: the LightningModule of a YAML file whose ``model`` has no ``class_path``, as
             ``package.module.Class``.
         layers: as for ``sweep``; default: those of the file, else ``blocks``.
-        metrics: ``auto``, or a function of a layer's width, as ``package.function``; default: those of the file, else
-            ``embedgeo.default_metrics``.
+        metrics: ``auto``, or a function of a layer's width, as ``package.function``; default: those
+            of the file, else ``embedgeo.default_metrics``.
         rows: as for ``sweep``; default: those of the file, else ``tokens``.
         window: optimizer steps that are measured together; default: those of the file, else 1.
-        batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the file, times
-            ``trainer.accumulate_grad_batches``, else 8.
-        seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512, or as many as the model
-            has positions.
+        batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the
+            file, times ``trainer.accumulate_grad_batches``, else 8.
+        seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512, or as many
+            as the model has positions.
         jackknife: number of groups for standard errors; default: those of the file, else 0.
-        max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for warnings, and a scatter
-            of the default metrics alone; default: that of the file, else 2**28.
+        max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for
+            warnings, and a scatter of the default metrics alone; default: that of the file, else
+            2**28.
         trust_remote_code: run code that comes with a repository.
     """
 
@@ -45,7 +49,8 @@ class DoctorSettings:
 
 
 def doctor(settings: DoctorSettings) -> None:
-    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, seconds, what to change.
+    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, seconds,
+    what to change.
 
     Nothing is trained, and no weights are downloaded.
     """

@@ -21,16 +21,21 @@ from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
 
-_MOST_PARAMETERS = 100_000_000  # a larger model is given no memory for its weights if it can be made without
+# a larger model is given no memory for its weights if it can be made without
+_MOST_PARAMETERS = 100_000_000
 _METRICS_RULE = (
-    "metrics must be auto, or name a function of a layer's width as package.function, in a module that can be imported"
+    "metrics must be auto, or name a function of a layer's width as package.function, in a module "
+    "that can be imported"
 )
 _DEFAULT_SIZES = {"batch_size": 8, "seq_len": 512}
-_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")  # which a file gives by their names
+# which a file gives by their names
+_FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
 
 
 def run_doctor(settings: DoctorSettings) -> None:
-    """Describe what the monitors of a configuration, or one of the given options, would do on a model."""
+    """Describe what the monitors of a configuration, or one of the given options, would do on a
+    model.
+    """
     with muted_libraries():
         source = settings.model_or_config
         path = Path(source).expanduser()
@@ -42,7 +47,9 @@ def run_doctor(settings: DoctorSettings) -> None:
             model = _model_by_name(source)
         else:
             model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
-        options = _options_set(settings, "rows", "window", "jackknife", "max_state_bytes", "metrics")
+        options = _options_set(
+            settings, "rows", "window", "jackknife", "max_state_bytes", "metrics"
+        )
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics is not None and settings.metrics != "auto":
@@ -65,14 +72,18 @@ def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int
     except (OSError, ValueError):
         raise
     except Exception as error:  # of the arguments in a file, or of a function that they name
-        raise ValueError(f"a GeometryMonitor of these options cannot start on this model ({reason(error)}).") from error
+        raise ValueError(
+            f"a GeometryMonitor of these options cannot start on this model ({reason(error)})."
+        ) from error
     if not description.layers:
         raise ValueError(description.warnings[0])
     return str(description)
 
 
 def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
-    """The model of a repository or a folder, by its ``config.json`` alone, without memory for its weights."""
+    """The model of a repository or a folder, by its ``config.json`` alone, without memory for its
+    weights.
+    """
     require_source("model_or_config", source)
     with tempfile.TemporaryDirectory() as cache:
         folder = Path(source).expanduser()
@@ -85,15 +96,21 @@ def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
             folder = hub.fetch_small(source, commit, names, Path(cache))
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(
-                "model_or_config must be a folder with a config.json, or a YAML file, or name a function; "
+                "model_or_config must be a folder with a config.json, or a YAML file, or name a "
+                "function; "
                 f"{folder} has none. Of a folder of checkpoints give one of them."
             )
         return described_model(folder, trust_remote_code=trust_remote_code)
 
 
 def _model_by_name(name: str) -> nn.Module:
-    """The model that a function or a class makes without arguments, or a model itself, by its name."""
-    rule = "model_or_config must name what makes a torch module without arguments, as package.module:make_model"
+    """The model that a function or a class makes without arguments, or a model itself, by its
+    name.
+    """
+    rule = (
+        "model_or_config must name what makes a torch module without arguments, as "
+        "package.module:make_model"
+    )
     with requiring(rule, name):
         make = import_named(name.replace(":", "."))
         model = make if isinstance(make, nn.Module) else _small_or_empty(make)
@@ -103,7 +120,9 @@ def _model_by_name(name: str) -> nn.Module:
 
 
 def _small_or_empty(make: Callable[[], Any]) -> Any:
-    """The result of ``make``; a model of many parameters on the meta device, if it can be made there."""
+    """The result of ``make``; a model of many parameters on the meta device, if it can be made
+    there.
+    """
     try:
         with torch.device("meta"):
             model = make()
@@ -114,18 +133,26 @@ def _small_or_empty(make: Callable[[], Any]) -> Any:
     return make()
 
 
-def _configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
-    """The model, the arguments of the monitors and the sizes of the batches of a LightningCLI's file."""
+def _configured(
+    path: Path, model_class: str | None
+) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
+    """The model, the arguments of the monitors and the sizes of the batches of a LightningCLI's
+    file.
+    """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} must be a YAML file; it is not ({reason(error)}).") from error
+        raise ValueError(
+            f"{path.name} must be a YAML file; it is not ({reason(error)})."
+        ) from error
     model = content.get("model") if isinstance(content, dict) else None
     has_class = isinstance(model, dict) and "class_path" in model
     if isinstance(model, str) or not (has_class or model_class):
         raise ValueError(
-            f"{path.name} must be the file of a LightningCLI, with model: class_path: and init_args:; got "
-            f"{'no model' if model is None else f'model: {model!r}'}. Name the class by --model-class "
+            f"{path.name} must be the file of a LightningCLI, with model: class_path: and "
+            f"init_args:; got "
+            f"{'no model' if model is None else f'model: {model!r}'}. Name the class by "
+            f"--model-class "
             "package.module.Class if the script does, or give the model itself."
         )
     trainer = _part(content, "trainer")
@@ -133,7 +160,9 @@ def _configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[di
         module = _small_or_empty(lambda: _instance(model or {}, None if has_class else model_class))
         monitors = list(_monitors(trainer.get("callbacks")))
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{path.name} must make a model and its monitors; it does not ({reason(error)}).") from error
+        raise ValueError(
+            f"{path.name} must make a model and its monitors; it does not ({reason(error)})."
+        ) from error
     data = _part(content, "data")
     data = _part(data, "init_args") or data
     sizes = {name: data[name] for name in _DEFAULT_SIZES if isinstance(data.get(name), int)}
@@ -168,4 +197,8 @@ def _monitors(callbacks: Any) -> Iterator[dict[str, Any]]:
         if is_monitor or name == GeometryMonitor.__name__:  # a name may be short
             arguments = dict(named.get("init_args") or {})
             functions = {key: arguments.get(key) for key in _FUNCTIONS}
-            yield arguments | {n: import_named(v) for n, v in functions.items() if isinstance(v, str) and v != "auto"}
+            yield arguments | {
+                n: import_named(v)
+                for n, v in functions.items()
+                if isinstance(v, str) and v != "auto"
+            }

@@ -1,4 +1,6 @@
-"""Hidden states without their offset, main directions, largest coordinates, context or token, and noise like them."""
+"""Hidden states without their offset, main directions, largest coordinates, context or token, and
+noise like them.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +22,8 @@ def replacements(num_removed: Sequence[int] = NUM_REMOVED) -> tuple[str, ...]:
     """Names of the replacements of a hidden state, by others than itself.
 
     Raises:
-        ValueError: ``num_removed``, of directions and of coordinates, are not distinct numbers of at least 1.
+        ValueError: ``num_removed``, of directions and of coordinates, are not distinct numbers of
+            at least 1.
     """
     require_removed(num_removed, "removed_directions")
     return (
@@ -41,7 +44,9 @@ class RowStatistics(NamedTuple):
 
     @classmethod
     def of(cls, rows: Tensor, token_ids: Tensor) -> "RowStatistics":
-        """The statistics of rows, shape (n, d), of these token types, shape (n,), without those with a NaN or Inf."""
+        """The statistics of rows, shape (n, d), of these token types, shape (n,), without those
+        with a NaN or Inf.
+        """
         finite = rows.isfinite().all(1)
         rows, token_ids = rows[finite].to(accumulator_dtype(rows.device)), token_ids[finite]
         if len(rows):
@@ -65,8 +70,8 @@ class Substitutes(NamedTuple):
 
     Attributes:
         mean: μ, shape (d,).
-        directions: eigenvectors of the covariance Σ as columns, that of the largest eigenvalue first, shape (d, d);
-            zeros where the rows, which may be fewer than d, have no variance.
+        directions: eigenvectors of the covariance Σ as columns, that of the largest eigenvalue
+            first, shape (d, d); zeros where the rows, which may be fewer than d, have no variance.
         deviations: square roots of its eigenvalues, in this order, shape (d,).
         coordinates: the coordinates, that of the largest variance first, shape (d,).
         token_ids: the token types that have a mean, ascending, shape (T,).
@@ -89,14 +94,17 @@ class Substitutes(NamedTuple):
         types = statistics.types.typed()
         values, vectors = values.flip(0), vectors.flip(1)
         vectors = vectors * (values > len(values) * torch.finfo(values.dtype).eps * values[0])
-        return cls(mean, vectors, values.clamp(min=0).sqrt(), coordinates, types.token_ids, types.mean)
+        return cls(
+            mean, vectors, values.clamp(min=0).sqrt(), coordinates, types.token_ids, types.mean
+        )
 
     def has_mean(self, token_ids: Tensor) -> Tensor:
         """Marks of the token ids, shape (n,), that have a mean."""
         return torch.isin(token_ids, self.token_ids)
 
     def replaced(self, name: str, rows: Tensor, token_ids: Tensor, normal: Tensor) -> Tensor:
-        """Rows in place of those given, of the same dtype; rows of token types without a mean keep what needs one.
+        """Rows in place of those given, of the same dtype; rows of token types without a mean keep
+        what needs one.
 
         Args:
             name: one of `replacements`; any other one leaves the rows as they are.
@@ -124,11 +132,14 @@ class Substitutes(NamedTuple):
         return x.to(rows.dtype)
 
 
-def paired_change(before: Tensor, after: Tensor, counts: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    """Change of a mean over tokens, the average of that in each half of the sequences, and its standard error.
+def paired_change(
+    before: Tensor, after: Tensor, counts: Tensor, half: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Change of a mean over tokens, the average of that in each half of the sequences, and its
+    standard error.
 
-    The error is that of a ratio of sums over sequences, which are taken to be independent; NaN where a half has fewer
-    than two sequences with tokens.
+    The error is that of a ratio of sums over sequences, which are taken to be independent; NaN
+    where a half has fewer than two sequences with tokens.
 
     Args:
         before: sum over the tokens of each sequence, shape (S,), float64.
@@ -136,7 +147,12 @@ def paired_change(before: Tensor, after: Tensor, counts: Tensor, half: Tensor) -
         counts: number of tokens of each sequence, shape (S,).
         half: marks of the sequences of the second half, shape (S,), bool.
 
-    >>> paired_change(torch.zeros(4), torch.tensor([2.0, 4.0, 4.0, 6.0]), torch.full((4,), 2.0), torch.arange(4) > 1)
+    >>> paired_change(
+    ...     torch.zeros(4),
+    ...     torch.tensor([2.0, 4.0, 4.0, 6.0]),
+    ...     torch.full((4,), 2.0),
+    ...     torch.arange(4) > 1,
+    ... )
     (tensor(2.), tensor(0.3536))
     """
     changes, squares = [], []
@@ -145,6 +161,10 @@ def paired_change(before: Tensor, after: Tensor, counts: Tensor, half: Tensor) -
         change = (after[own] - before[own]).sum() / n.sum()
         rest = after[own] - before[own] - change * n
         changes.append(change)
-        squares.append(rest.square().sum() * len(n) / (len(n) - 1) / n.sum().square() if len(n) > 1 else n.sum() / 0)
+        squares.append(
+            rest.square().sum() * len(n) / (len(n) - 1) / n.sum().square()
+            if len(n) > 1
+            else n.sum() / 0
+        )
     error = torch.stack(squares).sum().sqrt() / 2
     return torch.stack(changes).mean(), torch.where(error.isinf(), torch.nan, error)

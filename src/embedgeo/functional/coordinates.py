@@ -1,7 +1,8 @@
 """Coordinates that stand out, and massive activations, by power moments of each coordinate.
 
-Sources: Pébay 2008 (SAND2008-6212) for the merge; Timkey & van Schijndel 2021 (arXiv 2109.04404) for the share of the
-mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive activations, and for those of first positions.
+Sources: Pébay 2008 (SAND2008-6212) for the merge; Timkey & van Schijndel 2021 (arXiv 2109.04404)
+for the share of the mean cosine; Sun et al. 2024 (arXiv 2402.17762) for massive activations, and
+for those of first positions.
 """
 
 from typing import NamedTuple
@@ -11,7 +12,13 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, largest, total
 from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.moments import merged, over_leading_axis, ratio, row_chunks, without_rounding
+from embedgeo.functional.moments import (
+    merged,
+    over_leading_axis,
+    ratio,
+    row_chunks,
+    without_rounding,
+)
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_asynchronous,
@@ -25,7 +32,8 @@ _TIMES = (100.0, 1000.0)  # the median: over 1000 times that, and over 100, is m
 
 
 class CoordinateMoments(NamedTuple):
-    """Power moments of each coordinate, and massive activations; of first positions and of the rest apart.
+    """Power moments of each coordinate, and massive activations; of first positions and of the rest
+    apart.
 
     The leading axis of all of them, of length 2, is over these two groups of rows.
 
@@ -36,8 +44,8 @@ class CoordinateMoments(NamedTuple):
         m3: their third powers.
         m4: their fourth powers.
         max_abs: the largest magnitude, shape (2, d).
-        massive: number of rows with an entry of a magnitude over 100 that is over 1000 times the median one of its row;
-            over 100 times that; over 1000 times that; shape (2, 3).
+        massive: number of rows with an entry of a magnitude over 100 that is over 1000 times the
+            median one of its row; over 100 times that; over 1000 times that; shape (2, 3).
         direction_sum: sum of the rows scaled to norm 1, shape (2, d).
     """
 
@@ -54,7 +62,9 @@ class CoordinateMoments(NamedTuple):
     def empty(cls, dim: int, *, device: torch.device | None = None) -> "CoordinateMoments":
         """The moments of no rows."""
         shapes: tuple[tuple[int, ...], ...] = ((), (3,), (dim,))
-        n, massive, row = (torch.zeros(2, *shape, dtype=torch.float64, device=device) for shape in shapes)
+        n, massive, row = (
+            torch.zeros(2, *shape, dtype=torch.float64, device=device) for shape in shapes
+        )
         return cls(n, row, row, row, row, row, massive, row)
 
     def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
@@ -90,32 +100,47 @@ class CoordinateMoments(NamedTuple):
         return CoordinateMoments(*(each[group] for each in self))
 
 
-def row_coordinates(x: Tensor, is_first: Tensor | None = None, weights: Tensor | None = None) -> CoordinateMoments:
+def row_coordinates(
+    x: Tensor, is_first: Tensor | None = None, weights: Tensor | None = None
+) -> CoordinateMoments:
     """The moments of the coordinates of ``x``, shape (n, d), of any floating dtype, in float64.
 
     Args:
         x: the rows.
-        is_first: which of them are the first one of their sequence, shape (n,), bool; None: all of them.
-        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all count.
+        is_first: which of them are the first one of their sequence, shape (n,), bool; None: all of
+            them.
+        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all
+            count.
     """
     found = CoordinateMoments.empty(x.shape[1], device=state_device(x.device))
     for chunk in row_chunks(x):
         rows = x[chunk].to(accumulator_dtype(x.device))
-        first = rows.new_ones(len(rows), dtype=torch.bool) if is_first is None else is_first[chunk].to(x.device)
+        first = (
+            rows.new_ones(len(rows), dtype=torch.bool)
+            if is_first is None
+            else is_first[chunk].to(x.device)
+        )
         counts = None if weights is None else weights[chunk]
         if is_asynchronous(x.device):  # there it would be waited for the number of first rows
             counts = rows.new_ones(len(rows)) if counts is None else counts
             rest = rows[:0] if is_first is None else rows
-            groups = [_group_moments(*each, x.dtype) for each in ((rows, counts * first), (rest, counts * ~first))]
+            groups = [
+                _group_moments(*each, x.dtype)
+                for each in ((rows, counts * first), (rest, counts * ~first))
+            ]
         else:
             parts = (first, ~first)
-            groups = [_group_moments(rows[of], None if counts is None else counts[of], x.dtype) for of in parts]
+            groups = [
+                _group_moments(rows[of], None if counts is None else counts[of], x.dtype)
+                for of in parts
+            ]
         found = found.merge(CoordinateMoments(*map(torch.stack, zip(*groups, strict=True))))
     return found
 
 
 def _group_moments(rows: Tensor, weights: Tensor | None, dtype: torch.dtype) -> CoordinateMoments:
-    """The moments of rows, once of ``dtype``, in the accumulator's, without the leading axis; they may be none.
+    """The moments of rows, once of ``dtype``, in the accumulator's, without the leading axis; they
+    may be none.
 
     Those of weight 0 may be any finite ones.
     """
@@ -147,11 +172,14 @@ def _group_moments(rows: Tensor, weights: Tensor | None, dtype: torch.dtype) -> 
 
 
 def _massive(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
-    """Number of rows of massive entries, in three senses, shape (3,), given the magnitudes, once of ``dtype``."""
+    """Number of rows of massive entries, in three senses, shape (3,), given the magnitudes, once of
+    ``dtype``.
+    """
     dim = magnitude.shape[1]
     largest = magnitude.amax(1)
     if not is_asynchronous(magnitude.device):
-        # the median is below a bound only where over half of the entries are: it is needed of few rows
+        # the median is below a bound only where over half of the entries are: it is needed of few
+        # rows
         bound = (largest / _TIMES[0] * (1 + 1e-6))[:, None]
         places = ((magnitude <= bound).sum(1) > (dim - 1) // 2).nonzero().flatten()
         largest, magnitude = largest[places], magnitude[places]
@@ -161,13 +189,15 @@ def _massive(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack(((largest > _MASSIVE) & over[-1], *over)).sum(1)
 
 
-def coordinate_shares(n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor) -> dict[str, Tensor]:
+def coordinate_shares(
+    n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor
+) -> dict[str, Tensor]:
     """Shares of each coordinate in the rows' geometry.
 
-    A coordinate's share of the mean cosine is the plug-in one, of all pairs of rows, a row with itself among them: the
-    square of its mean over the unit rows, over the sum of these squares (Timkey & van Schijndel 2021, equation 3, who
-    draw pairs). It is high by about 1/n of what is not common to the rows: read it where the mean cosine is well over
-    1/n.
+    A coordinate's share of the mean cosine is the plug-in one, of all pairs of rows, a row with
+    itself among them: the square of its mean over the unit rows, over the sum of these squares
+    (Timkey & van Schijndel 2021, equation 3, who draw pairs). It is high by about 1/n of what is
+    not common to the rows: read it where the mean cosine is well over 1/n.
 
     Args:
         n: number of rows, scalar.
@@ -176,10 +206,13 @@ def coordinate_shares(n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor
         direction_sum: sum of the rows scaled to norm 1, shape (d,).
 
     Returns:
-        ``mean`` (embedding units) and ``variance`` (population, squared ones); ``share_of_M``, ``share_of_V`` and
-        ``share_of_cosine``, each of which sums to 1; shape (d,), NaN where undefined: no rows, or a sum of 0.
+        ``mean`` (embedding units) and ``variance`` (population, squared ones); ``share_of_M``,
+        ``share_of_V`` and ``share_of_cosine``, each of which sums to 1; shape (d,), NaN where
+        undefined: no rows, or a sum of 0.
 
-    >>> shares = coordinate_shares(torch.tensor(2.0), torch.tensor([3.0, 1]), torch.tensor([0.0, 8]), torch.ones(2))
+    >>> shares = coordinate_shares(
+    ...     torch.tensor(2.0), torch.tensor([3.0, 1]), torch.tensor([0.0, 8]), torch.ones(2)
+    ... )
     >>> [shares[f"share_of_{whole}"].tolist() for whole in ("M", "V", "cosine")]
     [[0.8999999761581421, 0.10000000149011612], [0.0, 1.0], [0.5, 0.5]]
     """
@@ -195,10 +228,11 @@ def coordinate_shares(n: Tensor, mean: Tensor, m2: Tensor, direction_sum: Tensor
 
 
 def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
-    """Excess kurtosis n Σ(x − mean)⁴ / (Σ(x − mean)²)² − 3 of each coordinate, without the leading axis: shape (d,).
+    """Excess kurtosis n Σ(x − mean)⁴ / (Σ(x − mean)²)² − 3 of each coordinate, without the leading
+    axis: shape (d,).
 
-    That of the population seen: −6 / (n + 1) in expectation for Gaussian rows. NaN where a coordinate does not vary,
-    and where fourth powers are out of range.
+    That of the population seen: −6 / (n + 1) in expectation for Gaussian rows. NaN where a
+    coordinate does not vary, and where fourth powers are out of range.
     """
     m2 = without_rounding(moments.m2, moments.n, moments.mean)
     is_known = is_normal(ratio(m2, moments.n).square()) & moments.m4.isfinite()
@@ -206,7 +240,9 @@ def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
 
 
 def coordinate_table(moments: CoordinateMoments) -> dict[str, Tensor]:
-    """The `coordinate_shares` of all rows, and ``kurtosis`` and ``max_abs`` of each coordinate, shape (d,)."""
+    """The `coordinate_shares` of all rows, and ``kurtosis`` and ``max_abs`` of each coordinate,
+    shape (d,).
+    """
     whole = moments.pooled()
     return {
         **coordinate_shares(whole.n, whole.mean, whole.m2, whole.direction_sum),
@@ -216,16 +252,19 @@ def coordinate_table(moments: CoordinateMoments) -> dict[str, Tensor]:
 
 
 def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
-    """Values that say whether coordinates and rows stand out, of all rows, first positions and the rest.
+    """Values that say whether coordinates and rows stand out, of all rows, first positions and the
+    rest.
 
     Returns:
-        ``kurtosis``, the mean over the coordinates that vary of their `excess_kurtosis`; ``max_abs``, the largest
-        magnitude; ``massive_fraction``, the share of the rows with a massive activation: an entry of a magnitude over
-        100 that is over 1000 times the median magnitude of its row (the mean of the two in the middle, where d is
-        even); ``massive_fraction_100x`` and ``massive_fraction_1000x``, that of the rows with an entry over 100 and
-        1000 times that median, however large; and each of these with ``_first`` and ``_rest``. What too few rows leave
-        undefined is NaN. Sun et al. take the median over a sequence; that of a row is known whatever else is in a
-        batch, and at a massive row it is about the same.
+        ``kurtosis``, the mean over the coordinates that vary of their `excess_kurtosis`;
+        ``max_abs``, the largest magnitude; ``massive_fraction``, the share of the rows with a
+        massive activation: an entry of a magnitude over 100 that is over 1000 times the median
+        magnitude of its row (the mean of the two in the middle, where d is even);
+        ``massive_fraction_100x`` and ``massive_fraction_1000x``, that of the rows with an entry
+        over 100 and 1000 times that median, however large; and each of these with ``_first`` and
+        ``_rest``. What too few rows leave undefined is NaN. Sun et al. take the median over a
+        sequence; that of a row is known whatever else is in a batch, and at a massive row it is
+        about the same.
     """
     groups = {"": moments.pooled(), "_first": moments.of_group(0), "_rest": moments.of_group(1)}
     values: dict[str, dict[str, Tensor]] = {}

@@ -1,9 +1,9 @@
 """Exchanges between the ranks of a process group; arguments are left as they are.
 
-An `Exchange` is a generator that yields what it wants to have summed over the ranks, or the largest of, or dealt out to
-them, and goes on once there are answers. So those of many states, of many layers, go on side by side, see
-`embedgeo.functional.lockstep.at_once`, and their requests travel together, in a few collectives however many these are:
-see `exchanged`.
+An `Exchange` is a generator that yields what it wants to have summed over the ranks, or the largest
+of, or dealt out to them, and goes on once there are answers. So those of many states, of many
+layers, go on side by side, see `embedgeo.functional.lockstep.at_once`, and their requests travel
+together, in a few collectives however many these are: see `exchanged`.
 """
 
 import pickle
@@ -23,12 +23,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"  # None: the world, or the ranks that are `together`
+# None: the world, or the ranks that are `together`
+Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
 Kind: TypeAlias = Literal["sum", "largest", "dealt"]
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _NOTHING = -1  # bytes, where there is no collective
-_NUM_TOLD = 1 << 11  # integers, 16 KiB, that have room beside those by which ranks tell that they have come
+# integers, 16 KiB, that have room beside those by which ranks tell that they have come
+_NUM_TOLD = 1 << 11
 _MOST_BYTES = 1 << 29  # that are reduced at a time
 
 
@@ -43,7 +45,9 @@ class Request:
 
 
 Exchange: TypeAlias = Generator[list[Request], None, T]
-"""A generator that yields requests, goes on once some of them have an answer, and returns its result."""
+"""A generator that yields requests, goes on once some of them have an answer, and returns its
+result.
+"""
 
 
 class OtherRankError(RuntimeError):
@@ -51,12 +55,14 @@ class OtherRankError(RuntimeError):
 
 
 class OwnGroup:
-    """A process group of which nothing else has collectives, so that a rank that leaves one can disturb nothing else.
+    """A process group of which nothing else has collectives, so that a rank that leaves one can
+    disturb nothing else.
 
-    While ranks are `together` they tell each other before each collective, by some integers over this group, that they
-    have come to it; one that has failed, wherever it was, says so instead, and no rank waits for another. Where a
-    collective itself raises, nobody knows which ranks have it behind them: the group ends, its connections are closed,
-    and the collectives of the others raise, too.
+    While ranks are `together` they tell each other before each collective, by some integers over
+    this group, that they have come to it; one that has failed, wherever it was, says so instead,
+    and no rank waits for another. Where a collective itself raises, nobody knows which ranks have
+    it behind them: the group ends, its connections are closed, and the collectives of the others
+    raise, too.
 
     ``original`` is the group of which it is a copy, None for the world: for collectives of others.
     """
@@ -82,8 +88,9 @@ class OwnGroup:
     def together(self, when: str = "") -> Iterator[None]:
         """Context that all ranks enter, and that ends with an exception on all of them or on none.
 
-        Within another one of this group, an exception is told to the others at once, and what ends is the outer one.
-        ``when`` it begins is in what ranks raise where another one is not there, because it has failed before.
+        Within another one of this group, an exception is told to the others at once, and what ends
+        is the outer one. ``when`` it begins is in what ranks raise where another one is not there,
+        because it has failed before.
         """
         is_outer = _TOGETHER.get() is not self
         before, had_failed = _TOGETHER.set(self), self._has_failed
@@ -103,8 +110,11 @@ class OwnGroup:
             if is_outer:
                 self._has_failed = had_failed
 
-    def agree(self, nbytes: int = _NOTHING, *, failed: bool = False, told: Tensor | None = None) -> None:
-        """Raise OtherRankError on all ranks if one has failed, or is about to exchange another number of bytes.
+    def agree(
+        self, nbytes: int = _NOTHING, *, failed: bool = False, told: Tensor | None = None
+    ) -> None:
+        """Raise OtherRankError on all ranks if one has failed, or is about to exchange another
+        number of bytes.
 
         ``told`` are a few integers, which become the largest ones of all ranks.
         """
@@ -128,7 +138,8 @@ class OwnGroup:
             raise OtherRankError(f"it failed on another rank {when}".strip())
         if self._has_failed:
             raise OtherRankError(
-                f"ranks must exchange the same values; one exchanges {-first} bytes, another one {last} (-1: "
+                f"ranks must exchange the same values; one exchanges {-first} bytes, another one "
+                f"{last} (-1: "
                 "none). A metric must have the same states on every rank."
             )
 
@@ -142,7 +153,9 @@ class OwnGroup:
             raise
 
     def all_come(self, occasion: str, seconds: float) -> bool:
-        """Tell whether all ranks call this on an occasion, within so many seconds; the answer is one for all."""
+        """Tell whether all ranks call this on an occasion, within so many seconds; the answer is
+        one for all.
+        """
         store = self.process_group.get_group_store()
         is_last = store.add(f"{occasion}/come", 1) == num_ranks(self)
         if not is_last:
@@ -155,16 +168,20 @@ class OwnGroup:
         self._why_ended = self._why_ended or why
         group, self._process_group = self._process_group, None
         self.original = None
-        with suppress(ValueError, AssertionError, KeyError):  # the world has been destroyed, and the group with it
+        # the world has been destroyed, and the group with it
+        with suppress(ValueError, AssertionError, KeyError):
             if group is not None:
                 dist.destroy_process_group(group)
 
 
 def own_group(ranks: Sequence[Sequence[int]] | None = None) -> OwnGroup:
-    """This rank's one of new groups of these ranks, None: the group of all; every rank must call this."""
+    """This rank's one of new groups of these ranks, None: the group of all; every rank must call
+    this.
+    """
     groups = [range(dist.get_world_size())] if ranks is None else ranks
     config = dist.get_backend_config()
-    backend = None if "cpu:" in config else f"cpu:gloo,{config}"  # what ranks tell each other is on the CPU
+    # what ranks tell each other is on the CPU
+    backend = None if "cpu:" in config else f"cpu:gloo,{config}"
     members = [list(each) for each in groups]
     assert dist.group.WORLD is not None
     timeout = dist.group.WORLD.get_group_store().timeout  # type: ignore[attr-defined]  # that of the default group
@@ -186,12 +203,16 @@ def together(group: Group, when: str = "") -> AbstractContextManager[None]:
 
 
 def meet() -> None:
-    """Wait for the ranks that are `together` with this one, before what is no collective of this module."""
+    """Wait for the ranks that are `together` with this one, before what is no collective of this
+    module.
+    """
     _meet(_NOTHING)
 
 
 def total(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
-    """Sum of the ranks' tensors of one shape; it may ``overwrite`` the tensor, which saves memory."""
+    """Sum of the ranks' tensors of one shape; it may ``overwrite`` the tensor, which saves
+    memory.
+    """
     return _answer_to(Request(tensor, "sum", overwrite=overwrite))
 
 
@@ -201,10 +222,11 @@ def largest(tensor: Tensor) -> Exchange[Tensor]:
 
 
 def dealt(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
-    """Rows that the ranks have for this one, given those that it has for each of R ranks, shape (R, ...).
+    """Rows that the ranks have for this one, given those that it has for each of R ranks, shape (R,
+    ...).
 
-    Row r of the result, of the same shape, is from rank r. Of a single rank it is the tensor itself. It may
-    ``overwrite`` the tensor.
+    Row r of the result, of the same shape, is from rank r. Of a single rank it is the tensor
+    itself. It may ``overwrite`` the tensor.
     """
     return _answer_to(Request(tensor, "dealt", overwrite=overwrite))
 
@@ -215,15 +237,21 @@ def of_each_rank(tensor: Tensor, group: Group = None) -> Exchange[Tensor]:
 
 
 def concatenated(tensor: Tensor, lengths: Sequence[int], group: Group = None) -> Exchange[Tensor]:
-    """Concatenation along the first axis of the ranks' tensors, of these lengths, in the order of the ranks."""
+    """Concatenation along the first axis of the ranks' tensors, of these lengths, in the order of
+    the ranks.
+    """
     every = tensor.new_zeros(sum(lengths), *tensor.shape[1:])
     first = sum(lengths[: current_rank(group)])
     every[first : first + len(tensor)] = tensor
     return (yield from total(every, overwrite=True))
 
 
-def answered(exchange: Exchange[T], answer: Callable[[Request], Tensor] = attrgetter("tensor")) -> T:
-    """Result of an exchange, given a function that answers requests; default: as where there is a single rank."""
+def answered(
+    exchange: Exchange[T], answer: Callable[[Request], Tensor] = attrgetter("tensor")
+) -> T:
+    """Result of an exchange, given a function that answers requests; default: as where there is a
+    single rank.
+    """
     while True:
         try:
             requests = next(exchange)
@@ -236,9 +264,9 @@ def answered(exchange: Exchange[T], answer: Callable[[Request], Tensor] = attrge
 def exchanged(exchange: Exchange[T], group: Group = None) -> T:
     """Result of an exchange between the ranks of a group, all of which must call this.
 
-    Each round is one collective for each dtype, or two where maxima are among its requests, after the one by which
-    ranks that are `together` tell each other that they have come to it. A few maxima are told there, too, and first.
-    More than 512 MiB are exchanged in as many parts.
+    Each round is one collective for each dtype, or two where maxima are among its requests, after
+    the one by which ranks that are `together` tell each other that they have come to it. A few
+    maxima are told there, too, and first. More than 512 MiB are exchanged in as many parts.
     """
     while True:
         try:
@@ -247,7 +275,10 @@ def exchanged(exchange: Exchange[T], group: Group = None) -> T:
             return end.value
         maxima = [request for request in requests if request.kind == "largest"]
         _reduce(
-            maxima if maxima and _can_be_told(sum(each.tensor.numel() for each in maxima), group) else requests, group
+            maxima
+            if maxima and _can_be_told(sum(each.tensor.numel() for each in maxima), group)
+            else requests,
+            group,
         )
 
 
@@ -262,12 +293,17 @@ def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
-    """The ranks' tensors, in the order of the ranks; they may differ in shape, but not in dtype and dimensions."""
+    """The ranks' tensors, in the order of the ranks; they may differ in shape, but not in dtype and
+    dimensions.
+    """
     shapes = _all_gather(torch.tensor([tensor.numel(), *tensor.shape], device=tensor.device), group)
     sizes = [int(shape[0]) for shape in shapes]
     flat = tensor.detach().flatten()
     padded = _all_gather(torch.cat((flat, flat.new_zeros(max(sizes) - len(flat)))), group)
-    return [part[:size].view(shape[1:].tolist()) for part, size, shape in zip(padded, sizes, shapes, strict=True)]
+    return [
+        part[:size].view(shape[1:].tolist())
+        for part, size, shape in zip(padded, sizes, shapes, strict=True)
+    ]
 
 
 def all_gather_object(value: T, group: Group = None) -> list[T]:
@@ -301,7 +337,9 @@ def _process_group(group: Group) -> dist.ProcessGroup | None:
 
 
 class _Piece(NamedTuple):
-    """Some elements of what is reduced, (1, m), or dealt out, (R, m), and the place for the answer, maybe the same."""
+    """Some elements of what is reduced, (1, m), or dealt out, (R, m), and the place for the answer,
+    maybe the same.
+    """
 
     given: Tensor
     answer: Tensor
@@ -321,10 +359,20 @@ def _reduce(requests: list[Request], group: Group) -> None:
     for request in requests:
         given = _as_sent(request)
         is_own = (request.overwrite or given is not request.tensor) and given.is_contiguous()
-        answers.append(given.detach() if is_own else torch.empty_like(given, memory_format=torch.contiguous_format))
+        answers.append(
+            given.detach()
+            if is_own
+            else torch.empty_like(given, memory_format=torch.contiguous_format)
+        )
         num_rows = len(given) if request.kind == "dealt" else 1
-        shape, step = (num_rows, given.numel() // num_rows), max(1, _MOST_BYTES // given.itemsize // num_rows)
-        parts = zip(*(each.reshape(shape).split(step, dim=1) for each in (given.detach(), answers[-1])), strict=True)
+        shape, step = (
+            (num_rows, given.numel() // num_rows),
+            max(1, _MOST_BYTES // given.itemsize // num_rows),
+        )
+        parts = zip(
+            *(each.reshape(shape).split(step, dim=1) for each in (given.detach(), answers[-1])),
+            strict=True,
+        )
         pieces += [_Piece(part, answer, request.kind) for part, answer in parts if part.numel()]
     for bundle in _bundles(pieces):
         _reduce_bundle(bundle, group)
@@ -333,7 +381,9 @@ def _reduce(requests: list[Request], group: Group) -> None:
 
 
 def _bundles(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are exchanged together, by their order and size alone, which are those of all ranks."""
+    """Pieces that are exchanged together, by their order and size alone, which are those of all
+    ranks.
+    """
     bundle, num_bytes = list[_Piece](), 0
     for piece in pieces:
         if bundle and num_bytes + piece.given.nbytes > _MOST_BYTES:
@@ -346,14 +396,22 @@ def _bundles(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
-    """Reduce pieces, those of one kind in one collective; where they are a few maxima, ranks tell each other these."""
+    """Reduce pieces, those of one kind in one collective; where they are a few maxima, ranks tell
+    each other these.
+    """
     kinds = defaultdict[tuple[Kind, torch.dtype, torch.device], list[_Piece]](list)
     for piece in bundle:
         kinds[piece.kind, piece.given.dtype, piece.given.device].append(piece)
-    buffers = {kind: torch.cat([piece.given for piece in pieces], dim=1) for kind, pieces in kinds.items()}
+    buffers = {
+        kind: torch.cat([piece.given for piece in pieces], dim=1) for kind, pieces in kinds.items()
+    }
     ranks = _TOGETHER.get()
     num_numbers = sum(buffer.numel() for buffer in buffers.values())
-    if ranks is not None and {kind for kind, _, _ in kinds} == {"largest"} and _can_be_told(num_numbers, group):
+    if (
+        ranks is not None
+        and {kind for kind, _, _ in kinds} == {"largest"}
+        and _can_be_told(num_numbers, group)
+    ):
         told = torch.cat([buffer.cpu().flatten() for buffer in buffers.values()])
         ranks.agree(nbytes=told.nbytes, told=told)
         parts = told.split([buffer.numel() for buffer in buffers.values()])
@@ -374,13 +432,17 @@ def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
 
 
 def _can_be_told(num_numbers: int, group: Group) -> bool:
-    """Tell whether so many maxima over a group can be among what the ranks that are `together` tell each other."""
+    """Tell whether so many maxima over a group can be among what the ranks that are `together` tell
+    each other.
+    """
     ranks = _TOGETHER.get()
     return ranks is not None and group in (None, ranks) and num_numbers <= _NUM_TOLD
 
 
 def _as_sent(request: Request) -> Tensor:
-    """A tensor as numbers that are summed exactly beside others in float64, or as integers of the same order."""
+    """A tensor as numbers that are summed exactly beside others in float64, or as integers of the
+    same order.
+    """
     tensor = request.tensor
     if request.kind == "dealt":
         return tensor
@@ -391,7 +453,8 @@ def _as_sent(request: Request) -> Tensor:
         return torch.stack((whole >> 32, whole & 0xFFFFFFFF)).double()
     if not tensor.is_floating_point():
         return tensor.long()
-    return _ordered(torch.where(tensor.isnan(), torch.nan, tensor).double().view(torch.int64))  # NaN without a sign
+    # NaN without a sign
+    return _ordered(torch.where(tensor.isnan(), torch.nan, tensor).double().view(torch.int64))
 
 
 def _as_received(request: Request, answer: Tensor) -> Tensor:
@@ -406,7 +469,9 @@ def _as_received(request: Request, answer: Tensor) -> Tensor:
 
 
 def _ordered(bits: Tensor) -> Tensor:
-    """Bits of floating-point numbers as integers of the same order, NaN the largest, and these as the bits again."""
+    """Bits of floating-point numbers as integers of the same order, NaN the largest, and these as
+    the bits again.
+    """
     return bits ^ ((bits >> 63) & torch.iinfo(torch.int64).max)
 
 

@@ -1,6 +1,8 @@
-"""Standard errors by the delete-a-group jackknife over groups of whole sequences, for rows of one sequence are alike.
+"""Standard errors by the delete-a-group jackknife over groups of whole sequences, for rows of one
+sequence are alike.
 
-Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; for groups of equal size Tukey's.
+Source: Busing, Meijer & van der Leeden 1999, *Delete-m jackknife for unequal m*; for groups of
+equal size Tukey's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +24,12 @@ M = TypeVar("M", bound=Mergeable)
 
 
 def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
-    """Standard error of an estimate, from those without each of the groups, shape (G, ...), and their sizes, (G,).
+    """Standard error of an estimate, from those without each of the groups, shape (G, ...), and
+    their sizes, (G,).
 
-    It is right for smooth functions of means of many independent groups; for a maximum or a quantile it is not. Empty
-    groups do not count; NaN for fewer than two others, and where an estimate is NaN.
+    It is right for smooth functions of means of many independent groups; for a maximum or a
+    quantile it is not. Empty groups do not count; NaN for fewer than two others, and where an
+    estimate is NaN.
     """
     if (sizes > 0).sum() < 2:
         return torch.full_like(estimate, torch.nan)
@@ -33,13 +37,17 @@ def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
 
 
 def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
-    """Deviations of the groups, shape (G, ...): the sum of their squares is the square of the `standard_error`.
+    """Deviations of the groups, shape (G, ...): the sum of their squares is the square of the
+    `standard_error`.
 
-    Of a difference or a mean of estimates from the same groups they are the difference or the mean of the estimates'
-    deviations. So what the choice of texts does to both estimates cancels in the error of their difference. An empty
-    group has 0; NaN for fewer than two others, and where an estimate is NaN.
+    Of a difference or a mean of estimates from the same groups they are the difference or the mean
+    of the estimates' deviations. So what the choice of texts does to both estimates cancels in the
+    error of their difference. An empty group has 0; NaN for fewer than two others, and where an
+    estimate is NaN.
     """
-    left_out = left_out.to(torch.promote_types(left_out.dtype, torch.promote_types(estimate.dtype, torch.float32)))
+    left_out = left_out.to(
+        torch.promote_types(left_out.dtype, torch.promote_types(estimate.dtype, torch.float32))
+    )
     is_full = sizes > 0
     found = torch.zeros_like(left_out)
     if is_full.sum() < 2:
@@ -54,11 +62,15 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
 
 
 def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:
-    """Yield the merged states of all groups but each in turn, and of ``others``: about G log G merges, by halves."""
+    """Yield the merged states of all groups but each in turn, and of ``others``: about G log G
+    merges, by halves.
+    """
     if len(groups) == 1 and others is not None:
         yield others
         return
     half = len(groups) // 2
     for inside, outside in ((groups[:half], groups[half:]), (groups[half:], groups[:half])):
         states = outside if others is None else [others, *outside]
-        yield from merge_all_but_one(inside, reduce(lambda state, other: state.merge(other), states))
+        yield from merge_all_but_one(
+            inside, reduce(lambda state, other: state.merge(other), states)
+        )

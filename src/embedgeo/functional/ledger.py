@@ -1,4 +1,6 @@
-"""Moments of rows that are sums of several streams, such as a block's input and its writes, exactly divided up."""
+"""Moments of rows that are sums of several streams, such as a block's input and its writes, exactly
+divided up.
+"""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -25,7 +27,8 @@ class StreamMoments(NamedTuple):
         mean: mean row of each stream, shape (K, d).
         m2: squared deviations from it, summed over rows, shape (K, d).
         scatter: Σ_i (x_ik − mean_k) · (x_il − mean_l) over rows i, shape (K, K).
-        cosine: cosines of the rows of each stream and of the first one, summed, shape (K,); 0 where one is zero.
+        cosine: cosines of the rows of each stream and of the first one, summed, shape (K,); 0 where
+            one is zero.
     """
 
     n: Tensor
@@ -48,11 +51,14 @@ class StreamMoments(NamedTuple):
     def all_reduce(self, group: Group = None) -> Exchange["StreamMoments"]:
         """The moments of the rows of all ranks."""
         weight = self.n[..., None, None]
-        n, sums, cosine = yield from at_once(total(self.n), total(weight * self.mean), total(self.cosine))
+        n, sums, cosine = yield from at_once(
+            total(self.n), total(weight * self.mean), total(self.cosine)
+        )
         mean = sums / n.clamp(min=1)
         shift = self.mean - mean
         m2, scatter = yield from at_once(
-            total(self.m2 + weight * shift.square()), total(self.scatter + weight * (shift @ shift.mT))
+            total(self.m2 + weight * shift.square()),
+            total(self.scatter + weight * (shift @ shift.mT)),
         )
         return StreamMoments(n, mean, m2, scatter, cosine)
 
@@ -60,7 +66,8 @@ class StreamMoments(NamedTuple):
 def stream_moments(x: Tensor, weights: Tensor | None = None) -> StreamMoments:
     """Moments of the rows of K streams, ``x`` of shape (n, K, d), of any floating dtype.
 
-    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all
+    count.
     """
     num_streams, dim = x.shape[1:]
     moments = StreamMoments.empty(num_streams, dim)
@@ -80,19 +87,22 @@ def stream_moments(x: Tensor, weights: Tensor | None = None) -> StreamMoments:
 
 
 def within_products(types: TokenTable, num_sequences: Tensor) -> tuple[Tensor, Tensor]:
-    """The variance within token types of a sum of K streams, as products of each two of them, shape (K, K).
+    """The variance within token types of a sum of K streams, as products of each two of them, shape
+    (K, K).
 
     Args:
         types: the token table of streams.
         num_sequences: number of sequences that its rows came from, scalar.
 
     Returns:
-        Those of the plug-in V_W, of exactly the rows seen, and those of the unbiased one, of the same weights as
-        `within_variance`; NaN where no token type has a pair.
+        Those of the plug-in V_W, of exactly the rows seen, and those of the unbiased one, of the
+        same weights as `within_variance`; NaN where no token type has a pair.
     """
     n = types.n.sum()
     weights = within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
-    pairs = column(types.n, types.m2) * types.m2 - torch.where(num_sequences <= 1, 0, types.sequence_m2)
+    pairs = column(types.n, types.m2) * types.m2 - torch.where(
+        num_sequences <= 1, 0, types.sequence_m2
+    )
     return ratio(types.m2.sum(0), n), ratio((column(weights, pairs) * pairs).sum(0), n)
 
 
@@ -105,11 +115,12 @@ def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Te
         streams: their names. All that involves `ROUNDING`, where it is among them, is one part.
 
     Returns:
-        ``name``, the form of the sum; ``{name}_from_{stream}``; ``{name}_from_{stream}_{other}``, twice the product;
-        the same with ``share`` in place of ``from``, divided by the form, NaN where that is 0. The parts of a stream
-        that is zero in all rows, whose product with itself is 0, are left out. Parts add up to the whole. And
-        ``{name}_by_{stream}``, the share of a stream with half of each product that it has with another one, the
-        rounding among them; these add up to 1.
+        ``name``, the form of the sum; ``{name}_from_{stream}``; ``{name}_from_{stream}_{other}``,
+        twice the product; the same with ``share`` in place of ``from``, divided by the form, NaN
+        where that is 0. The parts of a stream that is zero in all rows, whose product with itself
+        is 0, are left out. Parts add up to the whole. And ``{name}_by_{stream}``, the share of a
+        stream with half of each product that it has with another one, the rounding among them;
+        these add up to 1.
 
     >>> parts = divided("Q", torch.tensor([[4.0, 1.0], [1.0, 2.0]]), ("stream", "mlp"))
     >>> {key: value.item() for key, value in parts.items() if "from" in key}
@@ -118,7 +129,10 @@ def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Te
     whole = products.sum()
     plain = [k for k, stream in enumerate(streams) if stream != ROUNDING]
     parts = {streams[k]: products[k, k] for k in plain}
-    parts |= {f"{streams[k]}_{streams[other]}": 2 * products[k, other] for k, other in combinations(plain, 2)}
+    parts |= {
+        f"{streams[k]}_{streams[other]}": 2 * products[k, other]
+        for k, other in combinations(plain, 2)
+    }
     if ROUNDING in streams:
         rounding = products[streams.index(ROUNDING)]
         parts[ROUNDING] = 2 * rounding.sum() - rounding[streams.index(ROUNDING)]
@@ -126,5 +140,8 @@ def divided(name: str, products: Tensor, streams: Sequence[str]) -> dict[str, Te
         name: whole,
         **{f"{name}_from_{part}": value for part, value in parts.items()},
         **{f"{name}_share_{part}": ratio(value, whole) for part, value in parts.items()},
-        **{f"{name}_by_{stream}": ratio(each.sum(), whole) for stream, each in zip(streams, products, strict=True)},
+        **{
+            f"{name}_by_{stream}": ratio(each.sum(), whole)
+            for stream, each in zip(streams, products, strict=True)
+        },
     }

@@ -1,7 +1,9 @@
-"""Computations that go on side by side, those of all layers, and make their calls of some functions together.
+"""Computations that go on side by side, those of all layers, and make their calls of some functions
+together.
 
-A `Computation` is a generator that yields the calls it wants made, and goes on once some of them have an answer. On a
-GPU one copy to the host then serves all layers, as one batch of each operation does. See `computed`, which makes them.
+A `Computation` is a generator that yields the calls it wants made, and goes on once some of them
+have an answer. On a GPU one copy to the host then serves all layers, as one batch of each operation
+does. See `computed`, which makes them.
 """
 
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -45,7 +47,8 @@ class Failure:
 
 
 Computation: TypeAlias = Generator[list[Call], None, T]
-"""A generator that yields calls, goes on once some of them have an answer, and returns its result."""
+"""A generator that yields calls, goes on once some of them have an answer, and returns its result.
+"""
 
 
 def at_once(*generators: Generator[list[Q], None, Any]) -> Generator[list[Q], None, list[Any]]:
@@ -62,11 +65,19 @@ def at_once(*generators: Generator[list[Q], None, Any]) -> Generator[list[Q], No
                     del waiting[number]
         if not waiting:
             return results
-        yield [question for questions in waiting.values() for question in questions if question.answer is None]
+        yield [
+            question
+            for questions in waiting.values()
+            for question in questions
+            if question.answer is None
+        ]
 
 
-def called(function: Callable[[list[Any]], list[T] | Computation[list[T]]], argument: Any) -> Computation[T]:
-    """The result of a function for one argument; it is called with those of all callers, and returns as many results.
+def called(
+    function: Callable[[list[Any]], list[T] | Computation[list[T]]], argument: Any
+) -> Computation[T]:
+    """The result of a function for one argument; it is called with those of all callers, and
+    returns as many results.
 
     It may be a computation itself. What it raises for this argument is raised here.
     """
@@ -81,21 +92,29 @@ def called(function: Callable[[list[Any]], list[T] | Computation[list[T]]], argu
 def on_host(*values: Any) -> Computation[tuple[Any, ...]]:
     """Tensors, or tuples of tensors and settings, on the CPU.
 
-    Those of all callers are copied together, once nothing else can go on. What is on the CPU is given back as it is.
+    Those of all callers are copied together, once nothing else can go on. What is on the CPU is
+    given back as it is.
     """
     tensors = [each for value in values for each in _fields(value) if _is_elsewhere(each)]
     if not tensors:
         return values
     copies = iter((yield from called(_copied, tensors)))
-    moved = ([next(copies) if _is_elsewhere(each) else each for each in _fields(value)] for value in values)
+    moved = (
+        [next(copies) if _is_elsewhere(each) else each for each in _fields(value)]
+        for value in values
+    )
     pairs = zip(values, moved, strict=True)
-    return tuple(_like(value, fields) if isinstance(value, tuple) else fields[0] for value, fields in pairs)
+    return tuple(
+        _like(value, fields) if isinstance(value, tuple) else fields[0] for value, fields in pairs
+    )
 
 
 def computed(computation: Computation[T]) -> T:
-    """Result of a computation, whose calls of one function are made together; copies to the host come last.
+    """Result of a computation, whose calls of one function are made together; copies to the host
+    come last.
 
-    A function that raises an exception is called for each argument alone, so that only those who caused it get it.
+    A function that raises an exception is called for each argument alone, so that only those who
+    caused it get it.
     """
     waiting: dict[Computation[Any], list[Call]] = {computation: []}  # for any of these
     answering: dict[Computation[Any], list[Call]] = {}
@@ -115,7 +134,10 @@ def computed(computation: Computation[T]) -> T:
                     raise
                 del waiting[each]
                 _fail(answering.pop(each), error)
-        if any(not calls or any(call.answer is not None for call in calls) for calls in waiting.values()):
+        if any(
+            not calls or any(call.answer is not None for call in calls)
+            for calls in waiting.values()
+        ):
             continue
         for function, together in _due(chain(*waiting.values())):
             found = _made(function, together)
@@ -124,7 +146,9 @@ def computed(computation: Computation[T]) -> T:
 
 
 def stepwise(function: Callable[P, Computation[T]]) -> Callable[P, T]:
-    """Decorator of a generator function, which then returns the result; `steps` has it go on beside others."""
+    """Decorator of a generator function, which then returns the result; `steps` has it go on beside
+    others.
+    """
 
     @wraps(function)
     def result(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -135,7 +159,9 @@ def stepwise(function: Callable[P, Computation[T]]) -> Callable[P, T]:
 
 
 def steps(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Computation[T]:
-    """The computation of a function that is `stepwise`, or of another one, which is called at its first step."""
+    """The computation of a function that is `stepwise`, or of another one, which is called at its
+    first step.
+    """
     return getattr(function, "steps", partial(_in_one_step, function))(*args, **kwargs)
 
 
@@ -145,7 +171,9 @@ def _in_one_step(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) ->
 
 
 def _due(calls: Iterable[Call]) -> list[tuple[Callable[[list[Any]], Any], list[Call]]]:
-    """Functions with the calls that are to be made together now; copies to the host only where nothing else is due."""
+    """Functions with the calls that are to be made together now; copies to the host only where
+    nothing else is due.
+    """
     together: dict[tuple[Callable[[list[Any]], Any], int], list[Call]] = {}
     for call in {id(call): call for call in calls if not call.is_made}.values():
         together.setdefault((call.function, id(call) if call.is_alone else 0), []).append(call)
@@ -153,8 +181,12 @@ def _due(calls: Iterable[Call]) -> list[tuple[Callable[[list[Any]], Any], list[C
     return [each for each in due if each[0] is not _copied] or due
 
 
-def _made(function: Callable[[list[Any]], Any], calls: Sequence[Call]) -> Computation[list[Any]] | None:
-    """Make calls together and answer them, or return the computation that their answers will be the result of."""
+def _made(
+    function: Callable[[list[Any]], Any], calls: Sequence[Call]
+) -> Computation[list[Any]] | None:
+    """Make calls together and answer them, or return the computation that their answers will be the
+    result of.
+    """
     for call in calls:
         call.is_made = True
     try:
@@ -198,10 +230,18 @@ def _copied(of_callers: list[list[Tensor]]) -> list[list[Tensor]]:
     flat = [each for tensors in of_callers for each in tensors]
     copies = dict[int, Tensor]()
     for device in {each.device for each in flat}:
-        there = sorted({id(each): each for each in flat if each.device == device}.values(), key=_itemsize, reverse=True)
-        parts = [each.detach().reshape(-1).view(torch.uint8) for each in there]  # the widest first, so that all fit in
+        there = sorted(
+            {id(each): each for each in flat if each.device == device}.values(),
+            key=_itemsize,
+            reverse=True,
+        )
+        # the widest first, so that all fit in
+        parts = [each.detach().reshape(-1).view(torch.uint8) for each in there]
         on_cpu = torch.cat(parts).cpu().split([len(part) for part in parts])
-        copies |= {id(each): part.view(each.dtype).view(each.shape) for each, part in zip(there, on_cpu, strict=True)}
+        copies |= {
+            id(each): part.view(each.dtype).view(each.shape)
+            for each, part in zip(there, on_cpu, strict=True)
+        }
     return [[copies[id(each)] for each in tensors] for tensors in of_callers]
 
 

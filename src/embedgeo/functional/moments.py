@@ -1,4 +1,5 @@
-"""Moments of rows (Q, M and V: Yamagiwa & Shimodaira 2025, arXiv 2409.11253), and the one rule that merges them.
+"""Moments of rows (Q, M and V: Yamagiwa & Shimodaira 2025, arXiv 2409.11253), and the one rule that
+merges them.
 
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
@@ -13,13 +14,18 @@ from embedgeo.functional.distributed import Exchange, Group, Request, answered, 
 from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms
 
-CHUNK_ELEMENTS = 1 << 18  # elements worked on at a time, so that their float64 copies stay in the processor's cache
-_LAUNCH = 1 << 4  # how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
-_MERGED_PARTS = 4  # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
+# elements worked on at a time, so that their float64 copies stay in the processor's cache
+CHUNK_ELEMENTS = 1 << 18
+# how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
+_LAUNCH = 1 << 4
+# parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
+_MERGED_PARTS = 4
 
 
 class Reducible(Protocol):
-    """A named tuple of tensors that is reduced over its parts, a leading axis or ranks, by sums and maxima."""
+    """A named tuple of tensors that is reduced over its parts, a leading axis or ranks, by sums and
+    maxima.
+    """
 
     def all_reduce(self, group: Group = None) -> Exchange[Self]:
         """The state of the rows of all parts."""
@@ -36,35 +42,46 @@ def blocked(size: int, device: torch.device) -> int:
 
 
 def chunk_length(width: int, elements: int) -> int:
-    """Number of rows of ``width`` numbers that have at most ``elements`` elements together; at least 1."""
+    """Number of rows of ``width`` numbers that have at most ``elements`` elements together; at
+    least 1.
+    """
     return max(1, elements // max(1, width))
 
 
 def row_chunks(x: Tensor, elements: int | None = None) -> Iterator[slice]:
-    """Slices over the rows of ``x``, shape (n, d), of at most ``elements``, or of blocks of `CHUNK_ELEMENTS`."""
-    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device) if elements is None else elements)
+    """Slices over the rows of ``x``, shape (n, d), of at most ``elements``, or of blocks of
+    `CHUNK_ELEMENTS`.
+    """
+    step = chunk_length(
+        x.shape[1], blocked(CHUNK_ELEMENTS, x.device) if elements is None else elements
+    )
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
 def merge_parts(
     parts: Sequence[Sequence[Tensor]], total: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub & LeVeque 1983).
+    """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub &
+    LeVeque 1983).
 
     The mean is merged first; then the deviations from it are summed.
 
     Args:
-        parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or (*G, d); m2 is the sum
-            over rows of the squared deviations from it: per coordinate, in the shape of ``mean``; summed over
-            coordinates, shape G; or as a scatter matrix of K equal parts of the rows, shape (*G, K, K): for K = d that
-            of the coordinates.
+        parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or
+            (*G, d); m2 is the sum over rows of the squared deviations from it: per coordinate, in
+            the shape of ``mean``; summed over coordinates, shape G; or as a scatter matrix of K
+            equal parts of the rows, shape (*G, K, K): for K = d that of the coordinates.
         total: sums a tensor over what else the parts are divided into, such as a leading axis.
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
     """
     exchange = parts_merged(parts)
-    return answered(exchange) if total is None else answered(exchange, lambda request: total(request.tensor))
+    return (
+        answered(exchange)
+        if total is None
+        else answered(exchange, lambda request: total(request.tensor))
+    )
 
 
 def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Tensor, Tensor]]:
@@ -73,7 +90,8 @@ def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Te
     def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
         shift = mean - center
         if m2.ndim > mean.ndim:
-            if m2.shape in ((1, 1), shift.shape * 2):  # (1, 1): that of no rows, which takes any width
+            # (1, 1): that of no rows, which takes any width
+            if m2.shape in ((1, 1), shift.shape * 2):
                 return m2.addr(n * shift, shift)
             return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
         between = column(n, shift) * shift.square()
@@ -89,7 +107,9 @@ def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Te
 
 
 def merged(parts: Sequence[R]) -> R:
-    """The state of the rows of all parts, which are stacked, in one copy, and then reduced over the leading axis."""
+    """The state of the rows of all parts, which are stacked, in one copy, and then reduced over the
+    leading axis.
+    """
     shapes = [field.shape for field in parts[0]]
     flat = torch.cat([field.reshape(-1) for part in parts for field in part]).view(len(parts), -1)
     fields = flat.split([shape.numel() for shape in shapes], dim=1)
@@ -107,7 +127,9 @@ def over_leading_axis(stacked: R) -> R:
 
 
 def part_products(rows: Tensor, num_parts: int) -> Tensor:
-    """Products of each two of K equal parts of rows, shape (..., K d), summed over coordinates; shape (..., K, K)."""
+    """Products of each two of K equal parts of rows, shape (..., K d), summed over coordinates;
+    shape (..., K, K).
+    """
     parts = rows.unflatten(-1, (num_parts, -1))
     return parts @ parts.mT
 
@@ -117,7 +139,9 @@ def _summed(terms: Sequence[Tensor]) -> Tensor:
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:
-    """The numbers ``n`` of rows, or of parts, with trailing axes by which they are multiplied with ``like``."""
+    """The numbers ``n`` of rows, or of parts, with trailing axes by which they are multiplied with
+    ``like``.
+    """
     return n.reshape(n.shape + (1,) * (like.ndim - n.ndim))
 
 
@@ -145,7 +169,9 @@ class Moments(NamedTuple):
     direction_sum: Tensor
 
     @classmethod
-    def empty(cls, dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | None = None) -> "Moments":
+    def empty(
+        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | None = None
+    ) -> "Moments":
         """The moments of no rows."""
         scalar, row = (torch.zeros(shape, dtype=dtype, device=device) for shape in ((), (dim,)))
         return cls(scalar, row, row, scalar, scalar, scalar, scalar, row)
@@ -182,13 +208,15 @@ class Moments(NamedTuple):
 def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
     """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0.
 
-    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all
+    count.
     """
     dtype, dim = accumulator_dtype(x.device), x.shape[1]
     parts = list[Moments]()
     for chunk in row_chunks(x):
         given = x[chunk]
-        rows = torch.empty(len(given), dim + 1, dtype=dtype, device=x.device)  # and their norms beside
+        # and their norms beside
+        rows = torch.empty(len(given), dim + 1, dtype=dtype, device=x.device)
         rows[:, :dim] = given
         norm = scaled_row_norms(rows[:, :dim], x.dtype)
         rows[:, dim] = norm
@@ -216,32 +244,42 @@ def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts for them.
+    """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts
+    for them.
 
-    All, along the last axis, are NaN where the values are so small that all their squares have lost digits or vanished.
+    All, along the last axis, are NaN where the values are so small that all their squares have lost
+    digits or vanished.
     """
     finfo = torch.finfo(mean.dtype)
     rounding = n * (64 * finfo.eps * mean).square()
     is_zero = ~((mean != 0) | (m2 != 0)).any(-1, keepdim=True)
-    is_known = ((mean.square() >= finfo.tiny) | (m2 > n * finfo.tiny)).any(-1, keepdim=True) | is_zero
+    is_known = ((mean.square() >= finfo.tiny) | (m2 > n * finfo.tiny)).any(
+        -1, keepdim=True
+    ) | is_zero
     is_rounding = (m2 <= rounding) & m2.isfinite()
     return torch.where(is_known, torch.where(is_rounding, 0, m2), torch.nan)
 
 
 def without_rounding_of_one(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Squared deviations as `without_rounding` leaves them, each of which is looked at by itself."""
+    """Squared deviations as `without_rounding` leaves them, each of which is looked at by
+    itself.
+    """
     return without_rounding(m2[..., None], n[..., None], mean[..., None])[..., 0]
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or either out of range."""
+    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or
+    either out of range.
+    """
     quotient = numerator / denominator
     is_defined = is_normal(denominator.to(quotient.dtype)) & ~numerator.isinf()
     return torch.where(is_defined, quotient, torch.nan)
 
 
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of shape (*G, d)."""
+    """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of
+    shape (*G, d).
+    """
     mean_norm2 = mean.square().sum(-1)
     mean_norm2 = torch.where((n > 0) & ~m2.isnan() & mean_norm2.isfinite(), mean_norm2, torch.nan)
     variance = ratio(m2, n)
@@ -256,12 +294,14 @@ def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
 
 
 def moment_values(moments: Moments) -> dict[str, Tensor]:
-    """Values that follow from the moments of rows, or of several sets of rows, stacked along leading axes.
+    """Values that follow from the moments of rows, or of several sets of rows, stacked along
+    leading axes.
 
     Returns:
-        The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left out; Ethayarajh
-        2019); ``norm_mean``, ``norm_cv`` (standard deviation / mean) and ``norm_max``; ``top_dim_share``, the largest
-        share of V in one coordinate. What too few rows leave undefined is NaN.
+        The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left
+        out; Ethayarajh 2019); ``norm_mean``, ``norm_cv`` (standard deviation / mean) and
+        ``norm_max``; ``top_dim_share``, the largest share of V in one coordinate. What too few rows
+        leave undefined is NaN.
 
     >>> values = moment_values(row_moments(torch.tensor([[0.0, 1.0], [0.0, 3.0]])))
     >>> [values[key].item() for key in ("Q", "M", "V")]
@@ -269,12 +309,17 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     """
     n, m2 = moments.n, without_rounding(moments.m2, moments.n[..., None], moments.mean)
     norm_m2 = without_rounding_of_one(moments.norm_m2, n, moments.norm_mean)
-    m2 = torch.where(norm_m2.isnan()[..., None], torch.nan, m2)  # a mean may be 0 where squares have vanished
-    norm_mean, norm_max = (torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max))
+    # a mean may be 0 where squares have vanished
+    m2 = torch.where(norm_m2.isnan()[..., None], torch.nan, m2)
+    norm_mean, norm_max = (
+        torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max)
+    )
     directions = moments.direction_n
     return {
         **variance_values(n, moments.mean, m2.sum(-1)),
-        "mean_cosine": ratio(moments.direction_sum.square().sum(-1) - directions, directions * (directions - 1)),
+        "mean_cosine": ratio(
+            moments.direction_sum.square().sum(-1) - directions, directions * (directions - 1)
+        ),
         "norm_mean": norm_mean,
         "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
         "norm_max": norm_max,

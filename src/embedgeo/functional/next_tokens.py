@@ -1,7 +1,8 @@
-"""Neural collapse of the rows before one token: their spread about their mean, and the alignment of that mean.
+"""Neural collapse of the rows before one token: their spread about their mean, and the alignment of
+that mean.
 
-Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121); Wu & Papyan 2024 (arXiv
-2405.17767), for language models, whose classes are the tokens that follow.
+Sources: Papyan, Han & Donoho 2020; Galanti, György & Hutter 2022 (arXiv 2112.15121); Wu & Papyan
+2024 (arXiv 2405.17767), for language models, whose classes are the tokens that follow.
 """
 
 import torch
@@ -10,18 +11,28 @@ from torch import Tensor
 from embedgeo.functional.moments import ratio, without_rounding
 from embedgeo.functional.precision import scaled, scaled_row_norms, sent
 from embedgeo.functional.rows import BatchIds, RowIds, Rows
-from embedgeo.functional.tokens import TokenTable, TypeMoments, unbiased_split, variance_split, within_variance
+from embedgeo.functional.tokens import (
+    TokenTable,
+    TypeMoments,
+    unbiased_split,
+    variance_split,
+    within_variance,
+)
 
 
 def labelled_by_next(rows: Rows) -> Rows | None:
-    """The rows that have a next token, with it as their token type; None where there are no token ids.
+    """The rows that have a next token, with it as their token type; None where there are no token
+    ids.
 
-    It is at the next position of the sequence, counted or not; a row has none that no counted one follows.
+    It is at the next position of the sequence, counted or not; a row has none that no counted one
+    follows.
     """
     if rows.ids.token_ids is None:
         return None
     places, labels = rows.ids.once("labelled by next", lambda: _labels(rows.ids))
-    places = rows.ids.once(("places before next", rows.x.device), lambda: sent(places, rows.x.device))
+    places = rows.ids.once(
+        ("places before next", rows.x.device), lambda: sent(places, rows.x.device)
+    )
     finite = None if rows.weights is None else rows.weights.index_select(0, places) > 0
     return Rows(rows.x.index_select(0, places), labels, finite)
 
@@ -39,11 +50,15 @@ def _labels(ids: RowIds) -> tuple[Tensor, RowIds]:
 
 
 def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
-    """The place of the next row of each row's sequence, counted or not, or -1 where no row that counts follows."""
+    """The place of the next row of each row's sequence, counted or not, or -1 where no row that
+    counts follows.
+    """
     order = sequence_ids.argsort(stable=True)
     sequences, sequence = sequence_ids[order].unique_consecutive(return_inverse=True)
     place = torch.arange(len(order), device=order.device)
-    is_counted = torch.ones_like(place) if kept is None else torch.zeros_like(place).index_fill(0, kept, 1)
+    is_counted = (
+        torch.ones_like(place) if kept is None else torch.zeros_like(place).index_fill(0, kept, 1)
+    )
     counted = torch.where(is_counted[order] > 0, place, -1)
     last = torch.full_like(sequences, -1).scatter_reduce(0, sequence, counted, "amax")
     has_next = (place < last[sequence]).nonzero().flatten()
@@ -51,33 +66,41 @@ def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
 
 
 def collapse_values(types: TokenTable | TypeMoments, num_sequences: Tensor) -> dict[str, Tensor]:
-    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, tr Σ_W / tr Σ_B.
+    """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, tr Σ_W / tr
+    Σ_B.
 
-    The first is of exactly the rows seen, each class weighted by its rows; the second of the estimates of
-    `unbiased_split`, NaN where that of V_B is not positive. (Papyan et al.'s tr(Σ_W Σ_B⁺) / C is unstable for more
-    classes than dimensions.)
+    The first is of exactly the rows seen, each class weighted by its rows; the second of the
+    estimates of `unbiased_split`, NaN where that of V_B is not positive. (Papyan et al.'s tr(Σ_W
+    Σ_B⁺) / C is unstable for more classes than dimensions.)
     """
     split, (n, _, m2) = variance_split(types), types.pooled()
     unbiased = unbiased_split(n, ratio(m2, n), within_variance(types, num_sequences))
     between = unbiased["V_B_unbiased"]
     return {
         "nc1": ratio(split["V_W"], split["V_B"]),
-        "nc1_unbiased": torch.where(between > 0, ratio(unbiased["V_W_unbiased"], between), torch.nan),
+        "nc1_unbiased": torch.where(
+            between > 0, ratio(unbiased["V_W_unbiased"], between), torch.nan
+        ),
     }
 
 
 def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
-    """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs of types s ≠ t.
+    """The class-distance normalized variance, (σ_s² + σ_t²) / (2 ‖μ_s - μ_t‖²): mean over the pairs
+    of types s ≠ t.
 
-    ``cdnv`` has sample variances, and not what noise adds to the squared distance of two means, σ_s² / n_s + σ_t² /
-    n_t: of the pairs for which more than as much again is left, whose share is ``cdnv_pairs``, for inverses of what is
-    near 0 by chance would outweigh all others. All types have two or more rows.
+    ``cdnv`` has sample variances, and not what noise adds to the squared distance of two means,
+    σ_s² / n_s + σ_t² / n_t: of the pairs for which more than as much again is left, whose share is
+    ``cdnv_pairs``, for inverses of what is near 0 by chance would outweigh all others. All types
+    have two or more rows.
     """
     n, (mean, unit) = types.n, scaled(types.mean)
     m2, norm = types.m2 / unit / unit, scaled_row_norms(mean)
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)
-    squares = torch.pdist(mean).square()  # from differences: of equal means products leave their rounding
-    squares = without_rounding(squares, torch.ones_like(squares), torch.maximum(norm[left], norm[right]))
+    # from differences: of equal means products leave their rounding
+    squares = torch.pdist(mean).square()
+    squares = without_rounding(
+        squares, torch.ones_like(squares), torch.maximum(norm[left], norm[right])
+    )
 
     def mean_ratio(variance: Tensor, distances: Tensor, is_pair: Tensor) -> Tensor:
         each = torch.where(is_pair, (variance[left] + variance[right]) / (2 * distances), 0)
@@ -89,14 +112,18 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     return {
         "cdnv": mean_ratio(sample, squares - noise, is_told_apart),
         "cdnv_plugin": mean_ratio(m2 / n, squares, squares > 0),
-        "cdnv_pairs": torch.where(noise.isfinite().all(), is_told_apart.to(n.dtype).mean(), torch.nan),
+        "cdnv_pairs": torch.where(
+            noise.isfinite().all(), is_told_apart.to(n.dtype).mean(), torch.nan
+        ),
     }
 
 
 def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str, Tensor]:
-    """Cosines of each type's mean, less the mean of the types' rows, with its row of the output embedding, (V, d).
+    """Cosines of each type's mean, less the mean of the types' rows, with its row of the output
+    embedding, (V, d).
 
-    Their mean over types is Wu & Papyan's NC3; a small sample standard deviation uniform duality, UNC3.
+    Their mean over types is Wu & Papyan's NC3; a small sample standard deviation uniform duality,
+    UNC3.
     """
     mean, device = types.mean, types.mean.device
     n, total, squares = mean.new_zeros(3)

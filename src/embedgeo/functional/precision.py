@@ -25,40 +25,56 @@ def has_float64(device: torch.device) -> bool:
 
 
 def is_asynchronous(device: torch.device) -> bool:
-    """Tell if ``device`` computes while Python goes on, so that a look at a value waits: all but the CPU."""
+    """Tell if ``device`` computes while Python goes on, so that a look at a value waits: all but
+    the CPU.
+    """
     return device.type != "cpu"
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
-    """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device has no float64."""
+    """Dtype of sums over the rows of a batch on ``device``: float64, or float32 where the device
+    has no float64.
+    """
     return torch.float64 if has_float64(device) else torch.float32
 
 
 def state_device(device: torch.device) -> torch.device:
-    """Place of states over all batches, held in float64: ``device``, or the CPU where that has no float64."""
+    """Place of states over all batches, held in float64: ``device``, or the CPU where that has no
+    float64.
+    """
     return device if has_float64(device) else torch.device("cpu")
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device, which is not waited for if it is CUDA's: pageable memory is read before this returns."""
+    """The tensor on a device, which is not waited for if it is CUDA's: pageable memory is read
+    before this returns.
+    """
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def to_state(sums: Sums) -> Sums:
-    """The sums over a batch on the device of the states, with the floating-point ones in float64."""
+    """The sums over a batch on the device of the states, with the floating-point ones in
+    float64.
+    """
     held = (tensor.to(state_device(tensor.device)) for tensor in sums)
-    return type(sums)(*(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held))
+    return type(sums)(
+        *(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held)
+    )
 
 
 def on_one_device(state: Sums) -> Sums:
-    """A state with its fields that are held on the CPU where the others are: to be exchanged between ranks."""
+    """A state with its fields that are held on the CPU where the others are: to be exchanged
+    between ranks.
+    """
     names: tuple[str, ...] = getattr(state, "on_cpu", ())
     device = next(each.device for name, each in state._asdict().items() if name not in names)
     return state._replace(**{name: getattr(state, name).to(device) for name in names})
 
 
 def search_dtype(device: torch.device) -> torch.dtype:
-    """Dtype of first products of rows, whose rounding is then looked after: the one with the least time on a CPU."""
+    """Dtype of first products of rows, whose rounding is then looked after: the one with the least
+    time on a CPU.
+    """
     if device.type != "cpu":
         return torch.float32
     with _MEASURING:
@@ -67,7 +83,9 @@ def search_dtype(device: torch.device) -> torch.dtype:
 
 @cache
 def fastest_products() -> torch.dtype:
-    """The dtype, of float32 and bfloat16, in which the processor takes products in less time, as measured once."""
+    """The dtype, of float32 and bfloat16, in which the processor takes products in less time, as
+    measured once.
+    """
     return min(torch.float32, torch.bfloat16, key=_seconds_of_product)
 
 
@@ -83,13 +101,16 @@ def _seconds_of_product(dtype: torch.dtype) -> float:
 
 
 def in_range(squares: Tensor) -> bool:
-    """Tell if the largest of these sums of squares has neither overflowed nor lost digits to underflow."""
+    """Tell if the largest of these sums of squares has neither overflowed nor lost digits to
+    underflow.
+    """
     finfo = torch.finfo(squares.dtype)
     return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """The power of two by which division, which is exact, brings each of ``x`` to a magnitude in [1, 2).
+    """The power of two by which division, which is exact, brings each of ``x`` to a magnitude in
+    [1, 2).
 
     1 where it is 0 or not finite.
     """
@@ -98,27 +119,35 @@ def power_of_two(x: Tensor) -> Tensor:
 
 
 def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` with its largest magnitude brought to [1, 2), so that squares stay in range, and the power of two."""
+    """``x`` with its largest magnitude brought to [1, 2), so that squares stay in range, and the
+    power of two.
+    """
     power = power_of_two(x.abs().amax()) if x.numel() else x.new_ones(())
     return x / power, power
 
 
 def is_normal(x: Tensor) -> Tensor:
-    """Marks of numbers that have neither overflowed nor lost digits to underflow; 0 is none of them."""
+    """Marks of numbers that have neither overflowed nor lost digits to underflow; 0 is none of
+    them.
+    """
     magnitude = x.abs()
     return (magnitude >= torch.finfo(x.dtype).tiny) & (magnitude < math.inf)
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype, or a wider one."""
+    """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype,
+    or a wider one.
+    """
     dtype = torch.promote_types(rows.dtype, accumulator_dtype(rows.device))
     return torch.linalg.vector_norm(rows, dim=-1, dtype=dtype)
 
 
 def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The `row_norms` at any scale: rows whose squares leave the range of float64 are divided by a power of two.
+    """The `row_norms` at any scale: rows whose squares leave the range of float64 are divided by a
+    power of two.
 
-    ``dtype`` is what the rows were before they were widened: the squares of others than float64 are in range.
+    ``dtype`` is what the rows were before they were widened: the squares of others than float64 are
+    in range.
     """
     if not dtype == rows.dtype == torch.float64:
         return row_norms(rows)
@@ -127,7 +156,8 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
         return torch.linalg.vector_norm(rows / power[..., None], dim=-1) * power
     norms = row_norms(rows)
     finfo = torch.finfo(norms.dtype)
-    is_off = ~((norms > (finfo.tiny / finfo.eps) ** 0.5) & (norms < math.inf))  # 0, too: squares may have vanished
+    # 0, too: squares may have vanished
+    is_off = ~((norms > (finfo.tiny / finfo.eps) ** 0.5) & (norms < math.inf))
     if bool(is_off.any()):
         power = power_of_two(rows[is_off].abs().amax(-1))
         norms[is_off] = torch.linalg.vector_norm(rows[is_off] / power[:, None], dim=-1) * power
@@ -135,7 +165,8 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
 
 
 def fast_row_norms(rows: Tensor) -> Tensor:
-    """Euclidean norms of rows, (..., d), to 1e-6: squares of float32 are summed in it, over a few columns at a time.
+    """Euclidean norms of rows, (..., d), to 1e-6: squares of float32 are summed in it, over a few
+    columns at a time.
 
     Those that overflow in float32 make the norm infinite; those that underflow count as 0.
     """
@@ -145,7 +176,8 @@ def fast_row_norms(rows: Tensor) -> Tensor:
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of rows, or a wider one, in which their products are in full precision with the process's settings.
+    """The dtype of rows, or a wider one, in which their products are in full precision with the
+    process's settings.
 
     These are left alone, for other threads train under them: see `matmul_precision`.
     """
@@ -155,24 +187,37 @@ def product_dtype(x: Tensor) -> torch.dtype:
     if not settings:  # a torch before 2.9, where one holds for all
         is_full = torch.get_float32_matmul_precision() == "highest"
     else:
-        is_full = settings["cuda" if x.device.type == "cuda" else "mkldnn"].fp32_precision in ("ieee", "none")
+        is_full = settings["cuda" if x.device.type == "cuda" else "mkldnn"].fp32_precision in (
+            "ieee",
+            "none",
+        )
     return torch.float32 if is_full else accumulator_dtype(x.device)
 
 
 def _fp32_products() -> dict[str, Any]:
     """Holders of the precision of float32 products, by backend; empty in a torch before 2.9."""
-    found = {name: getattr(getattr(torch.backends, name), "matmul", None) for name in ("mkldnn", "cuda")}
+    found = {
+        name: getattr(getattr(torch.backends, name), "matmul", None) for name in ("mkldnn", "cuda")
+    }
     return found if all(hasattr(each, "fp32_precision") for each in found.values()) else {}
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Context without autocast; where there is none, nothing is left at its end that other threads would notice."""
-    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    """Context without autocast; where there is none, nothing is left at its end that other threads
+    would notice.
+    """
+    return (
+        torch.autocast(device.type, enabled=False)
+        if torch.is_autocast_enabled(device.type)
+        else nullcontext()
+    )
 
 
 @contextmanager
 def matmul_precision(device: torch.device) -> Iterator[None]:
-    """Compute float32 products on ``device`` in full float32, whatever autocast and the process's settings are."""
+    """Compute float32 products on ``device`` in full float32, whatever autocast and the process's
+    settings are.
+    """
     backends = [*_fp32_products().values()]
     before = [backend.fp32_precision for backend in backends]
     before_all = None if backends else torch.get_float32_matmul_precision()

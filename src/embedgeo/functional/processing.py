@@ -1,6 +1,7 @@
 """After-processing of embeddings by affine maps, and planes to draw rows in, from mean and scatter.
 
-Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin & Strimmer 2018 for the whitenings.
+Sources: Mu & Viswanath 2018 for the removal of the top directions; Kessy, Lewin & Strimmer 2018 for
+the whitenings.
 """
 
 from collections.abc import Sequence
@@ -10,12 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional.moments import Moments, moment_values, ratio, row_chunks, row_moments, without_rounding
+from embedgeo.functional.moments import (
+    Moments,
+    moment_values,
+    ratio,
+    row_chunks,
+    row_moments,
+    without_rounding,
+)
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.spectrum import Scatter, row_scatter, top_eigenvalue, varying_scatter
 from embedgeo.functional.tokens import TokenTable
 
-# smallest variance of a direction, relative to the largest one, that is not taken for rounding of float32 rows
+# smallest variance of a direction, relative to the largest one, that is not taken for rounding of
+# float32 rows
 RTOL = 1e-7
 
 
@@ -31,7 +40,8 @@ class Affine(NamedTuple):
     matrix: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map the rows of ``x``, shape (..., d), in float64; the result is float32 unless they are float64.
+        """Map the rows of ``x``, shape (..., d), in float64; the result is float32 unless they are
+        float64.
 
         Raises:
             TypeError: ``x`` is not floating point.
@@ -41,7 +51,10 @@ class Affine(NamedTuple):
         if not x.is_floating_point():
             raise TypeError(f"x must be a floating-point tensor; got {x.dtype}.")
         if x.ndim == 0 or x.shape[-1] != dim:
-            raise ValueError(f"x must have shape (..., {dim}), the width this was fitted on; got {tuple(x.shape)}.")
+            raise ValueError(
+                f"x must have shape (..., {dim}), the width this was fitted on; got "
+                f"{tuple(x.shape)}."
+            )
         wide = accumulator_dtype(x.device)
         narrow = torch.float64 if x.dtype == torch.float64 else torch.float32
         center, matrix = (tensor.to(x.device, wide) for tensor in self)
@@ -54,7 +67,9 @@ class Affine(NamedTuple):
     def scatter(self, scatter: Scatter) -> Scatter:
         """Mean and scatter of the mapped rows, given those of the rows."""
         mapped = self.matrix.T @ scatter.scatter @ self.matrix
-        return Scatter(scatter.n, (scatter.mean - self.center) @ self.matrix, (mapped + mapped.T) / 2)
+        return Scatter(
+            scatter.n, (scatter.mean - self.center) @ self.matrix, (mapped + mapped.T) / 2
+        )
 
 
 def z_scoring(fitted: Scatter | Moments) -> Affine:
@@ -70,7 +85,9 @@ def z_scoring(fitted: Scatter | Moments) -> Affine:
     """
     m2 = fitted.m2 if isinstance(fitted, Moments) else fitted.scatter.diagonal()
     variance = ratio(without_rounding(m2, fitted.n, fitted.mean), fitted.n)
-    return Affine(fitted.mean, torch.diag(torch.where(variance == 0, 0, variance.sqrt() / variance)))
+    return Affine(
+        fitted.mean, torch.diag(torch.where(variance == 0, 0, variance.sqrt() / variance))
+    )
 
 
 class PrincipalAxes(NamedTuple):
@@ -80,7 +97,8 @@ class PrincipalAxes(NamedTuple):
         mean: mean row, shape (d,).
         variance: along each axis (n, not n - 1, below), shape (d,).
         axes: unit vectors, the columns of shape (d, d); the largest coordinate of each is positive.
-        rank: number of axes whose variance is more than rounding, scalar int64; the others come last.
+        rank: number of axes whose variance is more than rounding, scalar int64; the others come
+            last.
     """
 
     mean: Tensor
@@ -94,8 +112,8 @@ def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
 
     Args:
         fitted: mean and scatter of the rows.
-        rtol: variances of at most this share of the largest one are taken for rounding, as are all from the n-th on.
-            Smaller values than the default are valid for float64 rows only.
+        rtol: variances of at most this share of the largest one are taken for rounding, as are all
+            from the n-th on. Smaller values than the default are valid for float64 rows only.
     """
     covariance = ratio(varying_scatter(fitted), fitted.n)
     if not bool(covariance.isfinite().all()):
@@ -108,7 +126,8 @@ def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
 
 
 def pca_whitening(fitted: PrincipalAxes) -> Affine:
-    """The map to coordinates along the principal axes, each scaled to variance 1 (n, not n - 1, below).
+    """The map to coordinates along the principal axes, each scaled to variance 1 (n, not n - 1,
+    below).
 
     Coordinates beyond the rank become 0 (a pseudo-inverse). All NaN for n = 0.
     """
@@ -116,12 +135,15 @@ def pca_whitening(fitted: PrincipalAxes) -> Affine:
 
 
 def zca_whitening(fitted: PrincipalAxes) -> Affine:
-    """The whitening that changes the rows least: `pca_whitening`, rotated back to the original coordinates."""
+    """The whitening that changes the rows least: `pca_whitening`, rotated back to the original
+    coordinates.
+    """
     return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted) @ fitted.axes.T)
 
 
 def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
-    """The map that centres the rows and removes their projection on the ``top`` principal axes; all NaN for n = 0.
+    """The map that centres the rows and removes their projection on the ``top`` principal axes; all
+    NaN for n = 0.
 
     Source: Mu & Viswanath 2018, who take about d / 100 of them.
 
@@ -140,9 +162,17 @@ def _reciprocal_root(fitted: PrincipalAxes) -> Tensor:
 
 
 def require_removed(numbers: Sequence[int], name: str, least: int = 1) -> None:
-    """Refuse numbers of directions to remove that are not distinct integers of at least ``least``."""
-    if not numbers or len(set(numbers)) < len(numbers) or not all(type(k) is int and k >= least for k in numbers):
-        raise ValueError(f"{name} must be distinct numbers, {least} or more, as 1, 3, 10; got {[*numbers]!r}.")
+    """Refuse numbers of directions to remove that are not distinct integers of at least
+    ``least``.
+    """
+    if (
+        not numbers
+        or len(set(numbers)) < len(numbers)
+        or not all(type(k) is int and k >= least for k in numbers)
+    ):
+        raise ValueError(
+            f"{name} must be distinct numbers, {least} or more, as 1, 3, 10; got {[*numbers]!r}."
+        )
 
 
 def processed_values(
@@ -150,8 +180,8 @@ def processed_values(
 ) -> dict[str, Tensor]:
     """Anisotropy and mean cosine after each after-processing.
 
-    The anisotropies follow exactly from the scatter. The mean cosines are those of ``rows``, and have their sampling
-    error.
+    The anisotropies follow exactly from the scatter. The mean cosines are those of ``rows``, and
+    have their sampling error.
 
     Args:
         fitted: mean and scatter of all rows.
@@ -160,9 +190,9 @@ def processed_values(
         rtol: see `principal_axes`.
 
     Returns:
-        ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a rotation, which changes
-        no value) and ``top{top}_removed``; ``anisotropy_…`` for the same but ``centered``, which does not change it.
-        NaN where the rows do not vary.
+        ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a
+        rotation, which changes no value) and ``top{top}_removed``; ``anisotropy_…`` for the same
+        but ``centered``, which does not change it. NaN where the rows do not vary.
     """
     axes = principal_axes(fitted, rtol=rtol)
     standard = z_scoring(fitted)
@@ -179,26 +209,31 @@ def processed_values(
     }
     for k in [top] if isinstance(top, int) else top:
         left = axes.variance[k:].sum() if k < axes.rank else axes.variance.new_tensor(torch.nan)
-        values[f"anisotropy_top{k}_removed"] = ratio(axes.variance[min(k, len(axes.variance) - 1)], left)
+        values[f"anisotropy_top{k}_removed"] = ratio(
+            axes.variance[min(k, len(axes.variance) - 1)], left
+        )
         maps[f"top{k}_removed"] = (top_removal(axes, k), k)
     for name, (process, removed) in maps.items():
         cosine = moment_values(row_moments(process(rows)))["mean_cosine"]
-        values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)  # or only rounding is left
+        # or only rounding is left
+        values[f"mean_cosine_{name}"] = torch.where(axes.rank > removed, cosine, torch.nan)
     return values
 
 
 def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
-    """Project the means of token types, and the zero vector, onto the plane in which the means vary most.
+    """Project the means of token types, and the zero vector, onto the plane in which the means vary
+    most.
 
-    The axes are the first two principal axes of the means, weighted by the number of rows; the largest coordinate of
-    each is positive. Distances are in embedding units, and (0, 0) is the mean of all rows.
+    The axes are the first two principal axes of the means, weighted by the number of rows; the
+    largest coordinate of each is positive. Distances are in embedding units, and (0, 0) is the mean
+    of all rows.
 
     Args:
         types: count and mean of each token type.
 
     Returns:
-        The means, shape (T, 2), and the zero vector, shape (2,). The second coordinate is 0 where d = 1; all are NaN
-        where there are no rows.
+        The means, shape (T, 2), and the zero vector, shape (2,). The second coordinate is 0 where d
+        = 1; all are NaN where there are no rows.
 
     >>> import torch
     >>> n, mean = torch.tensor([3.0, 1.0]), torch.tensor([[1.0, 5.0], [5.0, 5.0]])
@@ -214,10 +249,11 @@ def type_plane(types: TokenTable) -> tuple[Tensor, Tensor]:
 
 
 def row_plane(x: Tensor) -> Tensor:
-    """Project rows onto the plane in which they vary most, moved so that the zero vector is at (0, 0).
+    """Project rows onto the plane in which they vary most, moved so that the zero vector is at (0,
+    0).
 
-    The axes are the first two principal axes of the centred rows; the largest coordinate of each is positive. Distances
-    are in embedding units.
+    The axes are the first two principal axes of the centred rows; the largest coordinate of each is
+    positive. Distances are in embedding units.
 
     Args:
         x: shape (n, d), any floating dtype.

@@ -1,4 +1,6 @@
-"""Similarity of two representations of one set of rows: at two steps of a training, or at two layers."""
+"""Similarity of two representations of one set of rows: at two steps of a training, or at two
+layers.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,15 +19,19 @@ _BLOCK = 1 << 20  # squared distances held at a time
 
 
 def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Linear CKA from unbiased estimates of HSIC: near 0 for independent rows, 1 for rotated and scaled copies.
+    """Linear CKA from unbiased estimates of HSIC: near 0 for independent rows, 1 for rotated and
+    scaled copies.
 
-    With K = XXᵀ and L = YYᵀ, their diagonals set to 0, HSIC(K, L) = (tr KL + 1ᵀK1 1ᵀL1 / ((n - 1)(n - 2)) -
-    2 1ᵀKL1 / (n - 2)) / (n (n - 3)), and CKA = HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), in [-1, 1].
+    With K = XXᵀ and L = YYᵀ, their diagonals set to 0, HSIC(K, L) = (tr KL + 1ᵀK1 1ᵀL1 / ((n - 1)(n
+    - 2)) - 2 1ᵀKL1 / (n - 2)) / (n (n - 3)), and CKA = HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)), in
+    [-1, 1].
 
-    Sources: Song et al. 2012 (equation 5) for HSIC; Kornblith et al. 2019 for CKA; Murphy et al. 2024 for their union.
+    Sources: Song et al. 2012 (equation 5) for HSIC; Kornblith et al. 2019 for CKA; Murphy et al.
+    2024 for their union.
 
     Args:
-        x: shape (n, d1), any floating dtype; rows with a NaN or Inf, here or in ``y``, are left out.
+        x: shape (n, d1), any floating dtype; rows with a NaN or Inf, here or in ``y``, are left
+            out.
         y: the same rows as ``x``, shape (n, d2).
 
     Returns:
@@ -48,7 +54,9 @@ def _debiased_cka(x: Tensor, y: Tensor) -> Tensor:
         return x.new_full((), torch.nan)
 
     def hsic(a: Tensor, b: Tensor) -> Tensor:
-        """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its square."""
+        """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its
+        square.
+        """
         product = _product(a, b)
         a2, b2 = a.square().sum(1), b.square().sum(1)
         value = product - a2 @ b2 * (n / (n - 2)) + a2.sum() * b2.sum() / ((n - 1) * (n - 2))
@@ -60,9 +68,11 @@ def _debiased_cka(x: Tensor, y: Tensor) -> Tensor:
 def biased_cka(x: Tensor, y: Tensor) -> Tensor:
     """Linear CKA as first published: ‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖) of the centred rows, Frobenius norms.
 
-    Independent rows do not have 0: isotropic Gaussian ones have (d/n) / (1 + d/n), which is 0.33 at n = 1024, d = 512.
+    Independent rows do not have 0: isotropic Gaussian ones have (d/n) / (1 + d/n), which is 0.33 at
+    n = 1024, d = 512.
 
-    Source: Kornblith et al. 2019 (equation 3 and section 3). Arguments, result and errors as of `debiased_cka`.
+    Source: Kornblith et al. 2019 (equation 3 and section 3). Arguments, result and errors as of
+    `debiased_cka`.
     """
     x, y = _pair(x, y)
     return ratio(_product(x, y), (_product(x, x) * _product(y, y)).sqrt())
@@ -75,24 +85,31 @@ def cka_matrix(representations: Sequence[Tensor]) -> Tensor:
         representations: of the same rows, shapes (n, d_i), finite.
     """
     if not representations or not len(representations[0]):
-        return torch.full((len(representations), len(representations)), torch.nan, dtype=torch.float64)
+        return torch.full(
+            (len(representations), len(representations)), torch.nan, dtype=torch.float64
+        )
     grams = torch.stack([_u_centered(_centered(x)) for x in representations])
     return grams @ grams.T
 
 
 def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distance of the centred rows, scaled to a Frobenius norm of 1, after the best rotation of one of them.
+    """Squared distance of the centred rows, scaled to a Frobenius norm of 1, after the best
+    rotation of one of them.
 
-    min ‖X - YR‖² = 2 - 2 ‖XᵀY‖_* over orthogonal R, the sum of singular values: 0 for rotated and scaled copies, 2 at
-    most; its root is a metric. Of two widths the narrower one is filled up with zeros.
+    min ‖X - YR‖² = 2 - 2 ‖XᵀY‖_* over orthogonal R, the sum of singular values: 0 for rotated and
+    scaled copies, 2 at most; its root is a metric. Of two widths the narrower one is filled up with
+    zeros.
 
-    Source: Ding, Denain & Steinhardt 2021 (section 2). Arguments, result, errors: as of `debiased_cka`; NaN for n < 2.
+    Source: Ding, Denain & Steinhardt 2021 (section 2). Arguments, result, errors: as of
+    `debiased_cka`; NaN for n < 2.
     """
     return computed(called(_procrustes_distances, _pair(x, y)))
 
 
 def _procrustes_distances(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Distances of pairs of centred rows; the decompositions of pairs of equal shapes are one operation."""
+    """Distances of pairs of centred rows; the decompositions of pairs of equal shapes are one
+    operation.
+    """
     places = defaultdict[Any, list[int]](list)
     for place, pair in enumerate(pairs):
         places[tuple((each.shape, each.device) for each in pair)].append(place)
@@ -103,7 +120,9 @@ def _procrustes_distances(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
             continue
         is_known = (x.sum((1, 2)) + y.sum((1, 2))).isfinite()
         x, y = (each.nan_to_num(nan=0.0) for each in (x, y))  # decompositions of NaN are an error
-        x, y = (torch.linalg.qr(z.mT, mode="r").R.mT if z.shape[2] > z.shape[1] else z for z in (x, y))
+        x, y = (
+            torch.linalg.qr(z.mT, mode="r").R.mT if z.shape[2] > z.shape[1] else z for z in (x, y)
+        )
         nuclear = torch.linalg.svdvals(x.mT @ y).sum(1)
         distances = torch.where(is_known, (2 - 2 * nuclear).clamp(min=0), torch.nan)
         for place, distance in zip(same, distances, strict=True):
@@ -112,13 +131,15 @@ def _procrustes_distances(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
 
 
 def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
-    """Share of the ``k`` nearest neighbours of a row that are its neighbours in the other, too; mean over rows.
+    """Share of the ``k`` nearest neighbours of a row that are its neighbours in the other, too;
+    mean over rows.
 
-    Neighbours are those by Euclidean distance. All that are as near as the k-th one count, and the share is of the
-    larger of the two sets, so that the order of equal rows does not matter. Unrelated rows have k / (n - 1).
+    Neighbours are those by Euclidean distance. All that are as near as the k-th one count, and the
+    share is of the larger of the two sets, so that the order of equal rows does not matter.
+    Unrelated rows have k / (n - 1).
 
-    Arguments, result and errors as of `debiased_cka`; NaN unless there are more than ``k`` other rows, and a ValueError
-    for ``k`` less than 1.
+    Arguments, result and errors as of `debiased_cka`; NaN unless there are more than ``k`` other
+    rows, and a ValueError for ``k`` less than 1.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}.")
@@ -149,7 +170,8 @@ def _neighbor_overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
 
 @stepwise
 def drift_values(x: Tensor, y: Tensor) -> Computation[dict[str, Tensor]]:
-    """``cka`` (debiased), ``procrustes`` and ``neighbor_overlap`` of two representations of the same rows.
+    """``cka`` (debiased), ``procrustes`` and ``neighbor_overlap`` of two representations of the
+    same rows.
 
     Arguments and errors as of `debiased_cka`.
     """
@@ -163,22 +185,27 @@ def drift_values(x: Tensor, y: Tensor) -> Computation[dict[str, Tensor]]:
 
 
 def linearity(x: Tensor, y: Tensor, adjusted: bool = True, residual: bool = True) -> Tensor:
-    """Share of ``y`` that is an affine function of ``x``: 1 - min ‖XA - Y‖² of centred rows, Y of Frobenius norm 1.
+    """Share of ``y`` that is an affine function of ``x``: 1 - min ‖XA - Y‖² of centred rows, Y of
+    Frobenius norm 1.
 
-    This is R² of all coordinates at once. Unadjusted, that of independent rows is r / (n - 1), r the rank of ``x``:
-    0.25 at d/n = 0.25. Adjusted for degrees of freedom, 1 - (1 - R²)(n - 1) / (n - 1 - r), it is 0 on average.
+    This is R² of all coordinates at once. Unadjusted, that of independent rows is r / (n - 1), r
+    the rank of ``x``: 0.25 at d/n = 0.25. Adjusted for degrees of freedom, 1 - (1 - R²)(n - 1) / (n
+    - 1 - r), it is 0 on average.
 
-    Source: Razzhigaev et al. 2024, "Your Transformer is Secretly Linear" (the linearity score; unadjusted).
+    Source: Razzhigaev et al. 2024, "Your Transformer is Secretly Linear" (the linearity score;
+    unadjusted).
 
     Args:
-        x: a layer, shape (n, d1), any floating dtype; rows with a NaN or Inf, here or in ``y``, are left out.
+        x: a layer, shape (n, d1), any floating dtype; rows with a NaN or Inf, here or in ``y``, are
+            left out.
         y: the layer above, shape (n, d2).
         adjusted: for degrees of freedom.
-        residual: of ``y`` as it is, with the residual stream; False: of ``y - x``, what the layer adds to it.
+        residual: of ``y`` as it is, with the residual stream; False: of ``y - x``, what the layer
+            adds to it.
 
     Returns:
-        Scalar, float64; NaN where its rows do not differ or, adjusted, for n ≤ r + 1; so, too, without the residual
-        where the widths differ.
+        Scalar, float64; NaN where its rows do not differ or, adjusted, for n ≤ r + 1; so, too,
+        without the residual where the widths differ.
 
     Raises:
         ValueError: they are not two matrices of as many rows.
@@ -187,13 +214,20 @@ def linearity(x: Tensor, y: Tensor, adjusted: bool = True, residual: bool = True
 
 
 def linearity_values(lower: Tensor, upper: Tensor) -> dict[str, Tensor]:
-    """``linearity`` and ``linearity_without_residual``, both adjusted, of a layer given the one below."""
+    """``linearity`` and ``linearity_without_residual``, both adjusted, of a layer given the one
+    below.
+    """
     fit = _Fit.of(lower, upper)
-    return {"linearity": fit.score(True, True), "linearity_without_residual": fit.score(True, False)}
+    return {
+        "linearity": fit.score(True, True),
+        "linearity_without_residual": fit.score(True, False),
+    }
 
 
 class _Fit(NamedTuple):
-    """The best affine fit of a layer, or of what it adds to the one below, given the latter: they leave the same."""
+    """The best affine fit of a layer, or of what it adds to the one below, given the latter: they
+    leave the same.
+    """
 
     n: int
     rank: int  # of the lower layer
@@ -203,7 +237,8 @@ class _Fit(NamedTuple):
 
     @classmethod
     def of(cls, lower: Tensor, upper: Tensor) -> "_Fit":
-        x, y = (each.cpu() for each in computed(_rows(lower, upper)))  # where the fit knows the rank
+        # where the fit knows the rank
+        x, y = (each.cpu() for each in computed(_rows(lower, upper)))
         n, nan = len(x), torch.tensor(torch.nan, dtype=torch.float64)
         added = _center(y - x).square().sum() if x.shape == y.shape and n else nan
         if n < 2:
@@ -218,7 +253,9 @@ class _Fit(NamedTuple):
 
     def score(self, adjusted: bool, residual: bool) -> Tensor:
         freedom = (self.n - 1) / (self.n - 1 - self.rank) if self.n - 1 > self.rank else torch.nan
-        return 1 - ratio(self.left, self.upper if residual else self.added) * (freedom if adjusted else 1)
+        return 1 - ratio(self.left, self.upper if residual else self.added) * (
+            freedom if adjusted else 1
+        )
 
 
 def _rows(x: Tensor, y: Tensor) -> Computation[tuple[Tensor, Tensor]]:
@@ -265,7 +302,9 @@ def _product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _u_centered(x: Tensor) -> Tensor:
-    """Products of centred rows, whose scalar product with those of others is HSIC; flat, of norm 1, NaN for n < 4."""
+    """Products of centred rows, whose scalar product with those of others is HSIC; flat, of norm 1,
+    NaN for n < 4.
+    """
     n = len(x)
     gram = (x @ x.T).fill_diagonal_(0)
     sums = gram.sum(0) / (n - 2)

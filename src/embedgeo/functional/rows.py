@@ -1,4 +1,6 @@
-"""The rows that count, tokens, sequences or words, of hidden states of any shape and dtype, with a mask."""
+"""The rows that count, tokens, sequences or words, of hidden states of any shape and dtype, with a
+mask.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Iterable
@@ -14,12 +16,15 @@ from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, se
 T = TypeVar("T")
 
 RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
-"""Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or last; or a word."""
+"""Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or
+last; or a word.
+"""
 
 NO_TYPE = -100
 """The token id of rows that have no type: the one that losses ignore, in labels."""
 
-_BASE = 0x5851F42D4C957F2D  # of the polynomial in `spellings`: a multiplier of random number generators
+# of the polynomial in `spellings`: a multiplier of random number generators
+_BASE = 0x5851F42D4C957F2D
 
 
 class BatchIds(NamedTuple):
@@ -27,15 +32,16 @@ class BatchIds(NamedTuple):
 
     token_ids: Tensor | None  # shape (N,), int64; None: there are none
     sequence_ids: Tensor | None  # shape (N,), int64; None: each row is a sequence of its own
-    kept: Tensor | None = None  # the places of the rows that the mask keeps, shape (n,), int64; None: all of them
+    # the places of the rows that the mask keeps, shape (n,), int64; None: all of them
+    kept: Tensor | None = None
 
 
 @dataclass(eq=False)
 class RowIds:
     """Places, token types and sequences of the rows of a batch that count.
 
-    They are on the CPU, so that whatever follows from them alone is known without waiting for a device, and is made
-    once for all layers and metrics: see `once`.
+    They are on the CPU, so that whatever follows from them alone is known without waiting for a
+    device, and is made once for all layers and metrics: see `once`.
     """
 
     token_ids: Tensor | None  # shape (n,), int64; None: there are none
@@ -55,16 +61,24 @@ class RowIds:
         return cls(token_ids, sequence_ids, kept, batch)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of ``make``, which depends on these ids and on ``key`` alone, made when first asked for."""
+        """The value of ``make``, which depends on these ids and on ``key`` alone, made when first
+        asked for.
+        """
         if key not in self.made:
             self.made[key] = make()
         found: T = self.made[key]
         return found
 
-    def on(self, device: torch.device, name: Literal["token_ids", "sequence_ids", "kept"]) -> Tensor | None:
+    def on(
+        self, device: torch.device, name: Literal["token_ids", "sequence_ids", "kept"]
+    ) -> Tensor | None:
         """The ids of this name on a device."""
         ids: Tensor | None = getattr(self, name)
-        return ids if ids is None or ids.device == device else self.once((name, device), lambda: sent(ids, device))
+        return (
+            ids
+            if ids is None or ids.device == device
+            else self.once((name, device), lambda: sent(ids, device))
+        )
 
     def select(self, places: Tensor) -> "RowIds":
         """The ids of only the rows at these places among the rows that count."""
@@ -78,7 +92,9 @@ class RowIds:
 
     @cached_property
     def sequences(self) -> tuple[Tensor, int] | None:
-        """The number of the sequence of each row, (n,), counted from 0, and how many these are; None: all are one."""
+        """The number of the sequence of each row, (n,), counted from 0, and how many these are;
+        None: all are one.
+        """
         if self.sequence_ids is None:
             return None
         found, sequence = self.sequence_ids.unique(return_inverse=True)
@@ -86,16 +102,22 @@ class RowIds:
 
     @cached_property
     def first_places(self) -> Tensor | None:
-        """Place of the first row of the sequence of each row, (n,), int64; None where each row is one."""
+        """Place of the first row of the sequence of each row, (n,), int64; None where each row is
+        one.
+        """
         if self.sequences is None:
             return None
         sequence, _ = self.sequences
         places = torch.arange(len(sequence), device="cpu")
-        return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[sequence]
+        return torch.full_like(places, len(places)).scatter_reduce_(0, sequence, places, "amin")[
+            sequence
+        ]
 
     @cached_property
     def by_sequence(self) -> tuple[Tensor, Tensor]:
-        """The rows' places, sequence by sequence, and for each the first place of its sequence among these, (n,)."""
+        """The rows' places, sequence by sequence, and for each the first place of its sequence
+        among these, (n,).
+        """
         assert self.sequence_ids is not None
         order = self.sequence_ids.argsort(stable=True)
         ids = self.sequence_ids[order]
@@ -103,7 +125,9 @@ class RowIds:
 
     @cached_property
     def is_first(self) -> Tensor | None:
-        """Marks of the rows that are the first one of their sequence that counts, (n,); None where each row is one."""
+        """Marks of the rows that are the first one of their sequence that counts, (n,); None where
+        each row is one.
+        """
         if self.sequence_ids is None:
             return None
         order, starts = self.by_sequence
@@ -119,13 +143,16 @@ class RowIds:
     def dealt(self, first: int, num_rows: int, num_groups: int) -> "RowIds":
         """These ids with the group ``first`` + i, modulo ``num_groups``, of each row of sequence i.
 
-        Where each row is a sequence, these are the places among all rows of the batch, of which there are ``num_rows``.
+        Where each row is a sequence, these are the places among all rows of the batch, of which
+        there are ``num_rows``.
         """
 
         def make() -> RowIds:
             places = torch.arange(num_rows, device="cpu") if self.kept is None else self.kept
             ids = replace(self, made={})
-            ids.groups = (first + (places if self.sequence_ids is None else self.sequence_ids)) % num_groups
+            ids.groups = (
+                first + (places if self.sequence_ids is None else self.sequence_ids)
+            ) % num_groups
             return ids
 
         return self.once(("dealt", first, num_groups), make)
@@ -136,7 +163,10 @@ class RowIds:
         if groups is None:
             return []
         found = groups.unique().tolist()
-        return self.once("by_group", lambda: [(each, self.select((groups == each).nonzero()[:, 0])) for each in found])
+        return self.once(
+            "by_group",
+            lambda: [(each, self.select((groups == each).nonzero()[:, 0])) for each in found],
+        )
 
 
 def row_ids(
@@ -145,7 +175,8 @@ def row_ids(
     mask: Tensor | None = None,
     sequence_ids: Tensor | None = None,
 ) -> RowIds:
-    """Ids of the rows of a batch that count; without ``sequence_ids`` each row is a sequence of its own.
+    """Ids of the rows of a batch that count; without ``sequence_ids`` each row is a sequence of its
+    own.
 
     For those that are on another device than the CPU it is waited, once.
     """
@@ -159,21 +190,34 @@ def row_ids(
     kept = None
     if marks is not None:
         if marks.dtype != torch.bool and not bool(((marks == 0) | (marks == 1)).all()):
-            raise ValueError("mask must be bool or hold only 0 and 1 (1 = count this row); got other values.")
+            raise ValueError(
+                "mask must be bool or hold only 0 and 1 (1 = count this row); got other values."
+            )
         kept = marks.reshape(-1).nonzero().flatten()
         kept = None if len(kept) == marks.numel() else kept
-    ids, sequences = (None if each is None else each.reshape(-1).to(torch.int64) for each in (ids, sequences))
+    ids, sequences = (
+        None if each is None else each.reshape(-1).to(torch.int64) for each in (ids, sequences)
+    )
     return RowIds.of(BatchIds(ids, sequences, kept))
 
 
 def on_cpu(*tensors: Tensor | None) -> list[Any]:
-    """The tensors on the CPU, detached; of those of another device, integers and marks come in one copy."""
-    away = [each for each in tensors if each is not None and each.device.type != "cpu" and not each.is_floating_point()]
+    """The tensors on the CPU, detached; of those of another device, integers and marks come in one
+    copy.
+    """
+    away = [
+        each
+        for each in tensors
+        if each is not None and each.device.type != "cpu" and not each.is_floating_point()
+    ]
     copies = dict[int, Tensor]()
     if len({each.device for each in away}) == 1:
         whole = torch.cat([each.detach().reshape(-1).to(torch.int64) for each in away]).cpu()
         parts = whole.split([each.numel() for each in away])
-        copies = {id(each): part.view(each.shape).to(each.dtype) for each, part in zip(away, parts, strict=True)}
+        copies = {
+            id(each): part.view(each.shape).to(each.dtype)
+            for each, part in zip(away, parts, strict=True)
+        }
     return [each if each is None else copies.get(id(each), each).detach().cpu() for each in tensors]
 
 
@@ -204,7 +248,8 @@ def has_rows_without_type(token_ids: Tensor, counts: Tensor | None = None) -> bo
 def rows_without_type(name: str) -> str:
     """The warning of rows with the id -100, which begins with a name."""
     return (
-        f"{name}: rows with the token id {NO_TYPE}, which labels have where nothing is to be predicted, have no token "
+        f"{name}: rows with the token id {NO_TYPE}, which labels have where nothing is to be "
+        f"predicted, have no token "
         "type; they are left out of all values by type, and count in the others."
     )
 
@@ -223,18 +268,23 @@ def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
 class Rows:
     """The rows of one batch that count, prepared once for all metrics of a layer.
 
-    Rows with a NaN or Inf are left out. Where it would have to be waited for a device to say which these are, they are
-    among ``x``, as zeros, and their ``weights`` are 0: the other properties leave them out, and wait.
+    Rows with a NaN or Inf are left out. Where it would have to be waited for a device to say which
+    these are, they are among ``x``, as zeros, and their ``weights`` are 0: the other properties
+    leave them out, and wait.
     """
 
     x: Tensor  # shape (n, d), floating point, finite, detached
     ids: RowIds
-    finite: Tensor | None = None  # marks of the rows that the mask kept which have no NaN or Inf, (N,); None: all
-    first: int | None = None  # the number of the first kept row among those of all ranks, where it is known
+    # marks of the rows that the mask kept which have no NaN or Inf, (N,); None: all
+    finite: Tensor | None = None
+    # the number of the first kept row among those of all ranks, where it is known
+    first: int | None = None
 
     @classmethod
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
-        """The rows of a batch, shape (..., d), any floating dtype, that count, without those with a NaN or Inf."""
+        """The rows of a batch, shape (..., d), any floating dtype, that count, without those with a
+        NaN or Inf.
+        """
         x = embeddings.detach()
         kept = ids.on(x.device, "kept")
         if kept is None or x.is_contiguous() or x.ndim == 1:
@@ -268,14 +318,18 @@ class Rows:
 
     @cached_property
     def weights(self) -> Tensor | None:
-        """1 for each row of ``x`` that counts and 0 for the others, shape (n,), of the accumulator's dtype; None: 1."""
+        """1 for each row of ``x`` that counts and 0 for the others, shape (n,), of the
+        accumulator's dtype; None: 1.
+        """
         if self.finite is None or len(self.finite) > len(self.x):
             return None
         return self.finite.to(accumulator_dtype(self.x.device))
 
     @cached_property
     def n(self) -> int | Tensor:
-        """Number of rows that count; a scalar on the device of ``x`` where some may have weight 0."""
+        """Number of rows that count; a scalar on the device of ``x`` where some may have weight
+        0.
+        """
         return len(self.x) if self.weights is None else torch.count_nonzero(self.weights)
 
     @property
@@ -290,26 +344,36 @@ class Rows:
 
     @cached_property
     def num_sequences(self) -> int | Tensor:
-        """Number of sequences that have rows that count; a scalar on the device of ``x`` where ``n`` is."""
+        """Number of sequences that have rows that count; a scalar on the device of ``x`` where
+        ``n`` is.
+        """
         if self.ids.sequences is None:
             return self.n
         sequence, number = self.ids.sequences
         if self.weights is None:
             return number
         sequence = self.ids.once(("sequence", self.x.device), lambda: sent(sequence, self.x.device))
-        return torch.count_nonzero(self.weights.new_zeros(number).index_add_(0, sequence, self.weights))
+        return torch.count_nonzero(
+            self.weights.new_zeros(number).index_add_(0, sequence, self.weights)
+        )
 
     @cached_property
     def is_first(self) -> Tensor | None:
-        """Marks of the rows of ``x`` that are the first one of their sequence that counts, (n,); None: all of them."""
+        """Marks of the rows of ``x`` that are the first one of their sequence that counts, (n,);
+        None: all of them.
+        """
         ids, device = self.ids, self.x.device
         if self.weights is None or ids.sequence_ids is None:
             return ids.is_first
-        order, starts = ids.once(("by sequence", device), lambda: [sent(each, device) for each in ids.by_sequence])
+        order, starts = ids.once(
+            ("by sequence", device), lambda: [sent(each, device) for each in ids.by_sequence]
+        )
         counts = self.weights.index_select(0, order).to(torch.int32)
         number = counts.cumsum(0)
         before = (number - counts).index_select(0, starts)
-        return torch.empty_like(order, dtype=torch.bool).index_copy_(0, order, (counts > 0) & (number - before == 1))
+        return torch.empty_like(order, dtype=torch.bool).index_copy_(
+            0, order, (counts > 0) & (number - before == 1)
+        )
 
     @property
     def embeddings(self) -> Tensor:
@@ -337,13 +401,15 @@ def select_rows(
 ) -> Rows:
     """Flatten a batch to rows of width ``dim``, and drop masked rows and rows with a NaN or Inf.
 
-    Without ``sequence_ids`` each index of the leading axis of three or more is a sequence, and each row of an (n, d)
-    input.
+    Without ``sequence_ids`` each index of the leading axis of three or more is a sequence, and each
+    row of an (n, d) input.
     """
     x = embeddings.x if isinstance(embeddings, Rows) else embeddings
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"embeddings must be a floating-point tensor; got {got}. Pass hidden states, not ids.")
+        raise TypeError(
+            f"embeddings must be a floating-point tensor; got {got}. Pass hidden states, not ids."
+        )
     if x.ndim == 0 or x.shape[-1] != dim:
         raise ValueError(
             f"embeddings must have shape (..., {dim}); got {tuple(x.shape)}. "
@@ -351,7 +417,9 @@ def select_rows(
         )
     if isinstance(embeddings, Rows):
         if not token_ids is mask is sequence_ids is None:
-            raise ValueError("Rows have their ids and no mask; got some beside them. Pass the rows alone.")
+            raise ValueError(
+                "Rows have their ids and no mask; got some beside them. Pass the rows alone."
+            )
         return embeddings
     if sequence_ids is None and x.ndim > 2:
         sequence_ids = sequence_numbers(x.shape[:-1])
@@ -359,28 +427,39 @@ def select_rows(
 
 
 def sequence_positions(real: Tensor, position_ids: Tensor | None = None) -> Tensor:
-    """Number the real positions of each sequence 1, 2, 3, …; padding gets the number of the last one before it.
+    """Number the real positions of each sequence 1, 2, 3, …; padding gets the number of the last
+    one before it.
 
-    Both have shape (batch, positions); where position ids do not increase, another sequence packed into the row starts.
+    Both have shape (batch, positions); where position ids do not increase, another sequence packed
+    into the row starts.
     """
     number = real.cumsum(1)
     if position_ids is None:
         return number
-    before = torch.where(_sequence_starts(real.shape, position_ids).to(real.device), number - real.to(number.dtype), 0)
+    before = torch.where(
+        _sequence_starts(real.shape, position_ids).to(real.device),
+        number - real.to(number.dtype),
+        0,
+    )
     return number - before.cummax(1).values
 
 
-def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()) -> Tensor:
-    """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed into it.
+def sequence_numbers(
+    shape: torch.Size, position_ids: Tensor | None = None, token_ids: Iterable[Tensor] = ()
+) -> Tensor:
+    """Number the sequences 0, 1, 2, …: one for each index of the batch, or several that are packed
+    into it.
 
-    Position ids, shape (batch or 1, positions), start another one where they do not increase, and are ignored if they
-    do not fit. For rows of shape (n,), (batch, positions) are those of the first ids with n elements; else each row is
-    a sequence.
+    Position ids, shape (batch or 1, positions), start another one where they do not increase, and
+    are ignored if they do not fit. For rows of shape (n,), (batch, positions) are those of the
+    first ids with n elements; else each row is a sequence.
     """
     grid = shape
     if len(shape) == 1:
         inputs = (ids for ids in (position_ids, *token_ids) if ids is not None and ids.ndim == 2)
-        grid = next((ids.shape for ids in inputs if ids.numel() == shape[0]), torch.Size((shape[0], 1)))
+        grid = next(
+            (ids.shape for ids in inputs if ids.numel() == shape[0]), torch.Size((shape[0], 1))
+        )
     if position_ids is not None and position_ids.shape not in (grid[:2], (1, grid[1])):
         position_ids = None
     numbers = _sequence_starts(grid[:2], position_ids).flatten().cumsum(0) - 1
@@ -388,8 +467,12 @@ def sequence_numbers(shape: torch.Size, position_ids: Tensor | None = None, toke
 
 
 def _sequence_starts(shape: torch.Size, position_ids: Tensor | None) -> Tensor:
-    """Marks of the positions that begin a sequence: the first of each row, and where position ids do not increase."""
-    starts = torch.zeros(shape, dtype=torch.bool, device="cpu" if position_ids is None else position_ids.device)
+    """Marks of the positions that begin a sequence: the first of each row, and where position ids
+    do not increase.
+    """
+    starts = torch.zeros(
+        shape, dtype=torch.bool, device="cpu" if position_ids is None else position_ids.device
+    )
     starts[:, :1] = True
     if position_ids is not None:
         starts[:, 1:] = position_ids.diff(dim=1) <= 0
@@ -399,15 +482,20 @@ def _sequence_starts(shape: torch.Size, position_ids: Tensor | None) -> Tensor:
 def require_row_unit(rows: str) -> None:
     """Raise ValueError unless ``rows`` is a `RowUnit`."""
     if rows not in get_args(RowUnit):
-        raise ValueError(f"rows must be one of {', '.join(map(repr, get_args(RowUnit)))}; got {rows!r}.")
+        raise ValueError(
+            f"rows must be one of {', '.join(map(repr, get_args(RowUnit)))}; got {rows!r}."
+        )
 
 
 def require_word_ids(rows: str, word_ids: object) -> None:
-    """Raise ValueError unless ``rows`` is a `RowUnit` and ``word_ids`` are given, that is not None, just for words."""
+    """Raise ValueError unless ``rows`` is a `RowUnit` and ``word_ids`` are given, that is not None,
+    just for words.
+    """
     require_row_unit(rows)
     if rows == "words" and word_ids is None:
         raise ValueError(
-            "rows=\"words\" needs word_ids; got none. Give word_ids=, the number of each token's word (a tokenizer's "
+            'rows="words" needs word_ids; got none. Give word_ids=, the number of each token\'s '
+            "word (a tokenizer's "
             "word_ids()), with -1 for tokens of no word."
         )
     if rows != "words" and word_ids is not None:
@@ -420,17 +508,20 @@ def pool_tokens(
     mask: Tensor | None,
     rows: Literal["tokens", "mean", "max", "first", "last"],
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first or last of them.
+    """Reduce each sequence to one row of the tokens that count: their mean or maximum, or the first
+    or last of them.
 
-    Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask become those of the
-    sequences: no ids for means and maxima; a mask, False where no token counts, or None. All is kept for ``"tokens"``.
-    Ids and masks are best on the CPU: no device is then waited for.
+    Means are summed in float64 and are float32 at least. States (batch, positions, d), ids and mask
+    become those of the sequences: no ids for means and maxima; a mask, False where no token counts,
+    or None. All is kept for ``"tokens"``. Ids and masks are best on the CPU: no device is then
+    waited for.
     """
     if rows == "tokens":
         return hidden, token_ids, mask
     if hidden.ndim != 3:
         raise ValueError(
-            f"rows={rows!r} needs hidden states of shape (batch, positions, d); got {tuple(hidden.shape)}. "
+            f"rows={rows!r} needs hidden states of shape (batch, positions, d); got "
+            f"{tuple(hidden.shape)}. "
             'Leave the layer out, or take rows="tokens".'
         )
     token_ids, mask = on_cpu(token_ids, mask)
@@ -446,7 +537,11 @@ def pool_tokens(
         total = hidden.masked_fill(left_out, 0).sum(1, dtype=accumulator_dtype(hidden.device))
         mean = total / counts.sum(1, keepdim=True).clamp(min=1).to(hidden.device)
         return mean.to(torch.promote_types(hidden.dtype, torch.float32)), None, kept
-    place = counts.int().argmax(1) if rows == "first" else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
+    place = (
+        counts.int().argmax(1)
+        if rows == "first"
+        else hidden.shape[1] - 1 - counts.int().flip(1).argmax(1)
+    )
     sequence = torch.arange(len(hidden), device="cpu")
     ids = None if token_ids is None else token_ids[sequence, place]
     return hidden[sequence.to(hidden.device), place.to(hidden.device)], ids, kept
@@ -455,7 +550,8 @@ def pool_tokens(
 class Words(NamedTuple):
     """The words of a batch that have a token that counts, by sequence and number."""
 
-    places: Tensor  # of the tokens that count and are of a word, among all tokens of the batch, shape (m,)
+    # of the tokens that count and are of a word, among all tokens of the batch, shape (m,)
+    places: Tensor
     words: Tensor  # the word of each of these tokens, shape (m,)
     num_tokens: Tensor  # number of these tokens in each word, shape (n,)
     ids: RowIds  # the words' types, None where there are neither token ids nor types, and sequences
@@ -464,7 +560,9 @@ class Words(NamedTuple):
         """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least."""
         rows = hidden.reshape(-1, hidden.shape[-1])
         rows = rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
-        total = rows.new_zeros(len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device))
+        total = rows.new_zeros(
+            len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device)
+        )
         total.index_add_(0, self.words, rows[self.places].to(total.dtype))
         return (total / self.num_tokens[:, None]).to(torch.promote_types(rows.dtype, torch.float32))
 
@@ -478,14 +576,18 @@ def find_words(
     types: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Words:
-    """Find the tokens of each word, whose mean is a row, as in Yamagiwa & Shimodaira 2025, appendix J.
+    """Find the tokens of each word, whose mean is a row, as in Yamagiwa & Shimodaira 2025, appendix
+    J.
 
-    A word's type is that of its first token in ``types`` or, without, its spelling in ``token_ids``, masked ones among
-    them. Tokens with negative word ids are of none; sequence ids are not negative.
+    A word's type is that of its first token in ``types`` or, without, its spelling in
+    ``token_ids``, masked ones among them. Tokens with negative word ids are of none; sequence ids
+    are not negative.
     """
     of_tokens = token_ids if types is None else types
     found = on_cpu(word_ids, sequence_ids, mask, of_tokens)
-    words, sequences, marks, ids_of_tokens = (None if each is None else each.reshape(-1) for each in found)
+    words, sequences, marks, ids_of_tokens = (
+        None if each is None else each.reshape(-1) for each in found
+    )
     assert words is not None
     assert sequences is not None
     words, sequences = words.to(torch.int64), sequences.to(torch.int64)
@@ -501,22 +603,31 @@ def find_words(
     if ids_of_tokens is not None:
         order = word.argsort(stable=True)
         ids, lengths = ids_of_tokens[place[order]].to(torch.int64), word.bincount()
-        type_of_word = (spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths])[kept]
+        type_of_word = (
+            spellings(ids, lengths) if types is None else ids[lengths.cumsum(0) - lengths]
+        )[kept]
     ids_of_words = RowIds.of(BatchIds(type_of_word, sequence_of_word[kept]))
-    return Words(place[counts].to(device), row.to(device), num_tokens[kept].to(device), ids_of_words)
+    return Words(
+        place[counts].to(device), row.to(device), num_tokens[kept].to(device), ids_of_words
+    )
 
 
 def spellings(token_ids: Tensor, lengths: Tensor) -> Tensor:
-    """A number for each word, equal for equal ids in equal order: a polynomial in its token ids, word after word.
+    """A number for each word, equal for equal ids in equal order: a polynomial in its token ids,
+    word after word.
 
-    The number of a single id is the id. Different words of up to two ids below 2 ** 18 never have equal numbers; that
-    any two of T longer ones do has a probability of about T² / 2 ** 64. Lengths are at least 1.
+    The number of a single id is the id. Different words of up to two ids below 2 ** 18 never have
+    equal numbers; that any two of T longer ones do has a probability of about T² / 2 ** 64. Lengths
+    are at least 1.
     """
     if not len(lengths):
         return lengths
     word = torch.arange(len(lengths), device=token_ids.device).repeat_interleave(lengths)
-    position = torch.arange(len(token_ids), device=token_ids.device) - (lengths.cumsum(0) - lengths)[word]
+    position = (
+        torch.arange(len(token_ids), device=token_ids.device) - (lengths.cumsum(0) - lengths)[word]
+    )
     powers = torch.full((int(lengths.max()),), _BASE, device=token_ids.device)
     powers[0] = 1
-    terms = (token_ids + (position > 0)) * powers.cumprod(0)[position]  # a word that goes on, with id 0, is another one
+    # a word that goes on, with id 0, is another one
+    terms = (token_ids + (position > 0)) * powers.cumprod(0)[position]
     return torch.zeros_like(lengths).index_add_(0, word, terms) & torch.iinfo(torch.int64).max

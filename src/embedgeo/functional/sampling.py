@@ -1,12 +1,14 @@
 """Uniform sampling without replacement from a stream of rows: of those with the smallest keys.
 
-A key is a uniform random number that depends only on the seed and on the number of the row: how many are before it in
-one process. Of R streams, one process would see batch b of stream r as batch b R + r. So neither batches nor ranks
-matter, and of streams of one length, such as those of layers, equal numbers are drawn.
+A key is a uniform random number that depends only on the seed and on the number of the row: how
+many are before it in one process. Of R streams, one process would see batch b of stream r as batch
+b R + r. So neither batches nor ranks matter, and of streams of one length, such as those of layers,
+equal numbers are drawn.
 
-A stream does not see the batches of others, and takes them to have as many rows as its own: that is right where all
-batches but the last have one size. Once its own differ, its rows get numbers that no other stream has.
-`Sample.all_reduce` knows all sizes; there a stream that has left out no row gives all of them their right keys.
+A stream does not see the batches of others, and takes them to have as many rows as its own: that is
+right where all batches but the last have one size. Once its own differ, its rows get numbers that
+no other stream has. `Sample.all_reduce` knows all sizes; there a stream that has left out no row
+gives all of them their right keys.
 """
 
 from collections.abc import Sequence
@@ -37,15 +39,19 @@ _IN_STREAM = (1 << _STREAM_BITS) - 1
 class Sample(NamedTuple):
     """A uniform sample of the rows of one or more streams, or one of the rows of each label.
 
-    Streams whose samples are to be merged must differ in their seed or number, or the same positions are drawn.
+    Streams whose samples are to be merged must differ in their seed or number, or the same
+    positions are drawn.
 
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
-        keys: shape (m,), float64 in [0, 1); inf of rows that do not count, which `counted` leaves out.
+        keys: shape (m,), float64 in [0, 1); inf of rows that do not count, which `counted` leaves
+            out.
         labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
-        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce` their numbers.
+        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce`
+            their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
-        batches: shape (B,), int64, number of streams · 2⁴⁰ + rows of each batch of one stream of several; else empty.
+        batches: shape (B,), int64, number of streams · 2⁴⁰ + rows of each batch of one stream of
+            several; else empty.
         size: how many rows are drawn at most.
         by_label: whether so many are drawn of each label.
         seed: of the keys.
@@ -63,18 +69,36 @@ class Sample(NamedTuple):
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
-        """The fields that are held on the CPU; with the labels, a device knows how many rows it draws by them."""
+        """The fields that are held on the CPU; with the labels, a device knows how many rows it
+        draws by them.
+        """
         return ("seen", "batches", "labels") if self.by_label else ("seen", "batches")
 
     @classmethod
     def empty(
-        cls, dim: int, size: int, *, by_label: bool = False, seed: int = 0, num_labels: int | None = None
+        cls,
+        dim: int,
+        size: int,
+        *,
+        by_label: bool = False,
+        seed: int = 0,
+        num_labels: int | None = None,
     ) -> "Sample":
         """The sample of no rows; with ``num_labels`` each is to have so many."""
         require_seed(seed)
         none = torch.zeros(0, dtype=torch.int64)
         labels = none if num_labels is None else none.new_zeros(0, num_labels)
-        return cls(torch.zeros(0, dim), none.double(), labels, none, torch.tensor(0), none, size, by_label, seed)
+        return cls(
+            torch.zeros(0, dim),
+            none.double(),
+            labels,
+            none,
+            torch.tensor(0),
+            none,
+            size,
+            by_label,
+            seed,
+        )
 
     def extend(
         self,
@@ -89,13 +113,16 @@ class Sample(NamedTuple):
         places: Tensor | None = None,
         num_rows: int | None = None,
     ) -> "Sample":
-        """The sample once the next batch of the stream has been seen, of which ``x`` are the rows that ``kept`` marks.
+        """The sample once the next batch of the stream has been seen, of which ``x`` are the rows
+        that ``kept`` marks.
 
-        Or ``x`` are all rows of the batch, those that are not marked among them: then a device is not waited for.
-        ``labels`` are of ``x``; ``seed`` is that of the keys, by default the sample's. Of one stream, rows are numbered
-        in turn; of several, as the module says, unless the number of the ``first`` row of the batch is given.
+        Or ``x`` are all rows of the batch, those that are not marked among them: then a device is
+        not waited for. ``labels`` are of ``x``; ``seed`` is that of the keys, by default the
+        sample's. Of one stream, rows are numbered in turn; of several, as the module says, unless
+        the number of the ``first`` row of the batch is given.
 
-        With ``places``, on the CPU, ``x`` and ``kept`` are of the rows at these places of a batch of ``num_rows``.
+        With ``places``, on the CPU, ``x`` and ``kept`` are of the rows at these places of a batch
+        of ``num_rows``.
         """
         count = num_rows
         if count is None:
@@ -104,12 +131,16 @@ class Sample(NamedTuple):
         device = self.keys.device
         batches = self.batches
         if num_streams > 1:
-            batches = torch.cat((batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count)))
+            batches = torch.cat(
+                (batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count))
+            )
         number = self._next_number(batches, stream, num_streams) if first is None else first
         start = (stream << _STREAM_BITS) + int(self.seen)
         keys, positions = _of_batch(int(number), start, count, seed, device)
         if places is not None:
-            keys, positions = (each.index_select(0, sent(places, device)) for each in (keys, positions))
+            keys, positions = (
+                each.index_select(0, sent(places, device)) for each in (keys, positions)
+            )
         if kept is not None:
             kept = kept.to(device)
             if len(x) == len(keys):
@@ -117,27 +148,37 @@ class Sample(NamedTuple):
             else:
                 keys, positions = keys[kept], positions[kept]
         held = self.labels
-        labels = held.new_zeros(len(positions), *held.shape[1:]) if labels is None else labels.to(held)
+        labels = (
+            held.new_zeros(len(positions), *held.shape[1:]) if labels is None else labels.to(held)
+        )
         rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
         return self.merge(rows)._replace(batches=batches, seed=seed)
 
     def merge(self, other: "Sample") -> "Sample":
-        """The sample of the rows that both were drawn from; only the rows that are in it are copied."""
+        """The sample of the rows that both were drawn from; only the rows that are in it are
+        copied.
+        """
         parts = [self.rows, other.rows]
         keys, labels, positions = other[1:4]
         if len(self.keys):
-            keys, labels, positions = (torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True))
+            keys, labels, positions = (
+                torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True)
+            )
         if len(keys) > self.size and len(other.keys):
             drawn, labels = self._drawn(keys, labels)
             keys, positions = keys[drawn], positions[drawn]
             parts = self._drawn_rows(other.rows, drawn)
-        dtype = torch.promote_types(torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32)
+        dtype = torch.promote_types(
+            torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32
+        )
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
         batches = self.batches if len(self.batches) else other.batches
         return Sample(rows, keys, labels, positions, self.seen + other.seen, batches, *self[6:])
 
     def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
-        """The rows at these indices, ascending, among those of the sample and the ``others`` after them."""
+        """The rows at these indices, ascending, among those of the sample and the ``others`` after
+        them.
+        """
         num_held = len(self.keys)
         if not is_asynchronous(drawn.device):
             num_own = int((drawn < num_held).sum())
@@ -151,20 +192,24 @@ class Sample(NamedTuple):
         return [torch.where((drawn < num_held)[:, None], own, new)]
 
     def counted(self) -> "Sample":
-        """The sample without the rows that do not count, of which a device did not know when it drew them."""
+        """The sample without the rows that do not count, of which a device did not know when it
+        drew them.
+        """
         counts = self.keys < torch.inf
         return self if bool(counts.all()) else self.select(counts.nonzero().flatten())
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
-        rows, keys, labels, positions = (each.index_select(0, chosen.to(each.device)) for each in self[:4])
+        rows, keys, labels, positions = (
+            each.index_select(0, chosen.to(each.device)) for each in self[:4]
+        )
         return Sample(rows, keys, labels, positions, *self[4:])
 
     def all_reduce(self, group: Group = None) -> Exchange["Sample"]:
         """The sample of the rows of all ranks, which exchange those alone that may be drawn.
 
-        Keys are uniform numbers: their density tells about where the last one lies that is drawn, and the numbers of
-        rows up to some bounds near it which of these leaves out none that is.
+        Keys are uniform numbers: their density tells about where the last one lies that is drawn,
+        and the numbers of rows up to some bounds near it which of these leaves out none that is.
         """
         held = self.counted()
         num_streams = num_ranks(group)
@@ -182,7 +227,9 @@ class Sample(NamedTuple):
         most = self.size
         if self.by_label:
             own, most = yield from own._drawn_of_labels(group)
-        bounds = (self.size + self.size**0.5 * torch.arange(-2, 8, device=last.device)) / density.clamp(min=1)
+        bounds = (
+            self.size + self.size**0.5 * torch.arange(-2, 8, device=last.device)
+        ) / density.clamp(min=1)
         bounds = torch.cat((bounds, bounds.new_full((1,), torch.inf)))
         counts = torch.searchsorted(own.keys.sort().values, bounds, right=True)
         counts = yield from of_each_rank(counts, group)
@@ -198,7 +245,9 @@ class Sample(NamedTuple):
         return Sample(rows, keys, labels, positions, seen, self.batches[:0], *self[6:])
 
     def _drawn_of_labels(self, group: Group) -> Exchange[tuple["Sample", int]]:
-        """Those of the rows that are drawn from the rows of all ranks, and how many these are on all of them."""
+        """Those of the rows that are drawn from the rows of all ranks, and how many these are on
+        all of them.
+        """
         lengths = (yield from of_each_rank(self.seen.new_tensor(len(self.keys)), group)).tolist()
         keys, labels = yield from at_once(
             concatenated(self.keys, lengths, group), concatenated(self.labels, lengths, group)
@@ -216,13 +265,19 @@ class Sample(NamedTuple):
             return own_number
         whole, last = batches[0], batches[-1]
         size = whole & _IN_STREAM
-        are_even = (batches[:-1] == whole).all() & (last <= whole) & (last >> _STREAM_BITS == whole >> _STREAM_BITS)
+        are_even = (
+            (batches[:-1] == whole).all()
+            & (last <= whole)
+            & (last >> _STREAM_BITS == whole >> _STREAM_BITS)
+        )
         num_before = len(batches) - 1
         is_known = are_even & (num_before * size == self.seen)
         return torch.where(is_known, (num_before * num_streams + stream) * size, own_number)
 
     def _numbered(self, sizes: Tensor) -> "Sample":
-        """The sample with numbers as positions, and keys that follow these where no row was left out."""
+        """The sample with numbers as positions, and keys that follow these where no row was left
+        out.
+        """
         if self.by_label:
             _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
             is_whole = counts[label] < self.size
@@ -233,16 +288,23 @@ class Sample(NamedTuple):
         return self._replace(keys=keys, positions=numbers)
 
     def _drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices of the rows with the smallest keys, or with the smallest of each label, and the labels of these.
+        """Indices of the rows with the smallest keys, or with the smallest of each label, and the
+        labels of these.
 
-        They ascend, unless labels are on the CPU and keys on a device: there rows go label by label, so that it is
-        known without waiting how many of each there are.
+        They ascend, unless labels are on the CPU and keys on a device: there rows go label by
+        label, so that it is known without waiting how many of each there are.
         """
         if not self.by_label:
-            drawn = keys.topk(min(self.size, len(keys)), largest=False, sorted=False).indices.sort().values
+            drawn = (
+                keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
+                .indices.sort()
+                .values
+            )
             return drawn, labels[drawn]
         ascending, _ = labels.sort(stable=True)
-        rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(ascending, ascending)
+        rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(
+            ascending, ascending
+        )
         places = (rank < self.size).nonzero().flatten()
         by_key = keys.argsort(stable=True)
         order = by_key[sent(labels, keys.device)[by_key].argsort(stable=True)]
@@ -262,32 +324,53 @@ def require_seed(seed: int) -> None:
 
 
 @lru_cache(maxsize=4)  # samples of all layers draw from the same rows
-def _of_batch(number: int, start: int, count: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Keys of the next rows, of which ``number`` is the first one's, and positions, of which ``start`` is."""
+def _of_batch(
+    number: int, start: int, count: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Keys of the next rows, of which ``number`` is the first one's, and positions, of which
+    ``start`` is.
+    """
     cpu = torch.device("cpu")
-    keys, positions = row_keys(number, count, seed=seed, device=cpu), stream_positions(start, count, device=cpu)
+    keys, positions = (
+        row_keys(number, count, seed=seed, device=cpu),
+        stream_positions(start, count, device=cpu),
+    )
     return sent(keys, device), sent(positions, device)
 
 
 def row_keys(
-    start: int | Tensor, count: int, *, seed: int, stream: int = 0, device: torch.device | None = None
+    start: int | Tensor,
+    count: int,
+    *,
+    seed: int,
+    stream: int = 0,
+    device: torch.device | None = None,
 ) -> Tensor:
-    """SplitMix64 keys (Steele, Lea & Flood 2014) of the rows from ``start`` on, shape (count,), float64 in [0, 1)."""
+    """SplitMix64 keys (Steele, Lea & Flood 2014) of the rows from ``start`` on, shape (count,),
+    float64 in [0, 1).
+    """
     return _keys(stream_positions(start, count, stream=stream, device=device), seed)
 
 
-def stream_positions(start: int | Tensor, count: int, *, stream: int = 0, device: torch.device | None = None) -> Tensor:
-    """`Sample.positions` of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,), int64."""
+def stream_positions(
+    start: int | Tensor, count: int, *, stream: int = 0, device: torch.device | None = None
+) -> Tensor:
+    """`Sample.positions` of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,),
+    int64.
+    """
     return torch.arange(count, dtype=torch.int64, device=device) + start + (stream << _STREAM_BITS)
 
 
 def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
-    """Numbers of rows among those of all streams, from 0, in the order in which one process would see their batches.
+    """Numbers of rows among those of all streams, from 0, in the order in which one process would
+    see their batches.
 
-    ``batches`` are the sizes of each stream's batches; of R streams, stream r has the batches r, r + R, ….
+    ``batches`` are the sizes of each stream's batches; of R streams, stream r has the batches r, r
+    + R, ….
     """
     counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
-    before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T  # rows before each batch
+    # rows before each batch
+    before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T
     streams = torch.arange(len(counts), device=positions.device) << _STREAM_BITS
     ends = counts.cumsum(1) + streams[:, None]
     batch = torch.searchsorted(ends.flatten(), positions, right=True)
@@ -295,7 +378,8 @@ def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
 
 
 def _keys(numbers: Tensor, seed: int) -> Tensor:
-    # The seed is mixed once more than the number: it must neither shift the sequence nor be interchangeable with it.
+    # The seed is mixed once more than the number: it must neither shift the sequence nor be
+    # interchangeable with it.
     z = _mix(numbers) + _mix(_mix(torch.full((), seed, device=numbers.device)))
     return _shift(_mix(z), 11).to(torch.float64) * 2.0**-53
 
@@ -313,7 +397,9 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def sample_batches(sample: Sample, batch_size: int) -> list[Sample]:
-    """Random whole batches of ``batch_size`` of the rows, or a smaller one if there are fewer rows."""
+    """Random whole batches of ``batch_size`` of the rows, or a smaller one if there are fewer
+    rows.
+    """
     if len(sample.rows) <= batch_size:
         return [sample]
     chosen = sample.keys.argsort()[: len(sample.rows) // batch_size * batch_size]

@@ -1,6 +1,7 @@
 """Mean cosines of rows: of one token type, of different types, of one sequence (Ethayarajh 2019).
 
-Functions return means of 1 - cos, ‖u - v‖² / 2 for unit rows, so that differences of similarities keep their digits.
+Functions return means of 1 - cos, ‖u - v‖² / 2 for unit rows, so that differences of similarities
+keep their digits.
 """
 
 from typing import NamedTuple
@@ -18,15 +19,20 @@ from embedgeo.functional.tokens import TokenTable, TypeMoments, TypeRuns
 
 
 class SequenceSimilarity(NamedTuple):
-    """Sums over sequences that share none, of rows u scaled to norm 1: for mean cosines within and of all."""
+    """Sums over sequences that share none, of rows u scaled to norm 1: for mean cosines within and
+    of all.
+    """
 
     n: Tensor  # number of rows, scalar
     mean: Tensor  # mean of u, shape (d,)
     m2: Tensor  # squared deviations from it, summed over rows and coordinates, scalar
-    pairs: Tensor  # Σ_s n_s (n_s - 1) over sequences s of n_s rows: ordered pairs of rows of one sequence, scalar
-    distances: Tensor  # Σ_s n_s m2_s, of deviations from the mean in s: 1 - cos, summed over these pairs, scalar
+    # Σ_s n_s (n_s - 1) over sequences s of n_s rows: ordered pairs of rows of one sequence, scalar
+    pairs: Tensor
+    # Σ_s n_s m2_s, of deviations from the mean in s: 1 - cos, summed over these pairs, scalar
+    distances: Tensor
     sequences: Tensor  # number of sequences of two or more rows, scalar
-    from_mean: Tensor  # mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar
+    # mean of 1 - cos of a row and the mean row of its sequence, summed over these, scalar
+    from_mean: Tensor
 
     @classmethod
     def empty(cls, dim: int) -> "SequenceSimilarity":
@@ -40,7 +46,9 @@ class SequenceSimilarity(NamedTuple):
 
     def all_reduce(self, group: Group = None) -> Exchange["SequenceSimilarity"]:
         """The state of the rows of all ranks."""
-        moments, sums = yield from at_once(parts_merged((self[:3],)), total(torch.stack(self[3:], dim=-1)))
+        moments, sums = yield from at_once(
+            parts_merged((self[:3],)), total(torch.stack(self[3:], dim=-1))
+        )
         return SequenceSimilarity(*moments, *sums.unbind(-1))
 
 
@@ -61,7 +69,9 @@ def with_directions(rows: Rows) -> tuple[Rows, Rows]:
         x = x.index_select(0, places)
         norms = norms[places]
         ids = ids.select(places)
-    return Rows(x, ids, finite), Rows(x.to(accumulator_dtype(x.device)) / norms[:, None], ids, finite)
+    return Rows(x, ids, finite), Rows(
+        x.to(accumulator_dtype(x.device)) / norms[:, None], ids, finite
+    )
 
 
 def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
@@ -70,7 +80,11 @@ def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
     device = x.device
 
     def found() -> tuple[TypeRuns, Tensor]:
-        of_rows = torch.arange(len(x), device="cpu") if ids.sequence_ids is None else ids.sequence_ids.contiguous()
+        of_rows = (
+            torch.arange(len(x), device="cpu")
+            if ids.sequence_ids is None
+            else ids.sequence_ids.contiguous()
+        )
         runs = TypeRuns(of_rows, None, device, is_whole=is_asynchronous(device))
         return runs, sent(torch.searchsorted(runs.token_ids, of_rows), device)
 
@@ -85,7 +99,11 @@ def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
         offset = units.mean - totals / scaled_row_norms(totals)[:, None]
         of_each = ((ratio(units.m2, units.n) + offset.square().sum(1)) / 2).nan_to_num(nan=1.0)
-        from_mean = torch.where(several, of_each, 0).sum() if is_asynchronous(device) else of_each[several].sum()
+        from_mean = (
+            torch.where(several, of_each, 0).sum()
+            if is_asynchronous(device)
+            else of_each[several].sum()
+        )
     return SequenceSimilarity(
         n=n,
         mean=mean,
@@ -98,10 +116,11 @@ def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
 
 
 def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Tensor]:
-    """1 - ``within_sequence_similarity`` and 1 - ``intra_sentence_similarity``, and 1 - the mean cosine of all pairs.
+    """1 - ``within_sequence_similarity`` and 1 - ``intra_sentence_similarity``, and 1 - the mean
+    cosine of all pairs.
 
-    Of pairs of rows of one sequence; and (Ethayarajh's) of rows with the mean row of their sequence, mean over
-    sequences.
+    Of pairs of rows of one sequence; and (Ethayarajh's) of rows with the mean row of their
+    sequence, mean over sequences.
     """
     distances = {
         "within_sequence_similarity": ratio(state.distances, state.pairs),
@@ -111,11 +130,13 @@ def sequence_distances(state: SequenceSimilarity) -> tuple[dict[str, Tensor], Te
 
 
 def cosine_deviation(directions: Scatter) -> Tensor:
-    """Standard deviation of the cosine over the pairs of distinct rows, given the scatter S of rows scaled to norm 1.
+    """Standard deviation of the cosine over the pairs of distinct rows, given the scatter S of rows
+    scaled to norm 1.
 
-    With a = u - ū a cosine is ‖ū‖² + ū·a_i + ū·a_j + a_i·a_j. Sums over j of the last three are 0, and for j = i the
-    three are 1 - ‖ū‖² = tr S / n whatever i, so that the variance is (2 n ūᵀSū + ‖S‖²_F - (tr S)² / (n - 1)) /
-    (n (n - 1)): exact, and no difference of squared means. NaN for n < 2.
+    With a = u - ū a cosine is ‖ū‖² + ū·a_i + ū·a_j + a_i·a_j. Sums over j of the last three are 0,
+    and for j = i the three are 1 - ‖ū‖² = tr S / n whatever i, so that the variance is (2 n ūᵀSū +
+    ‖S‖²_F - (tr S)² / (n - 1)) / (n (n - 1)): exact, and no difference of squared means. NaN for n
+    < 2.
 
     Source of the number: Cai et al. 2021.
     """
@@ -126,9 +147,11 @@ def cosine_deviation(directions: Scatter) -> Tensor:
 
 
 def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
-    """1 - ``self_similarity`` and 1 - ``different_token_similarity``, given the table of rows scaled to norm 1.
+    """1 - ``self_similarity`` and 1 - ``different_token_similarity``, given the table of rows
+    scaled to norm 1.
 
-    Of pairs of rows of one token type, mean over types (Ethayarajh's); and of all pairs of rows of different types.
+    Of pairs of rows of one token type, mean over types (Ethayarajh's); and of all pairs of rows of
+    different types.
     """
     n, several = types.n, types.n > 1
     of_type = torch.where(several, ratio(types.m2, n - 1), 0)
@@ -141,11 +164,14 @@ def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     }
 
 
-def crossed_distances(state: SequenceSimilarity, types: TokenTable | TypeMoments) -> dict[str, Tensor]:
-    """1 - the mean cosine of pairs by type and sequence, given also the table of rows scaled to norm 1.
+def crossed_distances(
+    state: SequenceSimilarity, types: TokenTable | TypeMoments
+) -> dict[str, Tensor]:
+    """1 - the mean cosine of pairs by type and sequence, given also the table of rows scaled to
+    norm 1.
 
-    Of all pairs of rows of one token type in different sequences, of different types in one sequence, and of different
-    types in different sequences; NaN where some rows have no type.
+    Of all pairs of rows of one token type in different sequences, of different types in one
+    sequence, and of different types in different sequences; NaN where some rows have no type.
     """
     n = types.n
     every = torch.stack((state.n * state.m2, state.n * (state.n - 1)))

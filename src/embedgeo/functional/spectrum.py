@@ -1,4 +1,5 @@
-"""Anisotropy and other values of the covariance spectrum, from the scatter of the rows or from a sketch of it.
+"""Anisotropy and other values of the covariance spectrum, from the scatter of the rows or from a
+sketch of it.
 
 Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, answered, total
 from embedgeo.functional.lockstep import Computation, at_once, called, on_host, steps, stepwise
-from embedgeo.functional.moments import blocked, merge_parts, parts_merged, ratio, row_chunks, without_rounding
+from embedgeo.functional.moments import (
+    blocked,
+    merge_parts,
+    parts_merged,
+    ratio,
+    row_chunks,
+    without_rounding,
+)
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
@@ -24,16 +32,21 @@ from embedgeo.functional.precision import (
     sent,
 )
 
-SMALL_DIM = 192  # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
-ALPHA_WINDOW = (11, 99)  # the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
+# up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
+SMALL_DIM = 192
+# the first and the last of the eigenvalues that α-ReQ is fitted to, counted from 1
+ALPHA_WINDOW = (11, 99)
 _FEWEST_FITTED = 3  # number of eigenvalues that a power law needs at least
-_SCATTER_ELEMENTS = 1 << 22  # elements of rows whose products are summed in float32, before they are added in float64
+# elements of rows whose products are summed in float32, before they are added in float64
+_SCATTER_ELEMENTS = 1 << 22
 _CENTRED_ROWS = 1024  # rows centred at a time, so that they stay in the processor's cache
-_GRAM_COLUMNS = 128  # columns of the scatter computed at a time: only the blocks on and above the diagonal are
+# columns of the scatter computed at a time: only the blocks on and above the diagonal are
+_GRAM_COLUMNS = 128
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
 _MAX_LANCZOS_STEPS = 160
-_LOOKS = (48, 96, 160)  # numbers of iterations after which those of all layers of a device are looked at
+# numbers of iterations after which those of all layers of a device are looked at
+_LOOKS = (48, 96, 160)
 _STACKED_BYTES = 1 << 28  # of matrices that are stacked, to be multiplied in one operation
 _PENDING_BATCHES = 4  # batches of rows that are held at most rather than a device is waited for
 _SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
@@ -80,12 +93,14 @@ class Scatter(NamedTuple):
 def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False) -> Scatter:
     """Mean and scatter of the rows of ``x``, shape (n, d).
 
-    Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
-    matmul-precision and autocast settings are; they are summed over chunks of rows in float64. Where ``small``
-    eigenvalues matter, too, which drown in the rounding of float32 (1e-7 of the largest), all are taken in float64.
-    Half of the products are those of the other half: line "scatter" of ``benchmarks/estimators.py``.
+    Products are taken of the centred rows, in float64 for float64 rows and else in float32,
+    whatever the process's matmul-precision and autocast settings are; they are summed over chunks
+    of rows in float64. Where ``small`` eigenvalues matter, too, which drown in the rounding of
+    float32 (1e-7 of the largest), all are taken in float64. Half of the products are those of the
+    other half: line "scatter" of ``benchmarks/estimators.py``.
 
-    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all count.
+    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all
+    count.
     """
     wide = accumulator_dtype(x.device)
     narrow = wide if small else torch.promote_types(x.dtype, torch.float32)
@@ -94,15 +109,18 @@ def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False
         return Scatter(zeros.new_zeros(()), zeros[0], zeros)
     with matmul_precision(x.device):
         chunks = row_chunks(x, _SCATTER_ELEMENTS)
-        parts = (_scatter_in(narrow, x[each], None if weights is None else weights[each]) for each in chunks)
+        parts = (
+            _scatter_in(narrow, x[each], None if weights is None else weights[each])
+            for each in chunks
+        )
         return reduce(Scatter.merge, parts)
 
 
 def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatter:
     """Mean and scatter of a chunk of rows, also where the squares leave the range of ``dtype``.
 
-    Rows are centred twice, and in float64 where squares are out of range. On a device that would be waited for to tell,
-    they are centred in float64 and then divided by their largest magnitude.
+    Rows are centred twice, and in float64 where squares are out of range. On a device that would be
+    waited for to tell, they are centred in float64 and then divided by their largest magnitude.
     """
     wide, dim = accumulator_dtype(x.device), x.shape[1]
     is_ahead = is_asynchronous(x.device) and dtype != wide
@@ -122,7 +140,9 @@ def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatte
             totals.append(rows.sum(0))
         for start in range(0, dim, step):
             columns = rows[:, start : start + step]
-            gram[start : start + step, start:].addmm_(columns.T, rows[:, start:], beta=min(number, 1))
+            gram[start : start + step, start:].addmm_(
+                columns.T, rows[:, start:], beta=min(number, 1)
+            )
     for start in range(step, dim, step):
         gram[start:, start - step : start] = gram[start - step : start, start:].T
     if unit is not None:
@@ -134,7 +154,9 @@ def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatte
 
 
 def _to_unit(rows: Tensor) -> Tensor:
-    """The largest magnitude of these rows, by which they are divided: a scalar of the accumulator's dtype."""
+    """The largest magnitude of these rows, by which they are divided: a scalar of the accumulator's
+    dtype.
+    """
     unit = torch.linalg.vector_norm(rows, math.inf).clamp(min=torch.finfo(rows.dtype).tiny)
     rows.div_(unit)
     return unit.to(accumulator_dtype(rows.device))
@@ -149,17 +171,19 @@ def spectrum_values(
     Args:
         scatter: mean and scatter of the rows.
         full: also compute what needs every eigenvalue (d³ operations).
-        alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to, counted from 1.
+        alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
+            counted from 1.
 
     Returns:
-        ``anisotropy`` λ₁/Σλ; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the anisotropy of the
-        rows with every coordinate scaled to variance 1 (constant ones left out); ``anisotropy_null``, the Gaussian
-        baseline. With ``full``: ``effective_rank``, the exponential of the entropy of the normalised singular values;
-        ``rankme``, the same of the rows as they are, not centred; ``effective_rank_eigenvalues``, the same of the λ;
-        ``isoscore``; ``top1_share``, which is ``anisotropy`` again, and ``top5_share``, that of λ₁..λ₅ in Σλ;
-        ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``, see
-        `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not vary, and ``rankme`` only
-        where they are 0, too.
+        ``anisotropy`` λ₁/Σλ; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the
+        anisotropy of the rows with every coordinate scaled to variance 1 (constant ones left out);
+        ``anisotropy_null``, the Gaussian baseline. With ``full``: ``effective_rank``, the
+        exponential of the entropy of the normalised singular values; ``rankme``, the same of the
+        rows as they are, not centred; ``effective_rank_eigenvalues``, the same of the λ;
+        ``isoscore``; ``top1_share``, which is ``anisotropy`` again, and ``top5_share``, that of
+        λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``,
+        see `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not
+        vary, and ``rankme`` only where they are 0, too.
     """
     dim = len(scatter.mean)
     if dim <= SMALL_DIM:
@@ -185,7 +209,9 @@ def spectrum_values(
 def _leading_values(
     n: Tensor, variance: Tensor, norm: Tensor, top: Tensor, top_standardized: Tensor
 ) -> dict[str, Tensor]:
-    """Values from the diagonal of the scatter matrix, its norm over the `power_of_two` of its trace, and its λ₁."""
+    """Values from the diagonal of the scatter matrix, its norm over the `power_of_two` of its
+    trace, and its λ₁.
+    """
     trace = variance.sum()
     return {
         "anisotropy": ratio(top, trace),
@@ -196,7 +222,9 @@ def _leading_values(
 
 
 def _values_without_waits(scatters: list[Scatter]) -> Computation[list[dict[str, Tensor]]]:
-    """The `spectrum_values` of the scatters of all layers, on the CPU; those of one width in one batch."""
+    """The `spectrum_values` of the scatters of all layers, on the CPU; those of one width in one
+    batch.
+    """
     dims = [len(each.mean) for each in scatters]
     by_dim = {dim: [each for each in scatters if len(each.mean) == dim] for dim in dims}
     found = yield from at_once(*map(_values_of_width, by_dim.values()))
@@ -205,11 +233,12 @@ def _values_without_waits(scatters: list[Scatter]) -> Computation[list[dict[str,
 
 
 def _values_of_width(scatters: list[Scatter]) -> Computation[list[dict[str, Tensor]]]:
-    """The `spectrum_values` of L scatters of one width, in a few looks from the host at all of them.
+    """The `spectrum_values` of L scatters of one width, in a few looks from the host at all of
+    them.
 
-    λ₁ of each matrix, and of it with every coordinate scaled to variance 1, are found and certified as by
-    `top_eigenvalue`. Beyond the scatters, and a copy of them where they are 256 MiB or less, the memory is that of two
-    of them.
+    λ₁ of each matrix, and of it with every coordinate scaled to variance 1, are found and certified
+    as by `top_eigenvalue`. Beyond the scatters, and a copy of them where they are 256 MiB or less,
+    the memory is that of two of them.
     """
     n, mean = (torch.stack(each) for each in list(zip(*scatters, strict=True))[:2])
     squares = torch.stack([each.scatter.diagonal() for each in scatters])
@@ -223,10 +252,13 @@ def _values_of_width(scatters: list[Scatter]) -> Computation[list[dict[str, Tens
             for each, marks, power in zip(scatters, varies, unit, strict=True)
         ]
     )
-    scale = torch.stack((varies / root[:, None], torch.where(variance > 0, variance.rsqrt(), 0)), -1)
+    scale = torch.stack(
+        (varies / root[:, None], torch.where(variance > 0, variance.rsqrt(), 0)), -1
+    )
     scale = torch.where(norms.isfinite()[:, None, None], scale, 0)
     tops, (n, variance, norms, root) = yield from at_once(
-        _top_eigenvalues([each.scatter for each in scatters], scale), on_host(n, variance, norms, root)
+        _top_eigenvalues([each.scatter for each in scatters], scale),
+        on_host(n, variance, norms, root),
     )
     tops = torch.where(norms.isfinite()[:, None], tops, torch.nan) * torch.stack(
         (root.square(), torch.ones_like(root)), 1
@@ -236,15 +268,18 @@ def _values_of_width(scatters: list[Scatter]) -> Computation[list[dict[str, Tens
 
 
 def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tensor]:
-    """λ₁ of diag(c) S diag(c) for L matrices S on a device and k columns c of each, ``scale``, shape (L, d, k).
+    """λ₁ of diag(c) S diag(c) for L matrices S on a device and k columns c of each, ``scale``,
+    shape (L, d, k).
 
-    All take the same number of Lanczos iterations between two looks. The result is on the CPU, shape (L, k). A matrix
-    that is not finite has columns 0, and λ₁ 0.
+    All take the same number of Lanczos iterations between two looks. The result is on the CPU,
+    shape (L, k). A matrix that is not finite has columns 0, and λ₁ 0.
     """
     num_matrices, dim, num_columns = scale.shape
     finfo = torch.finfo(scale.dtype)
     rtol = max(1e-10, 16 * dim * finfo.eps)
-    stacked = torch.stack(matrices) if sum(each.nbytes for each in matrices) <= _STACKED_BYTES else None
+    stacked = (
+        torch.stack(matrices) if sum(each.nbytes for each in matrices) <= _STACKED_BYTES else None
+    )
     vector = _first_vector(dim, scale.dtype, scale.device)[:, None].expand(scale.shape)
     previous, beta = torch.zeros_like(vector), scale.new_zeros(num_matrices, 1, num_columns)
     alphas, betas = list[Tensor](), list[Tensor]()
@@ -265,7 +300,9 @@ def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tenso
         betas.append(beta)
         if step in _LOOKS:
             diagonal, beside = yield from on_host(torch.cat(alphas, 1), torch.cat(betas, 1))
-            lower, residual = _largest_of_tridiagonal(diagonal.transpose(1, 2), beside.transpose(1, 2))
+            lower, residual = _largest_of_tridiagonal(
+                diagonal.transpose(1, 2), beside.transpose(1, 2)
+            )
             found[found.isnan() & (lower <= 0)] = 0
             places = (found.isnan() & (residual <= 1e-6 * lower)).nonzero().tolist()
             bounds = (lower * (1 + rtol)).to(scale.device, non_blocking=True)
@@ -289,9 +326,13 @@ def _exceeds(s: Tensor, scale: Tensor, bound: Tensor) -> Tensor:
 
 
 def _largest_of_tridiagonal(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalue found by m Lanczos iterations, and its residual, from their coefficients, (..., m)."""
+    """The largest eigenvalue found by m Lanczos iterations, and its residual, from their
+    coefficients, (..., m).
+    """
     inner = beside[..., :-1]
-    values, vectors = torch.linalg.eigh(diagonal.diag_embed() + inner.diag_embed(1) + inner.diag_embed(-1))
+    values, vectors = torch.linalg.eigh(
+        diagonal.diag_embed() + inner.diag_embed(1) + inner.diag_embed(-1)
+    )
     return values[..., -1], beside[..., -1] * vectors[..., -1, -1].abs()
 
 
@@ -302,8 +343,12 @@ def _first_vector(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return (vector / torch.linalg.vector_norm(vector)).to(device)
 
 
-def full_spectrum_values(eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW) -> dict[str, Tensor]:
-    """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of the scatter."""
+def full_spectrum_values(
+    eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW
+) -> dict[str, Tensor]:
+    """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of
+    the scatter.
+    """
     dim, total = len(eigenvalues), eigenvalues.sum()
     small, unit = scaled(eigenvalues)
     participation = ratio(total / unit, torch.linalg.vector_norm(small)).square()
@@ -339,9 +384,10 @@ def anisotropy(x: Tensor) -> Computation[Tensor]:
 def anisotropy_null(n: Tensor, dim: int) -> Tensor:
     """Expected anisotropy of n rows of an isotropic Gaussian in ``dim`` dimensions; NaN for n < 2.
 
-    This is the Gaussian baseline of the anisotropy: the expected top eigenvalue of a Wishart matrix in the Tracy-Widom
-    approximation (Johnstone 2001, centred as in Ma 2012), divided by the expected trace. The expected ratio equals
-    this ratio of expectations because ratio and trace are independent.
+    This is the Gaussian baseline of the anisotropy: the expected top eigenvalue of a Wishart matrix
+    in the Tracy-Widom approximation (Johnstone 2001, centred as in Ma 2012), divided by the
+    expected trace. The expected ratio equals this ratio of expectations because ratio and trace are
+    independent.
 
     Args:
         n: number of rows, scalar.
@@ -354,20 +400,24 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
     a, b = (freedom - 0.5).clamp(min=0.5).sqrt(), math.sqrt(dim - 0.5)
     top = (a + b).square() + _TRACY_WIDOM_MEAN * (a + b) * (1 / a + 1 / b) ** (1 / 3)
     share = ratio(top, freedom * dim)
-    return torch.where(freedom >= 1, share.clamp(min=1 / freedom.clamp(1, dim), max=torch.ones_like(n)), torch.nan)
+    return torch.where(
+        freedom >= 1, share.clamp(min=1 / freedom.clamp(1, dim), max=torch.ones_like(n)), torch.nan
+    )
 
 
 def top_eigenvalue(s: Tensor) -> Tensor:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix, certified to a relative 1e-10.
+    """The largest eigenvalue of a symmetric positive semi-definite matrix, certified to a relative
+    1e-10.
 
-    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation: repeated copies of a
-    converged eigenvalue do not affect the largest one, Paige 1980). If (1 + 1e-10) · bound · I - s has a Cholesky
-    factor, no eigenvalue is larger. Where this takes too many iterations (nearly equal top eigenvalues), and of a small
-    matrix, the full decomposition is computed instead. Beside that alone: lines "top eigenvalue" of
-    ``benchmarks/estimators.py``.
+    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation:
+    repeated copies of a converged eigenvalue do not affect the largest one, Paige 1980). If (1 +
+    1e-10) · bound · I - s has a Cholesky factor, no eigenvalue is larger. Where this takes too many
+    iterations (nearly equal top eigenvalues), and of a small matrix, the full decomposition is
+    computed instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
 
     Args:
-        s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the result is NaN.
+        s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the
+            result is NaN.
 
     >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
     tensor(3., dtype=torch.float64)
@@ -405,10 +455,12 @@ def top_eigenvalue(s: Tensor) -> Tensor:
 
 
 def entropy_rank(values: Tensor) -> Tensor:
-    """exp(-Σ p log p), p = values / Σ values: how many equal values have that entropy; NaN where all are 0.
+    """exp(-Σ p log p), p = values / Σ values: how many equal values have that entropy; NaN where
+    all are 0.
 
-    Of singular values it is the effective rank of Roy & Vetterli 2007, and RankMe where rows were not centred, without
-    the 1e-7 that Garrido et al. 2023 add to each p so that its logarithm is finite: here 0 log 0 is 0.
+    Of singular values it is the effective rank of Roy & Vetterli 2007, and RankMe where rows were
+    not centred, without the 1e-7 that Garrido et al. 2023 add to each p so that its logarithm is
+    finite: here 0 log 0 is 0.
 
     Args:
         values: shape (k,), at least 0.
@@ -422,9 +474,9 @@ def entropy_rank(values: Tensor) -> Tensor:
 def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tuple[Tensor, Tensor]:
     """The exponent α of λᵢ ∝ i^-α, and the R² of its fit.
 
-    Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense log i gets; R² has
-    the same weights. Eigenvalues of the window that are 0 are left out; of fewer than three both are NaN, and R² is
-    where all λᵢ are equal.
+    Least squares of log λᵢ on -log i with an intercept and weights 1/i, which make up for how dense
+    log i gets; R² has the same weights. Eigenvalues of the window that are 0 are left out; of fewer
+    than three both are NaN, and R² is where all λᵢ are equal.
 
     Args:
         eigenvalues: shape (d,), in descending order.
@@ -441,11 +493,15 @@ def power_law(eigenvalues: Tensor, window: tuple[int, int] = ALPHA_WINDOW) -> tu
     x, y = (values - torch.dot(weights, values) for values in (x, y))
     xx, xy, yy = (torch.dot(weights, product) for product in (x * x, x * y, y * y))
     enough = used.sum() >= _FEWEST_FITTED
-    return torch.where(enough, ratio(xy, xx), torch.nan), torch.where(enough, ratio(xy.square(), xx * yy), torch.nan)
+    return torch.where(enough, ratio(xy, xx), torch.nan), torch.where(
+        enough, ratio(xy.square(), xx * yy), torch.nan
+    )
 
 
 def covariance_eigenvalues(scatter: Scatter) -> Tensor:
-    """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN for no rows."""
+    """Eigenvalues of the covariance, shape (d,), descending, at least 0, that sum to its trace; NaN
+    for no rows.
+    """
     s = varying_scatter(scatter)
     values = scatter_eigenvalues(s, scatter.n)
     rest = values[1:].sum()  # rounding that was put to 0 is taken from all but the largest
@@ -454,22 +510,29 @@ def covariance_eigenvalues(scatter: Scatter) -> Tensor:
 
 
 def scatter_eigenvalues(s: Tensor, n: Tensor, largest: Tensor | None = None) -> Tensor:
-    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is not finite.
+    """Eigenvalues of the scatter matrix of n rows, in descending order, at least 0; NaN if it is
+    not finite.
 
-    They are 0 from the n-th on, and where they are only rounding beside ``largest`` or λ₁: many of these would add up.
+    They are 0 from the n-th on, and where they are only rounding beside ``largest`` or λ₁: many of
+    these would add up.
     """
     if not bool(s.isfinite().all()):
         return s.diagonal() * torch.nan
     values = torch.linalg.eigvalsh(s).flip(0)
-    rounding = len(s) * torch.finfo(s.dtype).eps * (values[0] if largest is None else largest).clamp(min=0)
+    rounding = (
+        len(s) * torch.finfo(s.dtype).eps * (values[0] if largest is None else largest).clamp(min=0)
+    )
     is_spanned = torch.arange(len(s), device=s.device) < n - 1
     return torch.where(is_spanned & (values > rounding), values, 0)
 
 
 def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -> Tensor:
-    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, given the scatter of n rows, their mean, and the λ₁ of S."""
+    """Eigenvalues of Σ x xᵀ = S + n μμᵀ, given the scatter of n rows, their mean, and the λ₁ of
+    S.
+    """
     length = torch.linalg.vector_norm(mean)
-    normal = mean.clone()  # of a mirror that puts the mean on the first axis: else its rounding drowns small values
+    # of a mirror that puts the mean on the first axis: else its rounding drowns small values
+    normal = mean.clone()
     normal[0] += torch.copysign(length, mean[0])
     normal /= torch.linalg.vector_norm(normal).clamp(min=torch.finfo(s.dtype).tiny)
     reflected = s - 2 * torch.outer(normal, normal @ s)
@@ -479,17 +542,21 @@ def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary; NaN where squares are out of range."""
+    """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary; NaN where squares
+    are out of range.
+    """
     variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
     varies = torch.where(variance == 0, 0, variance / variance)
     return scatter.scatter * varies[:, None] * varies
 
 
 class AnisotropyBatches(NamedTuple):
-    """Moments of the anisotropies of consecutive batches of rows, and the rows that are in none of these yet.
+    """Moments of the anisotropies of consecutive batches of rows, and the rows that are in none of
+    these yet.
 
-    On a CPU these do not fill a batch. Of other devices, which would have to be waited for, they are up to four batches
-    until the values are asked for; those of them that have a NaN or Inf are zeros, and are left out then.
+    On a CPU these do not fill a batch. Of other devices, which would have to be waited for, they
+    are up to four batches until the values are asked for; those of them that have a NaN or Inf are
+    zeros, and are left out then.
     """
 
     n: Tensor  # number of batches, scalar
@@ -506,7 +573,9 @@ class AnisotropyBatches(NamedTuple):
         return cls(zero, zero, zero, torch.zeros(0, dim), torch.zeros(0, dtype=torch.bool), size)
 
     def extend(self, x: Tensor, counts: Tensor | None = None) -> "AnisotropyBatches":
-        """The state after the next rows, ``x``, shape (n, d), of which those count that are marked; default: all."""
+        """The state after the next rows, ``x``, shape (n, d), of which those count that are marked;
+        default: all.
+        """
         device = self.pending.device
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         counts = x.new_ones(len(x), dtype=torch.bool) if counts is None else counts
@@ -532,9 +601,15 @@ class AnisotropyBatches(NamedTuple):
         for start in range(0, len(whole), at_a_time):
             some = whole[start : start + at_a_time]
             for value in (yield from at_once(*(steps(anisotropy, batch) for batch in some))):
-                moments = [*merge_parts([moments, (torch.ones_like(value), value, torch.zeros_like(value))])]
+                moments = [
+                    *merge_parts(
+                        [moments, (torch.ones_like(value), value, torch.zeros_like(value))]
+                    )
+                ]
         n, mean, m2 = moments
-        return AnisotropyBatches(n, mean, m2, rest.clone(), rest.new_ones(len(rest), dtype=torch.bool), self.size)
+        return AnisotropyBatches(
+            n, mean, m2, rest.clone(), rest.new_ones(len(rest), dtype=torch.bool), self.size
+        )
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
@@ -544,12 +619,15 @@ class AnisotropyBatches(NamedTuple):
     def all_reduce(self, group: Group = None) -> Exchange["AnisotropyBatches"]:
         """The batches of all ranks; no batch spans two ranks."""
         done = self.completed()
-        n, mean, m2 = yield from parts_merged([[sent(each, self.pending.device) for each in done[:3]]])
+        n, mean, m2 = yield from parts_merged(
+            [[sent(each, self.pending.device) for each in done[:3]]]
+        )
         return done._replace(n=n, mean=mean, m2=m2)
 
 
 def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, from the moments of n batches' values.
+    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, from the moments of n batches'
+    values.
 
     NaN for no batch, and for fewer than two batches.
     """
@@ -562,16 +640,17 @@ def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
 class ScatterSketch(NamedTuple):
     """Mean, variances and sketched scatter S of rows, whose anisotropy is known with its error.
 
-    The scatter S, shape (d, d), is seen through Z = S Ω alone, Ω a fixed Gaussian matrix of k columns: one pass over
-    the rows, and 8 d k bytes instead of 8 d²: line "sketch" of ``benchmarks/estimators.py``. Half of the columns give
-    an approximation of S (Nyström); the other half, which that does not depend on, shows what it has missed, and so
-    bounds the largest eigenvalue from both sides. No linear sketch tells the largest eigenvalue of a flat spectrum more
-    closely than by a factor of about (d / k)^¼ (Li, Nguyen & Woodruff 2014): there the error is as large as the value,
-    a small multiple of 1 / d.
+    The scatter S, shape (d, d), is seen through Z = S Ω alone, Ω a fixed Gaussian matrix of k
+    columns: one pass over the rows, and 8 d k bytes instead of 8 d²: line "sketch" of
+    ``benchmarks/estimators.py``. Half of the columns give an approximation of S (Nyström); the
+    other half, which that does not depend on, shows what it has missed, and so bounds the largest
+    eigenvalue from both sides. No linear sketch tells the largest eigenvalue of a flat spectrum
+    more closely than by a factor of about (d / k)^¼ (Li, Nguyen & Woodruff 2014): there the error
+    is as large as the value, a small multiple of 1 / d.
 
-    Sources: Tropp, Yurtsever, Udell & Cevher 2017 (arXiv 1706.05736) for the approximation from one pass; Meyer, Musco,
-    Musco & Woodruff 2021 (arXiv 2010.09649) for the trace, here of S², from both halves; Laurent & Massart 2000 (lemma
-    1) for tails of weighted sums of chi-squared numbers.
+    Sources: Tropp, Yurtsever, Udell & Cevher 2017 (arXiv 1706.05736) for the approximation from one
+    pass; Meyer, Musco, Musco & Woodruff 2021 (arXiv 2010.09649) for the trace, here of S², from
+    both halves; Laurent & Massart 2000 (lemma 1) for tails of weighted sums of chi-squared numbers.
 
     Attributes:
         n: number of rows, scalar.
@@ -616,22 +695,29 @@ def _merged_sketches(parts: Sequence[ScatterSketch]) -> Exchange[ScatterSketch]:
 def gaussian_columns(dim: int, columns: int, device: torch.device) -> Tensor:
     """Ω: independent standard normal numbers, shape (d, k), float32, equal for equal shapes."""
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(dim, columns, generator=generator, dtype=torch.float32, device="cpu").to(device)
+    return torch.randn(dim, columns, generator=generator, dtype=torch.float32, device="cpu").to(
+        device
+    )
 
 
 def row_sketch(x: Tensor, columns: int, weights: Tensor | None = None) -> ScatterSketch:
-    """Mean, variances and sketched scatter of the rows of ``x``, shape (n, d), in O(n d k) operations.
+    """Mean, variances and sketched scatter of the rows of ``x``, shape (n, d), in O(n d k)
+    operations.
 
-    Products are taken of the centred rows, in float64 for float64 rows and else in float32, whatever the process's
-    matmul-precision and autocast settings are; they are summed over chunks of rows in float64. ``weights`` are as in
-    `row_scatter`.
+    Products are taken of the centred rows, in float64 for float64 rows and else in float32,
+    whatever the process's matmul-precision and autocast settings are; they are summed over chunks
+    of rows in float64. ``weights`` are as in `row_scatter`.
     """
     with matmul_precision(x.device):
         return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns, weights)
 
 
-def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int, weights: Tensor | None) -> ScatterSketch:
-    """The sketch of rows, centred twice, also where its products leave the range of ``dtype``: see `_scatter_in`."""
+def _sketch_in(
+    dtype: torch.dtype, x: Tensor, columns: int, weights: Tensor | None
+) -> ScatterSketch:
+    """The sketch of rows, centred twice, also where its products leave the range of ``dtype``: see
+    `_scatter_in`.
+    """
     wide, dim = accumulator_dtype(x.device), x.shape[1]
     center = torch.zeros(dim, dtype=wide, device=x.device)
     omega = gaussian_columns(dim, columns, x.device)
@@ -661,26 +747,34 @@ def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int, weights: Tensor | No
 def sketch_values(sketch: ScatterSketch) -> dict[str, Tensor]:
     """Values of the covariance spectrum that a sketch tells, with their errors.
 
-    Beside rounding, the exact values are within the errors in at least 95 of 100 cases, the anisotropy nearly always:
-    simulated for power laws, spiked, flat and rank-deficient spectra, from 32 columns on. The errors are 0 (but for
-    rounding, of rows in float32 or less) where the rank of the scatter is well below k / 2.
+    Beside rounding, the exact values are within the errors in at least 95 of 100 cases, the
+    anisotropy nearly always: simulated for power laws, spiked, flat and rank-deficient spectra,
+    from 32 columns on. The errors are 0 (but for rounding, of rows in float32 or less) where the
+    rank of the scatter is well below k / 2.
 
     Returns:
-        ``anisotropy``, an estimate of λ₁/Σλ, and ``anisotropy_error``; ``participation_ratio``, one of (Σλ)²/Σλ², and
-        ``participation_ratio_error``; ``anisotropy_null``, the Gaussian baseline. All but the baseline are NaN where
-        the rows do not vary.
+        ``anisotropy``, an estimate of λ₁/Σλ, and ``anisotropy_error``; ``participation_ratio``, one
+        of (Σλ)²/Σλ², and ``participation_ratio_error``; ``anisotropy_null``, the Gaussian baseline.
+        All but the baseline are NaN where the rows do not vary.
     """
     m2 = without_rounding(sketch.m2, sketch.n, sketch.mean)
     trace, varies = m2.sum(), (m2 != 0).to(m2.dtype)[:, None]
     z = ratio(sketch.product, trace) * varies
     omega = gaussian_columns(*z.shape, z.device).to(z.dtype) * varies
-    values = _estimates(z, omega) if bool(z.isfinite().all() & (trace > 0)) else [trace * torch.nan] * 4
+    values = (
+        _estimates(z, omega) if bool(z.isfinite().all() & (trace > 0)) else [trace * torch.nan] * 4
+    )
     keys = ("anisotropy", "anisotropy_error", "participation_ratio", "participation_ratio_error")
-    return {**dict(zip(keys, values, strict=True)), "anisotropy_null": anisotropy_null(sketch.n, len(m2))}
+    return {
+        **dict(zip(keys, values, strict=True)),
+        "anisotropy_null": anisotropy_null(sketch.n, len(m2)),
+    }
 
 
 def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
-    """Largest eigenvalue λ of S and participation ratio, each with its error, from Z = S Ω; S has trace 1."""
+    """Largest eigenvalue λ of S and participation ratio, each with its error, from Z = S Ω; S has
+    trace 1.
+    """
     half = z.shape[1] // 2
     probes = omega[:, half:]
     factor = _nystrom(z[:, :half], omega[:, :half])
@@ -692,7 +786,8 @@ def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
     missed = z[:, half:] - seen  # of a remainder E of S that is positive semi-definite
     num_probes = probes.shape[1]
 
-    # S u = (top + more) u + r with r orthogonal to u: `more` is the slope of uᵀ E Ω on uᵀ Ω, ‖r‖² its residual variance
+    # S u = (top + more) u + r with r orthogonal to u: `more` is the slope of uᵀ E Ω on uᵀ Ω, ‖r‖²
+    # its residual variance
     along, response = u @ probes, u @ missed
     more = (response @ along) / along.square().sum()
     residuals = (response - more * along).square().sum()
@@ -704,7 +799,8 @@ def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
     quotient_low = top + (more - noise).clamp(min=0)
 
     high = _largest(quotient_high, second + _norm_bound(missed), r_high)
-    high = torch.maximum(torch.minimum(high, _norm_bound(z)), top).clamp(max=1)  # S - factor factorᵀ has no λ < 0
+    # S - factor factorᵀ has no λ < 0
+    high = torch.maximum(torch.minimum(high, _norm_bound(z)), top).clamp(max=1)
     low = torch.maximum(quotient_low, r_low)
     low = torch.minimum(low + r_low.square() / low, high)  # λ uᵀSu is at least ‖Su‖²
     value = torch.minimum(torch.maximum(_largest(quotient, second, r), low), high)
@@ -714,7 +810,9 @@ def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
     frobenius = eigenvalues.square().sum() + squares.mean()
     spread = _student(freedom) * squares.std() / math.sqrt(num_probes)
     pairs = (value, error), (ratio(torch.ones_like(value), frobenius), spread / frobenius.square())
-    return [each for found, e in pairs for each in (found, torch.where(e > _ROUNDING * found, e, 0))]
+    return [
+        each for found, e in pairs for each in (found, torch.where(e > _ROUNDING * found, e, 0))
+    ]
 
 
 def _nystrom(z: Tensor, omega: Tensor) -> Tensor:
@@ -731,9 +829,11 @@ def _largest(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _norm_bound(e: Tensor) -> Tensor:
-    """An upper bound of the norm λ of a symmetric E, from E Ω with the k columns of Ω independent of E.
+    """An upper bound of the norm λ of a symmetric E, from E Ω with the k columns of Ω independent
+    of E.
 
-    The largest eigenvalue of (E Ω)ᵀ E Ω is at least λ² χ²ₖ, and more than that by about the rest of ‖E‖².
+    The largest eigenvalue of (E Ω)ᵀ E Ω is at least λ² χ²ₖ, and more than that by about the rest of
+    ‖E‖².
     """
     gram = e.T @ e
     k, x = len(gram), -math.log(_TAIL)
@@ -741,7 +841,11 @@ def _norm_bound(e: Tensor) -> Tensor:
     quantile = _chi2(k, -1)
     a, b = quantile - 1 - 2 * x / k, math.sqrt(x) * (1 + k**-0.5) * norm2.sqrt()
     plain = (top / quantile).clamp(min=0).sqrt()
-    return torch.minimum(plain, (b + (b.square() + a * (top - norm2).clamp(min=0)).sqrt()) / a) if a > 0 else plain
+    return (
+        torch.minimum(plain, (b + (b.square() + a * (top - norm2).clamp(min=0)).sqrt()) / a)
+        if a > 0
+        else plain
+    )
 
 
 def _student(freedom: int) -> float:
@@ -751,6 +855,8 @@ def _student(freedom: int) -> float:
 
 
 def _chi2(freedom: int, sign: int) -> float:
-    """The value a chi-squared number exceeds (sign 1), or not (-1), with probability `_TAIL` (Wilson & Hilferty)."""
+    """The value a chi-squared number exceeds (sign 1), or not (-1), with probability `_TAIL`
+    (Wilson & Hilferty).
+    """
     variance = 2 / (9 * freedom)
     return float(freedom * (1 - variance + sign * _NORMAL * math.sqrt(variance)) ** 3)

@@ -1,4 +1,6 @@
-"""Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within token types."""
+"""Token tables (Yamagiwa & Shimodaira 2025, arXiv 2409.11253, Algorithm 1), and the variance within
+token types.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -45,31 +47,39 @@ from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
-_REDUCED_ELEMENTS = 1 << 24  # elements of means, 128 MiB, that a device has a copy of to reduce them
-_FEW_SEQUENCES = 3  # token types seen in two sequences up to this many stand for those seen in one only
+# elements of means, 128 MiB, that a device has a copy of to reduce them
+_REDUCED_ELEMENTS = 1 << 24
+# token types seen in two sequences up to this many stand for those seen in one only
+_FEW_SEQUENCES = 3
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
 _EXACT_BITS = 52  # of integers in float64
 NUM_BINS = 10  # ranges of frequencies
 REGRESSION_COUNT_RANGE = (10, 100_000)
-"""Fewest and most occurrences of the token types that `type_regressions` are taken over, unless told otherwise."""
+"""Fewest and most occurrences of the token types that `type_regressions` are taken over, unless
+told otherwise.
+"""
 
 
 class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
-    Tables of rows that share no sequence merge exactly. Of rows that are K streams of equal width side by side there
-    may be, in place of squared deviations, the products of each two of the streams, summed over coordinates.
+    Tables of rows that share no sequence merge exactly. Of rows that are K streams of equal width
+    side by side there may be, in place of squared deviations, the products of each two of the
+    streams, summed over coordinates.
 
     Attributes:
-        token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have none. They are on the
-            CPU, so that tables merge without waiting for a device; of `typed` they are where the others are.
-        n: number of rows of each, shape (T,); 0 where a device has found that all of them have a NaN or Inf.
+        token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have
+            none. They are on the CPU, so that tables merge without waiting for a device; of `typed`
+            they are where the others are.
+        n: number of rows of each, shape (T,); 0 where a device has found that all of them have a
+            NaN or Inf.
         mean: their mean, shape (T, d).
-        m2: squared deviations from it, summed over rows and coordinates, shape (T,); of K streams (T, K, K).
+        m2: squared deviations from it, summed over rows and coordinates, shape (T,); of K streams
+            (T, K, K).
         sequences: number of sequences that have such rows, shape (T,).
         sequence_n2: Σ_s n_s² over these, n_s being the number of rows in sequence s, shape (T,).
-        sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s, shape (T,); of K
-            streams (T, K, K).
+        sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s,
+            shape (T,); of K streams (T, K, K).
     """
 
     token_ids: Tensor
@@ -87,7 +97,9 @@ class TokenTable(NamedTuple):
 
     @classmethod
     def empty(cls, dim: int, num_streams: int | None = None) -> "TokenTable":
-        """The table of no rows, which are ``num_streams`` streams side by side where that is given."""
+        """The table of no rows, which are ``num_streams`` streams side by side where that is
+        given.
+        """
         n = torch.zeros(0, dtype=torch.float64)
         m2 = n if num_streams is None else n.new_zeros(0, num_streams, num_streams)
         return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), m2, n, n, m2)
@@ -113,8 +125,12 @@ class TokenTable(NamedTuple):
         place = torch.searchsorted(types, self.token_ids)
         held = torch.cat([each[:, None].flatten(1).T for each in (self.n, *self[4:])])
         counts = self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held)
-        sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(0, place, self.n[:, None] * self.mean)
-        counts, mean = yield from at_once(total(counts, overwrite=True), total(sums, overwrite=True))
+        sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(
+            0, place, self.n[:, None] * self.mean
+        )
+        counts, mean = yield from at_once(
+            total(counts, overwrite=True), total(sums, overwrite=True)
+        )
         mean /= counts[0].clamp(min=1)[:, None]
         m2 = self.m2.clone()
         for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
@@ -123,15 +139,24 @@ class TokenTable(NamedTuple):
                 m2[chunk] += (self.n[chunk, None] * shift.square()).sum(-1)
             else:
                 m2[chunk] += self.n[chunk, None, None] * part_products(shift, m2.shape[-1])
-        m2 = yield from total(m2.new_zeros(len(types), *m2.shape[1:]).index_copy_(0, place, m2), overwrite=True)
-        return TokenTable(types, counts[0], mean, m2, counts[1], counts[2], counts[3:].T.reshape(m2.shape))
+        m2 = yield from total(
+            m2.new_zeros(len(types), *m2.shape[1:]).index_copy_(0, place, m2), overwrite=True
+        )
+        return TokenTable(
+            types, counts[0], mean, m2, counts[1], counts[2], counts[3:].T.reshape(m2.shape)
+        )
 
     def reindex(self, types: Tensor) -> "TokenTable":
-        """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the new ones."""
+        """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the
+        new ones.
+        """
         return self._placed(types, torch.searchsorted(types, self.token_ids).to(self.n.device))
 
     def _placed(self, types: Tensor, place: Tensor) -> "TokenTable":
-        states = (state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state) for state in self[1:])
+        states = (
+            state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
+            for state in self[1:]
+        )
         return TokenTable(types, *states)
 
     def select(self, keep: Tensor) -> "TokenTable":
@@ -139,12 +164,16 @@ class TokenTable(NamedTuple):
         return TokenTable(*(state[keep] for state in self))
 
     def of(self, token_ids: Tensor) -> "TokenTable":
-        """The table of some of its token types, given by their ids on the CPU; no device is waited for."""
+        """The table of some of its token types, given by their ids on the CPU; no device is waited
+        for.
+        """
         place = sent(torch.searchsorted(self.token_ids, token_ids), self.n.device)
         return TokenTable(token_ids, *(state.index_select(0, place) for state in self[1:]))
 
     def typed(self) -> "TokenTable":
-        """The table without the rows that have no type; a device, on which all of it then is, is waited for."""
+        """The table without the rows that have no type; a device, on which all of it then is, is
+        waited for.
+        """
         table = TokenTable(*(state[self.num_untyped :] for state in self))
         table = table._replace(token_ids=table.token_ids.to(table.n.device))
         has_rows = table.n > 0
@@ -156,7 +185,9 @@ class TokenTable(NamedTuple):
         return int((self.token_ids[:1] == NO_TYPE).sum())
 
     def without_rounding(self) -> "TokenTable":
-        """This table with an m2 of exactly 0 where it is no more than rounding: see `moments.without_rounding`."""
+        """This table with an m2 of exactly 0 where it is no more than rounding: see
+        `moments.without_rounding`.
+        """
         return self._replace(m2=without_rounding(self.m2, self.n, scaled_row_norms(self.mean)))
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +196,8 @@ class TokenTable(NamedTuple):
         return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
 
     def reduced(self, count_range: tuple[int, int] | None = None) -> "TypeMoments":
-        """Numbers of each type that are left without the means, where the table is, which is not waited for.
+        """Numbers of each type that are left without the means, where the table is, which is not
+        waited for.
 
         ``count_range`` is that of the types whose common mean is the centre; default: all.
         """
@@ -175,9 +207,11 @@ class TokenTable(NamedTuple):
     def reduced_over_ranks(
         self, count_range: tuple[int, int] | None = None, group: Group = None
     ) -> Exchange["TypeMoments"]:
-        """Result of `reduced` for the rows of all ranks, of whose table no rank holds more than of its own.
+        """Result of `reduced` for the rows of all ranks, of whose table no rank holds more than of
+        its own.
 
-        Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the numbers of these.
+        Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the
+        numbers of these.
         """
         types = yield from union_of_types(self.token_ids[self.num_untyped :], group)
         ranks, dim = num_ranks(group), self.mean.shape[1]
@@ -195,7 +229,9 @@ class TokenTable(NamedTuple):
         own = _merged_parts(types[first : first + share], parts)
         untyped = sums[-1]
         if count_range is not None:
-            sums = yield from total(torch.cat([each.reshape(-1) for each in own._sums(count_range)]))
+            sums = yield from total(
+                torch.cat([each.reshape(-1) for each in own._sums(count_range)])
+            )
         whole = own._about(sums[1:-1] / sums[0].clamp(min=1), untyped)
         numbers = given.new_zeros(len(whole.per_type), len(types))
         numbers[:, first : first + share] = torch.stack(whole.per_type)
@@ -203,29 +239,43 @@ class TokenTable(NamedTuple):
         return TypeMoments._make((types, *numbers, whole.center, untyped))
 
     def _sums(self, count_range: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Number of the rows of the types that occur so often, and their sum; and number of the rows without a type."""
+        """Number of the rows of the types that occur so often, and their sum; and number of the
+        rows without a type.
+        """
         n, mean = self.n[self.num_untyped :], self.mean[self.num_untyped :]
         counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
         sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in _reduced_chunks(mean)]
-        return counted.sum(), sum(sums, mean.new_zeros(mean.shape[1])), self.n[: self.num_untyped].sum()
+        return (
+            counted.sum(),
+            sum(sums, mean.new_zeros(mean.shape[1])),
+            self.n[: self.num_untyped].sum(),
+        )
 
     def _about(self, center: Tensor, untyped: Tensor) -> "TypeMoments":
         token_ids, n, mean, *squares = (state[self.num_untyped :] for state in self)
         chunks = _reduced_chunks(mean)
         norms = torch.cat([n[:0], *(scaled_row_norms(mean[chunk]) for chunk in chunks)])
-        distances = torch.cat([n[:0], *((mean[chunk] - center).square().sum(1) for chunk in chunks)])
+        distances = torch.cat(
+            [n[:0], *((mean[chunk] - center).square().sum(1) for chunk in chunks)]
+        )
         return TypeMoments._make((token_ids, n, norms, distances, *squares, center, untyped))
 
 
 def _reduced_chunks(mean: Tensor) -> list[slice]:
-    return [*row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)]
+    return [
+        *row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)
+    ]
 
 
 def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
-    """The table of these types, from the rows that each rank has for them: means, n and the rest, (R, share, d + 5)."""
+    """The table of these types, from the rows that each rank has for them: means, n and the rest,
+    (R, share, d + 5).
+    """
     parts, dim = parts[:, : len(types)], parts.shape[2] - 5
     tables = list[TokenTable]()
-    for chunk in [*row_chunks(parts[0], blocked(_MERGED_ELEMENTS, parts.device) // len(parts))] or [slice(0)]:
+    for chunk in [*row_chunks(parts[0], blocked(_MERGED_ELEMENTS, parts.device) // len(parts))] or [
+        slice(0)
+    ]:
         n, m2, *counts = parts[:, chunk, dim:].unbind(2)
         merged = merge_parts([(n, parts[:, chunk, :dim], m2)], partial(torch.sum, dim=0))
         tables.append(TokenTable(types[chunk], *merged, *(each.sum(0) for each in counts)))
@@ -235,7 +285,8 @@ def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
 class TypeMoments(NamedTuple):
     """Counts and squared deviations of the embeddings of each token type, without the means.
 
-    Where several layers are stacked, along leading axes, those may be without that are the same for all.
+    Where several layers are stacked, along leading axes, those may be without that are the same for
+    all.
 
     Attributes:
         token_ids: as in `TokenTable`, as are the others that are not explained.
@@ -246,7 +297,8 @@ class TypeMoments(NamedTuple):
         sequences: shape (T,).
         sequence_n2: shape (T,).
         sequence_m2: shape (T,).
-        center: mean of the rows of all token types, or of those within a range of counts, shape (d,).
+        center: mean of the rows of all token types, or of those within a range of counts, shape
+            (d,).
         num_untyped: number of rows that have no type, scalar.
     """
 
@@ -271,12 +323,16 @@ class TypeMoments(NamedTuple):
         return TypeMoments._make((*(state[..., keep] for state in self[:-2]), *self[-2:]))
 
     def seen(self) -> "TypeMoments":
-        """The token types that have rows, with an m2 of exactly 0 where it is no more than rounding."""
+        """The token types that have rows, with an m2 of exactly 0 where it is no more than
+        rounding.
+        """
         types = self if bool((self.n > 0).all()) else self.select(self.n > 0)
         return types._replace(m2=without_rounding(types.m2, types.n, types.norm))
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
-        """n, mean, shape (d,), and m2 of the rows of all token types together, whose mean the centre is."""
+        """n, mean, shape (d,), and m2 of the rows of all token types together, whose mean the
+        centre is.
+        """
         n = self.n.sum(-1)
         m2 = (self.m2 + self.n * self.distance2).sum(-1)
         return n, self.center, without_rounding_of_one(m2, n, scaled_row_norms(self.center))
@@ -289,8 +345,9 @@ class TypeMoments(NamedTuple):
 def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
     """The token types of all ranks, ascending, given each one's own.
 
-    Token ids are marked among all up to the largest, as many in a float64 as it has digits that count the ranks which
-    mark one: so the ranks' number hardly matters. Those of words may be any numbers; where that is less, all are sent.
+    Token ids are marked among all up to the largest, as many in a float64 as it has digits that
+    count the ranks which mark one: so the ranks' number hardly matters. Those of words may be any
+    numbers; where that is less, all are sent.
     """
     ranks, nothing = num_ranks(group), types.new_full((1,), NO_TYPE - 1)
     sizes = torch.stack((types.new_tensor(len(types)), torch.cat((types, nothing)).max()))
@@ -298,7 +355,9 @@ def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
     bits = ranks.bit_length()
     in_one = _EXACT_BITS // bits
     if last >= 2 * in_one * ranks * most:
-        every = (yield from of_each_rank(torch.cat((types, nothing.expand(most - len(types)))), group)).unique()
+        every = (
+            yield from of_each_rank(torch.cat((types, nothing.expand(most - len(types)))), group)
+        ).unique()
         return every[every >= NO_TYPE]
     places = torch.where(types == NO_TYPE, 0, types + 1)
     marks = torch.zeros(max(0, last + 1) // in_one + 1, dtype=torch.float64, device=types.device)
@@ -311,7 +370,9 @@ def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
 
 @lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers
 def _united(own: Tensor, others: Tensor, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The token types of two tables, ascending, and on ``device`` the places of both tables' among them."""
+    """The token types of two tables, ascending, and on ``device`` the places of both tables' among
+    them.
+    """
     types = torch.cat((own, others)).unique()
     return types, *(sent(torch.searchsorted(types, each), device) for each in (own, others))
 
@@ -325,7 +386,8 @@ def token_table(
         x: shape (n, d), any floating dtype.
         token_ids: shape (n,), int64; for those on another device than the CPU it is waited.
         sequence_ids: shape (n,), int64; default: each row is a sequence of its own.
-        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all count.
+        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all
+            count.
 
     Returns:
         The table; identical rows have a variance of exactly 0.
@@ -341,7 +403,8 @@ def token_table(
 
 
 def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
-    """The `token_table` of rows, whose order is found once for all layers; None where they have no token ids.
+    """The `token_table` of rows, whose order is found once for all layers; None where they have no
+    token ids.
 
     With ``num_streams`` it is one of streams.
     """
@@ -368,19 +431,28 @@ class _Runs(NamedTuple):
 
 
 class TypeRuns:
-    """Rows of a batch in runs of one token type, and of one type and sequence, which depend on no value of the rows.
+    """Rows of a batch in runs of one token type, and of one type and sequence, which depend on no
+    value of the rows.
 
-    They are found on the CPU, so that all shapes are known, and are then held on the device of the rows.
+    They are found on the CPU, so that all shapes are known, and are then held on the device of the
+    rows.
 
     Args:
         token_ids: shape (n,), int64, on the CPU.
         sequence_ids: shape (n,), int64, on the CPU; None: each row is a sequence of its own.
         device: of the rows.
-        is_whole: whether all types and sequences are runs, which takes fewer operations, and weights; or those alone
-            that say something new, which takes less work.
+        is_whole: whether all types and sequences are runs, which takes fewer operations, and
+            weights; or those alone that say something new, which takes less work.
     """
 
-    def __init__(self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device, *, is_whole: bool) -> None:
+    def __init__(
+        self,
+        token_ids: Tensor,
+        sequence_ids: Tensor | None,
+        device: torch.device,
+        *,
+        is_whole: bool,
+    ) -> None:
         if sequence_ids is None:
             order = token_ids.argsort(stable=True)
         else:
@@ -395,7 +467,8 @@ class TypeRuns:
         orders, lengths = [order[~is_single.repeat_interleave(counts)]], [counts[~is_single]]
         type_of_run = ends[:0]
         if sequence_ids is not None:
-            is_other = torch.ones_like(order, dtype=torch.bool)  # another type or sequence than that of the row before
+            # another type or sequence than that of the row before
+            is_other = torch.ones_like(order, dtype=torch.bool)
             is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
             first = is_other.nonzero().flatten()
             sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
@@ -419,11 +492,20 @@ class TypeRuns:
         )
         self._single, self._single_places, self._repeated, self._type_of_run = (
             sent(each, device)
-            for each in (single, order[ends[single] - 1], (~is_single).nonzero().flatten(), type_of_run)
+            for each in (
+                single,
+                order[ends[single] - 1],
+                (~is_single).nonzero().flatten(),
+                type_of_run,
+            )
         )
 
-    def table(self, x: Tensor, weights: Tensor | None = None, num_streams: int | None = None) -> TokenTable:
-        """The table of rows, shape (n, d), of these types and sequences; ``weights`` are those of `token_table`."""
+    def table(
+        self, x: Tensor, weights: Tensor | None = None, num_streams: int | None = None
+    ) -> TokenTable:
+        """The table of rows, shape (n, d), of these types and sequences; ``weights`` are those of
+        `token_table`.
+        """
         wide = accumulator_dtype(x.device)
         if is_asynchronous(x.device) or num_streams is not None:
             return self._table_in(wide, x, weights, num_streams)
@@ -436,7 +518,9 @@ class TypeRuns:
         self, dtype: torch.dtype, x: Tensor, weights: Tensor | None, num_streams: int | None = None
     ) -> TokenTable:
         """The table of rows that are centred in ``dtype``."""
-        mean = torch.empty(len(self.token_ids), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+        mean = torch.empty(
+            len(self.token_ids), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device
+        )
         for chunk in row_chunks(mean[: len(self._single)]):
             rows = x.index_select(0, self._single_places[chunk])
             mean.index_copy_(0, self._single[chunk], rows.to(mean.dtype))
@@ -450,7 +534,12 @@ class TypeRuns:
         if not parts:
             size = mean[:0, 0]
             parts.append(
-                (size if num_streams is None else size[:, None, None].expand(0, num_streams, num_streams), size)
+                (
+                    size
+                    if num_streams is None
+                    else size[:, None, None].expand(0, num_streams, num_streams),
+                    size,
+                )
             )
         squares, sizes = map(_joined, zip(*parts, strict=True))
         of_runs = squares[num_types:] * column(sizes[num_types:], squares)
@@ -459,16 +548,24 @@ class TypeRuns:
             m2 = squares[:num_types]
         else:
             n = self._n
-            m2 = squares.new_zeros(len(n), *squares.shape[1:]).index_copy_(0, self._repeated, squares[:num_types])
+            m2 = squares.new_zeros(len(n), *squares.shape[1:]).index_copy_(
+                0, self._repeated, squares[:num_types]
+            )
         if not self._has_sequences:
             return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(m2))
         if self._is_whole:
-            each = torch.stack((size.clamp(max=1), size.square(), *of_runs[:, None].flatten(1).unbind(1)))
+            each = torch.stack(
+                (size.clamp(max=1), size.square(), *of_runs[:, None].flatten(1).unbind(1))
+            )
             sums = n.new_zeros(len(each), num_types).index_add_(1, self._type_of_run, each)
-            return TokenTable(self.token_ids, n, mean, m2, sums[0], sums[1], sums[2:].T.reshape(m2.shape))
+            return TokenTable(
+                self.token_ids, n, mean, m2, sums[0], sums[1], sums[2:].T.reshape(m2.shape)
+            )
         sequence_m2 = torch.where(column(self._is_apart, m2), 0, column(n, m2) * m2)
         sequence_m2.index_add_(0, self._type_of_run, of_runs)
-        return TokenTable(self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2)
+        return TokenTable(
+            self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2
+        )
 
     def _in_chunks(self, width: int) -> list[_Runs]:
         """The runs, those of types first, in chunks of rows of this width."""
@@ -479,7 +576,9 @@ class TypeRuns:
 
     def _split(self, step: int) -> Iterator[_Runs]:
         ends = self._lengths.cumsum(0)
-        _, runs = ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
+        _, runs = (
+            ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)
+        )
         num_rows = ends[runs.cumsum(0) - 1].diff(prepend=ends.new_zeros(1))
         number = 0
         sizes, places = self._lengths.split(runs.tolist()), self._order.split(num_rows.tolist())
@@ -487,7 +586,9 @@ class TypeRuns:
             every = torch.arange(len(place), device="cpu")
             run = every[: len(size)].repeat_interleave(size, output_size=len(place))
             end = size.cumsum(0)
-            held = (sent(each, self._device) for each in (place, every, run, end - size, end - 1, size))
+            held = (
+                sent(each, self._device) for each in (place, every, run, end - size, end - 1, size)
+            )
             yield _Runs(slice(number, number + len(size)), *held)
             number += len(size)
 
@@ -497,21 +598,34 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _run_moments(
-    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, weights: Tensor | None, num_streams: int | None
+    dtype: torch.dtype,
+    x: Tensor,
+    runs: _Runs,
+    num_means: int,
+    weights: Tensor | None,
+    num_streams: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 and n of all of them.
+    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 and
+    n of all of them.
 
-    Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the rest of a narrow
-    dtype's mean corrects both: so float32 rows need no float64 copy, and identical rows vary by exactly 0.
+    Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the
+    rest of a narrow dtype's mean corrects both: so float32 rows need no float64 copy, and identical
+    rows vary by exactly 0.
     """
     wide = accumulator_dtype(x.device)
     rows = x.index_select(0, runs.places).to(dtype)
     weight = None if weights is None else weights.index_select(0, runs.places).to(dtype)
-    size = runs.lengths if weight is None else weight.new_zeros(len(runs.last)).index_add_(0, runs.run, weight)
+    size = (
+        runs.lengths
+        if weight is None
+        else weight.new_zeros(len(runs.last)).index_add_(0, runs.run, weight)
+    )
     divisor = size.clamp(min=1)[:, None]
 
     def means() -> Tensor:
-        return embedding_bag(runs.every, rows, runs.first, mode="sum", per_sample_weights=weight).div_(divisor)
+        return embedding_bag(
+            runs.every, rows, runs.first, mode="sum", per_sample_weights=weight
+        ).div_(divisor)
 
     origin = rows.index_select(0, runs.last)
     rows.sub_(origin.index_select(0, runs.run))
@@ -537,7 +651,11 @@ class SequenceCount(NamedTuple):
     @classmethod
     def of(cls, rows: Rows) -> "SequenceCount":
         """The number of those of a batch."""
-        return cls(torch.as_tensor(rows.num_sequences, dtype=accumulator_dtype(rows.x.device), device=rows.x.device))
+        return cls(
+            torch.as_tensor(
+                rows.num_sequences, dtype=accumulator_dtype(rows.x.device), device=rows.x.device
+            )
+        )
 
     def merge(self, other: "SequenceCount") -> "SequenceCount":
         """The number of those of the rows of both, which share no sequence."""
@@ -574,29 +692,35 @@ def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMome
     n = types.n[types.num_untyped :].sum()
     types = types.without_rounding()
     variance = within_variance(types, torch.as_tensor(num_sequences, device=n.device))
-    has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()  # pairs, and not out of range
+    # pairs, and not out of range
+    has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
 def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> Tensor:
     """The within-token variance V_W, estimated from pairs of occurrences in different sequences.
 
-    That of a token type is half the mean squared distance of such pairs, so that neither few occurrences nor those
-    that are alike because they are of one sequence make it too low: (n m2 - Σ_s n_s m2_s) / (n² - Σ_s n_s²), with m2
-    the squared deviations from the mean, of all n rows and of the n_s rows in sequence s. It is unbiased for each token
-    type, however their variances differ. Token types seen in one sequence only get the pooled value (sum of numerators
-    over sum of denominators) of those seen in two or three, or, where there are none, of all that have pairs.
+    That of a token type is half the mean squared distance of such pairs, so that neither few
+    occurrences nor those that are alike because they are of one sequence make it too low: (n m2 -
+    Σ_s n_s m2_s) / (n² - Σ_s n_s²), with m2 the squared deviations from the mean, of all n rows and
+    of the n_s rows in sequence s. It is unbiased for each token type, however their variances
+    differ. Token types seen in one sequence only get the pooled value (sum of numerators over sum
+    of denominators) of those seen in two or three, or, where there are none, of all that have
+    pairs.
 
     Args:
         types: the token table.
-        num_sequences: number of sequences that its rows came from, scalar. In a single one rows count as independent.
+        num_sequences: number of sequences that its rows came from, scalar. In a single one rows
+            count as independent.
 
     Returns:
-        Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice (in different
-        sequences, where there are several).
+        Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice (in
+        different sequences, where there are several).
 
     >>> from embedgeo.functional import token_table
-    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]), torch.tensor([0, 1, 1]))
+    >>> table = token_table(
+    ...     torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]), torch.tensor([0, 1, 1])
+    ... )
     >>> within_variance(table, torch.tensor(2)).item()
     2.0
     """
@@ -605,12 +729,15 @@ def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> T
     return ratio((weights * squares.clamp(min=0)).sum(-1), types.n.sum(-1))
 
 
-def within_weights(n: Tensor, sequences: Tensor, sequence_n2: Tensor, num_sequences: Tensor) -> Tensor:
-    """Weights with which the squared differences of pairs enter the `within_variance`, given the counts of each type.
+def within_weights(
+    n: Tensor, sequences: Tensor, sequence_n2: Tensor, num_sequences: Tensor
+) -> Tensor:
+    """Weights with which the squared differences of pairs enter the `within_variance`, given the
+    counts of each type.
 
     Returns:
-        Those of n m2 - Σ_s n_s m2_s of each token type, shape (T,), whose sum is V_W times the number of rows; NaN
-        where no token type has a pair and there are rows.
+        Those of n m2 - Σ_s n_s m2_s of each token type, shape (T,), whose sum is V_W times the
+        number of rows; NaN where no token type has a pair and there are rows.
     """
     is_single = num_sequences <= 1
     sequences = torch.where(is_single, n, sequences)
@@ -624,37 +751,51 @@ def within_weights(n: Tensor, sequences: Tensor, sequence_n2: Tensor, num_sequen
 
 
 def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = None) -> Tensor:
-    """The variance within token types and within sequences, estimated from pairs of occurrences in one sequence.
+    """The variance within token types and within sequences, estimated from pairs of occurrences in
+    one sequence.
 
-    That of a token type is half the mean squared distance of such pairs, Σ_s n_s m2_s / Σ_s n_s (n_s - 1), with m2_s
-    the squared deviations from the mean of its n_s rows in sequence s. Token types without such a pair, which are many,
-    get the pooled value (sum of numerators over sum of denominators) of those seen in as many sequences (1,024 and more
-    count as 1,024); where none of these has pairs, in the next fewer, or else the next more sequences.
+    That of a token type is half the mean squared distance of such pairs, Σ_s n_s m2_s / Σ_s n_s
+    (n_s - 1), with m2_s the squared deviations from the mean of its n_s rows in sequence s. Token
+    types without such a pair, which are many, get the pooled value (sum of numerators over sum of
+    denominators) of those seen in as many sequences (1,024 and more count as 1,024); where none of
+    these has pairs, in the next fewer, or else the next more sequences.
 
     Args:
         types: the token table.
-        sequences: number of sequences by which types are alike, shape (T,); default: those of the table.
+        sequences: number of sequences by which types are alike, shape (T,); default: those of the
+            table.
 
     Returns:
-        Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice in one sequence.
+        Mean over rows, in squared embedding units, scalar; NaN where no token type occurs twice in
+        one sequence.
 
     >>> from embedgeo.functional import token_table
-    >>> table = token_table(torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]), torch.tensor([0, 0, 1]))
+    >>> table = token_table(
+    ...     torch.tensor([[1.0], [3.0], [7.0]]), torch.tensor([5, 5, 2]), torch.tensor([0, 0, 1])
+    ... )
     >>> local_variance(table).item()
     2.0
     """
     types = types.reduced()
     squares = without_rounding(types.sequence_m2, types.sequence_n2, types.norm)
     pairs = types.sequence_n2 - types.n
-    sequences = (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
+    sequences = (
+        (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
+    )
     sums, num_pairs = (
         pairs.new_zeros(*each.shape[:-1], _MANY_SEQUENCES + 1).index_add_(-1, sequences, each)
         for each in (squares, pairs)
     )
     has_pairs = num_pairs > 0
-    fewer = torch.where(has_pairs, torch.arange(len(has_pairs), device=pairs.device), -1).cummax(0).values
+    fewer = (
+        torch.where(has_pairs, torch.arange(len(has_pairs), device=pairs.device), -1)
+        .cummax(0)
+        .values
+    )
     donors = torch.where(fewer < 0, has_pairs.byte().argmax(), fewer)[sequences]
-    variance = torch.where(pairs > 0, ratio(squares, pairs), ratio(sums[..., donors], num_pairs[donors]))
+    variance = torch.where(
+        pairs > 0, ratio(squares, pairs), ratio(sums[..., donors], num_pairs[donors])
+    )
     return ratio((types.n * variance).sum(-1), types.n.sum(-1))
 
 
@@ -678,8 +819,8 @@ def unbiased_split(n: Tensor, variance: Tensor, within: Tensor) -> dict[str, Ten
         within: see `within_variance`, scalar.
 
     Returns:
-        ``V_W_unbiased``; ``V_B_unbiased``, which is V - V_W_unbiased (n - 1) / n; and ``V_W_over_V_unbiased``, the
-        first over the sum of both.
+        ``V_W_unbiased``; ``V_B_unbiased``, which is V - V_W_unbiased (n - 1) / n; and
+        ``V_W_over_V_unbiased``, the first over the sum of both.
 
     >>> split = unbiased_split(*torch.tensor([4.0, 2.0, 1.0]))
     >>> {key: value.item() for key, value in split.items()}
@@ -694,7 +835,8 @@ def unbiased_split(n: Tensor, variance: Tensor, within: Tensor) -> dict[str, Ten
 
 
 def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[str, Tensor]:
-    """Split the variance within token types into that within sequences and what different sequences add.
+    """Split the variance within token types into that within sequences and what different sequences
+    add.
 
     Args:
         within: see `within_variance`, scalar.
@@ -702,8 +844,8 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
         num_sequences: number of sequences that the rows came from, scalar.
 
     Returns:
-        ``V_W_local``; ``V_W_text``, V_W_unbiased - V_W_local, NaN for a single sequence; and ``V_W_text_over_V_W``,
-        its share of V_W_unbiased.
+        ``V_W_local``; ``V_W_text``, V_W_unbiased - V_W_local, NaN for a single sequence; and
+        ``V_W_text_over_V_W``, its share of V_W_unbiased.
 
     >>> split = context_split(*torch.tensor([4.0, 3.0, 8.0]))
     >>> {key: value.item() for key, value in split.items()}
@@ -721,21 +863,28 @@ def type_values(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
 
 
 def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Values over token types: the spread of Q, and regressions of V on M, and of Q, M and V on frequency.
+    """Values over token types: the spread of Q, and regressions of V on M, and of Q, M and V on
+    frequency.
 
     Args:
-        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`. Q, M and V may be of
-            several sets of rows with the same counts, shape (..., T); values are then of each set.
+        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`. Q,
+            M and V may be of several sets of rows with the same counts, shape (..., T); values are
+            then of each set.
 
     Returns:
-        ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of variation of Q, NaN for
-        none; ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line of V on M; ``Q_freq_slope``, ``Q_freq_r2``
-        and the same of M and V, of log10(1 + value) on log10(n), NaN for fewer than two distinct abscissae.
+        ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of
+        variation of Q, NaN for none; ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line
+        of V on M; ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V, of log10(1 + value) on
+        log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    on_log_n = least_squares(log_n, torch.stack([values[key].log1p() for key in "QMV"]) / math.log(10))
+    on_log_n = least_squares(
+        log_n, torch.stack([values[key].log1p() for key in "QMV"]) / math.log(10)
+    )
     fitted = {"V_on_M": least_squares(values["M"], values["V"])}
-    fitted |= {f"{key}_freq": line for key, line in zip("QMV", zip(*on_log_n, strict=True), strict=True)}
+    fitted |= {
+        f"{key}_freq": line for key, line in zip("QMV", zip(*on_log_n, strict=True), strict=True)
+    }
     return {
         "token_types_regressed": log_n.new_tensor(log_n.numel()),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
@@ -745,7 +894,9 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:
-    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (..., n); NaN for none."""
+    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (..., n);
+    NaN for none.
+    """
     if not x.numel():
         return x.new_full(x.shape[:-1], torch.nan)
     x = x / power_of_two(x.abs().amax(-1, keepdim=True))
@@ -753,7 +904,8 @@ def coefficient_of_variation(x: Tensor) -> Tensor:
 
 
 def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,), or of several lines, (..., n).
+    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,), or of several
+    lines, (..., n).
 
     The slope is NaN where ``x`` does not vary, R² where ``x`` or ``y`` does not.
 
@@ -768,23 +920,27 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
     dx, dy = x - means[0], y - means[1]
     xx, yy = (
-        without_rounding_of_one(d.square().sum(-1), n, mean[..., 0]) for d, mean in zip((dx, dy), means, strict=True)
+        without_rounding_of_one(d.square().sum(-1), n, mean[..., 0])
+        for d, mean in zip((dx, dy), means, strict=True)
     )
     xy = (dx * dy).sum(-1)
     return ratio(xy, xx) * (y_unit / x_unit)[..., 0], ratio(xy.square(), xx * yy)
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:
-    """Choose token types over all frequencies, as figure 1 of Yamagiwa & Shimodaira 2025 shows them.
+    """Choose token types over all frequencies, as figure 1 of Yamagiwa & Shimodaira 2025 shows
+    them.
 
-    The types that occur 10 to 100,000 times are put into ten bins of equal width in log n, from the least to the most
-    frequent of them. T_r being those in bin r that may be shown, N_r = 2 + ⌊√(4 |T_r| / max |T_r|)⌋ of them are drawn
-    at random, or all if they are fewer. (Appendix A. The authors have since said that the figure was made with
-    2 + ⌊4 √(|T_r| / max |T_r|)⌋: at most six instead of four.)
+    The types that occur 10 to 100,000 times are put into ten bins of equal width in log n, from the
+    least to the most frequent of them. T_r being those in bin r that may be shown, N_r = 2 + ⌊√(4
+    |T_r| / max |T_r|)⌋ of them are drawn at random, or all if they are fewer. (Appendix A. The
+    authors have since said that the figure was made with 2 + ⌊4 √(|T_r| / max |T_r|)⌋: at most six
+    instead of four.)
 
     Args:
         n: occurrences of each token type, shape (T,).
-        may_be_shown: of each, shape (T,), bool; the paper's are those of at least three characters. Default: all.
+        may_be_shown: of each, shape (T,), bool; the paper's are those of at least three characters.
+            Default: all.
         seed: of the draw, which depends on it, the counts and the order of the types alone.
 
     Returns:
@@ -799,7 +955,9 @@ def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: i
     if not len(counted):
         return counted
     logs = counts[counted].log10()
-    edges = torch.linspace(float(logs.min()), float(logs.max()), NUM_BINS + 1, dtype=logs.dtype, device=logs.device)
+    edges = torch.linspace(
+        float(logs.min()), float(logs.max()), NUM_BINS + 1, dtype=logs.dtype, device=logs.device
+    )
     bins = torch.bucketize(logs, edges[1:-1], right=True)
     if may_be_shown is not None:
         kept = may_be_shown[counted]
@@ -814,5 +972,7 @@ def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: i
 
 
 def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:
-    """Tell whether there are values that need token ids: unless there were rows and none had one."""
+    """Tell whether there are values that need token ids: unless there were rows and none had
+    one.
+    """
     return bool((n_with_ids > 0) | (n == 0))

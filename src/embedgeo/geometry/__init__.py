@@ -62,18 +62,23 @@ if TYPE_CHECKING:
 
 
 class Geometry:
-    """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is attached.
+    """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is
+    attached.
 
     Args:
         model: any module. It and the arguments up to ``max_state_bytes`` are those of `observe`.
-        on_error: called with an exception raised in a hook, to which a note with the layer is added; default: raised.
+        on_error: called with an exception raised in a hook, to which a note with the layer is
+            added; default: raised.
         device: the device on which ranks exchange values; default: that of the parameters.
-        process_group: the ranks that have different rows; others repeat theirs (tensor parallelism). Default: all.
-        sequence_mesh: the ranks of which each may have a part of the positions (sequence parallelism).
+        process_group: the ranks that have different rows; others repeat theirs (tensor
+            parallelism). Default: all.
+        sequence_mesh: the ranks of which each may have a part of the positions (sequence
+            parallelism).
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
         join_stages: given the number of layers and their records, the records of all stages.
-        drift: compares the rows with those of other layers, and with those that it was given before.
+        drift: compares the rows with those of other layers, and with those that it was given
+            before.
 
     Attributes:
         layers: of the model, in forward order.
@@ -84,11 +89,13 @@ class Geometry:
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
-        row_numbers: of the tokens of the next forward pass that count, among those of all ranks; None: not known.
+        row_numbers: of the tokens of the next forward pass that count, among those of all ranks;
+            None: not known.
         num_rows: of the layer that had the most on this rank at the last `hand_over`.
 
     Raises:
-        TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the same key.
+        TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the
+            same key.
     """
 
     def __init__(
@@ -118,7 +125,9 @@ class Geometry:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
-        make = defaults.metric_factory(metrics, max_state_bytes=max_state_bytes, jackknife=jackknife)
+        make = defaults.metric_factory(
+            metrics, max_state_bytes=max_state_bytes, jackknife=jackknife
+        )
         described_layers = export.recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model = inner
@@ -127,16 +136,21 @@ class Geometry:
         self.layers = resolve_layers(model, layers, part)
         if any(layer.stream for layer in self.layers) and (rows == "max" or drift is not None):
             raise ValueError(
-                'layers="residual" has sums of streams, which rows="max" and drift= do not keep: leave one of them out.'
+                'layers="residual" has sums of streams, which rows="max" and drift= do not keep: '
+                "leave one of them out."
             )
         self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
-        self.probe = Probe(self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes)
+        self.probe = Probe(
+            self.layers, self.inputs, self._update, on_error, no_grad_passes=no_grad_passes
+        )
         self.probe.token_ids = token_ids
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make if rows == "words" else defaults.for_token_types(make, self.inputs.num_token_types)
+        self.make_metrics = (
+            make if rows == "words" else defaults.for_token_types(make, self.inputs.num_token_types)
+        )
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -157,20 +171,24 @@ class Geometry:
         self._warned_of_silence = False
         self._warned_of_groups = False
         self._metrics = dict[str, LayerMetrics]()
-        self._empty = dict[tuple[str, int], list[Metric]]()  # by layer and width, of an earlier measurement
+        # by layer and width, of an earlier measurement
+        self._empty = dict[tuple[str, int], list[Metric]]()
         own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
         needs_unembedding = any(metric.needs_unembedding for metric in own)
         self._unembedding = _unembedding(model) if needs_unembedding else None
 
     def records(self) -> list[Record]:
-        """A record for each metric at each layer, over the rows of all ranks; every rank must call this.
+        """A record for each metric at each layer, over the rows of all ranks; every rank must call
+        this.
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
         return self.agreed(self._own_records(in_thread=False))
 
     def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
-        """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call this."""
+        """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call
+        this.
+        """
         records = self._own_records(in_thread=in_thread)
         why_silent = self.why_silent()
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
@@ -180,12 +198,20 @@ class Geometry:
         return records, why_silent
 
     def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
-        """This rank's records, once the ranks that repeat rows agree on them; those of all stages of a pipeline."""
+        """This rank's records, once the ranks that repeat rows agree on them; those of all stages
+        of a pipeline.
+        """
         records = own_records if self._group is None else self._agreed_on_ranks(own_records)
-        return records.result() if self._join_stages is None else self._join_stages(len(self.layers), records)
+        return (
+            records.result()
+            if self._join_stages is None
+            else self._join_stages(len(self.layers), records)
+        )
 
     def compute(self) -> dict[str, dict[str, float]]:
-        """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing was measured."""
+        """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing
+        was measured.
+        """
         values = dict[str, dict[str, float]]()
         records = self.records()
         if not records:
@@ -195,24 +221,32 @@ class Geometry:
         return values
 
     def to_frame(self) -> "pd.DataFrame":
-        """The values of `records` as a table with the columns layer, layer_index, metric, value and stderr."""
+        """The values of `records` as a table with the columns layer, layer_index, metric, value and
+        stderr.
+        """
         require_extra("report", "Geometry.to_frame", "pandas")
         import pandas as pd
 
-        return pd.DataFrame(self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"])
+        return pd.DataFrame(
+            self.records(), columns=["layer", "layer_index", "metric", "value", "stderr"]
+        )
 
     def __repr__(self) -> str:
         num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         rows = f"{num_rows} rows" if num_rows else "nothing measured"
         layers = listed([layer.name for layer in self.layers], 4)
         return (
-            f"<Geometry of {type(measured_model(self.model)).__name__}: {len(self.layers)} layers ({layers}), {rows}>"
+            f"<Geometry of {type(measured_model(self.model)).__name__}: {len(self.layers)} layers "
+            f"({layers}), {rows}>"
         )
 
     def _repr_html_(self) -> str:
         title = f"Geometry of {len(self.layers)} layers"
         if has_other_ranks():
-            return f"<p>{title}, on several ranks: <code>to_frame()</code>, called on every rank, has the numbers.</p>"
+            return (
+                f"<p>{title}, on several ranks: <code>to_frame()</code>, called on every rank, has "
+                "the numbers.</p>"
+            )
         try:
             records = self.records()
         except Exception as error:  # a notebook would print the whole traceback
@@ -222,23 +256,29 @@ class Geometry:
         return export.html_table(title, records, self.why_silent())
 
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must call this.
+        """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must
+        call this.
 
         Args:
-            kind: another kind of table of token types: ``"distances"``, ``"means"`` or ``"projections"`` of
-                `embedgeo.TokenMoments`, ``"occurrences"`` of `embedgeo.TokenOccurrences`.
+            kind: another kind of table of token types: ``"distances"``, ``"means"`` or
+                ``"projections"`` of `embedgeo.TokenMoments`, ``"occurrences"`` of
+                `embedgeo.TokenOccurrences`.
         """
         return export.tables_of_types("token_tables", self.measured_layers(), kind)
 
     def token_planes(self) -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must call this."""
+        """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must
+        call this.
+        """
         return export.tables_of_types("token_planes", self.measured_layers(), "projections")
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
-        """All eigenvalues (``spectra``), the largest ``coordinates``, deviations of the groups (``jackknife``), if any.
+        """All eigenvalues (``spectra``), the largest ``coordinates``, deviations of the groups
+        (``jackknife``), if any.
 
-        Every rank must call this. There are deviations after `records` or `compute`: of a difference or a mean of
-        values from the same groups take those of the deviations; its squared standard error is the sum of squares.
+        Every rank must call this. There are deviations after `records` or `compute`: of a
+        difference or a mean of values from the same groups take those of the deviations; its
+        squared standard error is the sum of squares.
         """
         return export.layer_tables(self.measured_layers())
 
@@ -261,23 +301,26 @@ class Geometry:
         save_samples: bool = False,
         token_tables: bool = False,
     ) -> None:
-        """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo report`.
+        """Write what was measured into a folder as `embedgeo sweep` makes it, for `embedgeo
+        report`.
 
-        The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that name is replaced,
-        with a warning, and what it has under others stays. Nothing changes here: more rows may follow. Every rank must
-        call this, and rank 0 writes.
+        The checkpoint is called ``<model>`` or ``<model>--step<N>``; what the folder has under that
+        name is replaced, with a warning, and what it has under others stays. Nothing changes here:
+        more rows may follow. Every rank must call this, and rank 0 writes.
 
         Args:
             folder: a new one, or one that this method has made with the same settings.
             model: name of the model; those of one name are a series of steps.
-            step: the number of optimizer steps that the weights have taken; None: they are no step's, as a final
-                model's.
+            step: the number of optimizer steps that the weights have taken; None: they are no
+                step's, as a final model's.
             save_samples: also write ``samples/<name>.safetensors``, for `embedgeo.load_sample`.
-            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables true`` does.
+            token_tables: also write ``tokens/<name>.parquet``, as ``embedgeo sweep --token-tables
+                true`` does.
 
         Raises:
-            ValueError: no name, one too long or a negative step, nothing was measured, or the folder holds something
-                else: a sweep, results of other settings, or another model's under a name that looks the same.
+            ValueError: no name, one too long or a negative step, nothing was measured, or the
+                folder holds something else: a sweep, results of other settings, or another model's
+                under a name that looks the same.
             OSError: it cannot be written.
             RuntimeError: rank 0 has failed.
         """
@@ -286,15 +329,19 @@ class Geometry:
         name = export.checkpoint_name(model, step)
         records = self.records()
         if not records:
-            raise ValueError(f"there must be something to save; {self.why_silent() or 'there are no layers.'}")
+            raise ValueError(
+                f"there must be something to save; {self.why_silent() or 'there are no layers.'}"
+            )
         samples = self.samples() if save_samples else None
         tables = self.layer_tables()
         if token_tables:
-            sizes = nan if self.settings["rows"] == "words" else 1.0  # of words nobody has counted them
+            # of words nobody has counted them
+            sizes = nan if self.settings["rows"] == "words" else 1.0
             tables["tokens"] = self.token_tables().assign(num_tokens=sizes)
             if not len(tables["tokens"]):
                 raise ValueError(
-                    "token_tables needs TokenMoments among the metrics, and token ids; there is none. Leave it out."
+                    "token_tables needs TokenMoments among the metrics, and token ids; there is "
+                    "none. Leave it out."
                 )
         inner = measured_model(self.model)
         facts = {
@@ -318,19 +365,33 @@ class Geometry:
     def origin(self) -> dict[str, str]:
         """Model, settings and versions that the values depend on, as histories record them."""
         inner = measured_model(self.model)
-        model = str(getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__)
+        model = str(
+            getattr(getattr(inner, "config", None), "name_or_path", "") or type(inner).__name__
+        )
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
-        kept = {key: str(self.settings[key]) for key in ("rows", "skip_first_positions", "ignore_token_ids")}
+        kept = {
+            key: str(self.settings[key])
+            for key in ("rows", "skip_first_positions", "ignore_token_ids")
+        }
         versions = {"embedgeo": __version__, "torch": str(torch.__version__)}
-        return {"model": model, **kept, "dtype": "".join(dtypes[:1]).removeprefix("torch."), **versions}
+        return {
+            "model": model,
+            **kept,
+            "dtype": "".join(dtypes[:1]).removeprefix("torch."),
+            **versions,
+        }
 
     def silent_layers(self) -> list[str]:
-        """Names of the layers without rows: no forward pass has reached them, after `records` on no rank.
+        """Names of the layers without rows: no forward pass has reached them, after `records` on no
+        rank.
 
-        Of a block whose streams are measured that is the block itself: not all blocks have all streams.
+        Of a block whose streams are measured that is the block itself: not all blocks have all
+        streams.
         """
         silent = [layer for layer in self.layers if layer.name not in self._metrics]
-        read = {layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream}
+        read = {
+            layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream
+        }
         return [layer.name for layer in silent if not (layer.stream and layer.calls in read)]
 
     def why_silent(self) -> str:
@@ -340,15 +401,22 @@ class Geometry:
         if not silent:
             return ""
         if self.probe.layers_without_gradients.issuperset(silent):
-            return f"only forward passes without gradients reached {names}: count them by no_grad_passes=True."
-        graphs = ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
+            return (
+                f"only forward passes without gradients reached {names}: count them by "
+                "no_grad_passes=True."
+            )
+        graphs = (
+            ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
+        )
         return f"no forward pass reached {names}{graphs}."
 
     def _warn_of_silence(self, stacklevel: int) -> None:
         """Warn of the `silent_layers`, once, where the user called: so many frames above."""
         if not self._warned_of_silence and (why := self.why_silent()):
             self._warned_of_silence = True
-            warnings.warn(f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=stacklevel)
+            warnings.warn(
+                f"{why[0].upper()}{why[1:]} Nothing was measured there.", stacklevel=stacklevel
+            )
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
@@ -366,12 +434,16 @@ class Geometry:
         self.make_metrics = lambda dim: [*others(dim), make(dim)]
 
     def close(self) -> None:
-        """Let go of what was measured, and of the model without waiting for the garbage collector."""
+        """Let go of what was measured, and of the model without waiting for the garbage
+        collector.
+        """
         self.reset()
         del self.probe  # it refers back to the geometry
 
     def switch_off(self) -> None:
-        """Drop the rows seen and take no more; collectives inside forward passes are still taken part in."""
+        """Drop the rows seen and take no more; collectives inside forward passes are still taken
+        part in.
+        """
         self._is_off = True
         self.reset()
 
@@ -379,7 +451,9 @@ class Geometry:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         reached = [self._metrics.get(layer.name) for layer in self.layers]
         known = [
-            (0, 0.0, 0) if metrics is None else (metrics.dim, self.norms.expected_size(layer), metrics.num_bytes)
+            (0, 0.0, 0)
+            if metrics is None
+            else (metrics.dim, self.norms.expected_size(layer), metrics.num_bytes)
             for layer, metrics in zip(self.layers, reached, strict=True)
         ]
         if is_distributed():
@@ -388,14 +462,17 @@ class Geometry:
         for layer, (dim, expected, _) in zip(self.layers, known, strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
-                self._add_metrics(layer, int(dim)).update(no_rows, row_ids(no_rows, no_rows[:, 0].long()))
+                self._add_metrics(layer, int(dim)).update(
+                    no_rows, row_ids(no_rows, no_rows[:, 0].long())
+                )
             if dim:
                 self._metrics[layer.name].expected_Q = expected
         self._complete_groups()
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
-                torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)  # fails before they gather
+                # fails before they gather
+                torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)
                 meet()
                 weights = weights.full_tensor()
             elif unembedding_may_change:
@@ -409,7 +486,9 @@ class Geometry:
         ]
 
     def _complete_groups(self) -> None:
-        """Have all ranks know the same groups of the jackknife, which are no more than sequences."""
+        """Have all ranks know the same groups of the jackknife, which are no more than
+        sequences.
+        """
         num_groups = self.settings["jackknife"]
         layers = [self._metrics[layer.name] for layer in self.layers if layer.name in self._metrics]
         if not num_groups or not layers:
@@ -423,8 +502,10 @@ class Geometry:
         if num_sequences < num_groups and not self._warned_of_groups:
             self._warned_of_groups = True
             warnings.warn(
-                f"jackknife must not be more groups than there are sequences; got {num_groups} for {num_sequences}, so "
-                f"standard errors are from {num_sequences} groups at most. Take fewer groups, or more sequences.",
+                f"jackknife must not be more groups than there are sequences; got {num_groups} for "
+                f"{num_sequences}, so "
+                f"standard errors are from {num_sequences} groups at most. Take fewer groups, or "
+                f"more sequences.",
                 stacklevel=1,
             )
 
@@ -478,10 +559,14 @@ class Geometry:
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]
-        # what depends on the ids of tokens or words alone is made once for all layers of a forward pass
+        # what depends on the ids of tokens or words alone is made once for all layers of a forward
+        # pass
         if unit == "tokens":
             ids = tokens.prepared_once(
-                device, lambda: row_ids(hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape))
+                device,
+                lambda: row_ids(
+                    hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape)
+                ),
             )
             metrics.update(hidden, ids, self.row_numbers)
         elif unit == "words":
@@ -495,11 +580,17 @@ class Geometry:
     def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:
         assert tokens.word_ids is not None
         ids = {"token_ids" if self.probe.token_ids is None else "types": tokens.token_ids}
-        return find_words(device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask)
+        return find_words(
+            device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask
+        )
 
     def make_metrics_of(self, layer: Layer) -> MetricFactory:
-        """The factory of a layer's metrics; of all streams of a block it is given the width of all of them together."""
-        return ledger_of(self.make_metrics, STREAMS) if layer.stream == LEDGER else self.make_metrics
+        """The factory of a layer's metrics; of all streams of a block it is given the width of all
+        of them together.
+        """
+        return (
+            ledger_of(self.make_metrics, STREAMS) if layer.stream == LEDGER else self.make_metrics
+        )
 
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
         make = self.make_metrics_of(layer)
@@ -523,7 +614,9 @@ def _unembedding(model: nn.Module) -> Tensor | None:
 
 
 def _require_same_values(records: list[Record], device: torch.device, process_group: Group) -> None:
-    """Raise ValueError, naming the first, if values differ between the ranks of the group, which must all call this."""
+    """Raise ValueError, naming the first, if values differ between the ranks of the group, which
+    must all call this.
+    """
     if not records:
         return
     values = torch.tensor([record["value"] for record in records], dtype=torch.float64).to(device)
@@ -533,16 +626,23 @@ def _require_same_values(records: list[Record], device: torch.device, process_gr
         first = records[int(differs.nonzero()[0])]
         raise ValueError(
             "ranks that run one model in parallel must see the same rows at a layer; "
-            f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a part of it. "
+            f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a "
+            f"part of it. "
             "Leave the layer out."
         )
 
 
-def _of_first_rank(records: list[Record], device: torch.device, process_group: Group) -> list[Record]:
-    """The records with the values of the first rank: others may have another last digit, of another library's call."""
+def _of_first_rank(
+    records: list[Record], device: torch.device, process_group: Group
+) -> list[Record]:
+    """The records with the values of the first rank: others may have another last digit, of another
+    library's call.
+    """
     if not records:
         return records
-    own = torch.tensor([(record["value"], record["stderr"]) for record in records], dtype=torch.float64)
+    own = torch.tensor(
+        [(record["value"], record["stderr"]) for record in records], dtype=torch.float64
+    )
     least = torch.full(own.shape, torch.iinfo(torch.int64).min)
     bits = own.view(torch.int64) if current_rank(process_group) == 0 else least
     values = all_reduce_max(bits.to(device), process_group).cpu().view(torch.float64).tolist()
@@ -572,34 +672,41 @@ def observe(
 
     Args:
         model: any module.
-        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list or a callable: see
-            `embedgeo.capture.layers.resolve_layers`.
-        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`; ``"auto"``:
-            those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`.
+        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list or a
+            callable: see `embedgeo.capture.layers.resolve_layers`.
+        metrics: makes the metrics of a layer, given the layer's width; default:
+            `embedgeo.default_metrics`; ``"auto"``: those of them that ``max_state_bytes`` leaves
+            room for, see `embedgeo.auto_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"`` (in each
-            coordinate), the ``"first"`` or the ``"last"`` of its tokens that count. Means and maxima have no token ids:
-            the metrics that need them are absent. Or a word (``"words"``), by the mean of its tokens that count; words
-            of the same token ids are a token type. Averaging makes norms smaller, the more so the more tokens a word
-            has, and rare words have more: do not compare Q, M and V of words of different lengths (Yamagiwa &
-            Shimodaira 2025, appendix J).
-        token_ids: the token ids, or a function that returns those of a batch; default: those that the input embedding
-            is called with. The batch is what the model is called with: its only argument, as in ``model(batch)``, or
-            a dict of its arguments by name, as in ``model(**batch)``.
-        mask: the mask (True = count), or a function that returns that of a batch; default: the attention mask that the
-            model is called with.
-        word_ids: for words, the number of each token's word within its sequence, -1 for tokens of no word, or a
-            function that returns those of a batch; a tokenizer's ``word_ids()`` has them. ``token_ids`` are then the
-            types of the words, of which a word's first token has it; ``ignore_token_ids`` are still tokens.
-        no_grad_passes: whether forward passes without gradients count; see `embedgeo.GeometryMonitor`.
-        jackknife: G, the number of groups of whole sequences for standard errors (16 is a good choice), which needs
-            up to G + 1 times the memory; 0: there are none.
-        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``; else what its scatter
-            may take, above which the default metrics have a sketch: see `embedgeo.default_metrics`.
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"``
+            (in each coordinate), the ``"first"`` or the ``"last"`` of its tokens that count. Means
+            and maxima have no token ids: the metrics that need them are absent. Or a word
+            (``"words"``), by the mean of its tokens that count; words of the same token ids are a
+            token type. Averaging makes norms smaller, the more so the more tokens a word has, and
+            rare words have more: do not compare Q, M and V of words of different lengths (Yamagiwa
+            & Shimodaira 2025, appendix J).
+        token_ids: the token ids, or a function that returns those of a batch; default: those that
+            the input embedding is called with. The batch is what the model is called with: its only
+            argument, as in ``model(batch)``, or a dict of its arguments by name, as in
+            ``model(**batch)``.
+        mask: the mask (True = count), or a function that returns that of a batch; default: the
+            attention mask that the model is called with.
+        word_ids: for words, the number of each token's word within its sequence, -1 for tokens of
+            no word, or a function that returns those of a batch; a tokenizer's ``word_ids()`` has
+            them. ``token_ids`` are then the types of the words, of which a word's first token has
+            it; ``ignore_token_ids`` are still tokens.
+        no_grad_passes: whether forward passes without gradients count; see
+            `embedgeo.GeometryMonitor`.
+        jackknife: G, the number of groups of whole sequences for standard errors (16 is a good
+            choice), which needs up to G + 1 times the memory; 0: there are none.
+        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``; else
+            what its scatter may take, above which the default metrics have a sketch: see
+            `embedgeo.default_metrics`.
 
     Yields:
-        Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a table.
+        Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a
+            table.
 
     Raises:
         TypeError, ValueError: as `Geometry` does.

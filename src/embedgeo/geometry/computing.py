@@ -16,8 +16,10 @@ from embedgeo.functional.lockstep import at_once, computed, steps
 from embedgeo.metrics.layer import LayerMetrics, ValuePairs, in_sync, reduce
 from embedgeo.results.records import Record
 
-_MOST_BYTES = 1 << 30  # of states that are exchanged together, beside which the rows of all ranks are held
-_FEW_NUMBERS = 2**18  # an operation on so many takes about as long as a thread of a busy machine needs to join in
+# of states that are exchanged together, beside which the rows of all ranks are held
+_MOST_BYTES = 1 << 30
+# an operation on so many takes about as long as a thread of a busy machine needs to join in
+_FEW_NUMBERS = 2**18
 
 
 class MeasuredLayer(NamedTuple):
@@ -30,11 +32,13 @@ class MeasuredLayer(NamedTuple):
 
 
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
-    """Records of layers over the rows of all ranks; every rank must call this. The states stay as they are.
+    """Records of layers over the rows of all ranks; every rank must call this. The states stay as
+    they are.
 
-    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on each rank. On a CPU
-    with several threads several are then computed at a time, each in its share of the threads, so that numbers do not
-    depend on how many these are, or in one if it is small. An error of a layer is raised once all have been computed.
+    Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on
+    each rank. On a CPU with several threads several are then computed at a time, each in its share
+    of the threads, so that numbers do not depend on how many these are, or in one if it is small.
+    An error of a layer is raised once all have been computed.
     """
     values = list[ValuePairs | Exception]()
     for some in _exchanged_together(layers):
@@ -53,7 +57,9 @@ def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[Me
         yield [layer for layer, _ in some]
 
 
-def _computed(layers: Sequence[MeasuredLayer], num_threads: int | None) -> list[ValuePairs | Exception]:
+def _computed(
+    layers: Sequence[MeasuredLayer], num_threads: int | None
+) -> list[ValuePairs | Exception]:
     all_threads = torch.get_num_threads()
     if num_threads in (None, all_threads) or not can_start_threads():
         with ExitStack() as stack:
@@ -68,17 +74,21 @@ def _computed(layers: Sequence[MeasuredLayer], num_threads: int | None) -> list[
             return _values([layer])
 
     try:
-        with ThreadPoolExecutor(num_workers, "embedgeo", torch.set_num_threads, (num_threads,)) as pool:
+        with ThreadPoolExecutor(
+            num_workers, "embedgeo", torch.set_num_threads, (num_threads,)
+        ) as pool:
             return [values for of_layer in pool.map(work, layers) for values in of_layer]
     finally:
         torch.set_num_threads(all_threads)  # the workers have set that of threads to come, too
 
 
 def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
-    """Records as `compute` returns them, bit for bit, while the caller goes on; every rank must call this.
+    """Records as `compute` returns them, bit for bit, while the caller goes on; every rank must
+    call this.
 
-    The states get the rows of all ranks now, and are freed layer after layer. The thread issues no collectives, and
-    leaves random states and what is set for the whole process alone. On a GPU it has a stream of its own.
+    The states get the rows of all ranks now, and are freed layer after layer. The thread issues no
+    collectives, and leaves random states and what is set for the whole process alone. On a GPU it
+    has a stream of its own.
     """
     for some in _exchanged_together(layers):
         reduce([each.metrics for each in some])
@@ -86,7 +96,9 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
     all_threads = torch.get_num_threads()
     is_inference = torch.is_inference_mode_enabled()
     streams = []
-    for device in sorted({each.metrics.device for each in layers if each.metrics.device.type == "cuda"}, key=str):
+    for device in sorted(
+        {each.metrics.device for each in layers if each.metrics.device.type == "cuda"}, key=str
+    ):
         _load_linear_algebra(device)
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
@@ -102,7 +114,8 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
             for some in [layers] if streams else [[each] for each in layers]:
                 values += _values(some)
                 for stream in streams:
-                    stream.synchronize()  # what is freed then goes to the stream that it was allocated on
+                    # what is freed then goes to the stream that it was allocated on
+                    stream.synchronize()
                 for each in some:
                     each.metrics.reset()
             return _records(layers, values)
@@ -120,9 +133,9 @@ def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
 def threads_for(size: int) -> Iterator[None]:
     """Context for operations on so many numbers: one thread where they are few, on a CPU.
 
-    Threads of a team wait for each other at the end of every operation. Where other processes keep a processor busy,
-    that takes longer than the operation. The model outside of the context has the threads that it had; a thread of the
-    user's whose very first operation falls into it keeps one.
+    Threads of a team wait for each other at the end of every operation. Where other processes keep
+    a processor busy, that takes longer than the operation. The model outside of the context has the
+    threads that it had; a thread of the user's whose very first operation falls into it keeps one.
     """
     num_threads = torch.get_num_threads()
     if size > _FEW_NUMBERS or num_threads == 1:
@@ -143,14 +156,17 @@ def can_start_threads() -> bool:
 def _values(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
     """Values of layers, or the exception of one that fails: the one place where they are computed.
 
-    On another device than the CPU they are computed side by side, so that it is waited for a few times for all layers.
+    On another device than the CPU they are computed side by side, so that it is waited for a few
+    times for all layers.
     """
     if all(each.metrics.device.type == "cpu" for each in layers):
         return [each.metrics.compute() for each in layers]
     return computed(at_once(*(steps(LayerMetrics.compute, each.metrics) for each in layers)))
 
 
-def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exception]) -> list[Record]:
+def _records(
+    layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exception]
+) -> list[Record]:
     keys: list[tuple[MeasuredLayer, str]] = []
     pairs: list[Tensor] = []
     for layer, of_layer in zip(layers, values, strict=True):
@@ -159,7 +175,8 @@ def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exce
             raise of_layer
         keys += [(layer, key) for key in of_layer]
         pairs += [pair.double() for pair in of_layer.values()]
-    numbers = torch.stack([pair.to(pairs[0].device) for pair in pairs]).tolist() if pairs else []  # one transfer
+    # one transfer
+    numbers = torch.stack([pair.to(pairs[0].device) for pair in pairs]).tolist() if pairs else []
     return [
         Record(
             layer=layer.name,
@@ -174,7 +191,9 @@ def _records(layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exce
 
 
 def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
-    """Threads in which each of several layers is computed on a CPU; None where states are on other devices."""
+    """Threads in which each of several layers is computed on a CPU; None where states are on other
+    devices.
+    """
     if any(each.metrics.device.type != "cpu" for each in layers):
         return None
     metrics = [each.metrics for each in layers]

@@ -1,4 +1,6 @@
-"""Drift of the rows of a layer: since the last measurement, since the first, and from the layer below."""
+"""Drift of the rows of a layer: since the last measurement, since the first, and from the layer
+below.
+"""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -7,7 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, current_rank, exchanged, is_distributed, num_ranks
+from embedgeo.functional.distributed import (
+    Exchange,
+    Group,
+    current_rank,
+    exchanged,
+    is_distributed,
+    num_ranks,
+)
 from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, steps, stepwise
 from embedgeo.functional.precision import on_one_device, sent
 from embedgeo.functional.representations import drift_values, linearity_values
@@ -24,7 +33,8 @@ class KeptRows(NamedTuple):
     """The rows of a layer that are compared, of one measurement, on the CPU."""
 
     rows: Tensor  # (m, d), in the dtype of the hidden states
-    row_numbers: Tensor  # (m,), int64, ascending: their numbers among all rows, as one process would see them
+    # (m,), int64, ascending: their numbers among all rows, as one process would see them
+    row_numbers: Tensor
     token_ids: Tensor  # (m,), int64; 0 where there are none
     num_rows: int  # that they were drawn from, those with a NaN or Inf among them
 
@@ -39,11 +49,15 @@ class KeptRows(NamedTuple):
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "KeptRows":
         """Those of a checkpoint."""
-        rows, row_numbers, token_ids = (state[name].cpu() for name in ("rows", "row_numbers", "token_ids"))
+        rows, row_numbers, token_ids = (
+            state[name].cpu() for name in ("rows", "row_numbers", "token_ids")
+        )
         return cls(rows, row_numbers, token_ids, state["num_rows"])
 
     def is_comparable(self, other: "KeptRows") -> bool:
-        """Tell whether these are the same rows, but for some that have a NaN or Inf in one of them."""
+        """Tell whether these are the same rows, but for some that have a NaN or Inf in one of
+        them.
+        """
         own, others = self._shared_rows(other)
         return (
             self.num_rows == other.num_rows
@@ -57,14 +71,16 @@ class KeptRows(NamedTuple):
         return self.rows[own], other.rows[others]
 
     def _shared_rows(self, other: "KeptRows") -> tuple[Tensor, Tensor]:
-        return torch.isin(self.row_numbers, other.row_numbers), torch.isin(other.row_numbers, self.row_numbers)
+        return torch.isin(self.row_numbers, other.row_numbers), torch.isin(
+            other.row_numbers, self.row_numbers
+        )
 
 
 class ComparedRows(GeometryMetric):
     """A uniform sample of the rows with their token ids, compared with other rows.
 
-    Ranks share their rows once, in `drawn`, and not when metrics are synchronised. ``comparisons`` are other rows and
-    these, by what the others are of, such as ``previous``.
+    Ranks share their rows once, in `drawn`, and not when metrics are synchronised. ``comparisons``
+    are other rows and these, by what the others are of, such as ``previous``.
     """
 
     terms = DRIFT
@@ -80,12 +96,20 @@ class ComparedRows(GeometryMetric):
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
         types = rows.ids.on(rows.x.device, "token_ids")
-        self.store(sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams))
+        self.store(
+            sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams)
+        )
 
     def drawn(self) -> Exchange[Sample]:
-        """The rows drawn from those of all ranks, labelled with their token ids; some may not count."""
+        """The rows drawn from those of all ranks, labelled with their token ids; some may not
+        count.
+        """
         sample = self.load(Sample)
-        return (yield from on_one_device(sample).all_reduce(self.process_group)) if is_distributed() else sample
+        return (
+            (yield from on_one_device(sample).all_reduce(self.process_group))
+            if is_distributed()
+            else sample
+        )
 
     @stepwise
     def compute(self) -> Computation[dict[str, Tensor]]:
@@ -93,7 +117,11 @@ class ComparedRows(GeometryMetric):
         pairs = {name: others.paired(rows) for name, (others, rows) in self.comparisons.items()}
         on_device = ((sent(each, self.device) for each in pair) for pair in pairs.values())
         found = yield from at_once(*(steps(drift_values, *pair) for pair in on_device))
-        values = {f"{key}_to_{name}": value for name, of in zip(pairs, found, strict=True) for key, value in of.items()}
+        values = {
+            f"{key}_to_{name}": value
+            for name, of in zip(pairs, found, strict=True)
+            for key, value in of.items()
+        }
         return values | linearity_values(*pairs["below"]) if "below" in pairs else values
 
     def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
@@ -103,18 +131,20 @@ class ComparedRows(GeometryMetric):
 
 
 class Drift:
-    """Compares the rows of each measurement with those of the one before, of the first one, and of the layer below.
+    """Compares the rows of each measurement with those of the one before, of the first one, and of
+    the layer below.
 
-    Values are those of `embedgeo.functional.drift_values` of some rows of a layer, drawn once and for all:
-    ``cka_to_previous``, ``procrustes_to_previous``, ``neighbor_overlap_to_previous``, the same with ``_to_first``, and
-    with ``_to_below``, beside the ``linearity`` and ``linearity_without_residual`` of
-    `embedgeo.functional.linearity_values`, which are NaN unless there are more rows than the layer is wide. The layer
-    below is the one measured before it in forward order; those of an encoder and a decoder, means of layers, and layers
-    of other rows have none of each other. What a layer is not compared with is absent, so at the first
-    measurement the first six are.
+    Values are those of `embedgeo.functional.drift_values` of some rows of a layer, drawn once and
+    for all: ``cka_to_previous``, ``procrustes_to_previous``, ``neighbor_overlap_to_previous``, the
+    same with ``_to_first``, and with ``_to_below``, beside the ``linearity`` and
+    ``linearity_without_residual`` of `embedgeo.functional.linearity_values`, which are NaN unless
+    there are more rows than the layer is wide. The layer below is the one measured before it in
+    forward order; those of an encoder and a decoder, means of layers, and layers of other rows have
+    none of each other. What a layer is not compared with is absent, so at the first measurement the
+    first six are.
 
-    Rows are told by their numbers and token ids. Where these change, one warning says so, and the next measurement is
-    compared with this one.
+    Rows are told by their numbers and token ids. Where these change, one warning says so, and the
+    next measurement is compared with this one.
 
     Args:
         num_rows: how many rows of a layer are compared, at most.
@@ -131,19 +161,33 @@ class Drift:
         return lambda dim: [*make(dim), ComparedRows(dim, self.num_rows)]
 
     def compare(self, layers: Sequence[MeasuredLayer]) -> None:
-        """Give the metrics of all layers the rows to compare with; every rank must call this, once a measurement."""
-        compared = [each.metrics.wanted(lambda metric: isinstance(metric, ComparedRows))[0] for each in layers]
+        """Give the metrics of all layers the rows to compare with; every rank must call this, once
+        a measurement.
+        """
+        compared = [
+            each.metrics.wanted(lambda metric: isinstance(metric, ComparedRows))[0]
+            for each in layers
+        ]
         group = compared[0].process_group if compared else None
         drawn = computed(on_host(*exchanged(at_once(*(each.drawn() for each in compared)), group)))
-        now = {each.name: KeptRows.of(each.metrics, sample) for each, sample in zip(layers, drawn, strict=True)}
-        changed = [name for name, rows in now.items() if not rows.is_comparable(self._previous.get(name, rows))]
+        now = {
+            each.name: KeptRows.of(each.metrics, sample)
+            for each, sample in zip(layers, drawn, strict=True)
+        }
+        changed = [
+            name
+            for name, rows in now.items()
+            if not rows.is_comparable(self._previous.get(name, rows))
+        ]
         if changed:
             self.forget()
             if not self._has_warned:
                 self._has_warned = True
                 warnings.warn(
-                    f"drift compares the same rows at every measurement; at layer {changed[0]!r} the probe has others "
-                    "than at the last one, and is compared from now on. Give a probe of fixed batches (shuffle=False), "
+                    f"drift compares the same rows at every measurement; at layer {changed[0]!r} "
+                    f"the probe has others "
+                    "than at the last one, and is compared from now on. Give a probe of fixed "
+                    "batches (shuffle=False), "
                     "and go on from a checkpoint with the same probe on as many ranks.",
                     stacklevel=1,
                 )
@@ -155,7 +199,9 @@ class Drift:
                 "below": now.get(below),
             }
             metric.comparisons = {
-                name: (other, rows) for name, other in others.items() if other is not None and other.is_comparable(rows)
+                name: (other, rows)
+                for name, other in others.items()
+                if other is not None and other.is_comparable(rows)
             }
         self._first = now | self._first
         self._previous = self._previous | now
@@ -171,9 +217,14 @@ class Drift:
         self._previous = {}
 
     def state(self) -> dict[str, Any]:
-        """The rows of the first and of the last measurement, as tensors and numbers for a checkpoint."""
+        """The rows of the first and of the last measurement, as tensors and numbers for a
+        checkpoint.
+        """
         kept = {"first": self._first, "previous": self._previous}
-        return {key: {name: rows._asdict() for name, rows in of_layers.items()} for key, of_layers in kept.items()}
+        return {
+            key: {name: rows._asdict() for name, rows in of_layers.items()}
+            for key, of_layers in kept.items()
+        }
 
     def load(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
         """Go on from what `state` has returned."""

@@ -1,4 +1,6 @@
-"""Results of a `Geometry` in other forms: tables, a notebook's cell, the folder of a sweep, samples."""
+"""Results of a `Geometry` in other forms: tables, a notebook's cell, the folder of a sweep,
+samples.
+"""
 
 import platform
 import re
@@ -45,11 +47,17 @@ _LONGEST_NAME = 200  # of a checkpoint, whose files are named after it: file sys
 
 
 def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
-    """A row for each token type at each layer, of the metrics with that kind of table; for a method of `Geometry`."""
+    """A row for each token type at each layer, of the metrics with that kind of table; for a method
+    of `Geometry`.
+    """
     require_extra("report", f"Geometry.{method}", "pandas")
     import pandas as pd
 
-    tables = [pd.DataFrame(columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS.get(kind, ())])]
+    tables = [
+        pd.DataFrame(
+            columns=["layer", "layer_index", "token_id", "n", *_TYPE_COLUMNS.get(kind, ())]
+        )
+    ]
     for layer in layers:
         for metric in layer.metrics.synced(lambda metric: kind in metric.token_tables()):
             tables.append(_layer_table(layer, metric.token_tables()[kind]()))
@@ -69,7 +77,9 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
         for metric in layer.metrics.wanted(attrgetter("deviations")):
             for key, of_groups in metric.deviations.items():
                 table = {"group": torch.arange(len(of_groups)), "deviation": of_groups.double()}
-                found.setdefault("jackknife", []).append(_layer_table(layer, table).assign(metric=key))
+                found.setdefault("jackknife", []).append(
+                    _layer_table(layer, table).assign(metric=key)
+                )
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
 
 
@@ -90,9 +100,13 @@ def html_table(title: str, records: Sequence[Record], note: str) -> str:
         is_defined = record["value"] == record["value"]
         text = with_error(record["value"], record["stderr"]) if is_defined else "–"
         cells.setdefault(record["layer"], {})[record["metric"]] = text
-    titles = "".join(f'<th title="{escape(term(key).meaning)}">{escape(term(key).name)}</th>' for key in columns)
+    titles = "".join(
+        f'<th title="{escape(term(key).meaning)}">{escape(term(key).name)}</th>' for key in columns
+    )
     rows = "".join(
-        f"<tr><th>{escape(layer)}</th>" + "".join(f"<td>{of_layer.get(key, '–')}</td>" for key in columns) + "</tr>\n"
+        f"<tr><th>{escape(layer)}</th>"
+        + "".join(f"<td>{of_layer.get(key, '–')}</td>" for key in columns)
+        + "</tr>\n"
         for layer, of_layer in cells.items()
     )
     num_more = len(metrics) - len(columns)
@@ -106,26 +120,32 @@ def checkpoint_name(model: Any, step: Any) -> str:
     if not isinstance(model, str) or not model:
         raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
     if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-        raise ValueError(f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}.")
+        raise ValueError(
+            f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}."
+        )
     name = (model if step is None else f"{model}--step{step}").replace("/", "--")
     name = re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
     if len(name) > _LONGEST_NAME:
         raise ValueError(
-            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with the step and with "
+            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with "
+            f"the step and with "
             f"others than English ones as %XX; got {len(name)}: {model[:20]}…"
         )
     return name
 
 
 def open_folder(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
-    """Make the folder of a sweep, or open one that was made with these settings, by `Geometry.save` too."""
+    """Make the folder of a sweep, or open one that was made with these settings, by `Geometry.save`
+    too.
+    """
     from embedgeo.results.folder import SweepFolder
 
     out = SweepFolder(folder)
     before = out.manifest().get("asked")
     if before is not None and before.get("by") != _WRITER:
         raise ValueError(
-            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give another folder."
+            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give "
+            f"another folder."
         )
     installed = [name for name in _PACKAGES if find_spec(name)]
     versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
@@ -149,16 +169,25 @@ def write_checkpoint(
     revision = "main" if step is None else f"step{step}"
     if name in out.done():
         before = out.read(name).iloc[0]
-        if (before["model"], before["revision"]) != (model, revision):  # ``a/b`` and ``a--b`` share a name
+        # ``a/b`` and ``a--b`` share a name
+        if (before["model"], before["revision"]) != (model, revision):
             raise ValueError(
-                f"a folder holds one checkpoint of a name; {name} in {out.path} is {before['revision']} of "
+                f"a folder holds one checkpoint of a name; {name} in {out.path} is "
+                f"{before['revision']} of "
                 f"{before['model']}. Give another model, or another folder."
             )
         warnings.warn(
-            f"save replaces {name}, which {out.path} has already. To keep both, give another model, step or folder.",
+            f"save replaces {name}, which {out.path} has already. To keep both, give another "
+            f"model, step or folder.",
             stacklevel=3,
         )
-    origin = {"model": model, "revision": revision, "step": step or 0, "commit": "", "series": model}
+    origin = {
+        "model": model,
+        "revision": revision,
+        "step": step or 0,
+        "commit": "",
+        "series": model,
+    }
     frame = to_frame(records, **origin, weights_sha256="", duplicate_of=None)
     out.write(name, frame, tables, facts, samples)
     out.rebuild()
@@ -171,14 +200,20 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     for metric in metrics.synced(lambda metric: metric.has_samples):
         sample = metric.samples()
         if "rows" in sample:
-            sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)  # they came from it
+            # they came from it
+            sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)
             sample["row_numbers"] = sample.pop("positions")
-        held |= {"n": int(metric.num_finite), **{name: tensor.cpu() for name, tensor in sample.items()}}
+        held |= {
+            "n": int(metric.num_finite),
+            **{name: tensor.cpu() for name, tensor in sample.items()},
+        }
     return LayerSample(**held) if held else None
 
 
 def recorded_metrics(make: MetricFactory) -> Any:
-    """A choice of metrics as it is recorded: by those made, and if they depend on the width, by what on."""
+    """A choice of metrics as it is recorded: by those made, and if they depend on the width, by
+    what on.
+    """
     metrics = list[str]()
     for metric in make(2):
         digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""

@@ -20,5 +20,6 @@ from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity as TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments
 
-for _module in iter_modules(__path__):  # so that the glossary knows each metric that has a file here
+# so that the glossary knows each metric that has a file here
+for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

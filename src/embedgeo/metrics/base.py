@@ -43,7 +43,9 @@ class State(Protocol):
         """The state of the rows of ``self`` followed by those of ``other``."""
 
     def all_reduce(self, group: Group = None) -> Exchange[Self] | Self:
-        """The state of the rows of all ranks of a process group, best as an `Exchange`, which goes on beside others."""
+        """The state of the rows of all ranks of a process group, best as an `Exchange`, which goes
+        on beside others.
+        """
 
     def _asdict(self) -> dict[str, Any]: ...
 
@@ -52,9 +54,12 @@ S = TypeVar("S", bound=State)
 
 
 def require_values(found: object) -> dict[str, Tensor]:
-    """The values that ``compute`` of a metric has returned, integers as float64; TypeError if they are no numbers."""
+    """The values that ``compute`` of a metric has returned, integers as float64; TypeError if they
+    are no numbers.
+    """
     rule = (
-        "compute() of a metric must return a dict of real tensors of shape () by name, such as {'x': torch.tensor(1.0)}"
+        "compute() of a metric must return a dict of real tensors of shape () by name, such as "
+        "{'x': torch.tensor(1.0)}"
     )
     if not isinstance(found, Mapping):
         raise TypeError(f"{rule}; got {type(found).__name__}.")
@@ -65,29 +70,34 @@ def require_values(found: object) -> dict[str, Tensor]:
             raise TypeError(f"{rule}; got {type(value).__name__} for {key!r}.")
         if value.ndim or value.is_complex():
             raise TypeError(f"{rule}; got {value.dtype} of shape {tuple(value.shape)} for {key!r}.")
-    return {key: value if value.is_floating_point() else value.double() for key, value in found.items()}
+    return {
+        key: value if value.is_floating_point() else value.double() for key, value in found.items()
+    }
 
 
 class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
-    A subclass declares its states with `declare`, updates them with the rows of a batch in `update_states`, and turns
-    them into values in ``compute``. States merge themselves, over batches, metrics and ranks: see `State`. They keep
-    their dtype through every cast and follow the embeddings to their device.
+    A subclass declares its states with `declare`, updates them with the rows of a batch in
+    `update_states`, and turns them into values in ``compute``. States merge themselves, over
+    batches, metrics and ranks: see `State`. They keep their dtype through every cast and follow the
+    embeddings to their device.
 
-    How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about 1e-7 for rows in
-    float32 or less, where some products are computed in float32 before they are summed).
+    How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about
+    1e-7 for rows in float32 or less, where some products are computed in float32 before they are
+    summed).
 
     To have Lightning log a value, make it an attribute of the module and log that: ``self.share =
-    self.moments["V_W_over_V_unbiased"]`` in ``__init__``, then ``self.moments.update(…)`` and ``self.log("share",
-    self.share, on_step=False, on_epoch=True)`` in a step.
+    self.moments["V_W_over_V_unbiased"]`` in ``__init__``, then ``self.moments.update(…)`` and
+    ``self.log("share", self.share, on_step=False, on_epoch=True)`` in a step.
 
     Args:
         dim: d, the last dimension of the embeddings.
-        settings: the arguments of the subclass. A state holds their digest, so that a `torchmetrics.MetricCollection`,
-            which lets metrics share their states once these are equal, keeps those apart that differ in them.
-        kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off by default: if a value were cached on one
-            rank and not on another, ``compute`` would hang.
+        settings: the arguments of the subclass. A state holds their digest, so that a
+            `torchmetrics.MetricCollection`, which lets metrics share their states once these are
+            equal, keeps those apart that differ in them.
+        kwargs: of `torchmetrics.Metric`. ``compute_with_cache`` is off by default: if a value were
+            cached on one rank and not on another, ``compute`` would hang.
 
     Raises:
         ValueError: ``dim`` is not a positive integer, or a ``dist_sync_fn`` is given.
@@ -98,22 +108,30 @@ class GeometryMetric(Metric):
     higher_is_better = None
 
     terms: ClassVar[Mapping[str, Term]] = {}
-    """Name, unit, meaning and place of each key that ``compute`` may return; defining the class makes them known."""
+    """Name, unit, meaning and place of each key that ``compute`` may return; defining the class
+    makes them known.
+    """
 
     plotted: Sequence[str] = ()
     """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
     has_copies: ClassVar[bool] = True
-    """True where standard errors need copies of the metric that see groups of its rows: see `compute_with_errors`."""
+    """True where standard errors need copies of the metric that see groups of its rows: see
+    `compute_with_errors`.
+    """
 
     has_samples: ClassVar[bool] = False
     """True where `samples` has anything to save."""
 
     needs_unembedding: ClassVar[bool] = False
-    """True where `set_unembedding` is to be called with the weights of the model's output embedding."""
+    """True where `set_unembedding` is to be called with the weights of the model's output
+    embedding.
+    """
 
     remedy: ClassVar[str] = ""
-    """Advice to users where the states are too large; empty where that is only to measure fewer layers."""
+    """Advice to users where the states are too large; empty where that is only to measure fewer
+    layers.
+    """
 
     _warned_of_rows_without_type = False
     settings: Tensor
@@ -122,10 +140,13 @@ class GeometryMetric(Metric):
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise ValueError(f"dim must be a positive integer, the width of the embeddings; got {dim!r}.")
+            raise ValueError(
+                f"dim must be a positive integer, the width of the embeddings; got {dim!r}."
+            )
         if (gather := kwargs.get("dist_sync_fn")) is not None:
             raise ValueError(
-                f"dist_sync_fn must be left out, for states are reduced and not gathered; got {gather!r}. "
+                f"dist_sync_fn must be left out, for states are reduced and not gathered; got "
+                f"{gather!r}. "
                 "Choose the ranks by process_group=."
             )
         super().__init__(**{"compute_with_cache": False, **kwargs})
@@ -133,10 +154,13 @@ class GeometryMetric(Metric):
         self._arguments = settings
         self._place = torch.get_default_device()  # of the states
         self._empty_states: dict[str, Any] = {}
-        self._own_states: dict[str, Any] | None = None  # while `sync` has put those of all ranks in their place
-        self.deviations: dict[str, Tensor] = {}  # of the groups, by key, once `compute_with_errors` has run
+        # while `sync` has put those of all ranks in their place
+        self._own_states: dict[str, Any] | None = None
+        # of the groups, by key, once `compute_with_errors` has run
+        self.deviations: dict[str, Tensor] = {}
         self._declared: dict[type[Any], tuple[str, Any]] = {}
-        self._untouched = set[type[Any]]()  # the states that are still those of no rows, while rows are taken in
+        # the states that are still those of no rows, while rows are taken in
+        self._untouched = set[type[Any]]()
         self._on_cpu = {"num_rows", "settings"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
@@ -150,18 +174,22 @@ class GeometryMetric(Metric):
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__.get("_empty_states", ()):  # `torch.nn.Module` would look if it is a parameter
+        # `torch.nn.Module` would look if it is a parameter
+        if name in self.__dict__.get("_empty_states", ()):
             self.__dict__[name] = value
         else:
             super().__setattr__(name, value)
 
     @staticmethod
     def family_term(key: str) -> Term | None:
-        """The term of a key that is made from the metric's arguments, which is not among ``terms``; None of others."""
+        """The term of a key that is made from the metric's arguments, which is not among ``terms``;
+        None of others.
+        """
 
     @staticmethod
     def baseline(rows: "GaussianRows") -> "Mapping[str, Array]":
-        """Expected values by key of Gaussian rows of the same number, width and size, where they depend on these.
+        """Expected values by key of Gaussian rows of the same number, width and size, where they
+        depend on these.
 
         They are the dashed lines of the report. Constant ones are the ``gaussian`` of a term.
         """
@@ -177,21 +205,28 @@ class GeometryMetric(Metric):
         """Update the states with the rows of a batch.
 
         Args:
-            embeddings: shape (..., d), any floating dtype and device; or `Rows`, prepared with all the rest.
-            token_ids: shape (...), integer, not negative; rows with -100, which labels have where nothing is to be
-                predicted, are left out of all values by token type, with one warning.
-            mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left out
-                and counted in ``n_nonfinite``.
-            sequence_ids: shape (...), integer: which rows are of one text. Default: each index of the leading axis of
-                a (batch, positions, d) input is a sequence, each row of an (n, d) input one of its own. A sequence
-                must not span two updates, nor two ranks.
+            embeddings: shape (..., d), any floating dtype and device; or `Rows`, prepared with all
+                the rest.
+            token_ids: shape (...), integer, not negative; rows with -100, which labels have where
+                nothing is to be predicted, are left out of all values by token type, with one
+                warning.
+            mask: shape (...), bool or 0/1; True = count this row. Rows with a NaN or Inf are left
+                out and counted in ``n_nonfinite``.
+            sequence_ids: shape (...), integer: which rows are of one text. Default: each index of
+                the leading axis of a (batch, positions, d) input is a sequence, each row of an (n,
+                d) input one of its own. A sequence must not span two updates, nor two ranks.
 
         Raises:
             TypeError: embeddings are not floating point, or token or sequence ids not integers.
-            ValueError: a shape that does not match, a mask with other values than 0 and 1, or another negative id.
+            ValueError: a shape that does not match, a mask with other values than 0 and 1, or
+                another negative id.
         """
         rows = select_rows(embeddings, token_ids, mask, sequence_ids, dim=self.dim)
-        if token_ids is not None and rows.ids.token_ids is not None and has_rows_without_type(rows.ids.token_ids):
+        if (
+            token_ids is not None
+            and rows.ids.token_ids is not None
+            and has_rows_without_type(rows.ids.token_ids)
+        ):
             if not self._warned_of_rows_without_type:
                 warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
             self._warned_of_rows_without_type = True
@@ -211,15 +246,20 @@ class GeometryMetric(Metric):
     def update_states(self, rows: Rows) -> None:
         """Update the states with the rows of a batch that count, all of them finite.
 
-        ``rows.embeddings``, ``rows.token_ids`` and ``rows.sequence_ids`` are what counts. Where no device is to be
-        waited for, take ``rows.x`` with ``rows.weights``, and ``rows.ids``, which are on the CPU: see `Rows`.
+        ``rows.embeddings``, ``rows.token_ids`` and ``rows.sequence_ids`` are what counts. Where no
+        device is to be waited for, take ``rows.x`` with ``rows.weights``, and ``rows.ids``, which
+        are on the CPU: see `Rows`.
         """
 
     def set_unembedding(self, weights: Tensor | None) -> None:
-        """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none."""
+        """Take the weights of the output embedding, shape (V, d), a row for each token id; None:
+        there are none.
+        """
 
     def token_tables(self) -> Tables:
-        """Tables of token types by kind, made when called: ``token_id``, one row a type or occurrence, and more."""
+        """Tables of token types by kind, made when called: ``token_id``, one row a type or
+        occurrence, and more.
+        """
         return {}
 
     def layer_tables(self) -> Tables:
@@ -227,12 +267,16 @@ class GeometryMetric(Metric):
         return {}
 
     def samples(self) -> Table:
-        """Rows and their moments to save: any of ``rows`` with ``positions`` and ids, ``mean`` and ``eigenvalues``."""
+        """Rows and their moments to save: any of ``rows`` with ``positions`` and ids, ``mean`` and
+        ``eigenvalues``.
+        """
         return {}
 
     @property
     def num_finite(self) -> Tensor:
-        """Number of rows seen that count: that masks have kept, without those with a NaN or Inf; scalar."""
+        """Number of rows seen that count: that masks have kept, without those with a NaN or Inf;
+        scalar.
+        """
         return (self.num_rows - self.num_nonfinite).to(self.device)
 
     @property
@@ -242,12 +286,16 @@ class GeometryMetric(Metric):
 
     @property
     def compromise(self) -> str:
-        """A sentence on what is held in place of something larger, and its effect; empty where nothing is."""
+        """A sentence on what is held in place of something larger, and its effect; empty where
+        nothing is.
+        """
         return ""
 
     @property
     def width(self) -> int:
-        """Width of the hidden states that the rows are of: `dim`, unless a row is several of them side by side."""
+        """Width of the hidden states that the rows are of: `dim`, unless a row is several of them
+        side by side.
+        """
         return self.dim
 
     def of_width(self, dim: int) -> Self:
@@ -255,16 +303,25 @@ class GeometryMetric(Metric):
         return type(self)(dim, *self._arguments)
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        """Bytes of the states once they have seen so many rows of so many token types (0: without token ids).
+        """Bytes of the states once they have seen so many rows of so many token types (0: without
+        token ids).
 
         ``itemsize`` is that of a number of a row that is kept: 4, or 8 for rows in float64.
         """
-        empty = [state for _, states in self._declared.values() for state in states if isinstance(state, Tensor)]
+        empty = [
+            state
+            for _, states in self._declared.values()
+            for state in states
+            if isinstance(state, Tensor)
+        ]
         of_types = num_types * (8 * self.dim + 48) if TokenTable in self._declared else 0
-        return of_types + sum(state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite))
+        return of_types + sum(
+            state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite)
+        )
 
     def declare(self, empty: State, prefix: str = "") -> None:
-        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state of no rows.
+        """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state
+        of no rows.
 
         Those that ``empty.on_cpu`` names, where it does, stay on the CPU.
         """
@@ -275,7 +332,9 @@ class GeometryMetric(Metric):
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
     def add_state(self, name: str, default: Any, *arguments: Any, **named: Any) -> None:
-        """Add a state as `torchmetrics.Metric.add_state` does, which says what the arguments are."""
+        """Add a state as `torchmetrics.Metric.add_state` does, which says what the arguments
+        are.
+        """
         super().add_state(name, default, *arguments, **named)
         self._empty_states[name] = deepcopy(default)
 
@@ -286,7 +345,9 @@ class GeometryMetric(Metric):
         fields = {field: prefix + field for field in empty._fields if prefix + field in held}
         cpu = torch.device("cpu")
         devices = {name: cpu if name in self._on_cpu else self.device for name in fields.values()}
-        return empty._replace(**{field: sent(held[name], devices[name]) for field, name in fields.items()})
+        return empty._replace(
+            **{field: sent(held[name], devices[name]) for field, name in fields.items()}
+        )
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
@@ -294,7 +355,9 @@ class GeometryMetric(Metric):
         self._untouched.discard(type(state))
         for field, value in state._asdict().items():
             if isinstance(value, Tensor):
-                setattr(self, prefix + field, value.cpu() if prefix + field in self._on_cpu else value)
+                setattr(
+                    self, prefix + field, value.cpu() if prefix + field in self._on_cpu else value
+                )
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
@@ -303,15 +366,24 @@ class GeometryMetric(Metric):
             self.store(self.load(type(state)).merge(found))
             return
         _, empty = self._declared[type(state)]
-        dtypes = {name: each.dtype for name, each in empty._asdict().items() if isinstance(each, Tensor)}
+        dtypes = {
+            name: each.dtype for name, each in empty._asdict().items() if isinstance(each, Tensor)
+        }
         fields = {name: getattr(found, name) for name in dtypes}
         self.store(
-            found._replace(**{name: x.to(torch.promote_types(dtypes[name], x.dtype)) for name, x in fields.items()})
+            found._replace(
+                **{
+                    name: x.to(torch.promote_types(dtypes[name], x.dtype))
+                    for name, x in fields.items()
+                }
+            )
         )
 
     @stepwise
     def hold(self, whole: Self) -> Computation[None]:
-        """Hold on to a choice that the values without a group share with those of all rows, which ``whole`` has."""
+        """Hold on to a choice that the values without a group share with those of all rows, which
+        ``whole`` has.
+        """
         yield from ()
 
     @stepwise
@@ -319,13 +391,16 @@ class GeometryMetric(Metric):
         """The values of ``compute``, and their standard errors by the delete-a-group jackknife.
 
         Args:
-            groups: metrics of the same arguments that have each seen a part of the rows of this one, whole sequences.
+            groups: metrics of the same arguments that have each seen a part of the rows of this
+                one, whole sequences.
 
         Returns:
-            The values and their standard errors by key (see `embedgeo.functional.jackknife`). They are right for
-            smooth functions of means; those of counts, shares of a largest coordinate and maxima are rough.
+            The values and their standard errors by key (see `embedgeo.functional.jackknife`). They
+            are right for smooth functions of means; those of counts, shares of a largest coordinate
+            and maxima are rough.
         """
-        values = require_values((yield from steps(type(self).compute, self)))  # as a plain method: see below
+        # as a plain method: see below
+        values = require_values((yield from steps(type(self).compute, self)))
         self.deviations = {}
         if len(groups) < 2:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
@@ -336,28 +411,37 @@ class GeometryMetric(Metric):
         values = dict(zip(values, found, strict=True))
         unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
         left_out: dict[str, list[Tensor]] = {key: [] for key in values}
-        states_without = [merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared]
+        states_without = [
+            merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared
+        ]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
             for state in states:
                 without.store(state)
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
-            estimates = yield from steps(type(self).compute, without)  # not synchronised, no value kept
+            # not synchronised, no value kept
+            estimates = yield from steps(type(self).compute, without)
             of_keys = yield from on_host(*(estimates.get(key, unknown) for key in values))
             for key, estimate in zip(values, of_keys, strict=True):
                 left_out[key].append(estimate)
         of_groups = torch.stack(sizes)
-        self.deviations = {key: deviations(values[key], torch.stack(left_out[key]), of_groups) for key in values}
+        self.deviations = {
+            key: deviations(values[key], torch.stack(left_out[key]), of_groups) for key in values
+        }
         return values, {key: each.square().sum(0).sqrt() for key, each in self.deviations.items()}
 
-    def plot(self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None) -> tuple[Any, Any]:
-        """Draw the values: each key in a row of its own, with its number; of several results, a panel for each key.
+    def plot(
+        self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None
+    ) -> tuple[Any, Any]:
+        """Draw the values: each key in a row of its own, with its number; of several results, a
+        panel for each key.
 
         ``metric[key].plot()`` draws one key.
 
         Args:
-            val: what ``compute`` or ``forward`` has returned, or a list of these, one after the other; default:
-                ``compute()`` now.
-            ax: axes to draw into, of which only the keys in ``plotted`` are drawn; default: those of a new figure.
+            val: what ``compute`` or ``forward`` has returned, or a list of these, one after the
+                other; default: ``compute()`` now.
+            ax: axes to draw into, of which only the keys in ``plotted`` are drawn; default: those
+                of a new figure.
 
         Returns:
             The figure, and its axes or array of axes.
@@ -373,7 +457,10 @@ class GeometryMetric(Metric):
         results = [values] if isinstance(values, Mapping) else list(values)
         keys = list(dict.fromkeys(key for result in results for key in result))
         if not keys:
-            raise ValueError("val must be what compute() or forward() has returned, or a list of these; got none.")
+            raise ValueError(
+                "val must be what compute() or forward() has returned, or a list of these; got "
+                "none."
+            )
         if ax is not None:
             keys = [key for key in keys if key in self.plotted] or keys
         drawn = {key: [float(result.get(key, torch.nan)) for result in results] for key in keys}
@@ -396,12 +483,18 @@ class GeometryMetric(Metric):
             width = getattr(incoming_state, "dim", None)
             if type(incoming_state) is not type(self) or width != self.dim:
                 got = f"{type(incoming_state).__name__} with dim={width}"
-                raise ValueError(f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}.")
-        added = {name: empty for name, empty in self._empty_states.items() if name == "batches"}  # to samples
+                raise ValueError(
+                    f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
+                )
+        # to samples
+        added = {name: empty for name, empty in self._empty_states.items() if name == "batches"}
         states = {**added, **states}
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
-            raise ValueError(f"can only merge a metric with the same arguments; these states differ: {different}.")
+            raise ValueError(
+                f"can only merge a metric with the same arguments; these states differ: "
+                f"{different}."
+            )
         states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
         merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
@@ -412,23 +505,41 @@ class GeometryMetric(Metric):
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
     def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
-        """The states, by name, of the rows of all ranks of a process group; this metric keeps its own."""
+        """The states, by name, of the rows of all ranks of a process group; this metric keeps its
+        own.
+        """
         return self.all_reduce_but((), group)
 
-    def all_reduce_but(self, kinds: Sequence[type[Any]], group: Group = None) -> Exchange[dict[str, Tensor]]:
-        """States that `all_reduce` returns, without those that were declared as one of these types."""
+    def all_reduce_but(
+        self, kinds: Sequence[type[Any]], group: Group = None
+    ) -> Exchange[dict[str, Tensor]]:
+        """States that `all_reduce` returns, without those that were declared as one of these
+        types.
+        """
         counts, *states = yield from at_once(
             total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
-            *(_reduced(on_one_device(self.load(kind)), group) for kind in self._declared if kind not in kinds),
+            *(
+                _reduced(on_one_device(self.load(kind)), group)
+                for kind in self._declared
+                if kind not in kinds
+            ),
         )
         found = dict(zip(("num_rows", "num_nonfinite"), counts.unbind(), strict=True))
         for state in states:
             prefix, _ = self._declared[type(state)]
-            found |= {prefix + name: value for name, value in state._asdict().items() if isinstance(value, Tensor)}
-        return {name: value.cpu() if name in self._on_cpu else value for name, value in found.items()}
+            found |= {
+                prefix + name: value
+                for name, value in state._asdict().items()
+                if isinstance(value, Tensor)
+            }
+        return {
+            name: value.cpu() if name in self._on_cpu else value for name, value in found.items()
+        }
 
     def reset(self) -> None:
-        """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before they are used."""
+        """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before
+        they are used.
+        """
         self._own_states = None
         self.deviations = {}
         if self.device.type != "cpu":
@@ -437,11 +548,13 @@ class GeometryMetric(Metric):
         super().reset()
 
     def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
-        """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes in their place."""
+        """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes
+        in their place.
+        """
         return self.all_reduce(group)
 
-    # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward` take `sync_context`:
-    # its own gathers whole states.
+    # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
+    # take `sync_context`: its own gathers whole states.
     def sync(
         self,
         dist_sync_fn: Any = None,
@@ -449,7 +562,9 @@ class GeometryMetric(Metric):
         should_sync: bool = True,
         distributed_available: Callable[[], bool] | None = None,
     ) -> None:
-        """Replace the states by those of the rows of all ranks, until `unsync`; every rank must call this."""
+        """Replace the states by those of the rows of all ranks, until `unsync`; every rank must
+        call this.
+        """
         if self._own_states is not None and should_sync:
             raise TorchMetricsUserError("The Metric has already been synced.")
         if should_sync and (distributed_available or self.distributed_available_fn)():
@@ -478,7 +593,9 @@ class GeometryMetric(Metric):
         should_unsync: bool = True,
         distributed_available: Callable[[], bool] | None = None,
     ) -> Generator[None]:
-        """Context in which the states are those of the rows of all ranks; every rank must enter it."""
+        """Context in which the states are those of the rows of all ranks; every rank must enter
+        it.
+        """
         self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
         try:
             yield
@@ -488,7 +605,9 @@ class GeometryMetric(Metric):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Update the states with the rows of a batch, and return the values of that batch alone."""
         if self._own_states is not None:
-            raise TorchMetricsUserError("The Metric shouldn't be synced when performing ``forward``.")
+            raise TorchMetricsUserError(
+                "The Metric shouldn't be synced when performing ``forward``."
+            )
         try:
             return super().forward(*args, **kwargs)
         finally:
@@ -500,14 +619,17 @@ class GeometryMetric(Metric):
         return self._place
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Self:
-        """Move the states as `torch.nn.Module.to` and the like do, which call this; no cast changes their dtype."""
+        """Move the states as `torch.nn.Module.to` and the like do, which call this; no cast changes
+        their dtype.
+        """
 
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(state_device(fn(torch.empty(0, device=tensor.device)).device))
 
         torch.nn.Module._apply(self, move)  # torchmetrics' own casts
         self._place = move(torch.empty(0, device=self._place)).device
-        if not int(self.num_rows):  # the states of no rows are moved by `load`, where they are not replaced before
+        # the states of no rows are moved by `load`, where they are not replaced before
+        if not int(self.num_rows):
             self.num_nonfinite = self.num_nonfinite.cpu()
             return self
         for name in self._empty_states.keys() - self._on_cpu - {*exclude_state}:
@@ -517,15 +639,20 @@ class GeometryMetric(Metric):
 
 
 def _refuse_gathered(states: Tensor) -> Tensor:
-    """Refuse to reduce one state of all ranks without the others, as `torchmetrics` would past ``sync_context``."""
+    """Refuse to reduce one state of all ranks without the others, as `torchmetrics` would past
+    ``sync_context``.
+    """
     raise RuntimeError(
         "the states of a metric must be reduced together, by its sync_context(); torchmetrics "
-        f"{version('torchmetrics')} has gathered one of {len(states)} ranks by itself. Install an earlier one."
+        f"{version('torchmetrics')} has gathered one of {len(states)} ranks by itself. Install an "
+        f"earlier one."
     )
 
 
 def _reduced(state: S, group: Group) -> Exchange[S]:
-    """The state of the rows of all ranks; where that is no exchange yet, it is reduced now, alone."""
+    """The state of the rows of all ranks; where that is no exchange yet, it is reduced now,
+    alone.
+    """
     reduced = state.all_reduce(group)
     return (yield from reduced) if isinstance(reduced, Generator) else reduced
 
@@ -548,9 +675,13 @@ class KeyMetric(CompositionalMetric):
         return f"{self.metric_a!r}[{self.key!r}]"
 
     def plot(
-        self, val: Tensor | Values | Sequence[Tensor | Values] | None = None, ax: "Axes | None" = None
+        self,
+        val: Tensor | Values | Sequence[Tensor | Values] | None = None,
+        ax: "Axes | None" = None,
     ) -> tuple[Any, Any]:
-        """Draw the value, or several of this or of the whole metric one after the other: see `GeometryMetric.plot`."""
+        """Draw the value, or several of this or of the whole metric one after the other: see
+        `GeometryMetric.plot`.
+        """
         require_extra("report", "plot", "matplotlib", "pandas")
         from embedgeo.drawing import draw_over_steps
 

@@ -1,4 +1,6 @@
-"""Sets of metrics for a layer, given its width: the default, the streaming, the full and the automatic one."""
+"""Sets of metrics for a layer, given its width: the default, the streaming, the full and the
+automatic one.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +19,13 @@ from embedgeo.metrics.anisotropy import Anisotropy
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.layer import MetricFactory, compute_alone, named, require_num_groups, update_metric
+from embedgeo.metrics.layer import (
+    MetricFactory,
+    compute_alone,
+    named,
+    require_num_groups,
+    update_metric,
+)
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
@@ -25,7 +33,8 @@ from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
 MAX_STATE_BYTES = 2**28
-"""Default of the bytes that the metrics of a layer may hold where they are chosen by width: 268 MB."""
+"""Default of the bytes that the metrics of a layer may hold where they are chosen by width: 268 MB.
+"""
 
 SKETCH_COLUMNS = 512  # of the sketch that stands in for a scatter which is too large
 
@@ -52,11 +61,16 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
     Raises:
         ValueError: a name that is none of them, or is given twice.
     """
-    if isinstance(names, str) or len(set(names)) < len(names) or not EXTRA_METRICS.keys() >= set(names):
+    if (
+        isinstance(names, str)
+        or len(set(names)) < len(names)
+        or not EXTRA_METRICS.keys() >= set(names)
+    ):
         given = [names] if isinstance(names, str) else names
         unknown = next((name for name in given if name not in EXTRA_METRICS), "")
         raise ValueError(
-            f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got {names!r}."
+            f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got "
+            f"{names!r}."
             f"{did_you_mean(unknown, EXTRA_METRICS)}"
         )
     return [EXTRA_METRICS[name](dim, seed) for name in names]
@@ -78,8 +92,9 @@ def default_metrics(
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
-    Where the scatter of `Anisotropy` takes more than ``max_state_bytes``, above a width of 5792 if that is not said, it
-    has a sketch of 512 columns instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what only a scatter tells.
+    Where the scatter of `Anisotropy` takes more than ``max_state_bytes``, above a width of 5792 if
+    that is not said, it has a sketch of 512 columns instead, unless ``spectrum`` or
+    ``anisotropy_batch`` ask for what only a scatter tells.
 
     Args:
         dim: d, the width of the layer.
@@ -105,8 +120,14 @@ def default_metrics(
     return [
         TokenMoments(dim, count_range),
         whole if is_small else _in_a_sketch(whole),
-        IntrinsicDimension(dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed),
-        *([AfterProcessing(dim, tuple(removed_directions) or 3, seed=seed)] if after_processing else []),
+        IntrinsicDimension(
+            dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
+        ),
+        *(
+            [AfterProcessing(dim, tuple(removed_directions) or 3, seed=seed)]
+            if after_processing
+            else []
+        ),
         *extra_metrics(dim, extra, seed=seed),
     ]
 
@@ -124,7 +145,8 @@ def streaming_metrics(
     extra: Sequence[str] = (),
     max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
-    """The metrics of `default_metrics` without a table of token types: memory does not grow with the vocabulary.
+    """The metrics of `default_metrics` without a table of token types: memory does not grow with
+    the vocabulary.
 
     So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
     """
@@ -158,9 +180,10 @@ def full_metrics(
 ) -> list[Metric]:
     """Every number there is: `default_metrics` with all that can be added to them.
 
-    That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of 4096 rows, the
-    intrinsic dimension as those over 4 such batches, `AfterProcessing`, and all `extra_metrics`. Each layer
-    takes eigendecompositions of d × d matrices, and its samples hold 5 batches of rows.
+    That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of
+    4096 rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing`, and all
+    `extra_metrics`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
+    batches of rows.
     """
     return default_metrics(
         dim,
@@ -192,22 +215,25 @@ def auto_metrics(
     removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
 ) -> list[Metric]:
-    """Those of the `default_metrics` whose states are small enough together at this width: ``metrics="auto"``.
+    """Those of the `default_metrics` whose states are small enough together at this width:
+    ``metrics="auto"``.
 
-    `EmbeddingMoments`, of 24 d bytes, always are. The others are taken in the order of their bytes as long as the sum
-    stays within ``max_state_bytes``; a `TokenMoments` takes the place of the `EmbeddingMoments`. With the default
-    limit of 268 MB all are taken up to a width of 1600. Above it there is no token table: 8 d bytes a token type.
-    `Anisotropy`, whose scatter takes 8 d² bytes, is taken up to a width of 4800, and above it with a sketch of 512
-    columns (4096 d bytes) in place of the scatter where there is still room; `IntrinsicDimension`, whose sample takes
+    `EmbeddingMoments`, of 24 d bytes, always are. The others are taken in the order of their bytes
+    as long as the sum stays within ``max_state_bytes``; a `TokenMoments` takes the place of the
+    `EmbeddingMoments`. With the default limit of 268 MB all are taken up to a width of 1600. Above
+    it there is no token table: 8 d bytes a token type. `Anisotropy`, whose scatter takes 8 d²
+    bytes, is taken up to a width of 4800, and above it with a sketch of 512 columns (4096 d bytes)
+    in place of the scatter where there is still room; `IntrinsicDimension`, whose sample takes
     16,384 d bytes, up to one of 16,000.
 
     Args:
         dim: d, the width of the layer.
         seed: of the rows that are sampled.
         max_state_bytes: what the states of a layer may take together.
-        num_token_types: how many token types a token table may come to have. `Geometry` gives that of the model's
-            vocabulary if it is smaller.
-        jackknife: number of groups for standard errors: each has a token table and a scatter of its own.
+        num_token_types: how many token types a token table may come to have. `Geometry` gives that
+            of the model's vocabulary if it is smaller.
+        jackknife: number of groups for standard errors: each has a token table and a scatter of its
+            own.
         count_range: of `TokenMoments`.
         spectrum: of `Anisotropy`.
         discard_fraction: of `IntrinsicDimension`.
@@ -237,7 +263,8 @@ def auto_metrics(
         max_state_bytes=inf,
     )
     num_bytes = partial(_held_bytes, num_token_types=num_token_types, jackknife=jackknife)
-    kept: dict[int, Metric] = {0: moments}  # by place: that of `TokenMoments`, then that of `Anisotropy`
+    # by place: that of `TokenMoments`, then that of `Anisotropy`
+    kept: dict[int, Metric] = {0: moments}
     left = max_state_bytes - num_bytes(moments)
     for place, metric in sorted(enumerate(wanted), key=lambda each: num_bytes(each[1])):
         more = num_bytes(metric) - (num_bytes(moments) if place == 0 else 0)
@@ -251,19 +278,31 @@ def auto_metrics(
 
 
 def metric_factory(
-    metrics: MetricFactory | str | None, *, seed: int = 0, max_state_bytes: float = MAX_STATE_BYTES, jackknife: int = 0
+    metrics: MetricFactory | str | None,
+    *,
+    seed: int = 0,
+    max_state_bytes: float = MAX_STATE_BYTES,
+    jackknife: int = 0,
 ) -> MetricFactory:
-    """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None (the default)."""
+    """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None
+    (the default).
+    """
     require_num_groups(jackknife)
     require_seed(seed)
     if not max_state_bytes > 0:
-        raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}.")
+        raise ValueError(
+            f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}."
+        )
     if metrics is None:
         return partial(default_metrics, seed=seed, max_state_bytes=max_state_bytes)
     if metrics == "auto":
-        return partial(auto_metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife)
+        return partial(
+            auto_metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife
+        )
     if not callable(metrics):
-        raise TypeError(f'metrics must be "auto" or a function of a layer\'s width; got {metrics!r}.')
+        raise TypeError(
+            f'metrics must be "auto" or a function of a layer\'s width; got {metrics!r}.'
+        )
     require_distinct_keys(metrics)
     return metrics
 
@@ -274,24 +313,46 @@ def is_auto(make: MetricFactory) -> bool:
 
 
 def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
-    """The maker of the metrics for a model of so many token types, which matters to `auto_metrics`."""
-    return partial(_as_partial(make), num_token_types=min(num_token_types, _NUM_TYPES)) if is_auto(make) else make
+    """The maker of the metrics for a model of so many token types, which matters to
+    `auto_metrics`.
+    """
+    return (
+        partial(_as_partial(make), num_token_types=min(num_token_types, _NUM_TYPES))
+        if is_auto(make)
+        else make
+    )
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where nothing is."""
+    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where
+    nothing is.
+    """
     function = _as_partial(make)
     if function.func not in (default_metrics, streaming_metrics, auto_metrics):
         return
     metrics = make(width)
     if is_auto(make):
-        sizes = {name: value for name, value in function.keywords.items() if name in ("num_token_types", "jackknife")}
+        sizes = {
+            name: value
+            for name, value in function.keywords.items()
+            if name in ("num_token_types", "jackknife")
+        }
         kept = {type(metric) for metric in metrics}
-        every = [metric for metric in function(width, max_state_bytes=inf) if isinstance(metric, GeometryMetric)]
+        every = [
+            metric
+            for metric in function(width, max_state_bytes=inf)
+            if isinstance(metric, GeometryMetric)
+        ]
         missing = [metric for metric in every if type(metric) not in kept]
-        if names := {type(metric).__name__: size(_held_bytes(metric, **sizes)) for metric in missing}:
+        if names := {
+            type(metric).__name__: size(_held_bytes(metric, **sizes)) for metric in missing
+        }:
             listing = ", ".join(f"{name} ({held})" for name, held in names.items())
-            moments = ", with EmbeddingMoments in place of TokenMoments" if "TokenMoments" in names else ""
+            moments = (
+                ", with EmbeddingMoments in place of TokenMoments"
+                if "TokenMoments" in names
+                else ""
+            )
             yield (
                 f'metrics="auto" leaves out {listing} at layers of width {width}{moments}. '
                 f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
@@ -316,9 +377,15 @@ def _in_a_sketch(whole: Anisotropy) -> Anisotropy:
     return sketch if sketch.state_bytes(0) < whole.state_bytes(0) else whole
 
 
-def _held_bytes(metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0) -> int:
-    """Bytes of a metric's states with so many token types, and with their copies for standard errors."""
-    return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(_NUM_ROWS, num_token_types)
+def _held_bytes(
+    metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0
+) -> int:
+    """Bytes of a metric's states with so many token types, and with their copies for standard
+    errors.
+    """
+    return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(
+        _NUM_ROWS, num_token_types
+    )
 
 
 def require_distinct_keys(make: MetricFactory) -> None:
@@ -332,7 +399,9 @@ def require_distinct_keys(make: MetricFactory) -> None:
     owners: dict[str, str] = {}
     made: object = make(2)
     if not isinstance(made, list | tuple):
-        raise TypeError(f"metrics must make a list of torchmetrics metrics; got {type(made).__name__}.")
+        raise TypeError(
+            f"metrics must make a list of torchmetrics metrics; got {type(made).__name__}."
+        )
     no_rows = torch.zeros(0, 2)
     ids = row_ids(no_rows, no_rows[:, 0].long(), sequence_ids=no_rows[:, 0].long())
     for metric in made:
@@ -345,7 +414,8 @@ def require_distinct_keys(make: MetricFactory) -> None:
         for key in found:
             if key in owners:
                 raise ValueError(
-                    f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. Leave one out."
+                    f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. "
+                    f"Leave one out."
                 )
             owners[key] = name
 
@@ -371,4 +441,6 @@ def measured_keys(make: MetricFactory, *, token_ids: bool) -> list[str]:
 def require_samples(make: MetricFactory) -> None:
     """Raise ValueError unless some of the metrics made hold what ``save_samples`` saves."""
     if not any(metric.has_samples for metric in make(2) if isinstance(metric, GeometryMetric)):
-        raise ValueError("save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is.")
+        raise ValueError(
+            "save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is."
+        )

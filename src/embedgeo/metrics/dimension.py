@@ -49,116 +49,218 @@ def _at_scales(infix: str = "") -> dict[str, int]:
 
 _NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
-# fmt: off
 _TERMS = {
-    "intrinsic_dimension_between": Term("dimension between tokens", "dimensions, TwoNN, one row a token type",
-        "Dimension of the surface that rows of different tokens lie on, each in its context; types weigh equally. "
-        "It grows with the number of types.", ranges=True, group="at a glance", order=130),
-    **in_group("shape", 330,
-        intrinsic_dimension=Term("intrinsic dimension", "dimensions, TwoNN",
-            "Dimension of the surface that the embeddings lie on, at the distance of neighbouring rows: compare "
-            "estimates from equally many rows. Noise makes it larger; rows of one token or text, which are near each "
-            "other, make it smaller: see those between and within tokens.", ranges=True,
-            spread="intrinsic_dimension_std", follows="intrinsic_dimension_between"),
-        intrinsic_dimension_within=Term("dimension within tokens", "dimensions, TwoNN among a token's occurrences",
-            "Dimension of the surface that the occurrences of one token lie on, from those in different sequences; it "
-            "grows with the number of occurrences.", ranges=True, follows="intrinsic_dimension"),
-        same_type_neighbors=Term("neighbours of the same token", "share of the sampled rows",
-            "How often a row's nearest distinct row is of its own token type. Where it is often, the intrinsic "
-            "dimension of all rows says little of a surface.", follows="intrinsic_dimension"),
-        same_type_neighbors_null=Term("random neighbours of the same token", "share of the sampled rows",
-            "How often a random row is of a row's token type.", is_drawn=False),
-        same_sequence_neighbors=Term("neighbours of the same text", "share of the sampled rows",
-            "How often a row's nearest distinct row is of its own sequence. Where it is often, the intrinsic "
-            "dimension of all rows is that of single texts.", follows="intrinsic_dimension"),
-        same_sequence_neighbors_null=Term("random neighbours of the same text", "share of the sampled rows",
-            "How often a random row is of a row's sequence.", is_drawn=False),
+    "intrinsic_dimension_between": Term(
+        "dimension between tokens",
+        "dimensions, TwoNN, one row a token type",
+        "Dimension of the surface that rows of different tokens lie on, each in its context; types "
+        "weigh equally. "
+        "It grows with the number of types.",
+        ranges=True,
+        group="at a glance",
+        order=130,
     ),
-    **in_group("rows counted", 610,
-        intrinsic_dimension_std=Term("spread of the dimension", "std over batches, TwoNN",
-            "How much the estimate varies.", ranges=True),
-        duplicate_fraction=Term("duplicate rows", "share of the sampled rows",
-            "Rows equal to another one but for rounding, merged before the intrinsic dimension is estimated; many are "
-            "to be expected at `embed` of a model with rotary positions.", gaussian=0.0),
-        n_points=Term("distinct rows", "rows used by TwoNN",
-            "What the intrinsic dimension rests on.", ranges=True, is_drawn=False),
-        n_points_between=Term("rows of different tokens", "rows used by TwoNN, one a token type",
-            "What the dimension between tokens rests on.", ranges=True, is_drawn=False),
-        n_points_within=Term("rows of repeated tokens", "rows used by TwoNN within token types",
-            "What the dimension within tokens rests on: rows of types with 8 distinct ones or more.", ranges=True,
-            is_drawn=False),
+    **in_group(
+        "shape",
+        330,
+        intrinsic_dimension=Term(
+            "intrinsic dimension",
+            "dimensions, TwoNN",
+            "Dimension of the surface that the embeddings lie on, at the distance of neighbouring "
+            "rows: compare "
+            "estimates from equally many rows. Noise makes it larger; rows of one token or text, "
+            "which are near each "
+            "other, make it smaller: see those between and within tokens.",
+            ranges=True,
+            spread="intrinsic_dimension_std",
+            follows="intrinsic_dimension_between",
+        ),
+        intrinsic_dimension_within=Term(
+            "dimension within tokens",
+            "dimensions, TwoNN among a token's occurrences",
+            "Dimension of the surface that the occurrences of one token lie on, from those in "
+            "different sequences; it "
+            "grows with the number of occurrences.",
+            ranges=True,
+            follows="intrinsic_dimension",
+        ),
+        same_type_neighbors=Term(
+            "neighbours of the same token",
+            "share of the sampled rows",
+            "How often a row's nearest distinct row is of its own token type. Where it is often, "
+            "the intrinsic "
+            "dimension of all rows says little of a surface.",
+            follows="intrinsic_dimension",
+        ),
+        same_type_neighbors_null=Term(
+            "random neighbours of the same token",
+            "share of the sampled rows",
+            "How often a random row is of a row's token type.",
+            is_drawn=False,
+        ),
+        same_sequence_neighbors=Term(
+            "neighbours of the same text",
+            "share of the sampled rows",
+            "How often a row's nearest distinct row is of its own sequence. Where it is often, the "
+            "intrinsic "
+            "dimension of all rows is that of single texts.",
+            follows="intrinsic_dimension",
+        ),
+        same_sequence_neighbors_null=Term(
+            "random neighbours of the same text",
+            "share of the sampled rows",
+            "How often a random row is of a row's sequence.",
+            is_drawn=False,
+        ),
     ),
-    **in_group("more", 705,
-        intrinsic_dimension_next_scale=Term("intrinsic dimension at the next scale",
+    **in_group(
+        "rows counted",
+        610,
+        intrinsic_dimension_std=Term(
+            "spread of the dimension",
+            "std over batches, TwoNN",
+            "How much the estimate varies.",
+            ranges=True,
+        ),
+        duplicate_fraction=Term(
+            "duplicate rows",
+            "share of the sampled rows",
+            "Rows equal to another one but for rounding, merged before the intrinsic dimension is "
+            "estimated; many are "
+            "to be expected at `embed` of a model with rotary positions.",
+            gaussian=0.0,
+        ),
+        n_points=Term(
+            "distinct rows",
+            "rows used by TwoNN",
+            "What the intrinsic dimension rests on.",
+            ranges=True,
+            is_drawn=False,
+        ),
+        n_points_between=Term(
+            "rows of different tokens",
+            "rows used by TwoNN, one a token type",
+            "What the dimension between tokens rests on.",
+            ranges=True,
+            is_drawn=False,
+        ),
+        n_points_within=Term(
+            "rows of repeated tokens",
+            "rows used by TwoNN within token types",
+            "What the dimension within tokens rests on: rows of types with 8 distinct ones or "
+            "more.",
+            ranges=True,
+            is_drawn=False,
+        ),
+    ),
+    **in_group(
+        "more",
+        705,
+        intrinsic_dimension_next_scale=Term(
+            "intrinsic dimension at the next scale",
             "dimensions, GRIDE, neighbours 2 and 4",
-            "As TwoNN, from neighbours that are a little farther away. Where it is far larger, rows have near copies, "
-            "which pull TwoNN down.", ranges=True, is_drawn=False),
+            "As TwoNN, from neighbours that are a little farther away. Where it is far larger, "
+            "rows have near copies, "
+            "which pull TwoNN down.",
+            ranges=True,
+            is_drawn=False,
+        ),
     ),
-    **in_group("more", 710, **{
-        key: Term(f"intrinsic dimension{of} at scale {scale}", f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
-            f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank {2 * scale}: noise "
-            "counts the less the larger the scale. Where it is the same at all scales it does not depend on the number "
-            "of rows.", ranges=True, is_drawn=False)
-        for infix, of, rows in _KINDS for key, scale in _at_scales(infix).items()
-    }, **{
-        f"{key}_error": Term(f"error of the intrinsic dimension{of} at scale {scale}",
-            "standard error, maximum likelihood",
-            "How much the estimate would vary if rows were independent; those of one text are not.",
-            ranges=True, is_drawn=False)
-        for infix, of, _ in _KINDS for key, scale in _at_scales(infix).items()
-    }),
+    **in_group(
+        "more",
+        710,
+        **{
+            key: Term(
+                f"intrinsic dimension{of} at scale {scale}",
+                f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
+                f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank "
+                f"{2 * scale}: noise "
+                "counts the less the larger the scale. Where it is the same at all scales it does "
+                "not "
+                "depend on the number "
+                "of rows.",
+                ranges=True,
+                is_drawn=False,
+            )
+            for infix, of, rows in _KINDS
+            for key, scale in _at_scales(infix).items()
+        },
+        **{
+            f"{key}_error": Term(
+                f"error of the intrinsic dimension{of} at scale {scale}",
+                "standard error, maximum likelihood",
+                "How much the estimate would vary if rows were independent; those of one text are "
+                "not.",
+                ranges=True,
+                is_drawn=False,
+            )
+            for infix, of, _ in _KINDS
+            for key, scale in _at_scales(infix).items()
+        },
+    ),
 }
-# fmt: on
 
 
 class IntrinsicDimension(GeometryMetric):
-    """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN, or by GRIDE at several scales.
+    """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN, or by GRIDE at several
+    scales.
 
-    ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks. ``compute()`` returns
-    float64 scalars: ``intrinsic_dimension``, the mean over batches of ``batch_size`` rows (one smaller batch where
-    fewer rows were seen; NaN for fewer than three distinct rows); ``intrinsic_dimension_std`` over batches (NaN for
-    one); ``intrinsic_dimension_next_scale``, GRIDE's at scale 2 of at most 1,024 rows of each batch, far larger where
-    rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the share of rows left out because they
-    equal another one, exactly or but for rounding; ``n_points``, the number of distinct rows in all batches.
+    ``batch_size * num_batches`` rows are drawn without replacement from all updates and ranks.
+    ``compute()`` returns float64 scalars: ``intrinsic_dimension``, the mean over batches of
+    ``batch_size`` rows (one smaller batch where fewer rows were seen; NaN for fewer than three
+    distinct rows); ``intrinsic_dimension_std`` over batches (NaN for one);
+    ``intrinsic_dimension_next_scale``, GRIDE's at scale 2 of at most 1,024 rows of each batch, far
+    larger where rows have near copies (NaN for fewer than five); ``duplicate_fraction``, the share
+    of rows left out because they equal another one, exactly or but for rounding; ``n_points``, the
+    number of distinct rows in all batches.
 
-    Where rows came with token ids, also ``intrinsic_dimension_between`` of one row of each token type; with sequences,
-    ``intrinsic_dimension_within``, of rows among the occurrences of their type in other sequences: see
-    `embedgeo.functional.labelled_dimensions`; what they rest on, ``n_points_between`` and ``n_points_within``; and how
-    many rows have a nearest distinct row of their own type and sequence, ``same_type_neighbors`` and
-    ``same_sequence_neighbors``, beside what random neighbours would give, ``…_null``.
+    Where rows came with token ids, also ``intrinsic_dimension_between`` of one row of each token
+    type; with sequences, ``intrinsic_dimension_within``, of rows among the occurrences of their
+    type in other sequences: see `embedgeo.functional.labelled_dimensions`; what they rest on,
+    ``n_points_between`` and ``n_points_within``; and how many rows have a nearest distinct row of
+    their own type and sequence, ``same_type_neighbors`` and ``same_sequence_neighbors``, beside
+    what random neighbours would give, ``…_null``.
 
-    With ``estimator="gride"`` it returns, for each of the ``scales``, ``intrinsic_dimension_at_{scale}`` from the
-    neighbours of rank ``scale`` and twice that, and ``intrinsic_dimension_at_{scale}_error``, its standard error by
-    maximum likelihood (of the mean over batches); NaN where a batch has not more than 2 ``scale`` distinct rows. So it
-    may stand beside TwoNN; and the same between and within token types, ``intrinsic_dimension_between_at_{scale}`` and
-    ``intrinsic_dimension_within_at_{scale}``. A dimension that is the same at all scales does not depend on the number
-    of rows: see `embedgeo.functional.gride_dimensions`.
+    With ``estimator="gride"`` it returns, for each of the ``scales``,
+    ``intrinsic_dimension_at_{scale}`` from the neighbours of rank ``scale`` and twice that, and
+    ``intrinsic_dimension_at_{scale}_error``, its standard error by maximum likelihood (of the mean
+    over batches); NaN where a batch has not more than 2 ``scale`` distinct rows. So it may stand
+    beside TwoNN; and the same between and within token types,
+    ``intrinsic_dimension_between_at_{scale}`` and ``intrinsic_dimension_within_at_{scale}``. A
+    dimension that is the same at all scales does not depend on the number of rows: see
+    `embedgeo.functional.gride_dimensions`.
 
-    Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022 (GRIDE).
+    Sources: Facco et al. 2017; Razzhigaev et al. 2024 (arXiv 2311.05928); Denti et al. 2022
+    (GRIDE).
 
     Args:
         dim: d, the width of the embeddings.
-        batch_size: rows per estimate. TwoNN depends on it: compare only estimates of one ``batch_size``.
+        batch_size: rows per estimate. TwoNN depends on it: compare only estimates of one
+            ``batch_size``.
         num_batches: estimates to average.
         estimator: ``"twonn"``, ``"gride"`` or any scikit-dimension global estimator object, such as
             ``skdim.id.lPCA()``.
-        discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1), or 0 with ``"mle"``.
-            Default: 0.1 of the fit, 0 of the maximum likelihood.
-        duplicate_tolerance: how near to each other rows are merged, relative to their distance from the mean: see
-            `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
+        discard_fraction: share of the largest distance ratios that TwoNN does not use, in (0, 1),
+            or 0 with ``"mle"``. Default: 0.1 of the fit, 0 of the maximum likelihood.
+        duplicate_tolerance: how near to each other rows are merged, relative to their distance from
+            the mean: see `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         scales: of GRIDE: ranks of neighbours, distinct, each at least 1.
         method: of TwoNN: ``"fit"``, the least-squares fit, or ``"mle"``, maximum likelihood: see
             `embedgeo.functional.twonn_dimension`.
-        neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN and GRIDE, those of
-            rows in ``"other_sequences"``, so that rows of one text, which are alike, are not each other's neighbours.
+        neighbors: whose distances are taken for ``intrinsic_dimension``: ``"all"`` or, of TwoNN and
+            GRIDE, those of rows in ``"other_sequences"``, so that rows of one text, which are
+            alike, are not each other's neighbours.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
         ValueError: an argument is out of its range, or the estimator is neither.
 
     >>> metric = IntrinsicDimension(3)
-    >>> metric.update(torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)) @ torch.ones(2, 3).triu())
+    >>> metric.update(
+    ...     torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
+    ...     @ torch.ones(2, 3).triu()
+    ... )
     >>> round(metric.compute()["intrinsic_dimension"].item())
     2
     """
@@ -187,25 +289,47 @@ class IntrinsicDimension(GeometryMetric):
         usual = DISCARD_FRACTIONS[method]
         discard_fraction = usual if discard_fraction is None else discard_fraction
         scales = tuple(scales)
-        arguments = batch_size, num_batches, estimator, discard_fraction, duplicate_tolerance, seed, scales, method
-        changed = () if neighbors == "all" else (neighbors,)  # the digest of the others is that of earlier versions
+        arguments = (
+            batch_size,
+            num_batches,
+            estimator,
+            discard_fraction,
+            duplicate_tolerance,
+            seed,
+            scales,
+            method,
+        )
+        # the digest of the others is that of earlier versions
+        changed = () if neighbors == "all" else (neighbors,)
         super().__init__(dim, *arguments, *changed, **kwargs)
         if batch_size < 3 or num_batches < 1:
             raise ValueError(
-                f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} and {num_batches}."
+                f"batch_size must be at least 3 rows and num_batches at least 1; got {batch_size} "
+                f"and {num_batches}."
             )
         if not (0 < discard_fraction < 1 or discard_fraction == usual):
             ends = "both" if usual else "1"
-            raise ValueError(f"discard_fraction must be between 0 and 1, {ends} excluded; got {discard_fraction}.")
-        if not 0 <= duplicate_tolerance < 1:
-            raise ValueError(f"duplicate_tolerance must be at least 0 and less than 1; got {duplicate_tolerance}.")
-        if estimator not in ("twonn", "gride") and (isinstance(estimator, type) or not hasattr(estimator, "fit")):
             raise ValueError(
-                f'estimator must be "twonn", "gride" or a scikit-dimension estimator object; got {estimator!r}.'
+                f"discard_fraction must be between 0 and 1, {ends} excluded; got "
+                f"{discard_fraction}."
+            )
+        if not 0 <= duplicate_tolerance < 1:
+            raise ValueError(
+                f"duplicate_tolerance must be at least 0 and less than 1; got "
+                f"{duplicate_tolerance}."
+            )
+        if estimator not in ("twonn", "gride") and (
+            isinstance(estimator, type) or not hasattr(estimator, "fit")
+        ):
+            raise ValueError(
+                'estimator must be "twonn", "gride" or a scikit-dimension estimator object; got '
+                f"{estimator!r}."
             )
         are_ranks = all(isinstance(scale, int) and scale >= 1 for scale in scales)
         if not scales or not are_ranks or len(set(scales)) < len(scales):
-            raise ValueError(f"scales must be ranks of neighbours, distinct integers from 1 up; got {scales}.")
+            raise ValueError(
+                f"scales must be ranks of neighbours, distinct integers from 1 up; got {scales}."
+            )
         self.batch_size = batch_size
         self.num_batches = num_batches
         self.estimator = estimator
@@ -216,7 +340,9 @@ class IntrinsicDimension(GeometryMetric):
         if neighbors not in get_args(Neighbors):
             raise ValueError(f'neighbors must be "all" or "other_sequences"; got {neighbors!r}.')
         if neighbors != "all" and not isinstance(estimator, str):
-            raise ValueError('neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.')
+            raise ValueError(
+                'neighbors="other_sequences" needs "twonn" or "gride"; got an estimator object.'
+            )
         self.method = method
         self.neighbors = neighbors
         if estimator == "gride":
@@ -228,18 +354,26 @@ class IntrinsicDimension(GeometryMetric):
         sample = self.load(Sample)
         start = int(stream_positions(sample.seen, 1, stream=stream, device=sample.seen.device))
         device = sample.keys.device
-        labels = rows.ids.once(("labels", start, device), lambda: sent(_labels(rows.ids, len(rows.x), start), device))
+        labels = rows.ids.once(
+            ("labels", start, device), lambda: sent(_labels(rows.ids, len(rows.x), start), device)
+        )
         x, first = rows.x, rows.first
-        self.store(sample.extend(x, labels, rows.finite, stream=stream, num_streams=num_streams, first=first))
+        self.store(
+            sample.extend(
+                x, labels, rows.finite, stream=stream, num_streams=num_streams, first=first
+            )
+        )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         num_sampled = min(num_rows, self.batch_size * self.num_batches)
         return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 40)
 
     def sample(self) -> Sample:
-        """The sampled rows in the order in which they are drawn: the first k are a sample of k rows.
+        """The sampled rows in the order in which they are drawn: the first k are a sample of k
+        rows.
 
-        They are drawn from those that this process has seen or, within ``sync_context()``, from those of all ranks.
+        They are drawn from those that this process has seen or, within ``sync_context()``, from
+        those of all ranks.
         """
         sample = self.load(Sample).counted()
         return sample.select(sample.keys.argsort())
@@ -256,11 +390,18 @@ class IntrinsicDimension(GeometryMetric):
         num_points = rows.measured.get("n_points", rows.n)
         return {
             **rows.simulated(_OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
-            **rows.simulated(_at_scales(), lambda n, dim: _gaussian_gride(_power(n), dim), num_points),
             **rows.simulated(
-                _BETWEEN, lambda n, dim: _gaussian_between(_power(n), dim), rows.value("n_points_between")
+                _at_scales(), lambda n, dim: _gaussian_gride(_power(n), dim), num_points
             ),
-            **{f"same_{kind}_neighbors": rows.value(f"same_{kind}_neighbors_null") for kind in ("type", "sequence")},
+            **rows.simulated(
+                _BETWEEN,
+                lambda n, dim: _gaussian_between(_power(n), dim),
+                rows.value("n_points_between"),
+            ),
+            **{
+                f"same_{kind}_neighbors": rows.value(f"same_{kind}_neighbors_null")
+                for kind in ("type", "sequence")
+            },
         }
 
     @stepwise
@@ -271,17 +412,23 @@ class IntrinsicDimension(GeometryMetric):
 
     @stepwise
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> Computation[ValuesAndErrors]:
-        """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys have NaN.
+        """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
+        have NaN.
 
-        The groups of the jackknife are those of the sampled rows, by default their ``sequence_ids``; ``groups`` are
-        not used.
+        The groups of the jackknife are those of the sampled rows, by default their
+        ``sequence_ids``; ``groups`` are not used.
         """
         batches, sample = yield from self._batches()
-        labels, group = torch.cat([batch.labels[:, 0] for _, batch, _ in batches]).unique(return_inverse=True)
+        labels, group = torch.cat([batch.labels[:, 0] for _, batch, _ in batches]).unique(
+            return_inverse=True
+        )
         of_batches = group.split([len(batch.keys) for _, batch, _ in batches])
         of_groups = [(each, len(labels)) if len(labels) else () for each in of_batches]
         estimates = yield from at_once(
-            *(self._estimate(*batch, *of_group) for batch, of_group in zip(batches, of_groups, strict=True))
+            *(
+                self._estimate(*batch, *of_group)
+                for batch, of_group in zip(batches, of_groups, strict=True)
+            )
         )
         values = self._values(estimates, sample)
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
@@ -296,8 +443,11 @@ class IntrinsicDimension(GeometryMetric):
                     errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
-    def _batches(self) -> Computation[tuple[list[tuple[Tensor, Sample, Projections | None]], Sample]]:
-        """The rows of each batch, all else of its sample, and their projections; and all else of the whole sample.
+    def _batches(
+        self,
+    ) -> Computation[tuple[list[tuple[Tensor, Sample, Projections | None]], Sample]]:
+        """The rows of each batch, all else of its sample, and their projections; and all else of
+        the whole sample.
 
         All but the rows is on the CPU. In place of these a sample has their places, in a column.
         """
@@ -307,11 +457,17 @@ class IntrinsicDimension(GeometryMetric):
         (keys, labels), *projected = yield from at_once(
             on_host(held.keys, held.labels), *([projections(held.rows)] if is_searched else [])
         )
-        sample = held._replace(rows=places[:, None], keys=keys, labels=labels, positions=places).counted()
+        sample = held._replace(
+            rows=places[:, None], keys=keys, labels=labels, positions=places
+        ).counted()
         batches = list[tuple[Tensor, Sample, Projections | None]]()
         for batch in sample_batches(sample, self.batch_size):
             at = batch.rows[:, 0]
-            x = held.rows if at.equal(places) else held.rows.index_select(0, sent(at, held.rows.device))
+            x = (
+                held.rows
+                if at.equal(places)
+                else held.rows.index_select(0, sent(at, held.rows.device))
+            )
             batches.append((x, batch, projected[0].of(at) if is_searched else None))
         return batches, sample
 
@@ -328,15 +484,20 @@ class IntrinsicDimension(GeometryMetric):
         num_groups: int = 0,
     ) -> Computation[LabelledEstimates]:
         if not isinstance(self.estimator, str):
-            own = copy(self.estimator)  # several layers, which may be given the same one, are computed at a time
-            return LabelledEstimates(estimated_dimension(x, own, duplicate_tolerance=self.duplicate_tolerance))
+            # several layers, which may be given the same one, are computed at a time
+            own = copy(self.estimator)
+            return LabelledEstimates(
+                estimated_dimension(x, own, duplicate_tolerance=self.duplicate_tolerance)
+            )
         _, types, sequences = batch.labels.unbind(1)
         has_types = not len(types) or bool((types >= 0).any())
         has_sequences = bool((sequences >= 0).any())
         of_batch = steps(
             labelled_dimensions,
             x,
-            RowLabels(types if has_types else None, sequences if has_sequences else None, batch.keys),
+            RowLabels(
+                types if has_types else None, sequences if has_sequences else None, batch.keys
+            ),
             scales=self.scales if self.estimator == "gride" else (),
             method=self.method,
             discard_fraction=self.discard_fraction,
@@ -352,9 +513,19 @@ class IntrinsicDimension(GeometryMetric):
         values: dict[str, Tensor] = {}
         for infix, each in _by_infix(estimates).items():
             if self.estimator == "gride":
-                dimensions = torch.stack([estimate.dimensions for estimate in each]).mean(0).to(sample.keys)
-                errors = torch.stack([estimate.errors for estimate in each]).square().mean(0).div(len(each)).sqrt()
-                for key, mean, error in zip(self._keys(infix), dimensions, errors.to(sample.keys), strict=True):
+                dimensions = (
+                    torch.stack([estimate.dimensions for estimate in each]).mean(0).to(sample.keys)
+                )
+                errors = (
+                    torch.stack([estimate.errors for estimate in each])
+                    .square()
+                    .mean(0)
+                    .div(len(each))
+                    .sqrt()
+                )
+                for key, mean, error in zip(
+                    self._keys(infix), dimensions, errors.to(sample.keys), strict=True
+                ):
                     values |= {key: mean, f"{key}_error": error}
                 continue
             dimensions = sample.keys.new_tensor([estimate.dimension for estimate in each])
@@ -362,15 +533,23 @@ class IntrinsicDimension(GeometryMetric):
             num_points = dimensions.new_tensor(float(sum(estimate.num_points for estimate in each)))
             if not infix:
                 num_rows = min(len(sample.rows), self.batch_size * len(each))
-                spread = dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan)
+                spread = (
+                    dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan)
+                )
                 values["intrinsic_dimension_std"] = spread
                 if self.estimator == "twonn":
-                    next_scale = dimensions.new_tensor([estimate.next_scale for estimate in each]).mean()
+                    next_scale = dimensions.new_tensor(
+                        [estimate.next_scale for estimate in each]
+                    ).mean()
                     values["intrinsic_dimension_next_scale"] = next_scale
-                values["duplicate_fraction"] = 1 - num_points / num_rows if num_rows else spread.new_tensor(torch.nan)
+                values["duplicate_fraction"] = (
+                    1 - num_points / num_rows if num_rows else spread.new_tensor(torch.nan)
+                )
             values[f"n_points{infix}"] = num_points
         for key in ("same_type", "same_sequence"):
-            shares = [share for estimate in estimates if (share := getattr(estimate, key)) is not None]
+            shares = [
+                share for estimate in estimates if (share := getattr(estimate, key)) is not None
+            ]
             if len(shares) == len(estimates):
                 share, at_random = torch.stack(shares).mean(0).to(sample.keys)
                 values |= {f"{key}_neighbors": share, f"{key}_neighbors_null": at_random}
@@ -378,7 +557,8 @@ class IntrinsicDimension(GeometryMetric):
 
 
 def _labels(ids: RowIds, num_rows: int, start: int) -> Tensor:
-    """Group, type and sequence of each row, shape (n, 3); one that has none has one of its own, below 0.
+    """Group, type and sequence of each row, shape (n, 3); one that has none has one of its own,
+    below 0.
 
     Sequences are told by their first row; the rows are numbered from ``start``.
     """
@@ -392,7 +572,9 @@ def _labels(ids: RowIds, num_rows: int, start: int) -> Tensor:
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:
-    """Estimates of batches by what stands in the keys of each kind, without those that some batch has not."""
+    """Estimates of batches by what stands in the keys of each kind, without those that some batch
+    has not.
+    """
     kinds = {"": "every", "_between": "between", "_within": "within"}
     by_infix = {infix: [getattr(each, kind) for each in estimates] for infix, kind in kinds.items()}
     return {infix: each for infix, each in by_infix.items() if None not in each}
@@ -416,7 +598,8 @@ def _gaussian_between(power: int, dim: int) -> dict[str, float]:
     """The mean over clouds of 2**power rows, of as many rows in all as the largest has."""
     generator = torch.Generator().manual_seed(0)
     found = [
-        twonn_dimension(torch.randn(2**power, dim, generator=generator)).dimension for _ in range(2 ** (12 - power))
+        twonn_dimension(torch.randn(2**power, dim, generator=generator)).dimension
+        for _ in range(2 ** (12 - power))
     ]
     return dict.fromkeys(_BETWEEN, float(f"{sum(found) / len(found):.4g}"))
 
@@ -437,6 +620,10 @@ def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
         squared = (random.standard_normal(others, dtype=np.float32) - norm) ** 2 + beside
         nearest.append(np.partition(squared, places)[: places[-1] + 1])
     log_distance = torch.from_numpy(np.log(nearest, dtype=np.float64)) / 2
-    of_ratios = {scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks}
-    found = {scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()}
+    of_ratios = {
+        scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks
+    }
+    found = {
+        scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()
+    }
     return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _at_scales().items()}

@@ -1,4 +1,6 @@
-"""Gaussian embeddings beside those measured: the sizes that baselines of metrics are computed from."""
+"""Gaussian embeddings beside those measured: the sizes that baselines of metrics are computed
+from.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,8 +21,8 @@ _MOST, _WIDEST = 1e15, 1e6  # rows and width beyond which nothing is simulated
 class GaussianRows:
     """Isotropic Gaussian embeddings of the number, width, size and token counts of those measured.
 
-    Rows are drawn from N(0, Q/d · I), without regard to their tokens. Every array has an entry for each step and layer,
-    NaN where something is unknown.
+    Rows are drawn from N(0, Q/d · I), without regard to their tokens. Every array has an entry for
+    each step and layer, NaN where something is unknown.
 
     Attributes:
         keys: the metrics whose baseline is asked for: what takes long is left out for others.
@@ -56,11 +58,20 @@ class GaussianRows:
     def simulated(
         self, keys: Iterable[str], simulate: Callable[[int, int], Mapping[str, float]], n: Array
     ) -> dict[str, Array]:
-        """Values of the keys that are asked for, made once for each ``n`` and width; NaN where out of reach."""
+        """Values of the keys that are asked for, made once for each ``n`` and width; NaN where out
+        of reach.
+        """
         wanted = self.keys.intersection(keys)
         pairs = list(zip(n, self.dim, strict=True)) if wanted else []
-        known = {(a, b): simulate(int(a), int(b)) for a, b in set(pairs) if 3 <= a <= _MOST and 2 <= b <= _WIDEST}
-        return {key: np.array([known[pair][key] if pair in known else np.nan for pair in pairs]) for key in wanted}
+        known = {
+            (a, b): simulate(int(a), int(b))
+            for a, b in set(pairs)
+            if 3 <= a <= _MOST and 2 <= b <= _WIDEST
+        }
+        return {
+            key: np.array([known[pair][key] if pair in known else np.nan for pair in pairs])
+            for key in wanted
+        }
 
 
 @np.errstate(all="ignore")  # sizes are what somebody has measured, and may be anything
@@ -72,7 +83,11 @@ def baseline_values(rows: GaussianRows) -> dict[str, Array]:
     """
     require_extra("report", "a baseline on Gaussian rows", "scipy")
     constants = {key: term(key).gaussian for key in rows.keys}
-    values = {key: np.where(np.isnan(rows.n), np.nan, each) for key, each in constants.items() if each is not None}
+    values = {
+        key: np.where(np.isnan(rows.n), np.nan, each)
+        for key, each in constants.items()
+        if each is not None
+    }
     for metric in metric_classes():
         values = {**metric.baseline(rows), **values}
     return {key: value for key, value in values.items() if key in rows.keys}

@@ -1,4 +1,6 @@
-"""The metrics of one layer and, for standard errors, copies of them that see groups of its sequences."""
+"""The metrics of one layer and, for standard errors, copies of them that see groups of its
+sequences.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -23,19 +25,22 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, require_values
 
-MetricFactory = Callable[[int], list[Metric]]  # makes the metrics of one layer, given the layer's width
+# makes the metrics of one layer, given the layer's width
+MetricFactory = Callable[[int], list[Metric]]
 ValuePairs = dict[str, Tensor]  # value and standard error of each key, shape (2,)
 
 
 class LayerMetrics:
     """The metrics of one layer, whose values are computed over the rows of all ranks.
 
-    The ranks of ``process_group``, None for all, have different rows. For standard errors the sequences are dealt into
-    G groups, ``jackknife``: sequence i of the S in batch b is in group b S + i modulo G, where the batches of R ranks
-    are counted as one process would see them, those of rank r as r, r + R, r + 2 R …. A group has copies of the
-    metrics from when it has a sequence; of more groups than sequences the empty ones have none.
+    The ranks of ``process_group``, None for all, have different rows. For standard errors the
+    sequences are dealt into G groups, ``jackknife``: sequence i of the S in batch b is in group b S
+    + i modulo G, where the batches of R ranks are counted as one process would see them, those of
+    rank r as r, r + R, r + 2 R …. A group has copies of the metrics from when it has a sequence; of
+    more groups than sequences the empty ones have none.
 
-    ``metrics`` are some that `reset` has returned, which are made like new in a tenth of the time that ``make`` takes.
+    ``metrics`` are some that `reset` has returned, which are made like new in a tenth of the time
+    that ``make`` takes.
     """
 
     def __init__(
@@ -59,25 +64,36 @@ class LayerMetrics:
         self._num_batches = 0
         self._make = make
         self._metrics = self._prepared(make(dim) if metrics is None else metrics, device)
-        self._has_copies = [isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics]
+        self._has_copies = [
+            isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics
+        ]
         self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
 
     @property
     def width(self) -> int:
-        """Width of the hidden state, which is less than that of the rows where they are several side by side."""
-        return min((each.width for each in self._metrics if isinstance(each, GeometryMetric)), default=self.dim)
+        """Width of the hidden state, which is less than that of the rows where they are several
+        side by side.
+        """
+        return min(
+            (each.width for each in self._metrics if isinstance(each, GeometryMetric)),
+            default=self.dim,
+        )
 
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
-        """Update the metrics with a batch, whose sequences count from 0, and the copies with those of their groups.
+        """Update the metrics with a batch, whose sequences count from 0, and the copies with those
+        of their groups.
 
         ``numbers`` are those of its rows among those of all ranks, where they are known.
         """
         for metric in self.with_copies:
             if metric.device != state_device(hidden.device):
-                metric.to(hidden.device)  # copies that see no rows, too: they are merged with the others
+                # copies that see no rows, too: they are merged with the others
+                metric.to(hidden.device)
         num_rows = hidden.shape[:-1].numel()
         if self.num_groups:
-            batch = self._num_batches * num_ranks(self.process_group) + current_rank(self.process_group)
+            batch = self._num_batches * num_ranks(self.process_group) + current_rank(
+                self.process_group
+            )
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
@@ -99,7 +115,9 @@ class LayerMetrics:
 
     @stepwise
     def compute(self) -> Computation[ValuePairs | Exception]:
-        """Values of the metrics, or the exception of one that fails, here alone maybe; every rank must call this."""
+        """Values of the metrics, or the exception of one that fails, here alone maybe; every rank
+        must call this.
+        """
         with in_sync([self]):
             found = yield from at_once(*(self._values(*each) for each in self._with_their_copies()))
         values: ValuePairs = {}
@@ -109,7 +127,8 @@ class LayerMetrics:
             values |= of_metric
         if self.expected_Q and "Q" in values:
             expected = values["Q"].new_tensor([self.expected_Q, torch.nan])
-            values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)  # of no rows, nothing
+            # of no rows, nothing
+            values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)
         return values
 
     def _values(self, metric: Any, copies: list[Any]) -> Computation[ValuePairs | Exception]:
@@ -119,20 +138,25 @@ class LayerMetrics:
                 if not isinstance(metric, GeometryMetric):
                     found = require_values(compute_alone(metric))
                 elif self.num_groups:
-                    found, errors = yield from steps(type(metric).compute_with_errors, metric, copies)
+                    found, errors = yield from steps(
+                        type(metric).compute_with_errors, metric, copies
+                    )
                 else:
                     found = require_values((yield from steps(type(metric).compute, metric)))
                 unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
                 pairs = [(value, errors.get(key, unknown)) for key, value in found.items()]
                 on_cpu = yield from on_host(*pairs)
                 return {
-                    key: torch.stack((value.double(), error)) for key, (value, error) in zip(found, on_cpu, strict=True)
+                    key: torch.stack((value.double(), error))
+                    for key, (value, error) in zip(found, on_cpu, strict=True)
                 }
         except Exception as error:
             return error
 
     def dealt(self) -> Tensor:
-        """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G + 1,), int64."""
+        """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G +
+        1,), int64.
+        """
         dealt = torch.zeros(self.num_groups + 1, dtype=torch.int64)
         dealt[[*self._copies]] = 1
         dealt[-1] = self._num_sequences
@@ -150,10 +174,16 @@ class LayerMetrics:
 
     def wanted(self, is_wanted: Callable[[GeometryMetric], object]) -> list[Any]:
         """The metrics of this package's kind that are wanted."""
-        return [metric for metric in self._metrics if isinstance(metric, GeometryMetric) and is_wanted(metric)]
+        return [
+            metric
+            for metric in self._metrics
+            if isinstance(metric, GeometryMetric) and is_wanted(metric)
+        ]
 
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:
-        """Yield the metrics of this package's kind that are wanted, each with the rows of all ranks."""
+        """Yield the metrics of this package's kind that are wanted, each with the rows of all
+        ranks.
+        """
         for metric in self.wanted(is_wanted):
             with nullcontext() if self.is_synced else _in_sync([metric], self.process_group):
                 yield metric
@@ -161,7 +191,10 @@ class LayerMetrics:
     @property
     def with_copies(self) -> list[Any]:
         """All metrics, then their copies, in the same order on every rank."""
-        return [*self._metrics, *(copy for _, copies in self._with_their_copies() for copy in copies)]
+        return [
+            *self._metrics,
+            *(copy for _, copies in self._with_their_copies() for copy in copies),
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -180,14 +213,16 @@ class LayerMetrics:
                 metric.set_unembedding(weights)
 
     def reset(self) -> list[Metric]:
-        """Free the memory of the states, for metrics are in reference cycles: the garbage collector would be late.
+        """Free the memory of the states, for metrics are in reference cycles: the garbage collector
+        would be late.
 
         Returns:
-            The metrics without rows, for another `LayerMetrics` of the same width; none where one is the user's, which
-            may hold more than its states.
+            The metrics without rows, for another `LayerMetrics` of the same width; none where one
+            is the user's, which may hold more than its states.
         """
         self.set_unembedding(None)
-        with torch.inference_mode(False):  # states made under it could not be added to outside of it
+        # states made under it could not be added to outside of it
+        with torch.inference_mode(False):
             for metric in self.with_copies:
                 metric.reset()
                 metric.process_group = None  # one that a metric holds stays open
@@ -204,7 +239,9 @@ class LayerMetrics:
     def _copies_of(self, group: int) -> list[Any]:
         if group not in self._copies:
             pairs = zip(self._make(self.dim), self._has_copies, strict=True)
-            self._copies[group] = self._prepared([copy for copy, has_copies in pairs if has_copies], self.device)
+            self._copies[group] = self._prepared(
+                [copy for copy, has_copies in pairs if has_copies], self.device
+            )
         return self._copies[group]
 
     def _prepared(self, metrics: list[Any], device: torch.device) -> list[Any]:
@@ -218,13 +255,15 @@ class LayerMetrics:
 
 
 def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
-    """Give the metrics of layers what their values need of the rows of all ranks, until what is returned is closed.
+    """Give the metrics of layers what their values need of the rows of all ranks, until what is
+    returned is closed.
 
     Every rank must call this.
     """
     own = [layer for layer in layers if not layer.is_synced]
     metrics = [metric for layer in own for metric in layer.with_copies]
-    has_copies = any(layer.num_groups for layer in own)  # which are merged, and need their whole states
+    # which are merged, and need their whole states
+    has_copies = any(layer.num_groups for layer in own)
     stack = _in_sync(metrics, own[0].process_group if own else None, for_values=not has_copies)
     for layer in own:
         layer.is_synced = True
@@ -233,16 +272,22 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
 
 
 def reduce(layers: Sequence[LayerMetrics]) -> None:
-    """Give the metrics of layers what `in_sync` does for good, which frees the memory of their own rows' states."""
+    """Give the metrics of layers what `in_sync` does for good, which frees the memory of their own
+    rows' states.
+    """
     in_sync(layers)  # what would put them back is dropped
 
 
 def _in_sync(metrics: Sequence[Any], group: Group, *, for_values: bool = False) -> ExitStack:
-    """Give metrics the states of the rows of all ranks; unlike `sync_context`, what it returns ends it after errors."""
+    """Give metrics the states of the rows of all ranks; unlike `sync_context`, what it returns ends
+    it after errors.
+    """
     with ExitStack() as stack:
         if is_distributed():
             own = [metric for metric in metrics if isinstance(metric, GeometryMetric)]
-            exchanges = (metric.all_reduce_for_values if for_values else metric.all_reduce for metric in own)
+            exchanges = (
+                metric.all_reduce_for_values if for_values else metric.all_reduce for metric in own
+            )
             states = exchanged(at_once(*(exchange(group) for exchange in exchanges)), group)
             for metric, of_all in zip(own, states, strict=True):
                 _take_states(metric, of_all, stack)
@@ -262,7 +307,9 @@ def _take_states(metric: Any, states: Mapping[str, Any], stack: ExitStack) -> No
 
 
 def compute_alone(metric: Metric) -> object:
-    """The result of ``compute`` of a metric on the states that it has, for which no other rank is waited."""
+    """The result of ``compute`` of a metric on the states that it has, for which no other rank is
+    waited.
+    """
     attributes = vars(metric)
     attributes["sync_context"] = _no_sync
     try:
@@ -277,9 +324,15 @@ def _no_sync(**arguments: object) -> AbstractContextManager[None]:
 
 def require_num_groups(jackknife: int) -> None:
     """Check ``jackknife``: 0, or 2 or more."""
-    if isinstance(jackknife, bool) or not isinstance(jackknife, int) or jackknife < 0 or jackknife == 1:
+    if (
+        isinstance(jackknife, bool)
+        or not isinstance(jackknife, int)
+        or jackknife < 0
+        or jackknife == 1
+    ):
         raise ValueError(
-            f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got {jackknife!r}."
+            f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got "
+            f"{jackknife!r}."
         )
 
 
@@ -301,8 +354,13 @@ def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> No
     kept = ids.on(hidden.device, "kept")
     if kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, kept)
-    known = {"token_ids": ids.on(hidden.device, "token_ids"), "sequence_ids": ids.on(hidden.device, "sequence_ids")}
-    arguments = {name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None}
+    known = {
+        "token_ids": ids.on(hidden.device, "token_ids"),
+        "sequence_ids": ids.on(hidden.device, "sequence_ids"),
+    }
+    arguments = {
+        name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None
+    }
     metric.update(hidden, **taken_arguments(metric, arguments))
 
 

@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.ledger import ROUNDING, StreamMoments, divided, stream_moments, within_products
+from embedgeo.functional.ledger import (
+    ROUNDING,
+    StreamMoments,
+    divided,
+    stream_moments,
+    within_products,
+)
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import SequenceCount, TokenTable, type_table
@@ -19,31 +25,51 @@ from embedgeo.metrics.tokens import TokenMoments
 
 _PART = re.compile(r"(Q|M|V|V_W|V_W_unbiased)_(from|share|by)_(\w+)")
 _OF_WRITE = {
-    "norm_ratio": ("size beside the stream", "√(Q of the write / Q of the stream)", "How large a write is."),
+    "norm_ratio": (
+        "size beside the stream",
+        "√(Q of the write / Q of the stream)",
+        "How large a write is.",
+    ),
     "M_over_Q": ("M/Q", "share", "How much of a write is the same in every row: its offset."),
-    "cosine_to_stream": ("cosine to the stream", "mean over rows", "Whether a write repeats or erases the stream."),
-    "top_coordinate": ("largest coordinate", "place, from 0", "The coordinate with the largest part of the write's Q."),
-    "top_coordinate_share": ("largest coordinate", "share of the write's Q", "How much of a write is one coordinate."),
+    "cosine_to_stream": (
+        "cosine to the stream",
+        "mean over rows",
+        "Whether a write repeats or erases the stream.",
+    ),
+    "top_coordinate": (
+        "largest coordinate",
+        "place, from 0",
+        "The coordinate with the largest part of the write's Q.",
+    ),
+    "top_coordinate_share": (
+        "largest coordinate",
+        "share of the write's Q",
+        "How much of a write is one coordinate.",
+    ),
 }
-_DRAWN = "norm_ratio", "cosine_to_stream", "top_coordinate_share"  # M/Q is that of a layer of its own
+# M/Q is that of a layer of its own
+_DRAWN = "norm_ratio", "cosine_to_stream", "top_coordinate_share"
 _WRITE = re.compile(rf"(\w+?)_({'|'.join(_OF_WRITE)})")
 
 
 class ResidualLedger(GeometryMetric):
-    """Exact division of Q, M, V and V_W of a sum of streams: of a block's output h' = h + a + m into h, a and m.
+    """Exact division of Q, M, V and V_W of a sum of streams: of a block's output h' = h + a + m
+    into h, a and m.
 
-    Rows are the K streams side by side, shape (..., K d), as the layers of ``layers="residual"`` have them.
-    ``compute()`` returns float64 scalars: ``n``; Q, M, V and, with ``by_token_type`` and token ids, V_W (plug-in) and
-    V_W_unbiased of the sum; of each of these, X, the parts ``X_from_{stream}``, a stream's own, and
-    ``X_from_{stream}_{other}``, twice the product of two, negative where they cancel, and ``X_share_…``, divided by X.
-    What involves the rounding of the model's dtype is ``X_from_rounding``. Parts add up to X; those of a stream that is
-    zero in all rows are left out. ``X_by_{stream}`` is a stream's share with half of each of its products.
-    Of each write: ``{write}_norm_ratio``, the root of its Q over the stream's; ``{write}_M_over_Q``;
-    ``{write}_cosine_to_stream``, the mean over rows; ``{write}_top_coordinate``, the one with the largest part of its
-    Q, and ``{write}_top_coordinate_share``, that part over Q. Without rows there is ``n`` alone.
+    Rows are the K streams side by side, shape (..., K d), as the layers of ``layers="residual"``
+    have them. ``compute()`` returns float64 scalars: ``n``; Q, M, V and, with ``by_token_type`` and
+    token ids, V_W (plug-in) and V_W_unbiased of the sum; of each of these, X, the parts
+    ``X_from_{stream}``, a stream's own, and ``X_from_{stream}_{other}``, twice the product of two,
+    negative where they cancel, and ``X_share_…``, divided by X. What involves the rounding of the
+    model's dtype is ``X_from_rounding``. Parts add up to X; those of a stream that is zero in all
+    rows are left out. ``X_by_{stream}`` is a stream's share with half of each of its products. Of
+    each write: ``{write}_norm_ratio``, the root of its Q over the stream's; ``{write}_M_over_Q``;
+    ``{write}_cosine_to_stream``, the mean over rows; ``{write}_top_coordinate``, the one with the
+    largest part of its Q, and ``{write}_top_coordinate_share``, that part over Q. Without rows
+    there is ``n`` alone.
 
-    Memory is O(d): 2 K numbers a coordinate; with ``by_token_type`` K numbers a coordinate and token type, and 2 K² of
-    each type.
+    Memory is O(d): 2 K numbers a coordinate; with ``by_token_type`` K numbers a coordinate and
+    token type, and 2 K² of each type.
 
     Args:
         dim: K d, the width of all streams together.
@@ -61,11 +87,14 @@ class ResidualLedger(GeometryMetric):
     [10.0, 1.0, 5.0, 4.0]
     """
 
-    def __init__(self, dim: int, streams: Sequence[str], by_token_type: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, dim: int, streams: Sequence[str], by_token_type: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(dim, tuple(streams), by_token_type, **kwargs)
         if dim % len(streams) or len({*streams}) < len(streams):
             raise ValueError(
-                f"dim must be a multiple of the number of streams, whose names are distinct; got {dim} for {streams}."
+                f"dim must be a multiple of the number of streams, whose names are distinct; got "
+                f"{dim} for {streams}."
             )
         self.streams = tuple(streams)
         self.declare(StreamMoments.empty(len(streams), dim // len(streams)))
@@ -82,7 +111,8 @@ class ResidualLedger(GeometryMetric):
         return super().of_width(dim - dim % len(self.streams))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        products = 16 * (len(self.streams) ** 2 - 1) if TokenTable in self._declared else 0  # of a type
+        # of a type
+        products = 16 * (len(self.streams) ** 2 - 1) if TokenTable in self._declared else 0
         return super().state_bytes(num_rows, num_types, itemsize) + num_types * products
 
     @staticmethod
@@ -92,20 +122,35 @@ class ResidualLedger(GeometryMetric):
             name = name.replace("_", " ")
             if kind == "by":
                 meaning = (
-                    f"Who writes {whole}: the share of {name}, with half of each product that it has with another."
+                    f"Who writes {whole}: the share of {name}, with half of each product that it "
+                    f"has with another."
                 )
-                return Term(f"{whole} written by {name}", f"share of {whole}", meaning, is_drawn=False, order=785)
+                return Term(
+                    f"{whole} written by {name}",
+                    f"share of {whole}",
+                    meaning,
+                    is_drawn=False,
+                    order=785,
+                )
             unit = "squared embedding units" if kind == "from" else f"share of {whole}"
-            meaning = f"The part of {whole} of a block's output that comes from {name} (two names: from their product)."
+            meaning = (
+                f"The part of {whole} of a block's output that comes from {name} (two names: from "
+                "their product)."
+            )
             return Term(f"{whole} from {name}", unit, meaning, is_drawn=False, order=790)
         if write := _WRITE.fullmatch(key):
             name, unit, meaning = _OF_WRITE[write[2]]
-            return Term(f"{write[1]}: {name}", unit, meaning, is_drawn=write[2] in _DRAWN, order=795)
+            return Term(
+                f"{write[1]}: {name}", unit, meaning, is_drawn=write[2] in _DRAWN, order=795
+            )
         return None
 
     def update_states(self, rows: Rows) -> None:
         self.extend(stream_moments(rows.x.unflatten(1, (len(self.streams), -1)), rows.weights))
-        if TokenTable in self._declared and (table := type_table(rows, len(self.streams))) is not None:
+        if (
+            TokenTable in self._declared
+            and (table := type_table(rows, len(self.streams))) is not None
+        ):
             self.extend(table)
             self.extend(SequenceCount.of(rows))
 
@@ -123,7 +168,9 @@ class ResidualLedger(GeometryMetric):
         values |= divided("Q", size + variance, streams) | divided("M", size, streams)
         values |= divided("V", variance, streams)
         if TokenTable in self._declared and len(self.load(TokenTable).n):
-            within = within_products(self.load(TokenTable).typed(), self.load(SequenceCount).num_sequences)
+            within = within_products(
+                self.load(TokenTable).typed(), self.load(SequenceCount).num_sequences
+            )
             for name, products in zip(("V_W", "V_W_unbiased"), within, strict=True):
                 values |= divided(name, products[places][:, places], streams)
         of_coordinates = mean.square() + m2 / moments.n
@@ -133,7 +180,9 @@ class ResidualLedger(GeometryMetric):
                 continue
             largest = of_coordinates[k].max(0)
             values |= {
-                f"{stream}_norm_ratio": ratio(own[k], own[0]).sqrt() if places[0] == 0 else own.new_tensor(torch.nan),
+                f"{stream}_norm_ratio": ratio(own[k], own[0]).sqrt()
+                if places[0] == 0
+                else own.new_tensor(torch.nan),
                 f"{stream}_M_over_Q": ratio(size[k, k], own[k]),
                 f"{stream}_cosine_to_stream": moments.cosine[places[k]] / moments.n,
                 f"{stream}_top_coordinate": largest.indices.double(),
@@ -143,7 +192,9 @@ class ResidualLedger(GeometryMetric):
 
 
 def ledger_of(make: MetricFactory, streams: Sequence[str]) -> MetricFactory:
-    """The factory of a ledger, by token type where the metrics of other layers hold token tables."""
+    """The factory of a ledger, by token type where the metrics of other layers hold token
+    tables.
+    """
 
     def make_ledger(dim: int) -> list[Metric]:
         has_tables = any(isinstance(metric, TokenMoments) for metric in make(2))

@@ -11,62 +11,130 @@ from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import WithinMoments, has_token_values, type_table, unbiased_split, within_moments
+from embedgeo.functional.tokens import (
+    WithinMoments,
+    has_token_values,
+    type_table,
+    unbiased_split,
+    within_moments,
+)
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 SQUARED = "squared embedding units"
 
-# fmt: off
 _TERMS = {
-    **in_group("at a glance", 110,
-        V_W_over_V_unbiased=Term("V_W / V", "share of V, from pairs in different sequences",
-            "Share of the variance that lies within the occurrences of a token, from pairs in different sequences: 0 "
-            "where context does nothing; 1 where the token does not matter.", gaussian=1.0),
-        M_over_Q=Term("M / Q", "share of the mean squared norm",
-            "How much of the embeddings' size is an offset common to all. Near 1, all point the same way."),
+    **in_group(
+        "at a glance",
+        110,
+        V_W_over_V_unbiased=Term(
+            "V_W / V",
+            "share of V, from pairs in different sequences",
+            "Share of the variance that lies within the occurrences of a token, from pairs in "
+            "different sequences: 0 "
+            "where context does nothing; 1 where the token does not matter.",
+            gaussian=1.0,
+        ),
+        M_over_Q=Term(
+            "M / Q",
+            "share of the mean squared norm",
+            "How much of the embeddings' size is an offset common to all. Near 1, all point the "
+            "same way.",
+        ),
     ),
-    "mean_cosine": Term("mean cosine", "cosine of two distinct rows, mean over all pairs",
-        "How much any two embeddings point the same way; it includes the common offset.", gaussian=0.0,
-        group="at a glance", order=140),
-    **in_group("size and variance", 210,
+    "mean_cosine": Term(
+        "mean cosine",
+        "cosine of two distinct rows, mean over all pairs",
+        "How much any two embeddings point the same way; it includes the common offset.",
+        gaussian=0.0,
+        group="at a glance",
+        order=140,
+    ),
+    **in_group(
+        "size and variance",
+        210,
         Q=Term("Q", f"mean of ‖x‖², {SQUARED}", "Size of the embeddings; Q = M + V.", ranges=True),
-        M=Term("M", f"‖mean of x‖², {SQUARED}", "Size of the offset common to all embeddings.", ranges=True),
-        V=Term("V", f"mean of ‖x − mean‖², {SQUARED}", "How much the embeddings vary.", ranges=True),
+        M=Term(
+            "M",
+            f"‖mean of x‖², {SQUARED}",
+            "Size of the offset common to all embeddings.",
+            ranges=True,
+        ),
+        V=Term(
+            "V", f"mean of ‖x − mean‖², {SQUARED}", "How much the embeddings vary.", ranges=True
+        ),
         M_over_V=Term("M / V", "ratio", "The common offset relative to the variance.", ranges=True),
-        V_W_unbiased=Term("V_W, unbiased", f"estimate from pairs in different sequences, {SQUARED}",
-            "Variance within the occurrences of a token: what context does.", ranges=True),
-        V_B_unbiased=Term("V_B, unbiased", f"estimate from pairs in different sequences, {SQUARED}",
-            "Variance between tokens: what the token itself does.", ranges=True, gaussian=0.0),
+        V_W_unbiased=Term(
+            "V_W, unbiased",
+            f"estimate from pairs in different sequences, {SQUARED}",
+            "Variance within the occurrences of a token: what context does.",
+            ranges=True,
+        ),
+        V_B_unbiased=Term(
+            "V_B, unbiased",
+            f"estimate from pairs in different sequences, {SQUARED}",
+            "Variance between tokens: what the token itself does.",
+            ranges=True,
+            gaussian=0.0,
+        ),
     ),
-    **in_group("norms", 410,
-        norm_mean=Term("mean norm", "mean of ‖x‖, embedding units", "Length of the embeddings.", ranges=True),
-        norm_cv=Term("C.V. of the norm", "std / mean of ‖x‖", "How unequal the lengths are.", ranges=True),
-        norm_max=Term("largest norm", "max of ‖x‖, embedding units",
-            "Length of the longest embedding: massive activations show here first.", ranges=True),
+    **in_group(
+        "norms",
+        410,
+        norm_mean=Term(
+            "mean norm", "mean of ‖x‖, embedding units", "Length of the embeddings.", ranges=True
+        ),
+        norm_cv=Term(
+            "C.V. of the norm", "std / mean of ‖x‖", "How unequal the lengths are.", ranges=True
+        ),
+        norm_max=Term(
+            "largest norm",
+            "max of ‖x‖, embedding units",
+            "Length of the longest embedding: massive activations show here first.",
+            ranges=True,
+        ),
     ),
-    "top_dim_share": Term("top coordinate's share", "largest share of V in one coordinate",
-        "How much of the variance a single rogue coordinate holds.", group="shape", order=320),
-    "n": Term("rows", "rows counted", "Embeddings measured.", ranges=True, is_drawn=False,
-        group="rows counted", order=620),
-    "n_nonfinite": Term("non-finite rows", "rows left out", "Rows with a NaN or an infinity: a fault in the run.",
-        is_drawn=False, group="rows counted", order=640),
+    "top_dim_share": Term(
+        "top coordinate's share",
+        "largest share of V in one coordinate",
+        "How much of the variance a single rogue coordinate holds.",
+        group="shape",
+        order=320,
+    ),
+    "n": Term(
+        "rows",
+        "rows counted",
+        "Embeddings measured.",
+        ranges=True,
+        is_drawn=False,
+        group="rows counted",
+        order=620,
+    ),
+    "n_nonfinite": Term(
+        "non-finite rows",
+        "rows left out",
+        "Rows with a NaN or an infinity: a fault in the run.",
+        is_drawn=False,
+        group="rows counted",
+        order=640,
+    ),
 }
-# fmt: on
 
 
 class EmbeddingMoments(GeometryMetric):
     """Moments of the embeddings, in O(d) memory whatever the number of rows and the vocabulary.
 
-    ``compute()`` returns float64 scalars: ``n``, the number of rows; ``n_nonfinite``, that of the rows left out; ``Q``
-    (mean squared norm), ``M`` (squared norm of the mean) and ``V`` (variance; Q = M + V) in squared embedding units;
-    ``M_over_V``, ``M_over_Q``, ``mean_cosine`` of two distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max`` and
-    ``top_dim_share``; and, where rows came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and
-    ``V_W_over_V_unbiased``: the within-token variance is estimated in each update from pairs of occurrences in
-    different sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where only
-    some rows have a type). What too few rows leave undefined is NaN. See `embedgeo.functional.moment_values` and
-    `embedgeo.functional.within_variance` for the definitions.
+    ``compute()`` returns float64 scalars: ``n``, the number of rows; ``n_nonfinite``, that of the
+    rows left out; ``Q`` (mean squared norm), ``M`` (squared norm of the mean) and ``V`` (variance;
+    Q = M + V) in squared embedding units; ``M_over_V``, ``M_over_Q``, ``mean_cosine`` of two
+    distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share``; and, where rows
+    came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
+    within-token variance is estimated in each update from pairs of occurrences in different
+    sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where
+    only some rows have a type). What too few rows leave undefined is NaN. See
+    `embedgeo.functional.moment_values` and `embedgeo.functional.within_variance` for the
+    definitions.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253).
 
@@ -96,12 +164,13 @@ class EmbeddingMoments(GeometryMetric):
             self.extend(within_moments(to_state(table), rows.num_sequences))
 
     def coordinates(self) -> dict[str, Tensor]:
-        """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where undefined.
+        """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where
+        undefined.
 
-        ``mean`` and ``variance`` (population); ``share_of_M``, ``share_of_V`` and ``share_of_cosine``, the coordinate's
-        part of the mean cosine of all pairs of rows (Timkey & van Schijndel 2021): see
-        `embedgeo.functional.coordinate_shares`. They are of the rows that this process has seen or, within
-        ``sync_context()``, those of all ranks.
+        ``mean`` and ``variance`` (population); ``share_of_M``, ``share_of_V`` and
+        ``share_of_cosine``, the coordinate's part of the mean cosine of all pairs of rows (Timkey &
+        van Schijndel 2021): see `embedgeo.functional.coordinate_shares`. They are of the rows that
+        this process has seen or, within ``sync_context()``, those of all ranks.
         """
         moments = self.load(Moments)
         return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
@@ -114,7 +183,8 @@ class EmbeddingMoments(GeometryMetric):
         Q = rows.Q
         dim = rows.dim
         free = n - 1
-        root = np.sqrt(2 / dim) * np.exp(special.gammaln((dim + 1) / 2) - special.gammaln(dim / 2))  # E‖x‖ / √Q
+        # E‖x‖ / √Q
+        root = np.sqrt(2 / dim) * np.exp(special.gammaln((dim + 1) / 2) - special.gammaln(dim / 2))
         return {
             "M": Q / n,
             "V": Q * free / n,
@@ -136,6 +206,8 @@ class EmbeddingMoments(GeometryMetric):
         n = values["n"]
         values["n_nonfinite"] = num_nonfinite.to(n.dtype)
         if has_token_values(n, within.n_with_ids):
-            variance = torch.where(within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan)
+            variance = torch.where(
+                within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan
+            )
             values |= unbiased_split(n, values["V"], variance)
         return values

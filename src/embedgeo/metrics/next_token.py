@@ -7,53 +7,99 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.lockstep import Computation, on_host, stepwise
-from embedgeo.functional.next_tokens import alignment_values, class_distance_values, collapse_values, labelled_by_next
+from embedgeo.functional.next_tokens import (
+    alignment_values,
+    class_distance_values,
+    collapse_values,
+    labelled_by_next,
+)
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import SequenceCount, TokenTable, TypeMoments, type_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-# fmt: off
-_TERMS = in_group("more", 740,
-    nc1=Term("NC1, plug-in", "variance within over that between next tokens, plug-in estimate",
-        "Published as neural collapse: small where rows before the same token gather. Of exactly the rows seen: too "
-        "low where tokens occur a few times.", ranges=True, is_drawn=False),
-    nc1_unbiased=Term("NC1", "variance within / between next tokens, from pairs in different sequences",
-        "Small where rows before the same token gather, as in neural collapse.", ranges=True),
-    cdnv=Term("CDNV", "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
-        "Class-distance normalized variance: how much rows before the same token spread, relative to how far apart two "
-        "tokens' means are; of frequent tokens. Do not read it where few pairs are told apart.", ranges=True),
-    cdnv_plugin=Term("CDNV, plug-in", "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
-        "As published, of exactly the rows seen: too low where tokens occur a few times.", ranges=True, is_drawn=False),
-    cdnv_pairs=Term("next tokens told apart", "share of the pairs of frequent next tokens",
-        "Pairs of tokens whose means are farther apart than noise makes them: CDNV is the mean over these pairs.",
-        is_drawn=False),
-    unembedding_alignment=Term("alignment with the unembedding", "cosine, mean over frequent next tokens",
+_TERMS = in_group(
+    "more",
+    740,
+    nc1=Term(
+        "NC1, plug-in",
+        "variance within over that between next tokens, plug-in estimate",
+        "Published as neural collapse: small where rows before the same token gather. Of exactly "
+        "the rows seen: too "
+        "low where tokens occur a few times.",
+        ranges=True,
+        is_drawn=False,
+    ),
+    nc1_unbiased=Term(
+        "NC1",
+        "variance within / between next tokens, from pairs in different sequences",
+        "Small where rows before the same token gather, as in neural collapse.",
+        ranges=True,
+    ),
+    cdnv=Term(
+        "CDNV",
+        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, bias corrected",
+        "Class-distance normalized variance: how much rows before the same token spread, relative "
+        "to how far apart two "
+        "tokens' means are; of frequent tokens. Do not read it where few pairs are told apart.",
+        ranges=True,
+    ),
+    cdnv_plugin=Term(
+        "CDNV, plug-in",
+        "(σ² + σ'²) / (2 ‖μ − μ'‖²), mean over pairs of next tokens, plug-in",
+        "As published, of exactly the rows seen: too low where tokens occur a few times.",
+        ranges=True,
+        is_drawn=False,
+    ),
+    cdnv_pairs=Term(
+        "next tokens told apart",
+        "share of the pairs of frequent next tokens",
+        "Pairs of tokens whose means are farther apart than noise makes them: CDNV is the mean "
+        "over these pairs.",
+        is_drawn=False,
+    ),
+    unembedding_alignment=Term(
+        "alignment with the unembedding",
+        "cosine, mean over frequent next tokens",
         "How much the mean of the rows before a token, less that of all, points to its row of the "
-        "output embedding.", gaussian=0.0),
-    unembedding_alignment_std=Term("spread of the alignment", "std of the cosine over frequent next tokens",
-        "How unequally tokens are aligned with their rows of the output embedding: small in uniform "
-        "duality.", is_drawn=False),
-    next_token_types=Term("frequent next tokens", "tokens that follow 10 rows or more, the 1,000 most frequent at most",
-        "What the distances and the alignment rest on.", ranges=True, is_drawn=False),
+        "output embedding.",
+        gaussian=0.0,
+    ),
+    unembedding_alignment_std=Term(
+        "spread of the alignment",
+        "std of the cosine over frequent next tokens",
+        "How unequally tokens are aligned with their rows of the output embedding: small in "
+        "uniform "
+        "duality.",
+        is_drawn=False,
+    ),
+    next_token_types=Term(
+        "frequent next tokens",
+        "tokens that follow 10 rows or more, the 1,000 most frequent at most",
+        "What the distances and the alignment rest on.",
+        ranges=True,
+        is_drawn=False,
+    ),
 )
-# fmt: on
 
 
 class NextTokenGeometry(GeometryMetric):
-    """Gathering of rows by the token that follows, and alignment of their means with what predicts it.
+    """Gathering of rows by the token that follows, and alignment of their means with what predicts
+    it.
 
-    The token table is keyed by the token at the next position of the same sequence, masked or not; the last row of a
-    sequence that counts has none, and is left out. Rows that come as (n, d) have none without ``sequence_ids``.
+    The token table is keyed by the token at the next position of the same sequence, masked or not;
+    the last row of a sequence that counts has none, and is left out. Rows that come as (n, d) have
+    none without ``sequence_ids``.
 
-    ``compute()`` returns ``nc1`` and ``nc1_unbiased``, the variance within over that between these types, of all rows;
-    and of the frequent ones, ``next_token_types`` of them: the class-distance normalized variance ``cdnv``, with its
-    bias corrected, of the share ``cdnv_pairs`` of pairs whose distance stands out of noise, and ``cdnv_plugin``,
-    as published; ``unembedding_alignment`` and ``unembedding_alignment_std``, mean and sample standard deviation of the
-    cosine of a type's mean, less that of all these rows, with its row of the output embedding. What too few rows leave
-    undefined is NaN, and so are the alignments without an output embedding: `Geometry` gives the model's, by hand it is
-    `set_unembedding`. See `embedgeo.functional.next_tokens`.
+    ``compute()`` returns ``nc1`` and ``nc1_unbiased``, the variance within over that between these
+    types, of all rows; and of the frequent ones, ``next_token_types`` of them: the class-distance
+    normalized variance ``cdnv``, with its bias corrected, of the share ``cdnv_pairs`` of pairs
+    whose distance stands out of noise, and ``cdnv_plugin``, as published; ``unembedding_alignment``
+    and ``unembedding_alignment_std``, mean and sample standard deviation of the cosine of a type's
+    mean, less that of all these rows, with its row of the output embedding. What too few rows leave
+    undefined is NaN, and so are the alignments without an output embedding: `Geometry` gives the
+    model's, by hand it is `set_unembedding`. See `embedgeo.functional.next_tokens`.
 
     Memory is O(T d) for T token types.
 
@@ -62,14 +108,18 @@ class NextTokenGeometry(GeometryMetric):
     Args:
         dim: d, the width of the embeddings.
         min_count: rows that a frequent type has at least; 2 or more.
-        max_types: number of frequent types at most, those with the most rows: all pairs of them are compared.
+        max_types: number of frequent types at most, those with the most rows: all pairs of them are
+            compared.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
         ValueError: ``min_count`` or ``max_types`` is below 2.
 
     >>> metric = NextTokenGeometry(1, min_count=2)
-    >>> x, ids = torch.tensor([[[1.0], [7.0], [3.0], [9.0], [0.0]]]), torch.tensor([[2, 5, 2, 5, 2]])
+    >>> x, ids = (
+    ...     torch.tensor([[[1.0], [7.0], [3.0], [9.0], [0.0]]]),
+    ...     torch.tensor([[2, 5, 2, 5, 2]]),
+    ... )
     >>> metric.update(x, token_ids=ids)
     >>> round(metric.compute()["nc1"].item(), 4)
     0.1111
@@ -93,7 +143,8 @@ class NextTokenGeometry(GeometryMetric):
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
     def set_unembedding(self, weights: Tensor | None) -> None:
-        """Take the weights of the output embedding, shape (V, d), a row for each token id; None: there are none.
+        """Take the weights of the output embedding, shape (V, d), a row for each token id; None:
+        there are none.
 
         They are held as they are, not copied, and are no state: they are the same on every rank.
         """

@@ -15,16 +15,19 @@ from embedgeo.metrics.base import GeometryMetric, Tables
 
 
 class TokenOccurrences(GeometryMetric):
-    """Occurrences of chosen token types, a uniform sample of each, in the plane of their own principal axes.
+    """Occurrences of chosen token types, a uniform sample of each, in the plane of their own
+    principal axes.
 
-    ``compute()`` returns no values; see `plane`. Memory is that of ``most`` rows for each of the types.
+    ``compute()`` returns no values; see `plane`. Memory is that of ``most`` rows for each of the
+    types.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), figure 1.
 
     Args:
         dim: d, the width of the embeddings.
         token_types: the types, by their ids.
-        most: how many occurrences of each are kept, drawn without replacement from all updates and ranks.
+        most: how many occurrences of each are kept, drawn without replacement from all updates and
+            ranks.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
 
@@ -32,14 +35,18 @@ class TokenOccurrences(GeometryMetric):
         ValueError: ``most`` is not positive.
 
     >>> metric = TokenOccurrences(2, [5])
-    >>> metric.update(torch.tensor([[1.0, 5.0], [5.0, 5.0], [9.0, 9.0]]), token_ids=torch.tensor([5, 5, 2]))
+    >>> metric.update(
+    ...     torch.tensor([[1.0, 5.0], [5.0, 5.0], [9.0, 9.0]]), token_ids=torch.tensor([5, 5, 2])
+    ... )
     >>> metric.plane()["pc1"].tolist()
     [1.0, 5.0]
     """
 
     has_copies = False
 
-    def __init__(self, dim: int, token_types: Sequence[int], most: int = 50, seed: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, dim: int, token_types: Sequence[int], most: int = 50, seed: int = 0, **kwargs: Any
+    ) -> None:
         super().__init__(dim, tuple(token_types), most, seed, **kwargs)
         if most < 1:
             raise ValueError(f"most must be at least 1 occurrence of each token type; got {most}.")
@@ -50,7 +57,9 @@ class TokenOccurrences(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         rows = rows if is_asynchronous(rows.x.device) else rows.counted
-        places, labels = rows.ids.once(("occurrences", self.token_types), lambda: self._chosen(rows.ids))
+        places, labels = rows.ids.once(
+            ("occurrences", self.token_types), lambda: self._chosen(rows.ids)
+        )
         on_device = sent(places, rows.x.device)
         counts = None if rows.weights is None else rows.weights.index_select(0, on_device) > 0
         if rows.finite is not None and rows.weights is None:  # the others are left out
@@ -81,11 +90,12 @@ class TokenOccurrences(GeometryMetric):
         return super().state_bytes(num_rows) + most * (itemsize * self.dim + 24)
 
     def plane(self) -> dict[str, Tensor]:
-        """``token_id``, ``pc1`` and ``pc2`` of each occurrence, shape (m,), by ascending token id and row.
+        """``token_id``, ``pc1`` and ``pc2`` of each occurrence, shape (m,), by ascending token id
+        and row.
 
-        ``pc1`` and ``pc2`` are its coordinates in the plane in which these rows vary most, where (0, 0) is the zero
-        vector: see `embedgeo.functional.row_plane`. They are drawn from the rows that this process has seen or, within
-        ``sync_context()``, from those of all ranks.
+        ``pc1`` and ``pc2`` are its coordinates in the plane in which these rows vary most, where
+        (0, 0) is the zero vector: see `embedgeo.functional.row_plane`. They are drawn from the rows
+        that this process has seen or, within ``sync_context()``, from those of all ranks.
         """
         sample = self.load(Sample).counted()
         sample = sample.select(sample.positions.argsort())

@@ -1,4 +1,6 @@
-"""Anisotropy and mean cosine of the embeddings after z-scoring, whitening and removal of the top directions."""
+"""Anisotropy and mean cosine of the embeddings after z-scoring, whitening and removal of the top
+directions.
+"""
 
 import re
 from collections.abc import Sequence
@@ -23,18 +25,19 @@ class AfterProcessing(GeometryMetric):
     """Anisotropy and mean cosine of the embeddings after each after-processing.
 
     ``compute()`` returns float64 scalars: ``anisotropy_z_scored``, ``anisotropy_whitened`` and
-    ``anisotropy_top{top}_removed``, exactly, from the mean and scatter of all rows; ``mean_cosine_centered``,
-    ``mean_cosine_z_scored``, ``mean_cosine_whitened`` and ``mean_cosine_top{top}_removed`` of a uniform sample of the
-    rows: see `embedgeo.functional.processed_values`. The values before any processing are ``anisotropy`` of
-    `Anisotropy` and ``mean_cosine`` of `TokenMoments`. NaN where the rows do not vary. This metric is not among the
-    default ones because it takes an eigendecomposition of a d × d matrix.
+    ``anisotropy_top{top}_removed``, exactly, from the mean and scatter of all rows;
+    ``mean_cosine_centered``, ``mean_cosine_z_scored``, ``mean_cosine_whitened`` and
+    ``mean_cosine_top{top}_removed`` of a uniform sample of the rows: see
+    `embedgeo.functional.processed_values`. The values before any processing are ``anisotropy`` of
+    `Anisotropy` and ``mean_cosine`` of `TokenMoments`. NaN where the rows do not vary. This metric
+    is not among the default ones because it takes an eigendecomposition of a d × d matrix.
 
     Source: Mu & Viswanath 2018.
 
     Args:
         dim: d, the width of the embeddings.
-        top: how many principal axes are removed; the source takes about d / 100. Several numbers: each of them, with
-            keys of its own.
+        top: how many principal axes are removed; the source takes about d / 100. Several numbers:
+            each of them, with keys of its own.
         sample_size: number of rows that the mean cosines are computed from.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
@@ -45,14 +48,23 @@ class AfterProcessing(GeometryMetric):
     >>> import torch
     >>> metric = AfterProcessing(2, top=1)
     >>> metric.update(torch.tensor([[9.0, 1.0], [7.0, 1.0], [8.0, 1.5], [8.0, 0.5]]))
-    >>> {key: round(value.item(), 3) for key, value in metric.compute().items() if "whitened" in key}
+    >>> {
+    ...     key: round(value.item(), 3)
+    ...     for key, value in metric.compute().items()
+    ...     if "whitened" in key
+    ... }
     {'anisotropy_whitened': 0.5, 'mean_cosine_whitened': -0.333}
     """
 
     has_copies = False
 
     def __init__(
-        self, dim: int, top: int | Sequence[int] = 3, sample_size: int = 4096, seed: int = 0, **kwargs: Any
+        self,
+        dim: int,
+        top: int | Sequence[int] = 3,
+        sample_size: int = 4096,
+        seed: int = 0,
+        **kwargs: Any,
     ) -> None:
         top = top if isinstance(top, int) else tuple(top)
         super().__init__(dim, top, sample_size, seed, **kwargs)
@@ -69,7 +81,11 @@ class AfterProcessing(GeometryMetric):
         self.extend(row_scatter(rows.x, rows.weights))
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        self.store(sample.extend(rows.x, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first))
+        self.store(
+            sample.extend(
+                rows.x, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first
+            )
+        )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)

@@ -37,93 +37,174 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
 Labels = Literal["own", "next"]
-_OF_A_LAYER = "norm", "distance2", "m2", "sequence_m2", "center"  # what layers with the same rows differ in
+# what layers with the same rows differ in
+_OF_A_LAYER = "norm", "distance2", "m2", "sequence_m2", "center"
 _DRAWS = 16  # of the token types of Gaussian rows
 
-# fmt: off
-_OVER_TYPES = in_group("token types", 510,
-    Q_t_cv=Term("C.V. of Q over tokens", "std / mean of Q_t over token types",
-        "How unequal the token types' Q are.", ranges=True),
-    V_on_M_slope=Term("slope of V on M", "least squares over token types",
-        "Near −1: what a token's mean gains, its variance loses, at constant Q."),
-    V_on_M_r2=Term("R² of V on M", "R², least squares over token types",
-        "How well a token's mean norm predicts its variance."),
-    Q_freq_slope=Term("slope of Q on frequency", "log10(1 + Q) on log10 n, over token types",
-        "Does size depend on frequency?"),
-    M_freq_slope=Term("slope of M on frequency", "log10(1 + M) on log10 n, over token types",
-        "Negative: frequent tokens have means near the origin."),
-    V_freq_slope=Term("slope of V on frequency", "log10(1 + V) on log10 n, over token types",
-        "Positive: frequent tokens vary more with context."),
+_OVER_TYPES = in_group(
+    "token types",
+    510,
+    Q_t_cv=Term(
+        "C.V. of Q over tokens",
+        "std / mean of Q_t over token types",
+        "How unequal the token types' Q are.",
+        ranges=True,
+    ),
+    V_on_M_slope=Term(
+        "slope of V on M",
+        "least squares over token types",
+        "Near −1: what a token's mean gains, its variance loses, at constant Q.",
+    ),
+    V_on_M_r2=Term(
+        "R² of V on M",
+        "R², least squares over token types",
+        "How well a token's mean norm predicts its variance.",
+    ),
+    Q_freq_slope=Term(
+        "slope of Q on frequency",
+        "log10(1 + Q) on log10 n, over token types",
+        "Does size depend on frequency?",
+    ),
+    M_freq_slope=Term(
+        "slope of M on frequency",
+        "log10(1 + M) on log10 n, over token types",
+        "Negative: frequent tokens have means near the origin.",
+    ),
+    V_freq_slope=Term(
+        "slope of V on frequency",
+        "log10(1 + V) on log10 n, over token types",
+        "Positive: frequent tokens vary more with context.",
+    ),
     **{
-        f"{key}_freq_r2": Term(f"R² of {key} on frequency", f"R² of log10(1 + {key}) on log10 n, over token types",
-            f"How well a token's frequency predicts its {key}.")
+        f"{key}_freq_r2": Term(
+            f"R² of {key} on frequency",
+            f"R² of log10(1 + {key}) on log10 n, over token types",
+            f"How well a token's frequency predicts its {key}.",
+        )
         for key in "QMV"
     },
 )
 
 _TERMS = {
     **EmbeddingMoments.terms,
-    **in_group("size and variance", 220,
-        V_W=Term("V_W, plug-in", f"plug-in estimate, {SQUARED}",
-            "The published variance within tokens, of exactly the rows seen: too low where tokens occur "
-            "a few times.", ranges=True),
-        V_B=Term("V_B, plug-in", f"plug-in estimate, {SQUARED}",
-            "The published variance between tokens, of exactly the rows seen: too high where tokens "
-            "occur a few times.", ranges=True),
-        V_W_over_V=Term("V_W / V, plug-in", "share of the variance, plug-in estimate",
-            "The published share, of exactly the rows seen: comparable only to values from equally large samples."),
+    **in_group(
+        "size and variance",
+        220,
+        V_W=Term(
+            "V_W, plug-in",
+            f"plug-in estimate, {SQUARED}",
+            "The published variance within tokens, of exactly the rows seen: too low where tokens "
+            "occur "
+            "a few times.",
+            ranges=True,
+        ),
+        V_B=Term(
+            "V_B, plug-in",
+            f"plug-in estimate, {SQUARED}",
+            "The published variance between tokens, of exactly the rows seen: too high where "
+            "tokens "
+            "occur a few times.",
+            ranges=True,
+        ),
+        V_W_over_V=Term(
+            "V_W / V, plug-in",
+            "share of the variance, plug-in estimate",
+            "The published share, of exactly the rows seen: comparable only to values from equally "
+            "large samples.",
+        ),
         V_over_Q=Term("V / Q", "share of the mean squared norm", "1 − M / Q.", is_drawn=False),
-        V_W_over_Q=Term("V_W / Q, plug-in", "share of the mean squared norm, plug-in estimate",
-            "How much of the embeddings' size is what context does, of exactly the rows seen."),
-        V_B_over_Q=Term("V_B / Q, plug-in", "share of the mean squared norm, plug-in estimate",
-            "How much of the embeddings' size is what the token itself does, of exactly the rows seen."),
+        V_W_over_Q=Term(
+            "V_W / Q, plug-in",
+            "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what context does, of exactly the rows seen.",
+        ),
+        V_B_over_Q=Term(
+            "V_B / Q, plug-in",
+            "share of the mean squared norm, plug-in estimate",
+            "How much of the embeddings' size is what the token itself does, of exactly the rows "
+            "seen.",
+        ),
     ),
-    **in_group("size and variance", 225,
-        V_W_text_over_V_W=Term("V_W between texts / V_W", "share of V_W, from pairs in one and in different sequences",
-            "How much of what context does is the text as a whole: 0 where two occurrences of a token differ as "
-            "much in one text as in two, 1 where they are alike in one text.", gaussian=0.0),
-        V_W_local=Term("V_W within texts", f"estimate from pairs in one sequence, {SQUARED}",
-            "Variance within the occurrences of a token in one text.", ranges=True, is_drawn=False),
-        V_W_text=Term("V_W between texts", f"estimate, {SQUARED}",
-            "What different texts add to the variance within the occurrences of a token.", ranges=True,
-            is_drawn=False, gaussian=0.0),
+    **in_group(
+        "size and variance",
+        225,
+        V_W_text_over_V_W=Term(
+            "V_W between texts / V_W",
+            "share of V_W, from pairs in one and in different sequences",
+            "How much of what context does is the text as a whole: 0 where two occurrences of a "
+            "token differ as "
+            "much in one text as in two, 1 where they are alike in one text.",
+            gaussian=0.0,
+        ),
+        V_W_local=Term(
+            "V_W within texts",
+            f"estimate from pairs in one sequence, {SQUARED}",
+            "Variance within the occurrences of a token in one text.",
+            ranges=True,
+            is_drawn=False,
+        ),
+        V_W_text=Term(
+            "V_W between texts",
+            f"estimate, {SQUARED}",
+            "What different texts add to the variance within the occurrences of a token.",
+            ranges=True,
+            is_drawn=False,
+            gaussian=0.0,
+        ),
     ),
     **_OVER_TYPES,
-    **in_group("rows counted", 630,
-        token_types=Term("token types", "distinct tokens seen",
-            "Vocabulary ids among the rows.", ranges=True, is_drawn=False),
-        token_types_regressed=Term("token types in the regressions", "tokens seen 10 to 100,000 times",
-            "What the spread of Q over tokens and the slopes and R² rest on.", ranges=True, is_drawn=False),
+    **in_group(
+        "rows counted",
+        630,
+        token_types=Term(
+            "token types",
+            "distinct tokens seen",
+            "Vocabulary ids among the rows.",
+            ranges=True,
+            is_drawn=False,
+        ),
+        token_types_regressed=Term(
+            "token types in the regressions",
+            "tokens seen 10 to 100,000 times",
+            "What the spread of Q over tokens and the slopes and R² rest on.",
+            ranges=True,
+            is_drawn=False,
+        ),
     ),
 }
-# fmt: on
 
 
 class TokenMoments(GeometryMetric):
-    """Moments of the embeddings as a whole and of each token type (the paper's Algorithm 1, batched).
+    """Moments of the embeddings as a whole and of each token type (the paper's Algorithm 1,
+    batched).
 
-    ``compute()`` returns everything that `EmbeddingMoments` does, with the unbiased split over everything seen, and
-    ``token_types`` seen; ``V_W_local``, ``V_W_text`` and ``V_W_text_over_V_W``, which split V_W_unbiased into what
-    occurrences in one sequence and what different sequences do; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the
-    rows seen, and ``V_over_Q``, ``V_W_over_Q`` and ``V_B_over_Q``; and over the ``token_types_regressed`` that occur
-    as often as ``regression_count_range`` says: ``Q_t_cv``, ``V_on_M_slope`` and ``V_on_M_r2``, and ``Q_freq_slope``,
-    ``Q_freq_r2`` and those of M and V: see `embedgeo.functional.within_variance`,
-    `embedgeo.functional.local_variance` and `embedgeo.functional.type_regressions`. Values that need token ids are
-    absent where rows came without any, and are of the other rows where some have the id -100, which is no type.
+    ``compute()`` returns everything that `EmbeddingMoments` does, with the unbiased split over
+    everything seen, and ``token_types`` seen; ``V_W_local``, ``V_W_text`` and
+    ``V_W_text_over_V_W``, which split V_W_unbiased into what occurrences in one sequence and what
+    different sequences do; ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen, and
+    ``V_over_Q``, ``V_W_over_Q`` and ``V_B_over_Q``; and over the ``token_types_regressed`` that
+    occur as often as ``regression_count_range`` says: ``Q_t_cv``, ``V_on_M_slope`` and
+    ``V_on_M_r2``, and ``Q_freq_slope``, ``Q_freq_r2`` and those of M and V: see
+    `embedgeo.functional.within_variance`, `embedgeo.functional.local_variance` and
+    `embedgeo.functional.type_regressions`. Values that need token ids are absent where rows came
+    without any, and are of the other rows where some have the id -100, which is no type.
 
-    Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the table of token
-    types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share`` do not follow from it and are
-    absent.
+    Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the
+    table of token types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and
+    ``top_dim_share`` do not follow from it and are absent.
 
-    With ``labels="next"`` rows are of the type of the token at the next position of the same sequence, masked or not:
-    V_W and V_B are then the variance within and between what follows (see `embedgeo.NextTokenGeometry`). The last row
-    of a sequence that counts has no next token and is left out of all values.
+    With ``labels="next"`` rows are of the type of the token at the next position of the same
+    sequence, masked or not: V_W and V_B are then the variance within and between what follows (see
+    `embedgeo.NextTokenGeometry`). The last row of a sequence that counts has no next token and is
+    left out of all values.
 
-    Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and 18.
+    Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and
+    18.
 
     Args:
         dim: d, the width of the embeddings.
-        count_range: (lo, hi) restricts all values but those over token types to types that occur lo ≤ n ≤ hi times.
+        count_range: (lo, hi) restricts all values but those over token types to types that occur lo
+            ≤ n ≤ hi times.
         regression_count_range: the range of the values over token types.
         labels: the type of a row: its ``"own"`` token, or the ``"next"`` one.
         kwargs: of `torchmetrics.Metric`.
@@ -132,19 +213,23 @@ class TokenMoments(GeometryMetric):
         ValueError: a range does not have 1 ≤ lo ≤ hi, or ``labels`` is neither.
 
     >>> metric = TokenMoments(1)
-    >>> metric.update(torch.tensor([[1.0], [3.0], [7.0], [9.0]]), token_ids=torch.tensor([5, 5, 2, 2]))
+    >>> metric.update(
+    ...     torch.tensor([[1.0], [3.0], [7.0], [9.0]]), token_ids=torch.tensor([5, 5, 2, 2])
+    ... )
     >>> values = metric.compute()
     >>> values["V"].item(), values["V_W"].item(), values["V_B"].item(), values["token_types"].item()
     (10.0, 1.0, 9.0, 2.0)
     """
 
-    types_of_all_ranks: TypeMoments | None = None  # in place of the table, where only values are asked for
+    # in place of the table, where only values are asked for
+    types_of_all_ranks: TypeMoments | None = None
     _whole: TypeMoments | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
     remedy = (
-        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor has "
+        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor "
+        "has "
         'metrics="auto" where it is too large; or measure fewer layers (layers=).'
     )
 
@@ -159,9 +244,14 @@ class TokenMoments(GeometryMetric):
         super().__init__(dim, count_range, regression_count_range, labels, **kwargs)
         if labels not in get_args(Labels):
             raise ValueError(f'labels must be "own" or "next"; got {labels!r}.')
-        for name, bounds in (("count_range", count_range), ("regression_count_range", regression_count_range)):
+        for name, bounds in (
+            ("count_range", count_range),
+            ("regression_count_range", regression_count_range),
+        ):
             if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
-                raise ValueError(f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}.")
+                raise ValueError(
+                    f"{name} must be (lo, hi) with 1 <= lo <= hi occurrences; got {bounds!r}."
+                )
         self.count_range = count_range
         self.regression_count_range = regression_count_range
         self.labels = labels
@@ -179,10 +269,12 @@ class TokenMoments(GeometryMetric):
         x, ids = rows.x, rows.ids.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            num_before = self.num_finite if self.device.type == "cpu" else self.num_rows  # which is known at once
+            # which is known at once
+            num_before = self.num_finite if self.device.type == "cpu" else self.num_rows
             if len(x) and (had_ids if ids is None else not had_ids and int(num_before) > 0):
                 raise ValueError(
-                    "token_ids must come with every update or with none; got a mixture. Call reset() between."
+                    "token_ids must come with every update or with none; got a mixture. Call "
+                    "reset() between."
                 )
             self.extend(row_moments(x, rows.weights))
         table = type_table(rows)
@@ -191,24 +283,28 @@ class TokenMoments(GeometryMetric):
             self.extend(SequenceCount.of(rows))
 
     def table(self) -> dict[str, Tensor]:
-        """``token_id``, ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), by ascending token id.
+        """``token_id``, ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,), by ascending
+        token id.
 
-        They cover the rows that this process has seen or, within ``sync_context()``, those of all ranks.
+        They cover the rows that this process has seen or, within ``sync_context()``, those of all
+        ranks.
         """
         types = _in_range(computed(self._types()), self.count_range)
         return {"token_id": types.token_ids, **type_values(types)}
 
     def distances(self) -> dict[str, Tensor]:
-        """``token_id``, ``n`` and ``distance`` of each token type, ‖μ_t − μ‖², from its mean to that of all of them.
+        """``token_id``, ``n`` and ``distance`` of each token type, ‖μ_t − μ‖², from its mean to
+        that of all of them.
 
-        In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The rows are those of
-        `table`.
+        In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The
+        rows are those of `table`.
         """
         types = _in_range(computed(self._types()), self.count_range)
         return {"token_id": types.token_ids, "n": types.n, "distance": types.distance2}
 
     def means(self) -> dict[str, Tensor]:
-        """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared norm is M.
+        """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared
+        norm is M.
 
         It is the whole state that has the means: d numbers a type. The rows are those of `table`.
         """
@@ -222,11 +318,13 @@ class TokenMoments(GeometryMetric):
         return types.select((types.n >= self.count_range[0]) & (types.n <= self.count_range[1]))
 
     def plane(self, most: int = 150) -> dict[str, Tensor]:
-        """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by descending n.
+        """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by
+        descending n.
 
-        ``pc1`` and ``pc2`` are the coordinates of their means in the plane of the first two principal axes of all
-        types' means: see `embedgeo.functional.type_plane`. The first entry is the zero vector, with token_id -1 and
-        n 0. Empty where no token types have been seen; the rows are those of `table`.
+        ``pc1`` and ``pc2`` are the coordinates of their means in the plane of the first two
+        principal axes of all types' means: see `embedgeo.functional.type_plane`. The first entry is
+        the zero vector, with token_id -1 and n 0. Empty where no token types have been seen; the
+        rows are those of `table`.
         """
         types = self._typed_in_range()
         means, origin = type_plane(types)
@@ -244,15 +342,24 @@ class TokenMoments(GeometryMetric):
         """Each coordinate's statistics: see `EmbeddingMoments.coordinates`.
 
         Raises:
-            ValueError: the metric has a ``count_range``, with which it holds no moments of the rows.
+            ValueError: the metric has a ``count_range``, with which it holds no moments of the
+                rows.
         """
         if self.count_range is not None:
-            raise ValueError(f"coordinates need all rows; got count_range={self.count_range}. Leave count_range= out.")
+            raise ValueError(
+                f"coordinates need all rows; got count_range={self.count_range}. Leave "
+                f"count_range= out."
+            )
         moments = self.load(Moments)
         return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     def token_tables(self) -> Tables:
-        return {"tokens": self.table, "projections": self.plane, "distances": self.distances, "means": self.means}
+        return {
+            "tokens": self.table,
+            "projections": self.plane,
+            "distances": self.distances,
+            "means": self.means,
+        }
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -274,7 +381,9 @@ class TokenMoments(GeometryMetric):
     @stepwise
     def compute(self) -> Computation[dict[str, Tensor]]:
         held = [self.load(Moments)] if self.count_range is None else []
-        every, on_cpu = yield from at_once(self._types(), on_host(self.load(SequenceCount), self.num_nonfinite, *held))
+        every, on_cpu = yield from at_once(
+            self._types(), on_host(self.load(SequenceCount), self.num_nonfinite, *held)
+        )
         (num_sequences,), num_nonfinite, *moments = on_cpu
         whole = every if self._whole is None else self._whole
         ranges = self.count_range, self.regression_count_range
@@ -286,15 +395,19 @@ class TokenMoments(GeometryMetric):
     def hold(self, whole: Self) -> Computation[None]:
         """Take from all rows which types are regressed, and in how many sequences each is.
 
-        Types that leave the range of counts with a group would double the errors over types; types that stand for
-        others in fewer sequences would make those of V_W_local a fifth too large.
+        Types that leave the range of counts with a group would double the errors over types; types
+        that stand for others in fewer sequences would make those of V_W_local a fifth too large.
         """
         self._whole = yield from whole._types()
 
     def _types(self) -> Computation[TypeMoments]:
-        """All token types, on the CPU, with the mean of those within ``count_range`` as their centre."""
+        """All token types, on the CPU, with the mean of those within ``count_range`` as their
+        centre.
+        """
         types = self.types_of_all_ranks
-        (types,) = yield from on_host(self.load(TokenTable).reduced(self.count_range) if types is None else types)
+        (types,) = yield from on_host(
+            self.load(TokenTable).reduced(self.count_range) if types is None else types
+        )
         return types.seen()
 
     def reset(self) -> None:
@@ -305,7 +418,8 @@ class TokenMoments(GeometryMetric):
     def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
         table = on_one_device(self.load(TokenTable))
         states, types = yield from at_once(
-            self.all_reduce_but([TokenTable], group), table.reduced_over_ranks(self.count_range, group)
+            self.all_reduce_but([TokenTable], group),
+            table.reduced_over_ranks(self.count_range, group),
         )
         return {**states, "types_of_all_ranks": types}
 
@@ -316,7 +430,8 @@ class _Found(NamedTuple):
     every: TypeMoments  # the centre is that of the types within the first of the ranges
     whole: TypeMoments  # of all rows, where `every` is of those without a group
     num_sequences: Tensor
-    ranges: tuple[tuple[int, int] | None, tuple[int, int]]  # of counts: of all values, and of those over types
+    # of counts: of all values, and of those over types
+    ranges: tuple[tuple[int, int] | None, tuple[int, int]]
     moments: Moments | None = None
 
     def has_rows_of(self, other: "_Found") -> bool:
@@ -327,33 +442,48 @@ class _Found(NamedTuple):
         return all(torch.equal(a, b) for a, b in zip(own, others, strict=True))
 
     def _counts(self) -> list[Tensor]:
-        counted = [(each.token_ids, each.n, each.sequences, each.sequence_n2) for each in (self.every, self.whole)]
+        counted = [
+            (each.token_ids, each.n, each.sequences, each.sequence_n2)
+            for each in (self.every, self.whole)
+        ]
         of_rows = [] if self.moments is None else [self.moments.n]
         return [*chain(*counted), self.every.num_untyped, self.num_sequences, *of_rows]
 
 
 def _values(layers: list[_Found]) -> list[dict[str, Tensor]]:
-    """Values of layers; of those with the same rows, which are all as a rule, in one batch of each operation."""
+    """Values of layers; of those with the same rows, which are all as a rule, in one batch of each
+    operation.
+    """
     values: dict[int, dict[str, Tensor]] = {}
     remaining = [*enumerate(layers)]
     while remaining:
         first = remaining[0][1]
-        same = [(place, each) for place, each in remaining if each is first or each.has_rows_of(first)]
+        same = [
+            (place, each) for place, each in remaining if each is first or each.has_rows_of(first)
+        ]
         remaining = [each for each in remaining if each[0] not in dict(same)]
         found = _values_of_rows(
             first._replace(
                 every=_stacked([each.every for _, each in same], _OF_A_LAYER),
-                moments=first.moments and _stacked([each.moments for _, each in same], Moments._fields[1:]),
+                moments=first.moments
+                and _stacked([each.moments for _, each in same], Moments._fields[1:]),
             )
         )
         columns = {key: value.expand(len(same)).unbind() for key, value in found.items()}
-        values |= {place: {key: column[i] for key, column in columns.items()} for i, (place, _) in enumerate(same)}
+        values |= {
+            place: {key: column[i] for key, column in columns.items()}
+            for i, (place, _) in enumerate(same)
+        }
     return [values[place] for place in range(len(layers))]
 
 
 def _stacked(states: list[Any], names: Sequence[str]) -> Any:
-    """The first of these states, with its fields of these names stacked with those of all of them."""
-    return states[0]._replace(**{name: torch.stack([getattr(each, name) for each in states]) for name in names})
+    """The first of these states, with its fields of these names stacked with those of all of
+    them.
+    """
+    return states[0]._replace(
+        **{name: torch.stack([getattr(each, name) for each in states]) for name in names}
+    )
 
 
 def _values_of_rows(found: _Found) -> dict[str, Tensor]:
@@ -369,7 +499,9 @@ def _values_of_rows(found: _Found) -> dict[str, Tensor]:
         return values
     split = variance_split(types)
     within = within_variance(types, num_sequences)
-    regressed = every.select(torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids))
+    regressed = every.select(
+        torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids)
+    )
     sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
     token_values = {
         "token_types": n.new_tensor(len(types.n)),
@@ -383,7 +515,9 @@ def _values_of_rows(found: _Found) -> dict[str, Tensor]:
         "token_types_regressed": n.new_tensor(len(_in_range(every, regressed_range).n)),
     }
     complete = n_with_ids == n  # not if only some of the ranks were given token ids
-    return values | {key: torch.where(complete, value, torch.nan) for key, value in token_values.items()}
+    return values | {
+        key: torch.where(complete, value, torch.nan) for key, value in token_values.items()
+    }
 
 
 def _in_range(types: TypeMoments, count_range: tuple[int, int] | None) -> TypeMoments:
@@ -394,7 +528,9 @@ def _in_range(types: TypeMoments, count_range: tuple[int, int] | None) -> TypeMo
 
 
 def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:
-    """Means of the values over token types: drawn a few times for each width at Q = 1, then scaled."""
+    """Means of the values over token types: drawn a few times for each width at Q = 1, then
+    scaled.
+    """
     import pandas as pd
 
     scale = np.log(np.where(Q > 0, Q, np.nan))
@@ -406,11 +542,17 @@ def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Arra
         low, high = pd.Series(scale[rows]).agg(["min", "max"])
         grid = np.linspace(low, high, 64 if low < high else 2)
         draws = [
-            {key: torch.from_numpy(x[is_regressed]) for key, x in _gaussian_types(counts, int(width), seed).items()}
+            {
+                key: torch.from_numpy(x[is_regressed])
+                for key, x in _gaussian_types(counts, int(width), seed).items()
+            }
             for seed in range(_DRAWS)
         ]
         n, sizes = torch.from_numpy(counts[is_regressed]), torch.from_numpy(np.exp(grid))[:, None]
-        drawn = [type_regressions({"n": n, **{key: x * sizes for key, x in types.items()}}) for types in draws]
+        drawn = [
+            type_regressions({"n": n, **{key: x * sizes for key, x in types.items()}})
+            for types in draws
+        ]
         for key in drawn[0]:
             values = torch.stack([each[key].expand(len(grid)) for each in drawn]).nanmean(0)
             column = expected.setdefault(key, np.full(len(Q), np.nan))

@@ -39,19 +39,23 @@ def write_report(
     reference: Sequence[Path] = (),
     layers: int = 4,
 ) -> Path:
-    """Draw what runs and models have shown: figures, their numbers and one page, which is returned, from records only.
+    """Draw what runs and models have shown: figures, their numbers and one page, which is returned,
+    from records only.
 
-    It is written beside an earlier report and takes its place at the end. On a terminal a bar shows how far it is. What
-    happened is also said on stderr.
+    It is written beside an earlier report and takes its place at the end. On a terminal a bar shows
+    how far it is. What happened is also said on stderr.
 
     Args:
-        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event files).
-        out: the folder to write to; default: ``report`` in the folder. Several folders, and a history itself, have
-            none.
+        dirs: folders of sweeps, or of monitored runs (``history.parquet``, or TensorBoard event
+            files).
+        out: the folder to write to; default: ``report`` in the folder. Several folders, and a
+            history itself, have none.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
-        names: texts of token types whose Q, M and V are listed; none of them: some of every frequency.
+        names: texts of token types whose Q, M and V are listed; none of them: some of every
+            frequency.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
-        reference: folders of earlier runs, whose range stands behind the curves; see `with_references`.
+        reference: folders of earlier runs, whose range stands behind the curves; see
+            `with_references`.
         layers: at how many of them, at most, token types and spectra are drawn.
     """
     if layers < 1:
@@ -60,7 +64,8 @@ def write_report(
     if out is None and (len(dirs) > 1 or is_history(dirs[0])):
         what = "several folders" if len(dirs) > 1 else "a history itself"
         raise ValueError(
-            f"a report of {what} needs a folder of its own; got {listed(dirs, 2)} without one. Give --out FOLDER."
+            f"a report of {what} needs a folder of its own; got {listed(dirs, 2)} without one. "
+            f"Give --out FOLDER."
         )
     out = out or dirs[0] / "report"
     page = out / "index.html"
@@ -73,22 +78,29 @@ def write_report(
         varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
         if unknown := [metric for metric in metrics if metric not in varying]:
             raise ValueError(
-                f"metrics must be some of those that have several values at layers, {listed(varying, 5) or 'none here'}"
+                f"metrics must be some of those that have several values at layers, "
+                f"{listed(varying, 5) or 'none here'}"
                 f"; got {', '.join(unknown)}.{did_you_mean(unknown[0], varying)}"
             )
         progress.remove_task(reading)
-        require_own(out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace"))
+        require_own(
+            out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace")
+        )
         try:
             with replacing_contents(out) as new, style():
                 writer = FigureWriter(new / "figures")
                 plan = page_plan(runs, writer, names, metrics)
-                panels = [(title, draw()) for title, draw in progress.track(plan, description="Drawing figures")]
+                panels = [
+                    (title, draw())
+                    for title, draw in progress.track(plan, description="Drawing figures")
+                ]
                 _write_records(new / "metrics.csv", runs)
                 write_page(new / page.name, runs, panels, writer.plots)
         except OSError as error:
             reason = error.strerror or error
             raise OSError(
-                f"--out must be a folder that can be written; {out} is not ({reason}). What was there is as it was."
+                f"--out must be a folder that can be written; {out} is not ({reason}). What was "
+                f"there is as it was."
             ) from error
     for label, sentences in stories(runs):
         for sentence in sentences:
@@ -104,9 +116,16 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         frames = (run.values, run.errors, run.baseline, run.model)
         values, errors, gaussian, model = (frame.stack(future_stack=True) for frame in frames)
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
-        beside = {"stderr": errors.reindex(values.index), "gaussian": gaussian.reindex(values.index)}
+        beside = {
+            "stderr": errors.reindex(values.index),
+            "gaussian": gaussian.reindex(values.index),
+        }
         at_layers = pd.DataFrame({"value": values, **beside}).reset_index()
-        parts += [frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)]
-    records = pd.concat(parts, ignore_index=True)[["run", "step", "layer", "metric", "value", "stderr", "gaussian"]]
+        parts += [
+            frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)
+        ]
+    records = pd.concat(parts, ignore_index=True)[
+        ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
+    ]
     table = pa.Table.from_pandas(records, preserve_index=False)
     pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(quoting_style="needed"))

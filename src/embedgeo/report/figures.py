@@ -26,25 +26,37 @@ from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
 
 SCALES_TEXT = (
-    "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at all scales, it does "
-    "not depend on the number of rows: with twice as many, each scale would lie at twice its rank. Where it falls, "
-    "small scales see noise, or the finer of two structures; a number from nearest neighbours alone would then grow "
-    "with the rows. Those of Gaussian rows fall, too, the wider the more: neighbours of high rank are no longer near."
+    "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at "
+    "all scales, it does "
+    "not depend on the number of rows: with twice as many, each scale would lie at twice its rank. "
+    "Where it falls, "
+    "small scales see noise, or the finer of two structures; a number from nearest neighbours "
+    "alone would then grow "
+    "with the rows. Those of Gaussian rows fall, too, the wider the more: neighbours of high rank "
+    "are no longer near."
 )
 LEDGER_TEXT = (
-    "A block's output is the stream that enters it plus what attention, MLP and others write. Each has a share of M "
-    "and V with half of each product that it has with another; a share below 0 cancels others, and all add up to 1. "
-    "Biases of norms after a sum, and what the rounding of the model's dtype leaves, are shares of their own."
+    "A block's output is the stream that enters it plus what attention, MLP and others write. Each "
+    "has a share of M "
+    "and V with half of each product that it has with another; a share below 0 cancels others, and "
+    "all add up to 1. "
+    "Biases of norms after a sum, and what the rounding of the model's dtype leaves, are shares of "
+    "their own."
 )
 ABLATION_TEXT = (
-    "How much worse the model predicts when the rows of one layer are replaced: by themselves without their offset, "
-    "their top directions or coordinates, or the mean of their token type; by that mean alone, which has no context; "
-    "or by noise of the same mean and covariance. What they are replaced by is found on half of the sequences, and the "
+    "How much worse the model predicts when the rows of one layer are replaced: by themselves "
+    "without their offset, "
+    "their top directions or coordinates, or the mean of their token type; by that mean alone, "
+    "which has no context; "
+    "or by noise of the same mean and covariance. What they are replaced by is found on half of "
+    "the sequences, and the "
     "loss is that of the others."
 )
 CKA_TEXT = (
-    "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry is the same but for "
-    "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which little changes."
+    "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry "
+    "is the same but for "
+    "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which "
+    "little changes."
 )
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
@@ -65,7 +77,10 @@ _TAKEN_AWAY = {
     "as_noise": ("Gaussian rows", "#7a5195", "-"),
 }
 _REMOVED = {"direction": "#d55e00", "coordinate": "#009e73"}
-_BESIDE_CHANGES = {"M_over_Q": ("M / Q", "black", "-"), "anisotropy": ("anisotropy", "#777777", "-")}
+_BESIDE_CHANGES = {
+    "M_over_Q": ("M / Q", "black", "-"),
+    "anisotropy": ("anisotropy", "#777777", "-"),
+}
 _WRITERS = {
     "stream": "#bbbbbb",
     "attention": "#0072b2",
@@ -84,9 +99,11 @@ _LEAST_OF_BLOCKS = 0.6  # share of the height that blocks fill beside a norm tha
 
 
 def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
-    """A metric against the step: a line for each layer, their mean over blocks, and the mean of the baseline.
+    """A metric against the step: a line for each layer, their mean over blocks, and the mean of the
+    baseline.
 
-    Without the bar of the layers' colours, and with fewer ticks, it is drawn faster; the text then says what they are.
+    Without the bar of the layers' colours, and with fewer ticks, it is drawn faster; the text then
+    says what they are.
     """
     table = run.table(metric)
     errors, mean_errors, is_spread = run.bands(metric)
@@ -94,7 +111,9 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     means = run.means(table)
     gaussian = run.means(run.table(metric, run.baseline))
     sidebar = has_bar and len(run.layers) > 1
-    figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax)
+    figure, (ax,) = draw.new_figure(
+        f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax
+    )
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if sidebar else draw.depth_colours(len(run.layers))
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
@@ -104,10 +123,19 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     expected = _expected(run, metric)
     if expected.notna().to_numpy().any():
         draw.lines(ax, steps, expected.to_numpy().T, colours, ["--"] * len(run.layers))
-    bands_behind = {name: band for name in run.blocks if (band := reference_band(run, metric, name))}
+    bands_behind = {
+        name: band for name in run.blocks if (band := reference_band(run, metric, name))
+    }
     behind = _as_rows(bands_behind.values(), len(run.layers))
     shown = np.vstack([table, expected, behind])
-    draw.value_axis(ax, named, shown, gaussian, run.layers, np.vstack([errors, expected * np.nan, behind * np.nan]))
+    draw.value_axis(
+        ax,
+        named,
+        shown,
+        gaussian,
+        run.layers,
+        np.vstack([errors, expected * np.nan, behind * np.nan]),
+    )
     for i, band in enumerate(bands_behind.values()):
         draw_band(ax, band, is_named=i == 0)
     if _is_seen(ax, expected):
@@ -121,11 +149,18 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     numbers = numbers.join(_named_gaussian(gaussian))
     numbers = numbers.join(expected.dropna(axis=1, how="all").add_prefix("expected at "))
     for name, band in bands_behind.items():
-        numbers = numbers.join(band.numbers.add_prefix(f"{name}, " if len(bands_behind) > 1 else ""))
+        numbers = numbers.join(
+            band.numbers.add_prefix(f"{name}, " if len(bands_behind) > 1 else "")
+        )
         bands += band.describe(means[name])
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    text = " ".join(f"{name.capitalize()}: {trend(means[name])}{_gaussian_text(gaussian[name])}" for name in run.blocks)
-    text += bands + ("" if has_bar else " Colours: from violet, the first layer, to green, the last.")
+    text = " ".join(
+        f"{name.capitalize()}: {trend(means[name])}{_gaussian_text(gaussian[name])}"
+        for name in run.blocks
+    )
+    text += bands + (
+        "" if has_bar else " Colours: from violet, the first layer, to green, the last."
+    )
     lines = [
         *band_lines(bands_behind),
         Lines("layer", table, colours, errors, dashes),
@@ -147,7 +182,11 @@ def _baseline_lines(kind: str, values: pd.DataFrame, colours: Array | None = Non
 
 def _as_rows(bands: Iterable[Band], count: int) -> Array:
     """The ends of bands as values of so many layers, for the range of an axis."""
-    ends = [np.repeat(end.to_numpy()[:, None], count, axis=1) for band in bands for end in (band.low, band.high)]
+    ends = [
+        np.repeat(end.to_numpy()[:, None], count, axis=1)
+        for band in bands
+        for end in (band.low, band.high)
+    ]
     return np.vstack(ends) if ends else np.empty((0, count))
 
 
@@ -155,11 +194,18 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     run = run.where_measured(metric)
     layer_errors, _, is_spread = run.bands(metric)
-    tables = (run.table(metric), layer_errors, run.table(metric, run.baseline), _expected(run, metric))
+    tables = (
+        run.table(metric),
+        layer_errors,
+        run.table(metric, run.baseline),
+        _expected(run, metric),
+    )
     table, errors, gaussian, expected = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     has_several_steps = len(run.steps) > 1
-    figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, sidebar=has_several_steps, ax=ax)
+    figure, (ax,) = draw.new_figure(
+        f"{named.name} through the layers", named.unit, sidebar=has_several_steps, ax=ax
+    )
     draw.layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
@@ -174,15 +220,26 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
     baseline = pd.Series(gaussian.iloc[-1].to_numpy(), x)
-    draw.value_axis(ax, named, np.vstack([table, known]), baseline, run.axis, np.vstack([errors, known * np.nan]))
+    draw.value_axis(
+        ax,
+        named,
+        np.vstack([table, known]),
+        baseline,
+        run.axis,
+        np.vstack([errors, known * np.nan]),
+    )
     if _is_seen(ax, known):
         ax.plot([], label=_EXPECTED, **marks)
     draw.legend(figure, ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
-    values, errors_beside = (each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors))
+    values, errors_beside = (
+        each.T.drop("", errors="ignore").rename(columns=columns) for each in (table, errors)
+    )
     numbers, bands = with_errors(values, errors_beside, is_spread=is_spread)
     numbers = numbers.assign(**{GAUSSIAN: gaussian.iloc[-1].drop("", errors="ignore")})
-    alt = f"{named.name} against layer" + (f", a line for each of {len(run.steps)} steps." if run.has_steps else ".")
+    alt = f"{named.name} against layer" + (
+        f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
+    )
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
     of_last = last.to_frame(run.step_label(run.steps[-1]))
     lines = [
@@ -201,16 +258,22 @@ def _is_seen(ax: Axes, values: pd.Series | pd.DataFrame) -> bool:
 
 
 def _expected(run: Run, metric: str) -> pd.DataFrame:
-    """Value that a metric has at a norm's output, at each step (rows) and layer (columns); NaN elsewhere."""
+    """Value that a metric has at a norm's output, at each step (rows) and layer (columns); NaN
+    elsewhere.
+    """
     is_known = metric == "Q" and "norm_Q_expected" in run.values
     return run.table("norm_Q_expected") if is_known else run.table(metric) * np.nan
 
 
 def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
-    """A metric as colour over steps and layers; values beyond those of the blocks have the colour of the bar's tip."""
+    """A metric as colour over steps and layers; values beyond those of the blocks have the colour
+    of the bar's tip.
+    """
     run = run.where_measured(metric)
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
-    figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax)
+    figure, (ax,) = draw.new_figure(
+        f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax
+    )
     draw.step_axis(ax, run.steps)
     draw.layer_axis(ax, run.axis, vertical=True, most=12)
     values = np.ma.masked_invalid(table.to_numpy().T)
@@ -229,23 +292,32 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     for gap in np.flatnonzero([not layer for layer in run.axis]):
         ax.axhspan(gap - 0.5, gap + 0.5, color="white")
     ax.set_xlim(edges[0], edges[-1])
-    bar = draw.value_bar(ax, ScalarMappable(norm, "cividis"), named.name + (" (log scale)" if is_log else ""), extend)
+    bar = draw.value_bar(
+        ax, ScalarMappable(norm, "cividis"), named.name + (" (log scale)" if is_log else ""), extend
+    )
     if is_log:
         draw.log_ticks(bar.ax, low, high)
     text = "Undefined everywhere."
     if values.count():
         layer, step = np.unravel_index(values.argmax(), values.shape)
-        text = f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: {number(values[layer, step])}."
+        text = (
+            f"Highest at {run.axis[layer]}, step {run.steps[step]:,}: "
+            f"{number(values[layer, step])}."
+        )
     if extend != "neither":
         text += " The colours span the blocks: what lies beyond has the colour of the bar's tip."
     numbers = table.T.drop("", errors="ignore")
-    return FigureData(f"{metric}-heatmap", figure, numbers, f"{named.name} as colour over steps and layers.", text)
+    return FigureData(
+        f"{metric}-heatmap", figure, numbers, f"{named.name} as colour over steps and layers.", text
+    )
 
 
 def curves(run: Run, metric: str) -> FigureData:
-    """A metric against the step, in a small picture: a line a layer, from dark at the first to bright at the last.
+    """A metric against the step, in a small picture: a line a layer, from dark at the first to
+    bright at the last.
 
-    `embed`, and a final norm that would squeeze the lines of the blocks, are in strips below, on scales of their own.
+    `embed`, and a final norm that would squeeze the lines of the blocks, are in strips below, on
+    scales of their own.
     """
     table = run.table(metric)
     errors = run.table(metric, run.errors)
@@ -261,7 +333,9 @@ def curves(run: Run, metric: str) -> FigureData:
     figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", subtitle)
     ax, *strips = _add_axes(figure, len(apart))
     colours = draw.depth_colours(len(along))
-    key = draw.value_bar(ax, ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours)), "").ax
+    key = draw.value_bar(
+        ax, ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours)), ""
+    ).ax
     draw.layer_axis(key, along, vertical=True)
     key.set_ylabel("")
     key.tick_params(length=0, pad=2, labelsize=9.5)
@@ -281,13 +355,23 @@ def curves(run: Run, metric: str) -> FigureData:
         draw.lines(strip, steps, line[None], np.array([to_rgba(draw.ACCENT)]))
         draw.value_axis(strip, named, line)
         finite = line[np.isfinite(line)]
-        strip.yaxis.set_major_locator(FixedLocator(sorted({finite.min(), finite.max()}) if finite.size else []))
+        strip.yaxis.set_major_locator(
+            FixedLocator(sorted({finite.min(), finite.max()}) if finite.size else [])
+        )
         strip.yaxis.set_minor_locator(NullLocator())
         strip.yaxis.set_major_formatter(lambda value, _: short(value, 2))
         strip.tick_params(axis="y", labelsize=8.5)
         (label,), _ = layer_labels([layer])
         size = 9.5 if len(label) <= 6 else 7.5
-        strip.text(1.03, 0.5, label, transform=strip.transAxes, va="center", color=draw.ACCENT, fontsize=size)
+        strip.text(
+            1.03,
+            0.5,
+            label,
+            transform=strip.transAxes,
+            va="center",
+            color=draw.ACCENT,
+            fontsize=size,
+        )
     for each in (ax, *strips):
         each.set_ylabel("")
         draw.step_axis(each, run.steps)
@@ -295,11 +379,15 @@ def curves(run: Run, metric: str) -> FigureData:
         each.set_xlabel("")
         each.tick_params(labelbottom=False)
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    return FigureData(f"{metric}-curves", figure, table, alt, "The brighter a line, the deeper its layer.")
+    return FigureData(
+        f"{metric}-curves", figure, table, alt, "The brighter a line, the deeper its layer."
+    )
 
 
 def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
-    """Test for what enters the first block, or a norm beside which blocks fill less than 60 % of the height."""
+    """Test for what enters the first block, or a norm beside which blocks fill less than 60 % of
+    the height.
+    """
     if layer not in _FINAL_NORMS:
         return is_input(layer)
     blocks = [block for blocks in blocks_by_side(map(str, table)).values() for block in blocks]
@@ -321,13 +409,17 @@ def _add_axes(figure: Figure, num_strips: int) -> list[Axes]:
     axes = []
     for size in (room - (strip + _STRIP_GAP) * num_strips, *[strip] * num_strips):
         low -= size
-        axes.append(figure.add_axes((0.56 / width, low / height, 1 - (0.56 + 0.68) / width, size / height)))
+        axes.append(
+            figure.add_axes((0.56 / width, low / height, 1 - (0.56 + 0.68) / width, size / height))
+        )
         low -= _STRIP_GAP
     return axes
 
 
 def processing_figures(run: Run) -> Iterator[FigureData]:
-    """Anisotropy and mean cosine at the last step, before and after each after-processing, if there was any."""
+    """Anisotropy and mean cosine at the last step, before and after each after-processing, if there
+    was any.
+    """
     if not any(map(is_processed, run.metrics)):
         return
     figure, axes = draw.new_figure(run.titled("After-processing", run.steps[-1]), panels=2)
@@ -339,24 +431,52 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
         for key in ([metric] if metric in run.values else []) + keys:
             values[key] = run.table(key).iloc[-1].reindex(run.axis)
             errors[key] = run.table(key, run.errors).iloc[-1].reindex(run.axis)
-            name = term(key).name.removeprefix(f"{term(metric).name}, ") if key != metric else "as it is"
+            name = (
+                term(key).name.removeprefix(f"{term(metric).name}, ")
+                if key != metric
+                else "as it is"
+            )
             colour = colours.setdefault(name, draw.RUNS[(len(colours) - 1) % len(draw.RUNS)])
             ax.plot(values[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
-            draw.band(ax, np.arange(float(len(run.axis))), values[key].to_numpy(), errors[key].to_numpy(), colour)
+            draw.band(
+                ax,
+                np.arange(float(len(run.axis))),
+                values[key].to_numpy(),
+                errors[key].to_numpy(),
+                colour,
+            )
         draw.layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     draw.legend(figure, axes[-1])
     numbers = with_errors(pd.DataFrame(values), pd.DataFrame(errors))[0].drop("", errors="ignore")
     means = run.means(numbers[[*values]].T)
-    text = "; ".join(f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows())
+    text = "; ".join(
+        f"{term(str(key)).name} {' and '.join(map(number, row))}" for key, row in means.iterrows()
+    )
     alt = "Anisotropy and mean cosine against layer, before and after each after-processing."
-    yield FigureData("after-processing", figure, numbers, alt, f"{' and '.join(run.blocks).capitalize()}: {text}.")
+    yield FigureData(
+        "after-processing",
+        figure,
+        numbers,
+        alt,
+        f"{' and '.join(run.blocks).capitalize()}: {text}.",
+    )
 
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:
-    """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last step, and at each step."""
-    looks = {"without_offset": _TAKEN_AWAY["without_offset"], **_looks_of_removed(run), **_TAKEN_AWAY}
-    changes = {f"loss_change_{name}": look for name, look in looks.items() if f"loss_change_{name}" in run.values}
+    """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last step,
+    and at each step.
+    """
+    looks = {
+        "without_offset": _TAKEN_AWAY["without_offset"],
+        **_looks_of_removed(run),
+        **_TAKEN_AWAY,
+    }
+    changes = {
+        f"loss_change_{name}": look
+        for name, look in looks.items()
+        if f"loss_change_{name}" in run.values
+    }
     if changes:
         yield _ablation(run, changes, "layer")
         if len(run.steps) > 1:
@@ -364,7 +484,9 @@ def ablation_figures(run: Run) -> Iterator[FigureData]:
 
 
 def _looks_of_removed(run: Run) -> dict[str, tuple[str, str, str]]:
-    """Looks of the changes of the loss without the fewest and without the most directions and coordinates."""
+    """Looks of the changes of the loss without the fewest and without the most directions and
+    coordinates.
+    """
     looks = {}
     for what, colour in _REMOVED.items():
         pattern = re.compile(rf"loss_change_without_(\d+)_{what}s")
@@ -379,8 +501,13 @@ def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> Fig
     beside = {metric: look for metric, look in _BESIDE_CHANGES.items() if metric in run.values}
     looks = {**changes, **beside}
     title = "What the loss needs" if by == "layer" else "What the loss needs, mean over blocks"
-    key = [Line2D([], [], color=colour, ls=dashes, lw=1.6, label=name) for name, colour, dashes in looks.values()]
-    figure, axes = draw.new_figure(run.titled(title, run.steps[-1]) if by == "layer" else title, panels=2, key=key)
+    key = [
+        Line2D([], [], color=colour, ls=dashes, lw=1.6, label=name)
+        for name, colour, dashes in looks.values()
+    ]
+    figure, axes = draw.new_figure(
+        run.titled(title, run.steps[-1]) if by == "layer" else title, panels=2, key=key
+    )
     values: dict[str, pd.Series] = {}
     errors: dict[str, pd.Series] = {}
     for metric, (_, colour, dashes) in looks.items():
@@ -391,7 +518,11 @@ def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> Fig
         else:
             values[metric] = run.means(run.table(metric)).iloc[:, 0]
             errors[metric] = bands.means.iloc[:, 0]
-        x = np.arange(float(len(run.axis))) if by == "layer" else values[metric].index.to_numpy(dtype=float)
+        x = (
+            np.arange(float(len(run.axis)))
+            if by == "layer"
+            else values[metric].index.to_numpy(dtype=float)
+        )
         ax = axes[metric in beside]
         ax.plot(x, values[metric].to_numpy(), color=colour, ls=dashes, marker="o", ms=2.5, lw=1.6)
         draw.band(ax, x, values[metric].to_numpy(), errors[metric].to_numpy(), colour)
@@ -403,15 +534,30 @@ def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> Fig
         ax.axhline(0, color=draw.GREY, lw=0.8)
         ax.set_ylabel(label)
     numbers, bars = with_errors(pd.DataFrame(values), pd.DataFrame(errors))
-    means = run.means(pd.DataFrame(values)[[*changes]].T).iloc[:, 0] if by == "layer" else pd.DataFrame(values).iloc[-1]
+    means = (
+        run.means(pd.DataFrame(values)[[*changes]].T).iloc[:, 0]
+        if by == "layer"
+        else pd.DataFrame(values).iloc[-1]
+    )
     text = "; ".join(f"{looks[str(metric)][0]} {number(means[metric])}" for metric in changes)
-    alt = f"Change of the loss without parts of a layer's rows, beside M / Q and anisotropy, against {by}."
+    alt = (
+        "Change of the loss without parts of a layer's rows, beside M / Q and anisotropy, against "
+        f"{by}."
+    )
     name = "ablation" if by == "layer" else "ablation-dynamics"
-    return FigureData(name, figure, numbers.drop("", errors="ignore"), alt, f"Mean over blocks, last: {text}.{bars}")
+    return FigureData(
+        name,
+        figure,
+        numbers.drop("", errors="ignore"),
+        alt,
+        f"Mean over blocks, last: {text}.{bars}",
+    )
 
 
 def loss_figures(run: Run) -> Iterator[FigureData]:
-    """The loss on the measured text, if it is known; losses out of line with their neighbours are marked."""
+    """The loss on the measured text, if it is known; losses out of line with their neighbours are
+    marked.
+    """
     if not run.has_steps or "loss" not in run.model or run.model["loss"].isna().all():
         return
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
@@ -420,12 +566,22 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
     draw.step_axis(ax, list(values.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, **{**_BOLD, "lw": 1.2})
     outlying = values[values.index.isin(outlier_steps(run))]
-    ax.plot(outlying, ls="", marker="x", ms=9, mew=2, color=draw.ACCENT, label="out of line with its neighbours")
+    ax.plot(
+        outlying,
+        ls="",
+        marker="x",
+        ms=9,
+        mew=2,
+        color=draw.ACCENT,
+        label="out of line with its neighbours",
+    )
     if len(outlying):
         ax.legend(loc="best", fontsize=8.5)
     numbers = values.to_frame()
     lines = [Lines("last", numbers, "black", width=1.2)]
-    yield FigureData("loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", lines)
+    yield FigureData(
+        "loss", figure, numbers, "Loss against optimizer step.", f"Loss: {trend(values)}", lines
+    )
 
 
 def has_composition(run: Run) -> bool:
@@ -434,24 +590,38 @@ def has_composition(run: Run) -> bool:
 
 
 def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
-    """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over blocks."""
+    """Shares of M, V_W and V_B in Q: at each layer of the last step, or at each step, averaged over
+    blocks.
+    """
     parts = run.values[_parts(run)].clip(lower=0)
     total = parts.sum(axis=1, skipna=False)
-    shares = parts.div(total.where(total > 0), axis=0).rename(columns=lambda part: part.removesuffix("_unbiased"))
+    shares = parts.div(total.where(total > 0), axis=0).rename(
+        columns=lambda part: part.removesuffix("_unbiased")
+    )
     shares = shares.reindex(run.depth, level="layer")
     means = shares[shares.index.isin(run.all_blocks, "layer")].groupby("step").mean()
     estimates = ", plug-in estimates" if "V_W" in parts else ""
     estimates = ", from pairs in different sequences" if "V_W_unbiased" in parts else estimates
-    title = run.titled("What Q is made of", run.steps[-1]) if by == "layer" else "What Q is made of, mean over blocks"
+    title = (
+        run.titled("What Q is made of", run.steps[-1])
+        if by == "layer"
+        else "What Q is made of, mean over blocks"
+    )
     figure, (ax,) = draw.new_figure(title, f"shares of the mean squared norm{estimates}", ax=ax)
     labels, colours = zip(*(_PARTS[str(part)] for part in shares), strict=True)
-    first, last = (", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1))
+    first, last = (
+        ", ".join(f"{part} {share:.0%}" for part, share in means.iloc[i].items()) for i in (0, -1)
+    )
     alt = f"Shares of {', '.join(map(str, shares))} in Q, stacked, "
     if by == "layer":
-        heights = shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis).fillna(0).to_numpy()
+        heights = (
+            shares.loc[[run.steps[-1]]].droplevel("step").reindex(run.axis).fillna(0).to_numpy()
+        )
         bottoms = heights.cumsum(axis=1) - heights
         width = 0.86 if len(heights) <= 12 else 1
-        for height, bottom, label, colour in zip(heights.T, bottoms.T, labels, colours, strict=True):
+        for height, bottom, label, colour in zip(
+            heights.T, bottoms.T, labels, colours, strict=True
+        ):
             ax.bar(np.arange(len(heights)), height, width, bottom, color=colour, label=label)
         draw.layer_axis(ax, run.axis)
         alt += "by layer."
@@ -467,7 +637,9 @@ def composition(run: Run, by: By, ax: Axes | None = None) -> FigureData:
     draw.legend(figure, ax)
     if by == "step":
         return FigureData("decomposition-dynamics", figure, means, alt, text)
-    return FigureData("decomposition", figure, shares if run.has_steps else shares.droplevel("step"), alt, text)
+    return FigureData(
+        "decomposition", figure, shares if run.has_steps else shares.droplevel("step"), alt, text
+    )
 
 
 def _parts(run: Run) -> list[str]:
@@ -476,25 +648,35 @@ def _parts(run: Run) -> list[str]:
 
 
 def ledger_figures(run: Run) -> Iterator[FigureData]:
-    """Shares of each write in M and V of the blocks' outputs: at the last step, and of each write at every step."""
+    """Shares of each write in M and V of the blocks' outputs: at the last step, and of each write
+    at every step.
+    """
     for whole, title in (("M", "Who writes the offset"), ("V", "Who writes the variance")):
         known = run.values.columns[run.values.notna().any()]
         names = {str(metric): str(metric).removeprefix(f"{whole}_by_") for metric in known}
         names = {metric: name for metric, name in names.items() if metric != name}
         if names:
             table = run.table(next(iter(names)))
-            of_blocks = replace(run, layers=[layer for layer in run.layers if table[layer].notna().any()])
+            of_blocks = replace(
+                run, layers=[layer for layer in run.layers if table[layer].notna().any()]
+            )
             yield _writers(of_blocks, names, whole, title)
-            writes = [metric for metric, name in names.items() if name not in ("stream", "rounding")]
+            writes = [
+                metric for metric, name in names.items() if name not in ("stream", "rounding")
+            ]
             yield from (heatmap(of_blocks, metric) for metric in writes if len(run.steps) > 1)
 
 
 def _writers(run: Run, names: dict[str, str], whole: str, title: str) -> FigureData:
-    """Shares of the streams in M or V at each block of the last step, stacked above 0 and, where negative, below."""
+    """Shares of the streams in M or V at each block of the last step, stacked above 0 and, where
+    negative, below.
+    """
     step = run.steps[-1]
     shares = pd.DataFrame({name: run.table(metric).loc[step] for metric, name in names.items()})
     shares = shares[[name for name in dict.fromkeys((*_WRITERS, *shares)) if name in shares]]
-    figure, (ax,) = draw.new_figure(run.titled(title, step), f"share of {whole} of a block's output")
+    figure, (ax,) = draw.new_figure(
+        run.titled(title, step), f"share of {whole} of a block's output"
+    )
     heights = shares.reindex(run.axis).fillna(0)
     colours = dict(zip(shares, cycle(draw.RUNS), strict=False)) | _WRITERS
     width = 0.86 if len(heights) <= 12 else 1
@@ -502,7 +684,14 @@ def _writers(run: Run, names: dict[str, str], whole: str, title: str) -> FigureD
         bottoms = parts.cumsum(axis=1) - parts
         for name in parts:
             label = str(name).replace("_", " ") if is_named else None
-            ax.bar(np.arange(len(parts)), parts[name], width, bottoms[name], color=colours[name], label=label)
+            ax.bar(
+                np.arange(len(parts)),
+                parts[name],
+                width,
+                bottoms[name],
+                color=colours[name],
+                label=label,
+            )
     ax.axhline(0, color=draw.GREY, lw=0.8)
     ax.axhline(1, **draw.BASELINE)
     draw.layer_axis(ax, run.axis)
@@ -512,26 +701,44 @@ def _writers(run: Run, names: dict[str, str], whole: str, title: str) -> FigureD
     text = ""
     if len(writes):
         layer, name = writes.index[int(writes.to_numpy().argmax())]
-        text = f"The largest write is that of {str(name).replace('_', ' ')} at {layer}: {writes.max():.0%} of {whole}."
+        text = (
+            f"The largest write is that of {str(name).replace('_', ' ')} at {layer}: "
+            f"{writes.max():.0%} of {whole}."
+        )
     alt = f"Shares of the stream and of each write in {whole} by block, stacked."
     return FigureData(f"{whole}-written", figure, shares, alt, text)
 
 
 def measured_scales(run: Run) -> dict[int, str]:
     """The metric at each scale, in order, of those at several scales that a run has."""
-    matched = {metric: _SCALE.fullmatch(metric) for metric in run.metrics if run.values[metric].notna().any()}
+    matched = {
+        metric: _SCALE.fullmatch(metric)
+        for metric in run.metrics
+        if run.values[metric].notna().any()
+    }
     found = sorted((int(match[1]), metric) for metric, match in matched.items() if match)
     return dict(found) if len(found) > 1 else {}
 
 
 def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
-    """The dimension against the scale at the last step: a line for each layer, and the mean of the baseline."""
+    """The dimension against the scale at the last step: a line for each layer, and the mean of the
+    baseline.
+    """
     scales = measured_scales(run)
     step = run.steps[-1]
 
     def at_last(values: pd.DataFrame, ending: str = "") -> pd.DataFrame:
-        columns = {scale: values.get(f"{key}{ending}", values[key] * np.nan) for scale, key in scales.items()}
-        return pd.DataFrame(columns).loc[[step]].droplevel("step").reindex(run.depth).T.rename_axis("scale")
+        columns = {
+            scale: values.get(f"{key}{ending}", values[key] * np.nan)
+            for scale, key in scales.items()
+        }
+        return (
+            pd.DataFrame(columns)
+            .loc[[step]]
+            .droplevel("step")
+            .reindex(run.depth)
+            .T.rename_axis("scale")
+        )
 
     table, gaussian = at_last(run.values), run.means(at_last(run.baseline))
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
@@ -539,9 +746,17 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     title = run.titled("Intrinsic dimension against scale", step)
     figure, (ax,) = draw.new_figure(title, _GRIDE, sidebar=len(run.depth) > 1, ax=ax)
     colours = draw.depth_bar(ax, run.depth)
-    draw.lines(ax, table.index.to_numpy(dtype=float), table.to_numpy().T, colours, errors=errors.to_numpy().T)
+    draw.lines(
+        ax,
+        table.index.to_numpy(dtype=float),
+        table.to_numpy().T,
+        colours,
+        errors=errors.to_numpy().T,
+    )
     draw.mean_lines(ax, means, run.means(errors))
-    draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy(), gaussian, run.depth, errors.to_numpy())
+    draw.value_axis(
+        ax, term("intrinsic_dimension"), table.to_numpy(), gaussian, run.depth, errors.to_numpy()
+    )
     _scale_axis(ax, list(scales))
     draw.legend(figure, ax)
     numbers, bands = with_errors(table.join(means), errors)
@@ -554,13 +769,20 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
 def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
     """The dimension against the scale, mean over blocks: a line for each step."""
     scales = measured_scales(run)
-    table = pd.DataFrame({scale: run.table(key)[run.all_blocks].mean(axis=1) for scale, key in scales.items()})
+    table = pd.DataFrame(
+        {scale: run.table(key)[run.all_blocks].mean(axis=1) for scale, key in scales.items()}
+    )
     title = "Intrinsic dimension against scale, by step"
     figure, (ax,) = draw.new_figure(title, f"{_GRIDE}, mean over blocks", sidebar=True, ax=ax)
-    draw.lines(ax, np.array(list(scales), dtype=float), table.to_numpy(), draw.time_bar(ax, run.steps))
+    draw.lines(
+        ax, np.array(list(scales), dtype=float), table.to_numpy(), draw.time_bar(ax, run.steps)
+    )
     draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy())
     _scale_axis(ax, list(scales))
-    alt = f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} steps."
+    alt = (
+        f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} "
+        "steps."
+    )
     first, last = (_ends(table.iloc[i]) for i in (0, -1))
     text = f"Step {run.steps[0]:,}: {first}; step {run.steps[-1]:,}: {last}."
     return FigureData("intrinsic-dimension-scales-by-step", figure, table, alt, text)
@@ -576,7 +798,12 @@ def _scale_axis(ax: Axes, scales: Sequence[int]) -> None:
 
 def _ends(values: pd.Series) -> str:
     known = values.dropna()
-    return ", ".join(f"{number(known.iloc[i])} at scale {known.index[i]}" for i in (0, -1) if len(known)) or "undefined"
+    return (
+        ", ".join(
+            f"{number(known.iloc[i])} at scale {known.index[i]}" for i in (0, -1) if len(known)
+        )
+        or "undefined"
+    )
 
 
 def drift_figures(run: Run, metric: str) -> Iterator[FigureData]:
@@ -596,14 +823,20 @@ def cka_figures(run: Run) -> Iterator[FigureData]:
 def layers_over_steps(run: Run) -> list[str]:
     """The layers at which steps were compared with steps."""
     pairs = run.cka
-    compared = {*pairs.loc[(pairs["layer_a"] == pairs["layer_b"]) & (pairs["step_a"] != pairs["step_b"]), "layer_a"]}
+    compared = {
+        *pairs.loc[
+            (pairs["layer_a"] == pairs["layer_b"]) & (pairs["step_a"] != pairs["step_b"]), "layer_a"
+        ]
+    }
     return [layer for layer in run.layers if layer in compared]
 
 
 def steps_over_layers(run: Run) -> list[int]:
     """The steps at which layers were compared with layers."""
     pairs = run.cka
-    compared = pairs.loc[(pairs["step_a"] == pairs["step_b"]) & (pairs["layer_a"] != pairs["layer_b"]), "step_a"]
+    compared = pairs.loc[
+        (pairs["step_a"] == pairs["step_b"]) & (pairs["layer_a"] != pairs["layer_b"]), "step_a"
+    ]
     return [int(step) for step in compared.unique()]
 
 
@@ -611,7 +844,9 @@ def cka_of_steps(run: Run, layer: str, ax: Axes | None = None) -> FigureData:
     """The CKA of steps with steps at a layer, as a square of colours."""
     pairs = run.cka[(run.cka["layer_a"] == layer) & (run.cka["layer_b"] == layer)]
     steps = sorted({int(step) for step in (*pairs["step_a"], *pairs["step_b"])})
-    figure, ax, matrix = _square(pairs, "step", steps, f"Similarity of steps at {printable(layer)}", ax)
+    figure, ax, matrix = _square(
+        pairs, "step", steps, f"Similarity of steps at {printable(layer)}", ax
+    )
     for axis, most in ((ax.xaxis, 5), (ax.yaxis, 9)):
         named = draw.thinned(len(steps), most)
         axis.set_ticks(named, [draw.tick_label(steps[i]) for i in named])
@@ -625,7 +860,9 @@ def cka_of_layers(run: Run, step: int, ax: Axes | None = None) -> FigureData:
     """The CKA of layers with layers at a step, as a square of colours."""
     pairs = run.cka[(run.cka["step_a"] == step) & (run.cka["step_b"] == step)]
     layers = [layer for layer in run.layers if layer in {*pairs["layer_a"], *pairs["layer_b"]}]
-    figure, ax, matrix = _square(pairs, "layer", layers, run.titled("Similarity of layers", step), ax)
+    figure, ax, matrix = _square(
+        pairs, "layer", layers, run.titled("Similarity of layers", step), ax
+    )
     draw.layer_axis(ax, layers, most=6)
     draw.layer_axis(ax, layers, vertical=True, most=10)
     alt = f"Similarity of {run.titled('layers', step)} as a square of colours."
@@ -637,12 +874,18 @@ def _square(
 ) -> tuple[Figure, Axes, pd.DataFrame]:
     half = pairs.pivot_table(index=f"{column}_a", columns=f"{column}_b", values="cka", dropna=False)
     half = half.reindex(index=places, columns=places)
-    matrix = half.combine_first(half.T).reindex(index=places, columns=places).rename_axis(index=column, columns=None)
+    matrix = (
+        half.combine_first(half.T)
+        .reindex(index=places, columns=places)
+        .rename_axis(index=column, columns=None)
+    )
     subtitle = f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows"
     figure, (ax,) = draw.new_figure(title, subtitle, sidebar=True, ax=ax)
     ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)
-    image = ax.imshow(np.ma.masked_invalid(matrix), vmin=0, vmax=1, cmap="cividis", origin="lower", aspect="equal")
+    image = ax.imshow(
+        np.ma.masked_invalid(matrix), vmin=0, vmax=1, cmap="cividis", origin="lower", aspect="equal"
+    )
     ax.set_anchor("E")
     draw.value_bar(ax, image, "CKA")
     return figure, ax, matrix
@@ -658,9 +901,17 @@ def _least_alike(matrix: pd.DataFrame, places: Sequence[str]) -> str:
     return f"Least alike: {pair}; side by side {number(beside)} on average."
 
 
-def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool = False) -> tuple[pd.DataFrame, str]:
-    """Numbers with the standard errors, or spreads over batches, of those columns that have any; the bands in words."""
-    kind, prefix = ("standard deviation over batches", "std of ") if is_spread else ("standard error", "stderr of ")
+def with_errors(
+    numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool = False
+) -> tuple[pd.DataFrame, str]:
+    """Numbers with the standard errors, or spreads over batches, of those columns that have any;
+    the bands in words.
+    """
+    kind, prefix = (
+        ("standard deviation over batches", "std of ")
+        if is_spread
+        else ("standard error", "stderr of ")
+    )
     known = errors.dropna(axis=1, how="all")
     if known.empty:
         return numbers, ""
@@ -668,9 +919,13 @@ def with_errors(numbers: pd.DataFrame, errors: pd.DataFrame, *, is_spread: bool 
 
 
 def _named_gaussian(values: pd.DataFrame) -> pd.DataFrame:
-    """Means of the baseline over blocks, under the names that they have beside those of the values."""
+    """Means of the baseline over blocks, under the names that they have beside those of the
+    values.
+    """
     has_several = len(values.columns) > 1
-    return values.rename(columns={name: f"{GAUSSIAN}, {name}" if has_several else GAUSSIAN for name in values})
+    return values.rename(
+        columns={name: f"{GAUSSIAN}, {name}" if has_several else GAUSSIAN for name in values}
+    )
 
 
 def trend(values: pd.Series) -> str:
@@ -679,7 +934,8 @@ def trend(values: pd.Series) -> str:
     if finite.empty:
         return "undefined."
     first, last, lowest, highest = (
-        f"{number(finite.iloc[i])} at {_place(finite.index[int(i)])}" for i in (0, -1, finite.argmin(), finite.argmax())
+        f"{number(finite.iloc[i])} at {_place(finite.index[int(i)])}"
+        for i in (0, -1, finite.argmin(), finite.argmax())
     )
     return f"{first}, {last}; lowest {lowest}, highest {highest}."
 

@@ -25,9 +25,9 @@ _PIXELS = 700
 class LivePictures:
     """The pictures of a monitor's history while a model trains; their tags begin with a prefix.
 
-    For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and V_B at each layer.
-    All of them are drawn when they are due, at other times curves and heatmaps. Earlier runs, from folders, stand
-    behind the curves: see `embedgeo.report.reference`.
+    For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and
+    V_B at each layer. All of them are drawn when they are due, at other times curves and heatmaps.
+    Earlier runs, from folders, stand behind the curves: see `embedgeo.report.reference`.
     """
 
     def __init__(self, prefix: str = "geometry", reference: Sequence[str | Path] = ()) -> None:
@@ -57,9 +57,17 @@ def draw_pictures(
     if run is None:
         return
     (run,) = with_references([run], references)
-    metrics = [metric for metric in headlines() if metric in run.values and run.values[metric].notna().any()]
+    metrics = [
+        metric
+        for metric in headlines()
+        if metric in run.values and run.values[metric].notna().any()
+    ]
     with drawing.style():
-        for kind, draw in (("curves", figures.curves), ("heatmap", figures.heatmap), ("profile", figures.profile)):
+        for kind, draw in (
+            ("curves", figures.curves),
+            ("heatmap", figures.heatmap),
+            ("profile", figures.profile),
+        ):
             for metric in metrics if kind in kinds else ():
                 yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)
         if "shares" in kinds and figures.has_composition(run):
@@ -77,14 +85,20 @@ def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
 
 
 def _picture(figure: Figure) -> Png:
-    """A PNG of 700 pixels: TensorBoard shows it with 350, and leaves out pixels instead of blending them."""
+    """A PNG of 700 pixels: TensorBoard shows it with 350, and leaves out pixels instead of blending
+    them.
+    """
     return drawing.png(figure, (_PIXELS + 0.5) / figure.get_size_inches()[0])
 
 
 def _thinned(steps: Iterable[int]) -> set[int]:
-    """At most 512 of the steps, evenly spaced along the axis on which they are drawn, with the first and the last."""
+    """At most 512 of the steps, evenly spaced along the axis on which they are drawn, with the
+    first and the last.
+    """
     every = sorted(steps)
     if len(every) <= _MOST_STEPS:
         return set(every)
-    chosen = np.searchsorted(drawing.StepAxis(every).position(every), np.linspace(0, 1, _MOST_STEPS))
+    chosen = np.searchsorted(
+        drawing.StepAxis(every).position(every), np.linspace(0, 1, _MOST_STEPS)
+    )
     return {every[i] for i in chosen.clip(max=len(every) - 1)}

@@ -1,6 +1,8 @@
-"""The page: one HTML file with the figures inside, readable without a network and without JavaScript.
+"""The page: one HTML file with the figures inside, readable without a network and without
+JavaScript.
 
-Where there is JavaScript, ``plots.js`` draws figures over steps and depth again, from their numbers, and answers.
+Where there is JavaScript, ``plots.js`` draws figures over steps and depth again, from their
+numbers, and answers.
 """
 
 import base64
@@ -30,7 +32,8 @@ from embedgeo.report.story import stories
 from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
 from embedgeo.report.tokens import TableData
 
-BUDGET = 4_500_000  # bytes of pictures and their numbers inside the page; later ones are only linked to
+# bytes of pictures and their numbers inside the page; later ones are only linked to
+BUDGET = 4_500_000
 FIRST = "At a glance"  # the section at the top of the page, beside how to read its figures
 ALL_RUNS = "All runs"  # the label of the figures of all runs together
 MAIN = 11  # metrics, of those to look at first, that have a section of their own
@@ -40,8 +43,10 @@ _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
 _TYPES_TEXT = (
-    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where Q is nearly the "
-    "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's mean gains, its "
+    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where "
+    "Q is nearly the "
+    "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's "
+    "mean gains, its "
     "variance loses."
 )
 
@@ -59,7 +64,8 @@ class PageFigure(NamedTuple):
     has_plot: bool = False  # its lines are among the page's numbers
 
 
-Group = tuple[str, list[PageFigure]]  # the figures of one run, or of all runs together, under a label
+# the figures of one run, or of all runs together, under a label
+Group = tuple[str, list[PageFigure]]
 
 
 class Panel(NamedTuple):
@@ -78,7 +84,9 @@ class Panel(NamedTuple):
 
 
 class FigureWriter:
-    """Saves figures in a new folder (tables beside it), and puts them onto the page until the budget is spent."""
+    """Saves figures in a new folder (tables beside it), and puts them onto the page until the
+    budget is spent.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -90,7 +98,11 @@ class FigureWriter:
     def add(self, data: FigureData | TableData, label: str = "") -> PageFigure:
         """Save a figure or a table under its name and the label of its run."""
         words = (re.sub(r"[^\w.-]+", "-", word).strip("-") for word in (label, data.name))
-        whole = "-".join(word for word in words if word).encode()[:_LONGEST_NAME].decode(errors="ignore")
+        whole = (
+            "-".join(word for word in words if word)
+            .encode()[:_LONGEST_NAME]
+            .decode(errors="ignore")
+        )
         name = whole
         while name.lower() in self._names:
             name = f"{whole}-{len(self._names)}"
@@ -114,26 +126,47 @@ Draw = Callable[[Run], Iterable[FigureData | TableData]]
 Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
-def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None, only: Sequence[str] = ()) -> Plan:
-    """The page from top to bottom, each panel with its section; the budget for pictures is spent in this order.
+def page_plan(
+    runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None, only: Sequence[str] = ()
+) -> Plan:
+    """The page from top to bottom, each panel with its section; the budget for pictures is spent in
+    this order.
 
     With ``only``, it has the figures of these metrics alone.
     """
 
     def by_run(draw: Draw) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
-        groups = [(labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)]) for run in runs]
+        groups = [
+            (labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)])
+            for run in runs
+        ]
         groups = [group for group in groups if group[1]]
-        if any(run.has_steps for run in runs) or len(groups) < 2 or any(len(group) > 1 for _, group in groups):
+        if (
+            any(run.has_steps for run in runs)
+            or len(groups) < 2
+            or any(len(group) > 1 for _, group in groups)
+        ):
             return groups
-        # final models with one figure each: in one group, where the text of a figure says whose it is
+        # final models with one figure each: in one group, where the text of a figure says whose it
+        # is
         whose = ((f"{label}: ", figure) for label, (figure,) in groups)
-        return [("", [figure._replace(text=label + figure.text, alt=label + figure.alt) for label, figure in whose])]
+        return [
+            (
+                "",
+                [
+                    figure._replace(text=label + figure.text, alt=label + figure.alt)
+                    for label, figure in whose
+                ],
+            )
+        ]
 
     def section(title: str, draw: Draw, text: str = "") -> Plan:
         return [(title, lambda: Panel("", "", text, by_run(draw)))]
 
-    def metric_sections(title: str, keys: Sequence[str], draw: Callable[[str], list[Group]]) -> Plan:
+    def metric_sections(
+        title: str, keys: Sequence[str], draw: Callable[[str], list[Group]]
+    ) -> Plan:
         def panel(key: str) -> Panel:
             return Panel(term(key).name, key, term(key).meaning, draw(key))
 
@@ -141,25 +174,41 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
 
     def draw_metric(metric: str) -> list[Group]:
         compared = [run for run in runs if run.varies(metric)]
-        together = [writer.add(data) for data in _comparisons(compared, metric)] if len(compared) > 1 else []
+        together = (
+            [writer.add(data) for data in _comparisons(compared, metric)]
+            if len(compared) > 1
+            else []
+        )
         groups = [(ALL_RUNS, together)] if together else []
         in_full = metric in headlines() or len(metrics) <= _IN_FULL
         most = None if in_full else 1
-        return groups + by_run(lambda run: islice(_metric_figures(run, metric, has_bar=in_full), most))
+        return groups + by_run(
+            lambda run: islice(_metric_figures(run, metric, has_bar=in_full), most)
+        )
 
     def glance() -> Panel:
         with mpl.rc_context(SMALL):
-            data = [*chain.from_iterable(_small_figures(runs, metric) for metric in metrics[:_GLANCE])]
+            data = [
+                *chain.from_iterable(_small_figures(runs, metric) for metric in metrics[:_GLANCE])
+            ]
             data += [] if only else comparison.training_losses(runs)
         small = [
-            writer.add(each._replace(name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""))
+            writer.add(
+                each._replace(
+                    name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""
+                )
+            )
             for each in data
         ]
         return Panel("", "", "", [("", small)] if small else [])
 
     def over_types() -> Panel:
-        compared = [run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)]
-        groups = [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
+        compared = [
+            run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)
+        ]
+        groups = (
+            [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
+        )
         return Panel("", "", _TYPES_TEXT, groups)
 
     varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
@@ -184,7 +233,9 @@ def page_plan(runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | 
         *section("Loss", figures.loss_figures, term("loss").meaning),
         *section("After-processing", figures.processing_figures),
         *section("Spectrum", variance.spectra_figures, variance.SPECTRA_TEXT),
-        *metric_sections(_SAME_ROWS, drift, lambda key: by_run(partial(figures.drift_figures, metric=key))),
+        *metric_sections(
+            _SAME_ROWS, drift, lambda key: by_run(partial(figures.drift_figures, metric=key))
+        ),
         *section(_SAME_ROWS, figures.cka_figures, figures.CKA_TEXT),
         *section("Token types", partial(tokens.token_figures, names=names), about_words),
         *section("Outlier coordinates", variance.coordinate_figures, variance.COORDINATES_TEXT),
@@ -199,7 +250,11 @@ def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
         yield next(_comparisons(varying, metric))
     for run in varying if len(varying) == 1 else ():
         has_several = len(run.steps) > 1
-        yield figures.dynamics(run, metric, has_bar=False) if has_several else figures.profile(run, metric)
+        yield (
+            figures.dynamics(run, metric, has_bar=False)
+            if has_several
+            else figures.profile(run, metric)
+        )
 
 
 def _metric_figures(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
@@ -235,16 +290,29 @@ def _scale_figures(run: Run) -> Iterator[FigureData]:
             yield figures.scales_by_step(run)
 
 
-def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]], plots: Plots) -> None:
-    """Write ``index.html`` with panels, each under the title of its section, and the numbers of their figures."""
+def write_page(
+    path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Panel]], plots: Plots
+) -> None:
+    """Write ``index.html`` with panels, each under the title of its section, and the numbers of
+    their figures.
+    """
     drawn = [(title, panel) for title, panel in panels if panel.groups]
-    sections = [(title, [panel for _, panel in group]) for title, group in groupby(drawn, key=itemgetter(0))]
+    sections = [
+        (title, [panel for _, panel in group]) for title, group in groupby(drawn, key=itemgetter(0))
+    ]
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("embedgeo.report", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("embedgeo.report", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     # a name as an id: other names give other ids, and none needs quoting in a link
-    environment.filters["anchor"] = lambda name: quote(name, safe="").replace("%", "-").replace("~", "-7E")
-    environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+    environment.filters["anchor"] = lambda name: (
+        quote(name, safe="").replace("%", "-").replace("~", "-7E")
+    )
+    environment.filters["code"] = lambda text: Markup(
+        re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))
+    )
     by_text: dict[str, tuple[list[str], list[Flag]]] = {}  # runs with the same flags share them
     for run in runs:
         of_run = flags(run)
@@ -271,6 +339,8 @@ def write_page(path: Path, runs: Sequence[Run], panels: Iterable[tuple[str, Pane
         numbers=plots.json(),
         choices=plots.choices,
         extent=plots.extent,
-        source=lambda name: resources.files("embedgeo.report").joinpath(name).read_text(encoding="utf-8"),
+        source=lambda name: (
+            resources.files("embedgeo.report").joinpath(name).read_text(encoding="utf-8")
+        ),
     )
     path.write_text(page, encoding="utf-8", errors="replace")

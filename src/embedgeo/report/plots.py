@@ -1,4 +1,6 @@
-"""The lines of a page's figures as JSON, from which a script draws them again, for a reader who points at them."""
+"""The lines of a page's figures as JSON, from which a script draws them again, for a reader who
+points at them.
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -20,7 +22,9 @@ _FEW = 800  # values of a kind of lines that have marks, as in the pictures
 
 
 class Plots:
-    """The figures of a page as JSON, in which what several of them share, up to the order of axes, is there once."""
+    """The figures of a page as JSON, in which what several of them share, up to the order of axes,
+    is there once.
+    """
 
     def __init__(self) -> None:
         self._shared: dict[str, int] = {}  # place by JSON text
@@ -37,7 +41,10 @@ class Plots:
         if not data.lines:
             return False
         axes = data.figure.axes
-        by_panel = {line.panel: [each for each in data.lines if each.panel == line.panel] for line in data.lines}
+        by_panel = {
+            line.panel: [each for each in data.lines if each.panel == line.panel]
+            for line in data.lines
+        }
         panels = [self._panel(axes[panel], lines) for panel, lines in sorted(by_panel.items())]
         title, unit = (text.get_text() for text in data.figure.texts[:2])
         text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
@@ -53,8 +60,17 @@ class Plots:
 
     def _panel(self, ax: Axes, lines: Sequence[Lines]) -> dict[str, Any]:
         label = ax.get_xlabel()
-        over = "step" if label.startswith("optimizer step") else "depth" if label.startswith("relative") else "layer"
-        of_y = {"name": ax.get_ylabel().removesuffix(" (log scale)"), "isLog": ax.get_yscale() == "log"}
+        over = (
+            "step"
+            if label.startswith("optimizer step")
+            else "depth"
+            if label.startswith("relative")
+            else "layer"
+        )
+        of_y = {
+            "name": ax.get_ylabel().removesuffix(" (log scale)"),
+            "isLog": ax.get_yscale() == "log",
+        }
         of_y["range"] = [float(f"{end:.{_DIGITS}g}") for end in ax.get_ylim()]
         of_x = {"over": over, "isLog": ax.get_xscale() == "function"}
         return {"x": of_x, "y": of_y, "lines": [self._lines(each, over) for each in lines]}
@@ -78,7 +94,9 @@ class Plots:
                 self.extent = min(first, place), max(last, place)
         written: dict[str, Any] = {
             "kind": lines.kind,
-            "at": self._share(list(map(str, at)) if over == "layer" else [round(float(x), _DIGITS) for x in at]),
+            "at": self._share(
+                list(map(str, at)) if over == "layer" else [round(float(x), _DIGITS) for x in at]
+            ),
             "names": self._share(names),
             "colours": self._share(hexes),
             "dashes": self._share([_in_pixels(each, lines.width) for each in dashes]),
@@ -89,16 +107,25 @@ class Plots:
             written["labels"] = self._share(layer_labels(list(map(str, at)))[0])
         if lines.errors is not None and lines.errors.notna().to_numpy().any():
             written["errors"] = self._share_table(lines.errors.to_numpy(dtype=float), 2)
-        if lines.kind in ("run", "last") or (lines.kind in ("layer", "step") and values.size <= _FEW):
-            written["marks"] = [int(name in lines.hollow) for name in names] if lines.hollow else [0]
+        if lines.kind in ("run", "last") or (
+            lines.kind in ("layer", "step") and values.size <= _FEW
+        ):
+            written["marks"] = (
+                [int(name in lines.hollow) for name in names] if lines.hollow else [0]
+            )
         return written
 
     def _share(self, content: Sequence[Any]) -> int:
         return self._place(json.dumps(content, separators=(",", ":")))
 
     def _share_table(self, values: Array, digits: int) -> int | str:
-        """The place of a table, a list for each column; marked by a T where it is there the other way round."""
-        cells = [[f"{x:.{digits}g}" if np.isfinite(x) else "null" for x in row] for row in values.tolist()]
+        """The place of a table, a list for each column; marked by a T where it is there the other
+        way round.
+        """
+        cells = [
+            [f"{x:.{digits}g}" if np.isfinite(x) else "null" for x in row]
+            for row in values.tolist()
+        ]
         columns = _nested(zip(*cells, strict=True))
         turned = _nested(cells)
         if columns not in self._shared and turned in self._shared:

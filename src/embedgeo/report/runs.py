@@ -1,4 +1,6 @@
-"""Training runs and final models: their records, read from folders or tables, as metrics at steps and layers."""
+"""Training runs and final models: their records, read from folders or tables, as metrics at steps
+and layers.
+"""
 
 import json
 import time
@@ -23,7 +25,14 @@ from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
 from embedgeo.results.folder import CKA, SweepFolder, read_cka
 from embedgeo.results.groups import groups_of
-from embedgeo.results.parquet import SCHEMA, MonitoredRun, is_history, monitored_runs, read_table, require_numbers
+from embedgeo.results.parquet import (
+    SCHEMA,
+    MonitoredRun,
+    is_history,
+    monitored_runs,
+    read_table,
+    require_numbers,
+)
 from embedgeo.results.records import MEANS, MODEL
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
@@ -31,17 +40,42 @@ _LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
-    *("model", "steps", "revisions", "layers", "jackknife", "save_samples", "save_means", "token_tables", "spectrum"),
-    *("extra", "after_processing", "model_class", "trust_remote_code", "max_state_bytes", "by", "date"),
+    *(
+        "model",
+        "steps",
+        "revisions",
+        "layers",
+        "jackknife",
+        "save_samples",
+        "save_means",
+        "token_tables",
+        "spectrum",
+    ),
+    *(
+        "extra",
+        "after_processing",
+        "model_class",
+        "trust_remote_code",
+        "max_state_bytes",
+        "by",
+        "date",
+    ),
 )
-SETTINGS = {"text_sha256": "text", "seq_len": "sequence length", "num_tokens": "tokens", "n": "number of rows"}
+SETTINGS = {
+    "text_sha256": "text",
+    "seq_len": "sequence length",
+    "num_tokens": "tokens",
+    "n": "number of rows",
+}
 _OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
 class Bands(NamedTuple):
-    """Widths of a metric's bands, and of those of its means over blocks: standard errors, or spreads over batches."""
+    """Widths of a metric's bands, and of those of its means over blocks: standard errors, or
+    spreads over batches.
+    """
 
     values: pd.DataFrame
     means: pd.DataFrame
@@ -58,30 +92,46 @@ class Run:
     errors: pd.DataFrame  # standard errors, shaped as values; NaN where unknown
     widths: pd.Series  # d at each row of values; NaN where unknown
     baseline: pd.DataFrame  # of Gaussian rows, shaped as values; NaN where unknown
-    model: pd.DataFrame  # a column per metric of the whole model, such as the loss; the index is the step
-    recorded: frozenset[tuple[str, str]]  # layers and metrics of which there are records, defined or not
-    checkpoints: pd.DataFrame  # model, revision, weights_sha256, duplicate_of, where known; the index is the step
-    tokens: dict[int, pd.DataFrame] = field(default_factory=dict)  # of the first, a middle and the last one of any
-    projections: dict[int, pd.DataFrame] = field(default_factory=dict)  # chosen tokens in the plane, at the last step
-    spectra: dict[int, pd.DataFrame] = field(default_factory=dict)  # of some steps: see `read_spectra`
-    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)  # the largest, of all steps that have any
-    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)  # in their plane, at the last step
-    distances: dict[int, pd.DataFrame] = field(default_factory=dict)  # of token types from the mean, at the last step
-    text_lengths: dict[int, int] = field(default_factory=dict)  # texts by tokens; none where of one length, or unknown
+    # a column per metric of the whole model, such as the loss; the index is the step
+    model: pd.DataFrame
+    # layers and metrics of which there are records, defined or not
+    recorded: frozenset[tuple[str, str]]
+    # model, revision, weights_sha256, duplicate_of, where known; the index is the step
+    checkpoints: pd.DataFrame
+    # of the first, a middle and the last one of any
+    tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
+    # chosen tokens in the plane, at the last step
+    projections: dict[int, pd.DataFrame] = field(default_factory=dict)
+    # of some steps: see `read_spectra`
+    spectra: dict[int, pd.DataFrame] = field(default_factory=dict)
+    # the largest, of all steps that have any
+    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)
+    # in their plane, at the last step
+    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)
+    # of token types from the mean, at the last step
+    distances: dict[int, pd.DataFrame] = field(default_factory=dict)
+    # texts by tokens; none where of one length, or unknown
+    text_lengths: dict[int, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
     other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
-    shared_files: list[tuple[str, list[str]]] = field(default_factory=list)  # of weights, and the checkpoints with them
+    # of weights, and the checkpoints with them
+    shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
     cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     group: str = ""  # of models, if it is in one
     num_parameters: float = np.nan  # of the last checkpoint's model; NaN where unknown
-    deviations: dict[str, pd.DataFrame] = field(default_factory=dict)  # of the jackknife's groups, by metric
-    settings: dict[str, str] = field(default_factory=dict)  # that values depend on, as far as recorded
+    # of the jackknife's groups, by metric
+    deviations: dict[str, pd.DataFrame] = field(default_factory=dict)
+    # that values depend on, as far as recorded
+    settings: dict[str, str] = field(default_factory=dict)
     date: str = ""  # when it was measured, if known
-    differences: dict[str, tuple[str, str]] = field(default_factory=dict)  # in its settings from the first of the runs
+    # in its settings from the first of the runs
+    differences: dict[str, tuple[str, str]] = field(default_factory=dict)
     references: tuple["Run", ...] = ()  # earlier runs, behind its curves
-    num_drawn: int = 4  # layers, at most, at which token types and spectra are drawn, evenly spaced over the depth
-    most_occurrences: float = np.nan  # of a token type, at the end of the scale of colours; default: those that it has
+    # layers, at most, at which token types and spectra are drawn, evenly spaced over the depth
+    num_drawn: int = 4
+    # of a token type, at the end of the scale of colours; default: those that it has
+    most_occurrences: float = np.nan
 
     @property
     def metrics(self) -> list[str]:
@@ -105,7 +155,9 @@ class Run:
 
     @property
     def blocks(self) -> dict[str, list[str]]:
-        """The blocks by the name of their mean, of encoder and decoder apart; all layers where no layer is a block."""
+        """The blocks by the name of their mean, of encoder and decoder apart; all layers where no
+        layer is a block.
+        """
         blocks = blocks_by_side(self.depth) or {"": self.depth}
         return {_name_of_mean(part): layers for part, layers in blocks.items()}
 
@@ -136,28 +188,43 @@ class Run:
         column = (self.values if values is None else values)[metric].to_numpy()
         steps, places = self._places
         known = column[places] if len(column) else np.empty(places.shape)
-        return pd.DataFrame(np.where(places < 0, np.nan, known), steps, pd.Index(self.layers, name="layer"))
+        return pd.DataFrame(
+            np.where(places < 0, np.nan, known), steps, pd.Index(self.layers, name="layer")
+        )
 
     @cached_property
     def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:
-        """The measured steps, and the row of ``values`` of each (rows) at each layer; -1 where there is none."""
+        """The measured steps, and the row of ``values`` of each (rows) at each layer; -1 where
+        there is none.
+        """
         steps = self.values.index.unique("step").sort_values()
         rows = self.values.index.get_indexer(pd.MultiIndex.from_product([steps, self.layers]))
         return steps, rows.reshape(len(steps), len(self.layers))
 
     def means(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Means over blocks, of encoder and decoder apart, at each row of a table of layers (columns)."""
-        return pd.DataFrame({name: table[blocks].mean(axis=1) for name, blocks in self.blocks.items()})
+        """Means over blocks, of encoder and decoder apart, at each row of a table of layers
+        (columns).
+        """
+        return pd.DataFrame(
+            {name: table[blocks].mean(axis=1) for name, blocks in self.blocks.items()}
+        )
 
     def mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
-        """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks may err together."""
+        """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks
+        may err together.
+        """
         return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
 
-    def deviations_of_blocks(self, metric: str, steps: Sequence[int]) -> dict[str, NDArray[np.float64]]:
-        """The `deviations` by side, shape (steps, groups, blocks), where they are known of all of its `blocks`."""
+    def deviations_of_blocks(
+        self, metric: str, steps: Sequence[int]
+    ) -> dict[str, NDArray[np.float64]]:
+        """The `deviations` by side, shape (steps, groups, blocks), where they are known of all of
+        its `blocks`.
+        """
         if metric not in self.deviations:
             return {}
-        table = pd.DataFrame(self.deviations[metric].unstack("layer"))  # a column for each group and layer
+        # a column for each group and layer
+        table = pd.DataFrame(self.deviations[metric].unstack("layer"))
         groups = [*table.columns.unique(0)]
         known = {}
         for name, blocks in self.blocks.items():
@@ -168,7 +235,9 @@ class Run:
         return known
 
     def bands(self, metric: str, *, spreads: bool = True) -> Bands:
-        """The bands around the values of a metric: standard errors; else, if wanted, spreads over batches."""
+        """The bands around the values of a metric: standard errors; else, if wanted, spreads over
+        batches.
+        """
         table = self.table(metric)
         errors = self.table(metric, self.errors)
         std = term(metric).spread
@@ -185,13 +254,22 @@ class Run:
         return float(self.values["n"].median()) if "n" in self.values else nan
 
     def differences_of(self, other: "Run") -> dict[str, tuple[str, str]]:
-        """The settings, by name, in which another run was not measured like this one, and both values of each."""
-        shared = self.settings.keys() & other.settings.keys() - {"text_files"}  # named otherwise, it is the same text
-        known = {key: (self.settings[key], other.settings[key]) for key in self.settings if key in shared}
+        """The settings, by name, in which another run was not measured like this one, and both
+        values of each.
+        """
+        # named otherwise, it is the same text
+        shared = self.settings.keys() & other.settings.keys() - {"text_files"}
+        known = {
+            key: (self.settings[key], other.settings[key]) for key in self.settings if key in shared
+        }
         few, many = sorted((self.num_rows, other.num_rows))
         if "num_tokens" not in known and many > (1 + _DIFFERENT_ROWS) * few:
             known["n"] = (number(self.num_rows), number(other.num_rows))
-        return {SETTINGS.get(key, key.replace("_", " ")): each for key, each in known.items() if each[0] != each[1]}
+        return {
+            SETTINGS.get(key, key.replace("_", " ")): each
+            for key, each in known.items()
+            if each[0] != each[1]
+        }
 
     def titled(self, title: str, step: int) -> str:
         """A title with the step, of which a final model has none."""
@@ -216,22 +294,32 @@ def _name_of_mean(part: str) -> str:
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
-    records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]  # they are of the layers here
+    # they are of the layers here
+    records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
     blocks = records["layer"].astype(str).str.removesuffix(f".{LEDGER}")
-    is_again = (blocks != records["layer"]) & blocks.isin(set(records["layer"])) & records["metric"].isin(_OF_BLOCKS)
-    records = records.assign(layer=blocks)[~is_again]  # a ledger is of its block, which may be there, too
+    is_again = (
+        (blocks != records["layer"])
+        & blocks.isin(set(records["layer"]))
+        & records["metric"].isin(_OF_BLOCKS)
+    )
+    # a ledger is of its block, which may be there, too
+    records = records.assign(layer=blocks)[~is_again]
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
     values = drawable(_wide(at_layers, ["step", "layer"]))
     errors = drawable(_wide(at_layers, ["step", "layer"], "stderr"))
-    widths = at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
+    widths = (
+        at_layers.groupby(["step", "layer"])["width"].last().reindex(values.index).astype(float)
+    )
     checkpoints = records.drop_duplicates("step", keep="last").set_index("step").sort_index()
     checkpoints = checkpoints.reindex(columns=_OF_CHECKPOINT).astype(object)
     checkpoints = checkpoints.where(checkpoints.notna(), "")
     places = at_layers[["layer", "metric"]].drop_duplicates()
     revisions = checkpoints["revision"]
-    checkpoints["revision"] = revisions.where(revisions != "", "step" + checkpoints.index.astype(str))
+    checkpoints["revision"] = revisions.where(
+        revisions != "", "step" + checkpoints.index.astype(str)
+    )
     return Run(
         label=label,
         layers=[str(layer) for layer in layers],
@@ -246,7 +334,9 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
 
 
 def drawable(values: pd.DataFrame) -> pd.DataFrame:
-    """Values, undefined where they are infinite, or so large that the length of an axis would be."""
+    """Values, undefined where they are infinite, or so large that the length of an axis would
+    be.
+    """
     return values.where(values.abs() <= _LARGEST)
 
 
@@ -274,10 +364,14 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
     return replace(run, baseline=pd.DataFrame(columns, index=values.index, columns=values.columns))
 
 
-def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyType({})) -> list[Run]:
-    """The runs of some folders, with distinct labels. A final model has its own name, a run that of its folder.
+def read_runs(
+    folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyType({})
+) -> list[Run]:
+    """The runs of some folders, with distinct labels. A final model has its own name, a run that of
+    its folder.
 
-    Groups of models are by the name of the model or the label of the run; instead of what the sweep was told.
+    Groups of models are by the name of the model or the label of the run; instead of what the sweep
+    was told.
     """
     runs: list[Run] = []
     for folder in folders:
@@ -286,7 +380,9 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
         is_swept = bool(SweepFolder(folder).done())
         for run in in_folder:
             label = f"{name}: {run.label}" if len(in_folder) > 1 else name
-            runs.append(replace(run, label=label if run.has_steps and is_swept else run.label or name))
+            runs.append(
+                replace(run, label=label if run.has_steps and is_swept else run.label or name)
+            )
     labels = [run.label for run in runs]
     for i, run in enumerate(runs):
         place = f" ({labels[: i + 1].count(run.label)})" if labels.count(run.label) > 1 else ""
@@ -304,28 +400,40 @@ def read_runs(folders: Sequence[Path], groups: Mapping[str, str] = MappingProxyT
 
 
 def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = None) -> list[Run]:
-    """The runs in a table of records, labelled by their names, or by their models where these are at the same steps.
+    """The runs in a table of records, labelled by their names, or by their models where these are
+    at the same steps.
 
-    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model; token types are those
-    of the last step.
+    Their baselines are unknown: see `with_baseline`. A table without steps is of a final model;
+    token types are those of the last step.
     """
     missing = [column for column in ("layer", "metric", "value") if column not in records]
     if missing:
         raise ValueError(
-            f"a table of results must have the columns layer, metric and value; {', '.join(missing)} missing."
+            f"a table of results must have the columns layer, metric and value; "
+            f"{', '.join(missing)} missing."
         )
     has_steps = "step" in records
     defaults: dict[str, Any] = {"run": "", "model": "", "step": 0, "width": nan, "stderr": nan}
     defaults["layer_index"] = pd.factorize(records["layer"])[0]
-    records = records.assign(**{name: value for name, value in defaults.items() if name not in records})
+    records = records.assign(
+        **{name: value for name, value in defaults.items() if name not in records}
+    )
     require_numbers(records, "a table of results")
     runs = []
     for name, of_run in records.groupby("run", sort=False):
-        are_several = of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
+        are_several = (
+            of_run["model"].nunique() > 1 and of_run.duplicated(["step", "layer", "metric"]).any()
+        )
         for model, part in of_run.groupby("model", sort=False) if are_several else [("", of_run)]:
-            runs.append(replace(make_run(str(model or name), part), has_steps=has_steps and not _is_final(part)))
+            runs.append(
+                replace(
+                    make_run(str(model or name), part), has_steps=has_steps and not _is_final(part)
+                )
+            )
     if token_types is not None and len(runs) == 1 and len(token_types):
-        runs[0] = replace(runs[0], tokens={runs[0].steps[-1]: _drawable_types(token_types, runs[0].depth)})
+        runs[0] = replace(
+            runs[0], tokens={runs[0].steps[-1]: _drawable_types(token_types, runs[0].depth)}
+        )
     return runs
 
 
@@ -336,14 +444,17 @@ def _is_final(records: pd.DataFrame) -> bool:
 
 
 def read_folder(folder: Path) -> list[Run]:
-    """The runs in a folder, each labelled by what tells it from the others, without baselines: see `with_baseline`."""
+    """The runs in a folder, each labelled by what tells it from the others, without baselines: see
+    `with_baseline`.
+    """
     if not folder.is_dir() and not is_history(folder):
         raise FileNotFoundError(f"report takes folders of runs; {folder} is none.")
     sweep = SweepFolder(folder)
     runs = list(_runs_of_sweep(sweep) if sweep.done() else map(_monitored, monitored_runs(folder)))
     if not runs:
         raise ValueError(
-            f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run (history.parquet) or "
+            f"report takes the folder of a sweep (checkpoints/*.parquet), of a monitored run "
+            f"(history.parquet) or "
             f"of its TensorBoard event files; {folder} holds no measurements of these kinds."
         )
     return runs
@@ -356,11 +467,15 @@ def _monitored(monitored: MonitoredRun) -> Run:
     loss = pd.Series(read_training_loss(path.parent if path.is_file() else path), dtype=float)
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
-    return replace(run, model=model, settings=_settings(monitored.origin), date=_date(monitored.origin, [path]))
+    return replace(
+        run, model=model, settings=_settings(monitored.origin), date=_date(monitored.origin, [path])
+    )
 
 
 def _date(recorded: Mapping[str, Any], paths: Sequence[Path]) -> str:
-    """The recorded date; where there is none, that of the files, which a copy of them may have changed."""
+    """The recorded date; where there is none, that of the files, which a copy of them may have
+    changed.
+    """
     written = time.gmtime(max(path.stat().st_mtime for path in paths))
     return str(recorded.get("date") or time.strftime("%Y-%m-%d", written))
 
@@ -368,8 +483,12 @@ def _date(recorded: Mapping[str, Any], paths: Sequence[Path]) -> str:
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
     """Settings that values depend on, as texts; of a version, what numbers it."""
     known = {key: value for key, value in recorded.items() if key not in _WITHOUT_EFFECT}
-    texts = {key: f"{value:,}" if type(value) is int else str(value) for key, value in known.items()}
-    return texts | {name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts}
+    texts = {
+        key: f"{value:,}" if type(value) is int else str(value) for key, value in known.items()
+    }
+    return texts | {
+        name: texts[name].partition("+")[0] for name in ("embedgeo", "torch") if name in texts
+    }
 
 
 def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
@@ -384,24 +503,30 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
     if used and used + asked["seq_len"] <= asked["num_tokens"]:
         asked["num_tokens"] = used  # all that the text has
     if "seq_len" in of_model:
-        asked["seq_len"] = of_model["seq_len"]  # of a model with fewer positions than were asked for by default
+        # of a model with fewer positions than were asked for by default
+        asked["seq_len"] = of_model["seq_len"]
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):
         asked["text_files"] = listed([Path(file).name for file in files], 2)
     versions = manifest.get("versions", {})
-    return _settings(asked | {name: versions[name] for name in ("embedgeo", "torch") if name in versions})
+    return _settings(
+        asked | {name: versions[name] for name in ("embedgeo", "torch") if name in versions}
+    )
 
 
 def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
     """The runs and final models of a sweep; the first of them has the failures."""
     by_series = sweep.runs()
     facts = {name: sweep.facts(name) for checkpoints in by_series.values() for name in checkpoints}
-    finals = {name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"}
+    finals = {
+        name for name, of_checkpoint in facts.items() if of_checkpoint.get("has_step") == "false"
+    }
     other_models = {}
     for run, found in by_series.items():
         name, records = next(iter(found.items()))
-        if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):  # other models are in its series
+        # other models are in its series
+        if str(sweep.read(name)["series"].iloc[0]) != str(records["series"].iloc[0]):
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
     shared = sweep.shared_files()
@@ -413,8 +538,22 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         layers = [layer for layer in records["layer"].unique() if is_along(layer)]
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
         tables = {
-            kind: dict(sorted((steps[name], path) for name, path in sweep.tables(kind).items() if name in steps))
-            for kind in ("tokens", "projections", "occurrences", "distances", "spectra", "coordinates", "jackknife")
+            kind: dict(
+                sorted(
+                    (steps[name], path)
+                    for name, path in sweep.tables(kind).items()
+                    if name in steps
+                )
+            )
+            for kind in (
+                "tokens",
+                "projections",
+                "occurrences",
+                "distances",
+                "spectra",
+                "coordinates",
+                "jackknife",
+            )
         }
         last = facts[[*checkpoints][-1]]
         yield replace(
@@ -430,12 +569,19 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             coordinates=_read_coordinates(tables["coordinates"], layers),
             deviations=_read_deviations(tables["jackknife"], layers),
             cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
-            text_lengths={int(length): count for length, count in json.loads(last.get("text_lengths", "{}")).items()},
+            text_lengths={
+                int(length): count
+                for length, count in json.loads(last.get("text_lengths", "{}")).items()
+            },
             failures=failures,
-            shared_files=[(file, names) for file, names in shared if not checkpoints.keys().isdisjoint(names)],
+            shared_files=[
+                (file, names) for file, names in shared if not checkpoints.keys().isdisjoint(names)
+            ],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
-            date=_date(sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]),
+            date=_date(
+                sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]
+            ),
         )
         failures = {}
 
@@ -443,7 +589,9 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
 def _told_apart(
     by_series: Mapping[str, Mapping[str, pd.DataFrame]], finals: Collection[str]
 ) -> Iterator[tuple[str, Mapping[str, pd.DataFrame]]]:
-    """The runs by their series without the final models, each of which follows by itself, under its own name."""
+    """The runs by their series without the final models, each of which follows by itself, under its
+    own name.
+    """
     models = {
         name: str(records["model"].iloc[0] or "").rstrip("/") or name
         for checkpoints in by_series.values()
@@ -452,15 +600,21 @@ def _told_apart(
     }
     without_author = [Path(model).name for model in models.values()]
     for series, checkpoints in by_series.items():
-        if training := {name: records for name, records in checkpoints.items() if name not in finals}:
+        if training := {
+            name: records for name, records in checkpoints.items() if name not in finals
+        }:
             yield series, training
         for name in [name for name in checkpoints if name in finals]:
             own = Path(models[name]).name
             yield own if without_author.count(own) == 1 else models[name], {name: checkpoints[name]}
 
 
-def _read_types(paths: Mapping[int, Path], layers: Collection[str], most: int = 1) -> dict[int, pd.DataFrame]:
-    """Tables of token types, that of the last step among them: what lies at layers, and can be drawn."""
+def _read_types(
+    paths: Mapping[int, Path], layers: Collection[str], most: int = 1
+) -> dict[int, pd.DataFrame]:
+    """Tables of token types, that of the last step among them: what lies at layers, and can be
+    drawn.
+    """
     steps = [*paths]
     chosen = [steps[i] for i in thinned(len(steps), most)] if most > 1 else steps[-1:]
     tables = {step: _drawable_types(read_table(paths[step]), layers) for step in chosen}
@@ -474,18 +628,30 @@ def _drawable_types(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFram
     return table[is_drawable & table["layer"].isin(layers)]
 
 
-def _read_coordinates(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
-    """Tables of coordinates that have any, in the order of steps: those of known shares at some layers."""
+def _read_coordinates(
+    paths: Mapping[int, Path], layers: Collection[str]
+) -> dict[int, pd.DataFrame]:
+    """Tables of coordinates that have any, in the order of steps: those of known shares at some
+    layers.
+    """
     tables = {step: read_table(paths[step]) for step in sorted(paths)}
     for step, table in tables.items():
-        table["share_of_cosine"] = table["share_of_cosine"].where(table["share_of_cosine"].between(0, 1))
-        is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0) & table["layer"].isin(layers)
+        table["share_of_cosine"] = table["share_of_cosine"].where(
+            table["share_of_cosine"].between(0, 1)
+        )
+        is_known = (
+            table["share_of_V"].between(0, 1)
+            & (table["coordinate"] >= 0)
+            & table["layer"].isin(layers)
+        )
         tables[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
     return {step: table for step, table in tables.items() if len(table)}
 
 
 def _read_deviations(paths: Mapping[int, Path], layers: Collection[str]) -> dict[str, pd.DataFrame]:
-    """Deviations of the jackknife's groups by metric: a row for each step and layer, and a column for each group."""
+    """Deviations of the jackknife's groups by metric: a row for each step and layer, and a column
+    for each group.
+    """
     parts = {}
     for step, path in paths.items():
         table = read_table(path)
@@ -503,17 +669,25 @@ def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int
         return {}
     steps = np.array(sorted(paths))
     at = StepAxis(steps.tolist()).position(steps.tolist())
-    chosen = sorted({int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _SPECTRA)})
+    chosen = sorted(
+        {int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _SPECTRA)}
+    )
     tables = {step: spectrum_shares(read_table(paths[step]), layers) for step in chosen}
     return {step: table for step, table in tables.items() if len(table)}
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
 def spectrum_shares(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
-    """Eigenvalues over their mean, ``share``, at some indices, of layers that have any variance; with n and width."""
-    table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(["layer", "index"])
+    """Eigenvalues over their mean, ``share``, at some indices, of layers that have any variance;
+    with n and width.
+    """
+    table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(
+        ["layer", "index"]
+    )
     of_layers = table.groupby("layer")["eigenvalue"]
-    table = table.assign(share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size"))
+    table = table.assign(
+        share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size")
+    )
     kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _EIGENVALUES).round()
     is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
     return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]

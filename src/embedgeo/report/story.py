@@ -1,4 +1,6 @@
-"""The story of a run in words: where each headline number turned, by how much, and at which blocks."""
+"""The story of a run in words: where each headline number turned, by how much, and at which
+blocks.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -20,10 +22,13 @@ FEWEST = 20
 """Measurements from whose own fluctuation errors are taken, where no standard errors are known."""
 
 VISIBLE = 0.1
-"""Share of its range by which a number has to change for it to be said, where errors of differences are known."""
+"""Share of its range by which a number has to change for it to be said, where errors of differences
+are known.
+"""
 
 _MOST_CORRELATED = 0.95  # a value with the next, of what is still fluctuation
-_WITHIN = 2.0  # standard errors of a difference, in which a value is still, or already, that of a turning point
+# standard errors of a difference, in which a value is still, or already, that of a turning point
+_WITHIN = 2.0
 _FEW = 0.1  # share of the values, whose errors may be unknown
 _NEAR = 0.2  # of the smallest change that counts, in which it is, too
 _MAD = 1.4826  # standard deviation over the median absolute one, of normal numbers
@@ -34,7 +39,9 @@ _ORDERED = 0.9  # Kendall's τ of the depth and the time of what moves through t
 
 
 class Move(NamedTuple):
-    """A rise or fall, by the places of measurements: its start, its end, and the turning point that it leads to."""
+    """A rise or fall, by the places of measurements: its start, its end, and the turning point that
+    it leads to.
+    """
 
     start: int
     end: int
@@ -42,19 +49,22 @@ class Move(NamedTuple):
 
 
 def story(run: Run) -> list[str]:
-    """Sentences on what the headline numbers of a run did, means over blocks; none where nothing is significant.
+    """Sentences on what the headline numbers of a run did, means over blocks; none where nothing is
+    significant.
 
-    A number moves from one turning point to the next where any two of its values differ by more than z standard errors
-    of the difference: see `moves`. z is such that of at most 5 % of runs in which nothing changes anything is said,
-    over all pairs of measurements and all headlines, if errors are normal. Errors are the jackknife's: of a sweep those
-    of the difference, paired by group of sequences, by Student's t; of a monitor those of the records, taken as those
-    of unrelated samples, which is too large on a fixed probe. Pairs tell small changes, too: those of less than a tenth
-    of the number's range are left out.
+    A number moves from one turning point to the next where any two of its values differ by more
+    than z standard errors of the difference: see `moves`. z is such that of at most 5 % of runs in
+    which nothing changes anything is said, over all pairs of measurements and all headlines, if
+    errors are normal. Errors are the jackknife's: of a sweep those of the difference, paired by
+    group of sequences, by Student's t; of a monitor those of the records, taken as those of
+    unrelated samples, which is too large on a fixed probe. Pairs tell small changes, too: those of
+    less than a tenth of the number's range are left out.
 
-    Without them, of 20 measurements or more, values are running medians of five, so that one or two outliers (near an
-    end one) are no change, and their errors the number's own `fluctuation`. In simulations of up to 200 measurements
-    the 5 % hold for heavy tails, too: of Student's t with 3 degrees of freedom where a value's correlation with the
-    next is at most 0.5, with 5 degrees up to 0.9. The price is that only changes of many times that are found.
+    Without them, of 20 measurements or more, values are running medians of five, so that one or two
+    outliers (near an end one) are no change, and their errors the number's own `fluctuation`. In
+    simulations of up to 200 measurements the 5 % hold for heavy tails, too: of Student's t with 3
+    degrees of freedom where a value's correlation with the next is at most 0.5, with 5 degrees up
+    to 0.9. The price is that only changes of many times that are found.
     """
     metrics = [metric for metric in headlines() if metric in run.values]
     if not run.has_steps or len(run.steps) < 3 or not metrics:
@@ -68,12 +78,15 @@ def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [(label, sentences) for label, sentences in told if sentences]
 
 
-def moves(values: Array, error: Callable[[int, int], float], z: float, least: float = 0.0) -> list[Move]:
+def moves(
+    values: Array, error: Callable[[int, int], float], z: float, least: float = 0.0
+) -> list[Move]:
     """Rises and falls of a curve, each from the turning point before to the next.
 
-    A turning point is the highest value before the first that is lower by more than ``z`` standard errors of their
-    difference, or the lowest one before a higher. A move begins at the last value within two standard errors of the
-    turning point before it, and ends at the first one within two of the next (or within a fifth of ``least``).
+    A turning point is the highest value before the first that is lower by more than ``z`` standard
+    errors of their difference, or the lowest one before a higher. A move begins at the last value
+    within two standard errors of the turning point before it, and ends at the first one within two
+    of the next (or within a fifth of ``least``).
 
     Args:
         values: shape (T,), finite.
@@ -108,12 +121,17 @@ def moves(values: Array, error: Callable[[int, int], float], z: float, least: fl
     found = list[Move]()
     for start, turn in pairwise(turns):
         end = next(i for i in range(start + 1, turn + 1) if not is_apart(i, turn))
-        found.append(Move(next(i for i in range(end - 1, start - 1, -1) if not is_apart(i, start)), end, turn))
+        found.append(
+            Move(
+                next(i for i in range(end - 1, start - 1, -1) if not is_apart(i, start)), end, turn
+            )
+        )
     return found
 
 
 def running_medians(values: Array) -> Array:
-    """Medians of five neighbours; of three beside an end. An end stays if it goes on as the next two do (Tukey 1977).
+    """Medians of five neighbours; of three beside an end. An end stays if it goes on as the next
+    two do (Tukey 1977).
 
     Args:
         values: shape (T,), five or more.
@@ -127,11 +145,13 @@ def running_medians(values: Array) -> Array:
 
 
 def fluctuation(values: Array) -> float:
-    """Standard deviation of a number that follows a first-order autoregression; infinite for fewer than 20 values.
+    """Standard deviation of a number that follows a first-order autoregression; infinite for fewer
+    than 20 values.
 
-    It follows from its differences and its correlation with the next value, in both of which so much counts at most
-    that a jump, which is no fluctuation, does not matter. For heavier tails than a normal number's it is larger: by the
-    square of the ratio of what one difference in ten exceeds.
+    It follows from its differences and its correlation with the next value, in both of which so
+    much counts at most that a jump, which is no fluctuation, does not matter. For heavier tails
+    than a normal number's it is larger: by the square of the ratio of what one difference in ten
+    exceeds.
     """
     if len(values) < FEWEST:
         return np.inf
@@ -139,10 +159,14 @@ def fluctuation(values: Array) -> float:
     square = centered @ centered
     if not square > 0:
         return 0.0
-    correlation = np.clip((centered[:-1] @ centered[1:]) / square * (1 + 4 / len(values)), 0, _MOST_CORRELATED)
+    correlation = np.clip(
+        (centered[:-1] @ centered[1:]) / square * (1 + 4 / len(values)), 0, _MOST_CORRELATED
+    )
     differences = np.diff(values)
     typical = _MAD * np.median(np.abs(differences))
-    tail = max(1.0, np.quantile(np.abs(differences), 0.9) / (_TENTH * typical)) if typical > 0 else 1.0
+    tail = (
+        max(1.0, np.quantile(np.abs(differences), 0.9) / (_TENTH * typical)) if typical > 0 else 1.0
+    )
     return float(np.sqrt(np.square(_clipped(differences)).mean() / 2 / (1 - correlation)) * tail**2)
 
 
@@ -163,7 +187,12 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
         if len(mean) < 3:
             continue
         errors = run.mean_errors(table, table_errors)[side].reindex(mean.index)
-        if len(mean) > 3 and errors.isna().sum() <= max(1, _FEW * len(mean)) and errors.notna().iloc[-1]:  # left out
+        # left out
+        if (
+            len(mean) > 3
+            and errors.isna().sum() <= max(1, _FEW * len(mean))
+            and errors.notna().iloc[-1]
+        ):
             errors = errors.dropna()
             mean = mean[errors.index]
         has_errors = bool(errors.notna().all())
@@ -191,7 +220,11 @@ def _sentences(run: Run, metric: str, num_metrics: int) -> list[str]:
         parts = list[str]()
         for move in found:
             verb = "rose" if values[move.end] > values[move.start] else "fell"
-            start = "" if parts else f"from {_value(values, errors, move.start)} at step {steps[move.start]:,} "
+            start = (
+                ""
+                if parts
+                else f"from {_value(values, errors, move.start)} at step {steps[move.start]:,} "
+            )
             end = f"to {_value(values, errors, move.end)} by step {steps[move.end]:,}"
             where = _where(of_blocks, block_errors, deviations, move, z)
             farthest = "" if move is found[-1] else _farthest(values, errors, steps, move)
@@ -213,7 +246,11 @@ def _of_difference(errors: Array, deviations: Array | None) -> Callable[[int, in
 
 
 def _value(values: Array, errors: pd.Series, place: int) -> str:
-    return with_error(values[place], errors.iloc[place]) if errors.notna().all() else number(values[place])
+    return (
+        with_error(values[place], errors.iloc[place])
+        if errors.notna().all()
+        else number(values[place])
+    )
 
 
 def _farthest(values: Array, errors: pd.Series, steps: Sequence[int], move: Move) -> str:
@@ -255,7 +292,13 @@ def _order(values: Array) -> str:
     low, high = values[after - 1, columns], values[after, columns]
     times: NDArray[np.float64] = after - 1 + (half - low) / (high - low)
     order = _tau(times)
-    return ", the last first" if order <= -_ORDERED else ", the first first" if order >= _ORDERED else ""
+    return (
+        ", the last first"
+        if order <= -_ORDERED
+        else ", the first first"
+        if order >= _ORDERED
+        else ""
+    )
 
 
 def _tau(times: Sequence[float] | Array) -> float:

@@ -16,13 +16,16 @@ FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
 FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
 FEW_TYPES = 300  # token types below which the values over them show only trends
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
-OTHER_DIMENSION = 1.5  # factor by which the dimensions of two scales differ where more than the scale tells them apart
-BIAS = 0.02  # distance of the plug-in share V_W / V below that of pairs from which it is pointed out
+# factor by which the dimensions of two scales differ where more than the scale tells them apart
+OTHER_DIMENSION = 1.5
+# distance of the plug-in share V_W / V below that of pairs from which it is pointed out
+BIAS = 0.02
 _FEWEST_POINTS = 3  # that have a dimension
 _UNKNOWN = "–"
 _GAUSSIAN_LAST = f"{GAUSSIAN}, last"
 _ROUNDING = 1e-9  # share of V below which V_W is none
-_ORIGIN = ("text", "rows", "sequence length", "tokens", "dtype")  # settings that are named at the head of the page
+# settings that are named at the head of the page
+_ORIGIN = ("text", "rows", "sequence length", "tokens", "dtype")
 
 
 class Flag(NamedTuple):
@@ -40,18 +43,32 @@ def flags(run: Run) -> list[Flag]:
 
 def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     text = (
-        "The folder holds checkpoints of models that differ in their widths, depths or classes: they are not one "
+        "The folder holds checkpoints of models that differ in their widths, depths or classes: "
+        "they are not one "
         "training run, and each model is drawn apart, as a run of its own."
     )
-    yield Flag("Different models", text, [f"{series}: {names}" for series, names in run.other_models.items()])
-    text = f"{_count(len(run.failures), 'checkpoint')} could not be measured: left out of all figures."
-    yield Flag("Failed checkpoints", text, [f"{name}: {reason}" for name, reason in run.failures.items()])
+    yield Flag(
+        "Different models",
+        text,
+        [f"{series}: {names}" for series, names in run.other_models.items()],
+    )
+    text = (
+        f"{_count(len(run.failures), 'checkpoint')} could not be measured: left out of all figures."
+    )
+    yield Flag(
+        "Failed checkpoints", text, [f"{name}: {reason}" for name, reason in run.failures.items()]
+    )
     table = run.checkpoints.reset_index()
-    by_hash = table.groupby("weights_sha256")["revision"].transform("first").where(table["weights_sha256"] != "", "")
+    by_hash = (
+        table.groupby("weights_sha256")["revision"]
+        .transform("first")
+        .where(table["weights_sha256"] != "", "")
+    )
     original = table["duplicate_of"].where(table["duplicate_of"] != "", by_hash)
     copies = table.assign(original=original)[(original != "") & (original != table["revision"])]
     text = (
-        f"{len(copies)} of {len(table)} checkpoints have the weights of another one: what is drawn at their steps was "
+        f"{len(copies)} of {len(table)} checkpoints have the weights of another one: what is drawn "
+        f"at their steps was "
         "measured on other weights than their names say."
     )
     if not run.has_steps:
@@ -60,13 +77,22 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     details = [f"{', '.join(names)}: weights of {name}" for name, names in groups]
     yield Flag("Duplicate checkpoints", text, details)
     text = (
-        "These checkpoints have a file of weights in common, though their other files differ: unless its weights are "
-        "frozen, at least one of them is put together of the weights of two steps; embedgeo check --lineage true may "
+        "These checkpoints have a file of weights in common, though their other files differ: "
+        "unless its weights are "
+        "frozen, at least one of them is put together of the weights of two steps; embedgeo check "
+        "--lineage true may "
         "tell which."
     )
-    yield Flag("Shared weight files", text, [f"{file}: {', '.join(names)}" for file, names in run.shared_files])
+    yield Flag(
+        "Shared weight files",
+        text,
+        [f"{file}: {', '.join(names)}" for file, names in run.shared_files],
+    )
     steps = outlier_steps(run)
-    details = [f"{run.checkpoints['revision'][at]}: {run.model['loss'][at]:.4g} nats per token" for at in steps]
+    details = [
+        f"{run.checkpoints['revision'][at]}: {run.model['loss'][at]:.4g} nats per token"
+        for at in steps
+    ]
     count = _count(len(steps), "checkpoint")
     text = f"The loss of {count} is out of line with its neighbours: wrong or broken weights?"
     yield Flag("Loss outliers", text, details)
@@ -84,44 +110,78 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     text = "Rows with a NaN or an infinity were left out at these layers: a fault in the run."
     yield Flag("Non-finite rows", text, details)
     text = (
-        f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these layers: read trends only."
+        f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
+        f"layers: read trends only."
     )
     points = values.get("n_points") if "intrinsic_dimension" in values else None
-    yield Flag("Few rows for the intrinsic dimension", text, _below(run, points, FEW_POINTS, "distinct rows"))
+    yield Flag(
+        "Few rows for the intrinsic dimension",
+        text,
+        _below(run, points, FEW_POINTS, "distinct rows"),
+    )
     for kind, what in (("type", "token"), ("sequence", "text")):
         unknown = run.widths * np.nan
-        share, at_random = (values.get(f"same_{kind}_neighbors{end}", unknown) for end in ("", "_null"))
-        shares = share.where((share > NEIGHBORS) & (share > 2 * at_random)).groupby("layer").max().reindex(run.layers)
+        share, at_random = (
+            values.get(f"same_{kind}_neighbors{end}", unknown) for end in ("", "_null")
+        )
+        shares = (
+            share.where((share > NEIGHBORS) & (share > 2 * at_random))
+            .groupby("layer")
+            .max()
+            .reindex(run.layers)
+        )
         text = (
-            f"The nearest neighbour of more than half of the rows is of the same {what}, twice as often as at random: "
-            "the intrinsic dimension of all rows says how near these are, more than what surface they lie on. Read the "
+            f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
+            f"often as at random: "
+            "the intrinsic dimension of all rows says how near these are, more than what surface "
+            "they lie on. Read the "
             "dimensions between and within tokens."
         )
-        details = [f"{layer}: up to {value:.0%} of the rows" for layer, value in shares.items() if value > 0]
+        details = [
+            f"{layer}: up to {value:.0%} of the rows"
+            for layer, value in shares.items()
+            if value > 0
+        ]
         yield Flag(f"Neighbours of the same {what}", text, details)
     text = (
-        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more than three standard "
-        f"errors and a factor of {OTHER_DIMENSION}: near copies, as of one token in one place, pull TwoNN "
-        "down, although they count as distinct. Read the next scale, or more of them: the extra metric scales."
+        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more than "
+        "three standard "
+        f"errors and a factor of {OTHER_DIMENSION}: near copies, as of one token in one place, "
+        f"pull TwoNN "
+        "down, although they count as distinct. Read the next scale, or more of them: the extra "
+        "metric scales."
     )
     yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
     text = (
-        f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the anisotropy and "
+        f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
+        f"anisotropy and "
         "lowers the participation ratio; compare with the dashed line."
     )
     per_dimension = values["n"] / run.widths if {"n", "anisotropy"} <= set(values) else None
-    yield Flag("Few rows for the spectrum", text, _below(run, per_dimension, FEW_ROWS, "rows for each dimension"))
+    yield Flag(
+        "Few rows for the spectrum",
+        text,
+        _below(run, per_dimension, FEW_ROWS, "rows for each dimension"),
+    )
     text = (
-        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} types at these layers: "
+        f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
+        f"types at these layers: "
         "read trends only."
     )
     types = values.get("token_types_regressed")
-    yield Flag("Few token types in the regressions", text, _below(run, types, FEW_TYPES, "token types"))
+    yield Flag(
+        "Few token types in the regressions", text, _below(run, types, FEW_TYPES, "token types")
+    )
     unknown = run.widths * np.nan
     off = values.get("V_W_over_V_unbiased", unknown) - values.get("V_W_over_V", unknown)
     most = off.groupby("layer").max().reindex(run.layers)
-    details = [f"{layer}: up to {value:.2g} too low" for layer, value in most.items() if value > BIAS]
-    text = "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the one from pairs."
+    details = [
+        f"{layer}: up to {value:.2g} too low" for layer, value in most.items() if value > BIAS
+    ]
+    text = (
+        "The plug-in estimate of V_W / V is too low, for tokens occur only a few times: read the "
+        "one from pairs."
+    )
     yield Flag("Few occurrences of each token", text, details)
     details = []
     for metric in run.metrics:
@@ -130,18 +190,27 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         layers = [layer for layer in run.layers if missing[layer].any()]
         if layers and metric != "intrinsic_dimension_std":
             where = "all layers" if len(layers) == len(run.layers) else listed(layers, 4)
-            when = f", {_steps_text(list(missing.index[missing.any(axis=1)]))}" if run.has_steps else ""
+            when = (
+                f", {_steps_text(list(missing.index[missing.any(axis=1)]))}"
+                if run.has_steps
+                else ""
+            )
             details.append(f"{term(metric).name}: {where}{when}")
-    text = "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in the figures."
+    text = (
+        "These are undefined (rows that do not vary, too few rows) or were not measured: gaps in "
+        "the figures."
+    )
     yield Flag("Missing numbers", text, details)
 
 
 def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
-    """Places, by step (rows) and layer (columns), at which it is no news that a metric has no value.
+    """Places, by step (rows) and layer (columns), at which it is no news that a metric has no
+    value.
 
-    It may not be one of a layer; it may compare with a step or layer before, which the first ones do not have; over
-    token types that do not vary, as where they enter a model with rotary positions, R² is undefined; where token types
-    are few another flag says so; and of a few rows between or within token types there is no dimension.
+    It may not be one of a layer; it may compare with a step or layer before, which the first ones
+    do not have; over token types that do not vary, as where they enter a model with rotary
+    positions, R² is undefined; where token types are few another flag says so; and of a few rows
+    between or within token types there is no dimension.
     """
     table = run.table(metric)
     never = [(layer, metric) not in run.recorded for layer in run.layers]
@@ -180,7 +249,9 @@ def _near_copies(run: Run) -> list[str]:
     if not {*keys} <= set(run.values):
         return []
     dimension, at_next, num_points = (run.values[key] for key in keys)
-    error = np.sqrt((1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED)))
+    error = np.sqrt(
+        (1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED))
+    )
     factor = np.maximum(at_next / dimension, dimension / at_next)
     found = factor[(factor > OTHER_DIMENSION) & ((at_next - dimension).abs() > 3 * error)]
     details = []
@@ -189,7 +260,9 @@ def _near_copies(run: Run) -> list[str]:
         if len(of_layer):
             worst = of_layer.idxmax()
             when = f" at step {worst[0]:,}" if run.has_steps else ""
-            details.append(f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}")
+            details.append(
+                f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}"
+            )
     return details
 
 
@@ -203,7 +276,9 @@ def _count(count: int, what: str) -> str:
 
 
 def origins(runs: Sequence[Run]) -> pd.DataFrame:
-    """Model, text, settings, date and versions of each run, in a row of cells, as far as they are known."""
+    """Model, text, settings, date and versions of each run, in a row of cells, as far as they are
+    known.
+    """
     rows = []
     for run in runs:
         own = {SETTINGS.get(key, key): value for key, value in run.settings.items()}
@@ -218,7 +293,9 @@ def origins(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def apart(runs: Sequence[Run]) -> str:
-    """Sentences on the settings in which runs were not measured alike, and on their curves; empty if there are none."""
+    """Sentences on the settings in which runs were not measured alike, and on their curves; empty
+    if there are none.
+    """
     others = [run for run in runs if run.differences]
     if not others:
         return ""
@@ -226,20 +303,28 @@ def apart(runs: Sequence[Run]) -> str:
     for run in others:
         for name, (first, own) in run.differences.items():
             values[name] = list(dict.fromkeys([*values.get(name, [first]), own]))
-    settings = "; ".join(f"{name} {', '.join(each[:-1])} and {each[-1]}" for name, each in values.items())
+    settings = "; ".join(
+        f"{name} {', '.join(each[:-1])} and {each[-1]}" for name, each in values.items()
+    )
     labels = listed([run.label for run in others], 4)
     look = "have hollow marks" if any(run.group for run in runs) else "are dashed"
-    return f"These runs are not measured alike: {settings}. The curves of {labels} {look} beside those of others."
+    return (
+        f"These runs are not measured alike: {settings}. The curves of {labels} {look} beside "
+        "those of others."
+    )
 
 
 def facts(runs: Sequence[Run]) -> pd.DataFrame:
-    """Sizes of what was measured: a row of cells for each run; without steps or groups where no run has any."""
+    """Sizes of what was measured: a row of cells for each run; without steps or groups where no run
+    has any.
+    """
     columns = {
         "group": [run.group or _UNKNOWN for run in runs],
         "measurements": [f"{len(run.steps):,}" for run in runs],
         "steps": [_range_text(run.steps if run.has_steps else []) for run in runs],
         "layers": [
-            f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN for run in runs
+            f"{len(run.layers)}: {run.layers[0]} to {run.layers[-1]}" if run.layers else _UNKNOWN
+            for run in runs
         ],
         "width": [_range_text(run.widths) for run in runs],
         "parameters": [_range_text([run.num_parameters]) for run in runs],
@@ -253,11 +338,17 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
 
 def _range_text(values: Iterable[float]) -> str:
     known = pd.Series([*values], dtype=float).dropna()
-    return " to ".join(dict.fromkeys((f"{known.min():,.0f}", f"{known.max():,.0f}"))) if len(known) else _UNKNOWN
+    return (
+        " to ".join(dict.fromkeys((f"{known.min():,.0f}", f"{known.max():,.0f}")))
+        if len(known)
+        else _UNKNOWN
+    )
 
 
 class BlockMeans(NamedTuple):
-    """Means over blocks of a run: their label, the columns of the overview, and cells by metric and column."""
+    """Means over blocks of a run: their label, the columns of the overview, and cells by metric and
+    column.
+    """
 
     label: str
     columns: list[str]
@@ -265,7 +356,9 @@ class BlockMeans(NamedTuple):
 
 
 class Overview(NamedTuple):
-    """The means over blocks of all runs, and their metrics: those to look at first, and more of them."""
+    """The means over blocks of all runs, and their metrics: those to look at first, and more of
+    them.
+    """
 
     parts: list[BlockMeans]
     metrics: list[str]
@@ -273,7 +366,8 @@ class Overview(NamedTuple):
 
 
 def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
-    """Means over blocks, the runs side by side; where that would be too wide, only the first and the last value.
+    """Means over blocks, the runs side by side; where that would be too wide, only the first and
+    the last value.
 
     A final model has one value.
     """
@@ -283,7 +377,11 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         for name in run.blocks
     }
     is_narrow = len(labels) <= (1 if has_errors else 2)
-    of_steps = ["first", "lowest (step)", "highest (step)", "last", _GAUSSIAN_LAST] if is_narrow else ["first", "last"]
+    of_steps = (
+        ["first", "lowest (step)", "highest (step)", "last", _GAUSSIAN_LAST]
+        if is_narrow
+        else ["first", "last"]
+    )
     if all(len(run.steps) <= 1 for run in runs):
         of_steps = ["last", _GAUSSIAN_LAST]
     of_model = ["value", GAUSSIAN] if is_narrow else ["value"]
@@ -305,11 +403,23 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
         gaussian = run.means(run.table(metric, run.baseline))[name].dropna()
         errors = run.mean_errors(table, run.table(metric, run.errors))[name]
         if len(mean):
-            places = {"first": 0, "lowest (step)": int(mean.argmin()), "highest (step)": int(mean.argmax()), "last": -1}
-            of_metric = {column: with_error(mean.iloc[i], errors[mean.index[i]]) for column, i in places.items()}
+            places = {
+                "first": 0,
+                "lowest (step)": int(mean.argmin()),
+                "highest (step)": int(mean.argmax()),
+                "last": -1,
+            }
+            of_metric = {
+                column: with_error(mean.iloc[i], errors[mean.index[i]])
+                for column, i in places.items()
+            }
             for column in ("lowest (step)", "highest (step)"):
                 step = f" ({mean.index[places[column]]:,})"
                 of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN
             at_last = number(gaussian.iloc[-1]) if len(gaussian) else _UNKNOWN
-            cells[metric] = of_metric | {"value": of_metric["last"], GAUSSIAN: at_last, _GAUSSIAN_LAST: at_last}
+            cells[metric] = of_metric | {
+                "value": of_metric["last"],
+                GAUSSIAN: at_last,
+                _GAUSSIAN_LAST: at_last,
+            }
     return cells

@@ -16,23 +16,37 @@ from matplotlib.ticker import MaxNLocator
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number, with_minus
-from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions, types_by_frequency
+from embedgeo.functional import (
+    REGRESSION_COUNT_RANGE,
+    least_squares,
+    type_regressions,
+    types_by_frequency,
+)
 from embedgeo.glossary import GAUSSIAN
 from embedgeo.report.runs import Run
 
 WORDS_TEXT = (
-    "Rows are words here, a token type is a word, and |T_w| is how many tokens it is made of. A word's row is the mean "
-    "over its tokens, which has a smaller norm than they have: Q, M and V of words of several tokens are smaller for "
-    "that reason alone, and rare words have more tokens. Compare words of the same |T_w|; an effect of frequency over "
+    "Rows are words here, a token type is a word, and |T_w| is how many tokens it is made of. A "
+    "word's row is the mean "
+    "over its tokens, which has a smaller norm than they have: Q, M and V of words of several "
+    "tokens are smaller for "
+    "that reason alone, and rare words have more tokens. Compare words of the same |T_w|; an "
+    "effect of frequency over "
     "all words may be one of |T_w|."
 )  # Yamagiwa & Shimodaira (2025), Appendix J
 
 _RANGE = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
 _LINE: dict[str, Any] = {"color": draw.ACCENT, "lw": 1.6}
-_STATISTICS = {"Q_t_cv": "C.V. of Q", "V_on_M_slope": "slope of V on M", "V_on_M_r2": "R² of V on M"}
+_STATISTICS = {
+    "Q_t_cv": "C.V. of Q",
+    "V_on_M_slope": "slope of V on M",
+    "V_on_M_r2": "R² of V on M",
+}
 # numbers of tokens of a word, and their colours
 _WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
-_AGAINST_FREQUENCY = "Q, M and V of the token types against log frequency, scattered, with regression lines."
+_AGAINST_FREQUENCY = (
+    "Q, M and V of the token types against log frequency, scattered, with regression lines."
+)
 _PALE = "#c9ccd1"  # of token types outside of the range of the regressions
 _LONGEST_NAME = 20  # letters of a token that is named in a figure
 _LISTED = 10  # token types in a list
@@ -40,7 +54,9 @@ _LEAST_LETTERS = 3
 
 
 class TableData(NamedTuple):
-    """A table for the page: the name of its file, its title, its cells as they are shown, their values, a text."""
+    """A table for the page: the name of its file, its title, its cells as they are shown, their
+    values, a text.
+    """
 
     name: str
     caption: str
@@ -50,7 +66,9 @@ class TableData(NamedTuple):
 
 
 def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData | TableData]:
-    """The figures and tables of token types, examples with these texts among them: see `examples`."""
+    """The figures and tables of token types, examples with these texts among them: see
+    `examples`.
+    """
     if run.tokens:
         yield mean_against_variance(run, names=names or ())
         yield statistics(run)
@@ -75,10 +93,12 @@ def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData 
 def mean_against_variance(
     run: Run, layers: Sequence[str] = (), ax: Axes | None = None, names: Sequence[str] = ()
 ) -> FigureData:
-    """V against M of the token types of the last checkpoint, with the regression line; default: at `some_layers`.
+    """V against M of the token types of the last checkpoint, with the regression line; default: at
+    `some_layers`.
 
-    Types outside of the range of the regression are pale, and those beyond 99.8 % of all have no room of their own.
-    Those with these texts, of which there is one at least, have a ring and their name (figure 8 and table 2).
+    Types outside of the range of the regression are pale, and those beyond 99.8 % of all have no
+    room of their own. Those with these texts, of which there is one at least, have a ring and their
+    name (figure 8 and table 2).
     """
     step, table = run.token_types
     layers = layers or some_layers(run, table)
@@ -93,9 +113,20 @@ def mean_against_variance(
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
         others = table[(table["layer"] == layer) & ~_is_regressed(table)]
-        panel.scatter(types["M"], types["V"], s=7, c=types["n"], norm=norm, cmap="cividis", lw=0, rasterized=True)
+        panel.scatter(
+            types["M"],
+            types["V"],
+            s=7,
+            c=types["n"],
+            norm=norm,
+            cmap="cividis",
+            lw=0,
+            rasterized=True,
+        )
         if len(others):
-            panel.scatter(others["M"], others["V"], s=5, color=_PALE, lw=0, zorder=0.8, rasterized=True)
+            panel.scatter(
+                others["M"], others["V"], s=5, color=_PALE, lw=0, zorder=0.8, rasterized=True
+            )
         _, fit = draw_line(panel, types["M"], types["V"])
         if len(others) and len(types) > 1:
             _room_for(panel, types, pd.concat((types, others)))
@@ -111,20 +142,29 @@ def mean_against_variance(
         if len(named := table[(table["layer"] == layer) & table["token_id"].isin(ids)]):
             panel.scatter(named["M"], named["V"], s=24, fc="none", ec=draw.ACCENT, lw=1.1, zorder=4)
             _name_types(panel, named.sort_values("n", ascending=False), ("M", "V"))
-        texts.append(f"{layer}: {fit} over {'one token type' if len(types) == 1 else f'{len(types)} token types'}")
+        texts.append(
+            f"{layer}: {fit} over "
+            f"{'one token type' if len(types) == 1 else f'{len(types)} token types'}"
+        )
     axes[0].set_ylabel("V of the token type")
     numbers = table.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
-    alt = f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
+    alt = (
+        f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
+    )
     return FigureData("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
 
 
 def statistics(run: Run) -> FigureData:
-    """C.V. of Q, and slope and R² of V on M, at each layer of the first, a middle and the last checkpoint."""
+    """C.V. of Q, and slope and R² of V on M, at each layer of the first, a middle and the last
+    checkpoint.
+    """
     rows = {}
     for step, table in run.tokens.items():
         for layer in run.depth:
             regressed = table[(table["layer"] == layer) & _is_regressed(table)]
-            fitted = type_regressions({key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in "nQMV"})
+            fitted = type_regressions(
+                {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in "nQMV"}
+            )
             rows[step, layer] = {key: float(fitted[key]) for key in _STATISTICS}
             rows[step, layer]["token_types_regressed"] = float(len(regressed))
     numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
@@ -132,9 +172,13 @@ def statistics(run: Run) -> FigureData:
     figure, axes = draw.new_figure("Token types through the layers", subtitle, panels=3)
     ranges = []
     for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
-        for step, colour, marker in zip(run.tokens, (draw.RUNS[0], draw.RUNS[2], draw.RUNS[6]), "o^s", strict=False):
+        for step, colour, marker in zip(
+            run.tokens, (draw.RUNS[0], draw.RUNS[2], draw.RUNS[6]), "o^s", strict=False
+        ):
             values = numbers[key].unstack("layer").loc[step].reindex(run.axis)
-            ax.plot(values.to_numpy(), color=colour, marker=marker, ms=3.5, label=run.step_label(step))
+            ax.plot(
+                values.to_numpy(), color=colour, marker=marker, ms=3.5, label=run.step_label(step)
+            )
         if key in run.baseline:
             gaussian = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
             ax.plot(gaussian.to_numpy(), label=GAUSSIAN, **draw.BASELINE)
@@ -147,19 +191,33 @@ def statistics(run: Run) -> FigureData:
     most = number(numbers["token_types_regressed"].loc[step].max())
     text = f"{start} over {most} token types: {', '.join(ranges)}."
     numbers = numbers if run.has_steps else numbers.droplevel("step")
-    return FigureData("tokens-statistics", figure, numbers, "C.V. of Q, slope and R² of V on M against layer.", text)
+    return FigureData(
+        "tokens-statistics",
+        figure,
+        numbers,
+        "C.V. of Q, slope and R² of V on M against layer.",
+        text,
+    )
 
 
 def on_one_scale(runs: Sequence[Run]) -> list[Run]:
-    """The runs with one scale of colours for how often token types occur, to that of all which occurs most often."""
+    """The runs with one scale of colours for how often token types occur, to that of all which
+    occurs most often.
+    """
     tables = [table for run in runs for table in run.tokens.values()]
-    most = max((float(table.loc[_is_regressed(table), "n"].max()) for table in tables), default=np.nan)
+    most = max(
+        (float(table.loc[_is_regressed(table), "n"].max()) for table in tables), default=np.nan
+    )
     return [replace(run, most_occurrences=most) for run in runs]
 
 
 def _count_bar(run: Run, ax: Axes, types: pd.DataFrame) -> LogNorm:
     """A bar for how often token types occur, on one scale for all models of a report."""
-    most = max(run.most_occurrences, types["n"].max()) if run.most_occurrences > 0 else types["n"].max()
+    most = (
+        max(run.most_occurrences, types["n"].max())
+        if run.most_occurrences > 0
+        else types["n"].max()
+    )
     return draw.count_bar(ax, REGRESSION_COUNT_RANGE[0], most, "cividis")
 
 
@@ -177,7 +235,9 @@ def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def against_frequency(run: Run) -> FigureData:
-    """Q, M and V of the token types against how often they occur, at the last block of the last checkpoint."""
+    """Q, M and V of the token types against how often they occur, at the last block of the last
+    checkpoint.
+    """
     _, table = run.token_types
     layer = run.all_blocks[-1]
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
@@ -185,13 +245,17 @@ def against_frequency(run: Run) -> FigureData:
     subtitle = f"token types with {_RANGE} occurrences; squared embedding units, logarithms"
     figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, logs, "log10(1 + {})")
     text = ", ".join(f"{key} {slope:.3g}" for key, slope in slopes.items())
-    return FigureData("tokens-against-frequency", figure, logs, _AGAINST_FREQUENCY, f"Slopes: {text}.")
+    return FigureData(
+        "tokens-against-frequency", figure, logs, _AGAINST_FREQUENCY, f"Slopes: {text}."
+    )
 
 
 def raw_against_frequency(run: Run) -> FigureData:
-    """Q, M and V of the token types, as they are, against how often they occur, at the middle block (figure 7).
+    """Q, M and V of the token types, as they are, against how often they occur, at the middle block
+    (figure 7).
 
-    Colours are those of `mean_against_variance`; types outside of the range of the regression are pale.
+    Colours are those of `mean_against_variance`; types outside of the range of the regression are
+    pale.
     """
     _, table = run.token_types
     layer = two_layers(run, table)[0]
@@ -200,7 +264,9 @@ def raw_against_frequency(run: Run) -> FigureData:
     values = types.assign(n=np.log10(types["n"]))
     regressed = values[_is_regressed(types)]
     label = "{} of the token type"
-    figure, axes, slopes = _frequency_panels(run, layer, subtitle, values, regressed, label, counts=types["n"])
+    figure, axes, slopes = _frequency_panels(
+        run, layer, subtitle, values, regressed, label, counts=types["n"]
+    )
     for ax, key in zip(axes, "QMV", strict=True):
         least, most, mean = types[key].agg(["min", "max", "mean"])
         reach = 3 * types[key].std(ddof=0)
@@ -222,14 +288,19 @@ def _frequency_panels(
     label: str,
     counts: "pd.Series[float] | None" = None,
 ) -> tuple[Figure, list[Axes], Mapping[str, float]]:
-    """Q, M and V against log10 n, with the lines of those regressed, and their slopes; counts give colours."""
+    """Q, M and V against log10 n, with the lines of those regressed, and their slopes; counts give
+    colours.
+    """
     title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
     figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=counts is not None)
     look: dict[str, Any] = {"color": draw.RUNS[0], "alpha": 0.5}
     if counts is not None:
         norm = _count_bar(run, axes[-1], counts[regressed.index].to_frame("n"))
         inside = values.index.isin(regressed.index)
-        look = {"c": np.where(inside[:, None], colormaps["cividis"](norm(counts)), to_rgba(_PALE)), "alpha": 0.6}
+        look = {
+            "c": np.where(inside[:, None], colormaps["cividis"](norm(counts)), to_rgba(_PALE)),
+            "alpha": 0.6,
+        }
     slopes = {}
     for ax, key in zip(axes, "QMV", strict=True):
         ax.scatter(values["n"], values[key], s=7, lw=0, rasterized=True, **look)
@@ -241,26 +312,44 @@ def _frequency_panels(
 
 
 def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[float, str]:
-    """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope, and slope and R² in words."""
-    slope, r2 = (float(value) for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy())))
+    """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope, and slope and
+    R² in words.
+    """
+    slope, r2 = (
+        float(value)
+        for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy()))
+    )
     if len(x) == 1:
         ax.text(
-            0.5, 0.92, "one token type alone: no line", ha="center", transform=ax.transAxes, fontsize=draw.points(8)
+            0.5,
+            0.92,
+            "one token type alone: no line",
+            ha="center",
+            transform=ax.transAxes,
+            fontsize=draw.points(8),
         )
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
     values = {"slope": slope, "R²": r2}
-    words = (f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined" for name, value in values.items())
+    words = (
+        f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined"
+        for name, value in values.items()
+    )
     return slope, with_minus(", ".join(words))
 
 
 def histograms(run: Run) -> FigureData:
-    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer, with their means."""
+    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer, with
+    their means.
+    """
     step, table = run.token_types
     present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
-    subtitle = "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's values"
+    subtitle = (
+        "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's "
+        "values"
+    )
     figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=True)
     colours = draw.depth_bar(axes[-1], present)
     drawn = draw.thinned(len(present), 9)
@@ -287,30 +376,45 @@ def histograms(run: Run) -> FigureData:
     last = run.all_blocks[-1]
     medians = table[table["layer"] == last][["Q", "M", "V"]].median()
     average = table[table["layer"] == last][["Q", "M", "V"]].mean()
-    text = f"Medians at {last}: {', '.join(f'{key} {value:.3g}' for key, value in medians.items())}; means: "
+    text = (
+        f"Medians at {last}: {', '.join(f'{key} {value:.3g}' for key, value in medians.items())}; "
+        "means: "
+    )
     text += f"{', '.join(f'{key} {value:.3g}' for key, value in average.items())}."
     alt = "Histograms of Q, M and V over token types, a line for each layer."
     return FigureData("tokens-histograms", figure, numbers, alt, text)
 
 
 def lengths_and_frequencies(run: Run) -> FigureData:
-    """Lengths of the texts and the token types, and how often the types occur (figures 9 and 10)."""
+    """Lengths of the texts and the token types, and how often the types occur (figures 9 and
+    10).
+    """
     step, table = run.token_types
     types = table[table["layer"] == table["layer"].iloc[0]]
-    counted = {"frequency": (np.log10(types["n"]), "log10 n, occurrences of the token type", "token types")}
+    counted = {
+        "frequency": (np.log10(types["n"]), "log10 n, occurrences of the token type", "token types")
+    }
     if has_texts(types):
         letters = types["token"].astype(str).str.strip().str.len()
         counted = {"letters": (letters, "characters of the token type", "token types"), **counted}
     least, most = REGRESSION_COUNT_RANGE
-    text = f"{len(types):,} token types; {_is_regressed(types).mean():.0%} occur {least} to {most:,} times."
+    text = (
+        f"{len(types):,} token types; {_is_regressed(types).mean():.0%} occur {least} to {most:,} "
+        "times."
+    )
     if run.text_lengths:
         counts = pd.Series(run.text_lengths).sort_index()
         lengths = pd.Series(np.repeat(counts.index.to_numpy(), counts.to_numpy()))
         counted = {"length": (lengths, "tokens in the text", "texts"), **counted}
         mean = number(lengths.mean())
-        text += f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {mean} on average."
+        text += (
+            f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {mean} on "
+            "average."
+        )
     title = run.titled("Lengths and frequencies", step)
-    figure, axes = draw.new_figure(title, "numbers of texts and token types in each bin", panels=len(counted))
+    figure, axes = draw.new_figure(
+        title, "numbers of texts and token types in each bin", panels=len(counted)
+    )
     numbers = {}
     for ax, (name, (values, label, what)) in zip(axes, counted.items(), strict=True):
         if name == "frequency":
@@ -329,7 +433,10 @@ def lengths_and_frequencies(run: Run) -> FigureData:
         ax.yaxis.set_major_formatter(draw.tick_label)
         numbers[name] = pd.Series(heights, (edges[1:] + edges[:-1]) / 2)
     together = pd.concat(numbers, names=["of", "bin"]).rename("count").to_frame()
-    alt = "Histograms of the lengths of texts and token types, and of the log frequency of token types."
+    alt = (
+        "Histograms of the lengths of texts and token types, and of the log frequency of token "
+        "types."
+    )
     return FigureData("tokens-lengths-and-frequencies", figure, together, alt, text)
 
 
@@ -341,15 +448,28 @@ def occurrences(run: Run) -> FigureData:
     table = table[table["layer"].isin(layers)]
     title = run.titled("Occurrences of token types of every frequency", step)
     units = "embedding units in the plane in which these rows vary most"
-    figure, axes = _planes(title, f"{units}; × is the zero vector, a ring the mean of a type", layers, sidebar=True)
+    figure, axes = _planes(
+        title, f"{units}; × is the zero vector, a ring the mean of a type", layers, sidebar=True
+    )
     look: dict[str, Any] = {"cmap": "viridis"}
     look["norm"] = draw.count_bar(axes[-1], table["n"].min(), table["n"].max(), "viridis")
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
-        ax.scatter(rows["pc1"], rows["pc2"], c=rows["n"], s=3, alpha=0.45, lw=0, rasterized=True, **look)
+        ax.scatter(
+            rows["pc1"], rows["pc2"], c=rows["n"], s=3, alpha=0.45, lw=0, rasterized=True, **look
+        )
         of_types = rows.groupby("token_id")
         means = of_types[["n", "pc1", "pc2"]].mean().assign(token=of_types["token"].first())
-        ax.scatter(means["pc1"], means["pc2"], c=means["n"], s=20, edgecolor="black", lw=0.6, zorder=3, **look)
+        ax.scatter(
+            means["pc1"],
+            means["pc2"],
+            c=means["n"],
+            s=20,
+            edgecolor="black",
+            lw=0.6,
+            zorder=3,
+            **look,
+        )
         ax.plot(0, 0, ls="", marker="x", ms=9, mew=2.2, color=draw.ACCENT, zorder=4)
         ax.set_aspect("equal", adjustable="datalim")
         _name_types(ax, means.sort_values("n", ascending=False))
@@ -358,14 +478,22 @@ def occurrences(run: Run) -> FigureData:
         ax.yaxis.set_major_formatter(draw.tick_label)
     numbers = table.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     ids = table[table["layer"] == layers[0]]["token_id"]
-    text = f"{ids.nunique()} token types out of ten bins of log n, {len(ids):,} of their rows, at most 50 of each; "
+    text = (
+        f"{ids.nunique()} token types out of ten bins of log n, {len(ids):,} of their rows, at "
+        "most 50 of each; "
+    )
     text += "a name is left out where it would cover another."
-    alt = "Occurrences of token types in the plane of their two directions of largest variance, coloured by frequency."
+    alt = (
+        "Occurrences of token types in the plane of their two directions of largest variance, "
+        "coloured by frequency."
+    )
     return FigureData("tokens-occurrences", figure, numbers, alt, text)
 
 
 def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", "pc2")) -> None:
-    """Names beside the places of token types, as they come, but for those that would cover another one."""
+    """Names beside the places of token types, as they come, but for those that would cover another
+    one.
+    """
     ax.apply_aspect()
     points = 72 / ax.figure.dpi
     places = types[[*place]].to_numpy()
@@ -380,20 +508,35 @@ def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", 
             left = x + dx - (width if dx < 0 else 0)
             right = left + width
             low = y + dy
-            is_free = not any(left < x1 and x0 < right and low < y1 and y0 < low + 7 for x0, y0, x1, y1 in taken)
+            is_free = not any(
+                left < x1 and x0 < right and low < y1 and y0 < low + 7 for x0, y0, x1, y1 in taken
+            )
             if is_free and frame.x0 * points <= left and right <= frame.x1 * points:
                 taken.append((left, low, right, low + 7))
-                ax.annotate(label, tuple(at), (dx, dy), textcoords="offset points", fontsize=7, ha=ha, zorder=5)
+                ax.annotate(
+                    label,
+                    tuple(at),
+                    (dx, dy),
+                    textcoords="offset points",
+                    fontsize=7,
+                    ha=ha,
+                    zorder=5,
+                )
                 break
 
 
 def has_words(run: Run) -> bool:
     """Test for token types that are words, some of them of several tokens."""
-    return any("num_tokens" in table and bool((table["num_tokens"] > 1).any()) for table in run.tokens.values())
+    return any(
+        "num_tokens" in table and bool((table["num_tokens"] > 1).any())
+        for table in run.tokens.values()
+    )
 
 
 def words(run: Run, layer: str) -> FigureData:
-    """Q, M and V of the words against log frequency, and V against M, coloured by their number of tokens."""
+    """Q, M and V of the words against log frequency, and V against M, coloured by their number of
+    tokens.
+    """
     step, table = run.token_types
     least = 2  # a single occurrence has no variance
     types = table[(table["layer"] == layer) & (table["n"] >= least) & table["num_tokens"].notna()]
@@ -403,7 +546,9 @@ def words(run: Run, layer: str) -> FigureData:
     title = run.titled(f"Words by their number of tokens |T_w| at {layer}", step)
     subtitle = f"a point a word with n ≥ {least} occurrences; squared embedding units"
     figure, axes = draw.new_figure(title, subtitle, panels=4)
-    for ax, (x, y) in zip(axes, (("log10 n", "Q"), ("log10 n", "M"), ("log10 n", "V"), ("M", "V")), strict=True):
+    for ax, (x, y) in zip(
+        axes, (("log10 n", "Q"), ("log10 n", "M"), ("log10 n", "V"), ("M", "V")), strict=True
+    ):
         for size, (name, colour) in enumerate(_WORD_SIZES.items(), 1):
             of_size = types[sizes == size]
             ax.scatter(of_size[x], of_size[y], s=7, color=colour, alpha=0.6, lw=0, rasterized=True)
@@ -414,13 +559,21 @@ def words(run: Run, layer: str) -> FigureData:
     draw.legend(figure, axes[0])
     medians = types.groupby(sizes)["Q"].agg(["median", "size"]).itertuples()
     names = {float(i): name for i, name in enumerate(_WORD_SIZES, 1)}
-    text = ", ".join(f"{number(median)} at |T_w| {names[size]} ({count:,} words)" for size, median, count in medians)
-    alt = f"Q, M and V of words against log frequency, and V against M, at {layer}, coloured by number of tokens."
+    text = ", ".join(
+        f"{number(median)} at |T_w| {names[size]} ({count:,} words)"
+        for size, median, count in medians
+    )
+    alt = (
+        f"Q, M and V of words against log frequency, and V against M, at {layer}, coloured by "
+        "number of tokens."
+    )
     return FigureData(f"words-{layer}", figure, types, alt, f"Median Q: {text or 'no words'}.")
 
 
 def projection(run: Run) -> FigureData:
-    """Means of chosen tokens in the plane of their two directions of largest variance, with the origin."""
+    """Means of chosen tokens in the plane of their two directions of largest variance, with the
+    origin.
+    """
     step, table = max(run.projections.items())
     layers = some_layers(run, table)
     units = "embedding units along the two directions of largest variance"
@@ -435,14 +588,28 @@ def projection(run: Run) -> FigureData:
         ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=draw.ACCENT)
         for token in tokens.nlargest(8, "n").itertuples():
             place = (token.pc1, token.pc2)
-            ax.annotate(spelled(token.token), place, (4, 4), textcoords="offset points", fontsize=7.5)
-    numbers = table[table["layer"].isin(layers)].set_index(["layer", "token_id"]).drop(columns="layer_index")
-    text = f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most frequent are named."
-    alt = "Means of chosen tokens in the plane of their two directions of largest variance, with the origin."
+            ax.annotate(
+                spelled(token.token), place, (4, 4), textcoords="offset points", fontsize=7.5
+            )
+    numbers = (
+        table[table["layer"].isin(layers)]
+        .set_index(["layer", "token_id"])
+        .drop(columns="layer_index")
+    )
+    text = (
+        f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most "
+        "frequent are named."
+    )
+    alt = (
+        "Means of chosen tokens in the plane of their two directions of largest variance, with the "
+        "origin."
+    )
     return FigureData("tokens-projection", figure, numbers, alt, text)
 
 
-def _planes(title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool = False) -> tuple[Figure, list[Axes]]:
+def _planes(
+    title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool = False
+) -> tuple[Figure, list[Axes]]:
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=sidebar)
     for ax, layer in zip(axes, layers, strict=True):
         ax.set_title(layer, fontsize=8.8)
@@ -452,7 +619,9 @@ def _planes(title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool =
 
 
 def extremes(run: Run, layer: str) -> TableData:
-    """Token types that vary most and least, and lie nearest the mean, at a layer of the last checkpoint."""
+    """Token types that vary most and least, and lie nearest the mean, at a layer of the last
+    checkpoint.
+    """
     step, table = run.token_types
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
     by_variance = types.sort_values(["V", "n"], ascending=[False, False], kind="stable")
@@ -460,41 +629,67 @@ def extremes(run: Run, layer: str) -> TableData:
     lists["varies least"] = by_variance.tail(_LISTED).iloc[::-1], "V", "V"
     for distances in run.distances.values():
         of_layer = distances[distances["layer"] == layer].set_index("token_id")["distance"]
-        near = types.assign(distance=of_layer).dropna(subset="distance").nsmallest(_LISTED, "distance")
+        near = (
+            types.assign(distance=of_layer).dropna(subset="distance").nsmallest(_LISTED, "distance")
+        )
         lists["nearest the mean"] = near, "distance", "‖μ_t − μ‖²"
     cells = []
     numbers = []
     for name, (listed, key, symbol) in lists.items():
-        columns = {name: map(spelled, listed["token"]), symbol: map(number, listed[key]), "n": map(number, listed["n"])}
-        cells += [pd.Series([*column], name=title, dtype=object) for title, column in columns.items()]
+        columns = {
+            name: map(spelled, listed["token"]),
+            symbol: map(number, listed[key]),
+            "n": map(number, listed["n"]),
+        }
+        cells += [
+            pd.Series([*column], name=title, dtype=object) for title, column in columns.items()
+        ]
         rows = listed[["token", "n", key]].rename(columns={key: "value"})
         numbers.append(rows.assign(list=name, of=key, rank=range(1, len(rows) + 1)))
-    text = f"Of the {len(types):,} token types with {_RANGE} occurrences; squared embedding units. ␣ is a space."
+    text = (
+        f"Of the {len(types):,} token types with {_RANGE} occurrences; squared embedding units. ␣ "
+        "is a space."
+    )
     caption = run.titled(f"Token types at {layer}", step)
     every = pd.concat(numbers).reset_index().set_index(["list", "rank"])
-    return TableData(f"tokens-extremes-{layer}", caption, pd.concat(cells, axis=1).fillna(""), every, text)
+    return TableData(
+        f"tokens-extremes-{layer}", caption, pd.concat(cells, axis=1).fillna(""), every, text
+    )
 
 
 def examples(run: Run, names: Sequence[str]) -> TableData | None:
-    """Q, M and V of token types at the last checkpoint (table 2): see `chosen_types`; None where there are none."""
+    """Q, M and V of token types at the last checkpoint (table 2): see `chosen_types`; None where
+    there are none.
+    """
     step, table = run.token_types
     layers = two_layers(run, table)
     types = table[table["token_id"].isin(chosen_types(run, names)) & table["layer"].isin(layers)]
     if types.empty:
         return None
     numbers = types.set_index(["token_id", "layer"])[["token", "n", "Q", "M", "V"]]
-    first = types.drop_duplicates("token_id").set_index("token_id").sort_values("n", ascending=False, kind="stable")
-    cells = {"token": [spelled(token) for token in first["token"]], "n": [number(n) for n in first["n"]]}
+    first = (
+        types.drop_duplicates("token_id")
+        .set_index("token_id")
+        .sort_values("n", ascending=False, kind="stable")
+    )
+    cells = {
+        "token": [spelled(token) for token in first["token"]],
+        "n": [number(n) for n in first["n"]],
+    }
     for layer in layers:
         at_layer = types[types["layer"] == layer].set_index("token_id").reindex(first.index)
         for key in "QMV":
             cells[f"{key} at {layer}"] = [number(value) for value in at_layer[key]]
     text = "Squared embedding units; Q = M + V, and V of a single occurrence is 0. ␣ is a space."
-    return TableData("tokens-examples", run.titled("Examples", step), pd.DataFrame(cells), numbers, text)
+    return TableData(
+        "tokens-examples", run.titled("Examples", step), pd.DataFrame(cells), numbers, text
+    )
 
 
 def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
-    """Ids of the token types with these texts, with or without white space around them; without names, as figure 1."""
+    """Ids of the token types with these texts, with or without white space around them; without
+    names, as figure 1.
+    """
     types = run.token_types[1].drop_duplicates("token_id").set_index("token_id", drop=False)
     texts = types["token"].astype(str)
     stripped = texts.str.strip()
@@ -502,7 +697,9 @@ def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
         return types.index[texts.isin(names) | stripped.isin(names)]
     if run.occurrences:
         return pd.Index(max(run.occurrences.items())[1]["token_id"].unique())
-    is_text = torch.tensor((stripped.str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types)))
+    is_text = torch.tensor(
+        (stripped.str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types))
+    )
     return types.index[types_by_frequency(torch.tensor(types["n"].to_numpy()), is_text).numpy()]
 
 
@@ -511,25 +708,33 @@ def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
     with_types = [run for run in runs if run.tokens]
     if not with_types:
         raise ValueError(
-            "examples are token types of a sweep's tables; there are none. Sweep with --token-tables true, or leave "
+            "examples are token types of a sweep's tables; there are none. Sweep with "
+            "--token-tables true, or leave "
             "examples out."
         )
-    if missing := [name for name in names if not any(len(chosen_types(run, [name])) for run in with_types)]:
+    if missing := [
+        name for name in names if not any(len(chosen_types(run, [name])) for run in with_types)
+    ]:
         raise ValueError(
-            f"examples must be texts of token types that occur; {', '.join(map(repr, missing))} is none. Take texts "
+            f"examples must be texts of token types that occur; {', '.join(map(repr, missing))} is "
+            f"none. Take texts "
             "from the column token of tokens/*.parquet."
         )
 
 
 def some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
-    """Layers of a table, evenly spaced over the depth, at most as many as the run has to be drawn at."""
+    """Layers of a table, evenly spaced over the depth, at most as many as the run has to be drawn
+    at.
+    """
     present = run.layers_in(table)
     layers = [layer for layer in present if not layer.endswith("final_norm")] or present
     return [layers[i] for i in draw.thinned(len(layers), run.num_drawn)]
 
 
 def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
-    """The middle block and the last one, of those in a table; without blocks, layers in their place."""
+    """The middle block and the last one, of those in a table; without blocks, layers in their
+    place.
+    """
     present = run.layers_in(table)
     layers = [layer for layer in present if layer in run.all_blocks] or some_layers(run, table)
     return list(dict.fromkeys((layers[(len(layers) - 1) // 2], layers[-1])))

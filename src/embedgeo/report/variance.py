@@ -1,4 +1,6 @@
-"""Figures of how variance is spread: eigenvalue spectra, the largest coordinates, massive activations."""
+"""Figures of how variance is spread: eigenvalue spectra, the largest coordinates, massive
+activations.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,18 +20,24 @@ from embedgeo.report.runs import Run
 from embedgeo.report.tokens import some_layers
 
 SPECTRA_TEXT = (
-    "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). Those of Gaussian "
-    "rows end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction that stands "
+    "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). "
+    "Those of Gaussian "
+    "rows end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction "
+    "that stands "
     "out. A straight line is a power law, whose exponent α-ReQ is."
 )
 COORDINATES_TEXT = (
-    "A coordinate is an entry of the hidden state, numbered from 0. In trained models a few of them may hold most of "
-    "the variance, or of the mean cosine, which then say little about all the others. Massive activations are entries "
-    "thousands of times as large as most, often at the first position of every sequence, where attention sinks are."
+    "A coordinate is an entry of the hidden state, numbered from 0. In trained models a few of "
+    "them may hold most of "
+    "the variance, or of the mean cosine, which then say little about all the others. Massive "
+    "activations are entries "
+    "thousands of times as large as most, often at the first position of every sequence, where "
+    "attention sinks are."
 )
 
 _WIDEST = 20_000  # width beyond which nothing is simulated
-_DEEPEST = 1e-9  # share of the largest eigenvalue below which others are rounding, and beyond the axis
+# share of the largest eigenvalue below which others are rounding, and beyond the axis
+_DEEPEST = 1e-9
 _OVER_MEAN = "λᵢ over their mean, V / d"
 _NAMED = 10  # coordinates of a layer that are named
 _SHARES = {"share_of_V": "share of V", "share_of_cosine": "share of the mean cosine"}
@@ -38,8 +46,14 @@ _FOLLOWED = 8
 _OTHERS = "#b8b8b8"
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
 # by the end of a key: colour, marker and name of the rows that are compared
-_POSITIONS = {"_first": (draw.ACCENT, "o", "first positions"), "_rest": (draw.RUNS[0], "s", "the rest")}
-_ALT = "Largest entry, share of massive rows and kurtosis of coordinates against {}: first positions and the rest."
+_POSITIONS = {
+    "_first": (draw.ACCENT, "o", "first positions"),
+    "_rest": (draw.RUNS[0], "s", "the rest"),
+}
+_ALT = (
+    "Largest entry, share of massive rows and kurtosis of coordinates against {}: first positions "
+    "and the rest."
+)
 _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 
 
@@ -56,22 +70,33 @@ def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     step, table = max(run.spectra.items())
     layers = run.layers_in(table)
     shares = _shares_by(table, "layer").reindex(columns=layers)
-    figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _OVER_MEAN, sidebar=len(layers) > 1, ax=ax)
+    figure, (ax,) = draw.new_figure(
+        run.titled("Eigenvalue spectra", step), _OVER_MEAN, sidebar=len(layers) > 1, ax=ax
+    )
     gaussian, edge = _draw_spectra(ax, shares, draw.depth_bar(ax, layers), table)
     _spectrum_axes(ax, shares)
     draw.legend(figure, ax)
     last = next((block for block in run.all_blocks[-1:] if block in shares), layers[-1])
     text = f"The largest at {last} is {number(shares[last].iloc[0])} times their mean."
     text += f" Gaussian rows: {number(edge)} times." if np.isfinite(edge) else ""
-    alt = f"Eigenvalues against their index, both on logarithmic scales, a line for each of {len(layers)} layers."
+    alt = (
+        "Eigenvalues against their index, both on logarithmic scales, a line for each of "
+        f"{len(layers)} layers."
+    )
     return FigureData("spectra", figure, shares.join(gaussian), alt, text)
 
 
 def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
-    """The spectra at some layers: a line for each of some steps, and that of Gaussian rows at the last."""
+    """The spectra at some layers: a line for each of some steps, and that of Gaussian rows at the
+    last.
+    """
     steps = sorted(run.spectra)
     layers = layers or some_layers(run, run.spectra[steps[-1]])
-    title = "Eigenvalue spectra by step" if len(layers) > 1 else f"Eigenvalue spectra at {printable(layers[0])}"
+    title = (
+        "Eigenvalue spectra by step"
+        if len(layers) > 1
+        else f"Eigenvalue spectra at {printable(layers[0])}"
+    )
     figure, axes = draw.new_figure(title, _OVER_MEAN, panels=len(layers), sidebar=True, ax=ax)
     colours = draw.time_bar(axes[-1], steps)
     every = pd.concat([table.assign(step=step) for step, table in run.spectra.items()])
@@ -88,8 +113,14 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
         panel.minorticks_off()
     draw.legend(figure, axes[0])
     first, final = (number(by_layer[layers[-1]][step].iloc[0]) for step in (steps[0], steps[-1]))
-    text = f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at step {steps[-1]:,}."
-    alt = f"Eigenvalues against their index, a line for each of {len(steps)} steps, at {', '.join(layers)}."
+    text = (
+        f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at "
+        f"step {steps[-1]:,}."
+    )
+    alt = (
+        f"Eigenvalues against their index, a line for each of {len(steps)} steps, at "
+        f"{', '.join(layers)}."
+    )
     return FigureData("spectra-steps", figure, numbers, alt, text)
 
 
@@ -98,8 +129,12 @@ def _shares_by(table: pd.DataFrame, by: str) -> pd.DataFrame:
     return shares.where(shares > 0)
 
 
-def _draw_spectra(ax: Axes, shares: pd.DataFrame, colours: Array, table: pd.DataFrame) -> tuple[pd.Series, float]:
-    """Draw spectra, that of Gaussian rows of the number and width that most layers have, and its edge; the last two."""
+def _draw_spectra(
+    ax: Axes, shares: pd.DataFrame, colours: Array, table: pd.DataFrame
+) -> tuple[pd.Series, float]:
+    """Draw spectra, that of Gaussian rows of the number and width that most layers have, and its
+    edge; the last two.
+    """
     for name, colour in zip(shares, colours, strict=True):
         ax.plot(shares[name].dropna(), color=colour, lw=1.1, alpha=0.9)
     n, dim = (int(table[name].mode().iloc[-1]) for name in ("n", "width"))
@@ -107,11 +142,20 @@ def _draw_spectra(ax: Axes, shares: pd.DataFrame, colours: Array, table: pd.Data
     if n < 3 or not 2 <= dim <= _WIDEST:
         return pd.Series(np.nan, index, name=GAUSSIAN), np.nan
     eigenvalues = gaussian_eigenvalues(n - 1, dim)
-    values = pd.Series(eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name=GAUSSIAN).reindex(index)
+    values = pd.Series(
+        eigenvalues / eigenvalues.mean(), np.arange(1, dim + 1), name=GAUSSIAN
+    ).reindex(index)
     gaussian = values.where(values > 0)
     edge = float((1 + np.sqrt(dim / (n - 1))) ** 2)
     ax.plot(gaussian, label=GAUSSIAN, **draw.BASELINE)
-    ax.axhline(edge, label=f"Marchenko-Pastur edge {number(edge)}", color=draw.ACCENT, ls=":", lw=1.2, zorder=1.5)
+    ax.axhline(
+        edge,
+        label=f"Marchenko-Pastur edge {number(edge)}",
+        color=draw.ACCENT,
+        ls=":",
+        lw=1.2,
+        zorder=1.5,
+    )
     return gaussian, edge
 
 
@@ -119,7 +163,9 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
     finite = shares.to_numpy()[shares.notna().to_numpy()]
     high = finite.max(initial=1.0)
     low = min(finite[finite >= _DEEPEST * high].min(initial=1.0), 0.5)
-    ax.set(xscale="log", yscale="log", xlabel="index i (log scale)", ylabel="eigenvalue (log scale)")
+    ax.set(
+        xscale="log", yscale="log", xlabel="index i (log scale)", ylabel="eigenvalue (log scale)"
+    )
     ax.set_ylim(low / 1.5, high * 2)
     ax.set_xlim(1, max(2, shares.index.get_level_values("index").max()))
     draw.log_ticks(ax, low, high)
@@ -140,7 +186,9 @@ def coordinate_figures(run: Run) -> Iterator[FigureData]:
 
 
 def largest_coordinates(run: Run) -> FigureData:
-    """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the last step."""
+    """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
+    last step.
+    """
     step, table = max(run.coordinates.items())
     by_share = {share: _ranked(table, share) for share in _SHARES}
     ranked = pd.concat(by_share, names=["by"])
@@ -149,17 +197,28 @@ def largest_coordinates(run: Run) -> FigureData:
     columns = int(ranked["rank"].max())
     width, height = 7.6, 1.34 + 0.17 * len(layers)
     title = run.titled(f"The {columns} largest coordinates", step)
-    figure = draw.new_picture(width, height, title, "numbers of coordinates, from 0, by rank; the colour is the share")
+    figure = draw.new_picture(
+        width, height, title, "numbers of coordinates, from 0, by rank; the colour is the share"
+    )
     axes = figure.subplots(1, 2)
-    figure.subplots_adjust(0.88 / width, 0.46 / height, 1 - 0.86 / width, 1 - 0.74 / height, wspace=0.1)
+    figure.subplots_adjust(
+        0.88 / width, 0.46 / height, 1 - 0.86 / width, 1 - 0.74 / height, wspace=0.1
+    )
     norm = PowerNorm(0.5, 0, max(0.01, float(ranked["share"].max())))
     for ax, (share, name) in zip(axes, _SHARES.items(), strict=True):
         cells = by_share[share][by_share[share]["layer"].isin(layers)]
-        grid = cells.pivot_table("share", "layer", "rank").reindex(index=layers, columns=range(1, columns + 1))
+        grid = cells.pivot_table("share", "layer", "rank").reindex(
+            index=layers, columns=range(1, columns + 1)
+        )
         ax.imshow(grid.to_numpy(dtype=float), norm=norm, cmap="YlOrBr", aspect="auto")
         for layer, rank, coordinate, size in cells.itertuples(index=False):
-            text = ax.text(rank - 1, layers.index(layer), f"{coordinate:.0f}", ha="center", va="center")
-            text.set(color="white" if norm(size) > 0.6 else "black", fontsize=6.5 if coordinate < 10_000 else 5.5)
+            text = ax.text(
+                rank - 1, layers.index(layer), f"{coordinate:.0f}", ha="center", va="center"
+            )
+            text.set(
+                color="white" if norm(size) > 0.6 else "black",
+                fontsize=6.5 if coordinate < 10_000 else 5.5,
+            )
         ax.set_title(f"by {name}", fontsize=8.8)
         ax.set_xticks(range(columns), [str(rank + 1) for rank in range(columns)], fontsize=7.5)
         names = layer_labels(layers)[0] if ax is axes[0] else [""] * len(layers)
@@ -172,31 +231,43 @@ def largest_coordinates(run: Run) -> FigureData:
     by_variance = by_share["share_of_V"]
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
     counts = by_variance["coordinate"].value_counts()
-    common = [f"{each:.0f} ({count} of {len(present)})" for each, count in counts.items() if count > 1]
+    common = [
+        f"{each:.0f} ({count} of {len(present)})" for each, count in counts.items() if count > 1
+    ]
     text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
     text += f" Most often among those of a layer: {listed(common[:5])}." if common else ""
-    alt = f"Numbers of the {columns} coordinates with the largest shares at each layer, coloured by share."
+    alt = (
+        f"Numbers of the {columns} coordinates with the largest shares at each layer, coloured by "
+        "share."
+    )
     numbers = ranked.reset_index("by").set_index(["by", "layer", "rank"])
     return FigureData("coordinates-largest", figure, numbers, alt, text)
 
 
 def followed_coordinates(run: Run) -> FigureData:
-    """The share of V of the coordinates that are the largest at the last step, at each step, at some layers."""
+    """The share of V of the coordinates that are the largest at the last step, at each step, at
+    some layers.
+    """
     last = run.coordinates[max(run.coordinates)]
     layers = some_layers(run, last)
     chosen = _ranked(last[last["layer"].isin(layers)], "share_of_V")
     every = pd.concat([table.assign(step=step) for step, table in run.coordinates.items()])
     wanted = every.merge(chosen[["layer", "coordinate"]])
-    shares = wanted.pivot_table("share_of_V", "step", ["layer", "coordinate"]).reindex(sorted(run.coordinates))
+    shares = wanted.pivot_table("share_of_V", "step", ["layer", "coordinate"]).reindex(
+        sorted(run.coordinates)
+    )
     by_layer = {layer: shares[[layer]].droplevel(0, axis=1) for layer in layers}
     most = _FOLLOWED if len(layers) > 1 else 3
     coloured = list(chosen.sort_values("share", ascending=False)["coordinate"].unique()[:most])
     colours = dict(zip(coloured, draw.RUNS, strict=False))
     subtitle = (
-        f"share of V of the {_NAMED} coordinates with the largest one at the last step; a coordinate has one colour, "
+        f"share of V of the {_NAMED} coordinates with the largest one at the last step; a "
+        f"coordinate has one colour, "
         "and a gap where it was not among the largest"
     )
-    figure, axes = draw.new_figure("The largest coordinates against step", subtitle, panels=len(layers))
+    figure, axes = draw.new_figure(
+        "The largest coordinates against step", subtitle, panels=len(layers)
+    )
     for ax, (layer, of_layer) in zip(axes, by_layer.items(), strict=True):
         marker = "o" if len(of_layer) <= 40 else ""
         for coordinate in reversed(of_layer.columns):
@@ -204,7 +275,11 @@ def followed_coordinates(run: Run) -> FigureData:
             colour = colours.get(coordinate, _OTHERS)
             ax.plot(of_layer[coordinate], marker=marker, ms=2.5, color=colour, lw=lw, zorder=zorder)
         if "top_dim_share" in run.baseline:
-            ax.plot(run.table("top_dim_share", run.baseline)[layer], label=f"{GAUSSIAN}, the largest", **draw.BASELINE)
+            ax.plot(
+                run.table("top_dim_share", run.baseline)[layer],
+                label=f"{GAUSSIAN}, the largest",
+                **draw.BASELINE,
+            )
         draw.step_axis(ax, list(shares.index))
         ax.set_title(layer, fontsize=8.8)
         ax.set_ylim(0, None)
@@ -219,54 +294,93 @@ def followed_coordinates(run: Run) -> FigureData:
     texts = []
     for layer, of_layer in by_layer.items():
         top = of_layer[of_layer.iloc[-1].idxmax()].dropna()
-        start = f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step {top.index[0]:,}"
+        start = (
+            f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step "
+            f"{top.index[0]:,}"
+        )
         texts.append(f"{start} to {number(top.iloc[-1])}")
     alt = f"Share of V in single coordinates against optimizer step, at {len(layers)} layers."
     return FigureData("coordinates-followed", figure, shares, alt, f"{'; '.join(texts)}.")
 
 
 def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
-    """The coordinates with the largest share at each layer: layer, rank from 1, coordinate and share."""
+    """The coordinates with the largest share at each layer: layer, rank from 1, coordinate and
+    share.
+    """
     descending = table.dropna(subset=share).sort_values(share, ascending=False, kind="stable")
     ranks = descending.groupby("layer").cumcount() + 1
-    ranked = descending.assign(rank=ranks, share=descending[share])[["layer", "rank", "coordinate", "share"]]
+    ranked = descending.assign(rank=ranks, share=descending[share])[
+        ["layer", "rank", "coordinate", "share"]
+    ]
     return ranked[ranked["rank"] <= _NAMED]
 
 
 def massive_activations(run: Run) -> FigureData:
-    """Largest entries, massive rows and kurtosis through the layers at the last step: first positions, and the rest."""
+    """Largest entries, massive rows and kurtosis through the layers at the last step: first
+    positions, and the rest.
+    """
     tables = (run.values[_KEYS], run.baseline)
-    last, gaussian = (table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables)
+    last, gaussian = (
+        table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables
+    )
     title = run.titled("Massive activations: first positions against the rest", run.steps[-1])
-    figure, axes = draw.new_figure(title, "the first row of each sequence that counts, and all others", panels=3)
+    figure, axes = draw.new_figure(
+        title, "the first row of each sequence that counts, and all others", panels=3
+    )
     for ax, key in zip(axes, _COMPARED, strict=True):
         _draw(ax, key, last, has_markers=True, gaussian=gaussian[key])
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(figure, axes[0])
     numbers = last.set_index("layer").reindex(run.depth)
-    return FigureData("massive-activations", figure, numbers, _ALT.format("layer"), _in_words(numbers.max()))
+    return FigureData(
+        "massive-activations", figure, numbers, _ALT.format("layer"), _in_words(numbers.max())
+    )
 
 
 def massive_by_step(run: Run) -> FigureData:
-    """Largest entries, massive rows and kurtosis against the step, of the layer where each is largest."""
+    """Largest entries, massive rows and kurtosis against the step, of the layer where each is
+    largest.
+    """
     numbers = run.values[_KEYS][run.values.index.isin(run.depth, "layer")].groupby("step").max()
     title = "Massive activations against step: first positions against the rest"
-    figure, axes = draw.new_figure(title, "each at the layer where it is largest at that step", panels=3)
+    figure, axes = draw.new_figure(
+        title, "each at the layer where it is largest at that step", panels=3
+    )
     for ax, key in zip(axes, _COMPARED, strict=True):
         _draw(ax, key, numbers, has_markers=len(numbers) <= 40)
         draw.step_axis(ax, run.steps)
     draw.legend(figure, axes[0])
-    return FigureData("massive-activations-dynamics", figure, numbers, _ALT.format("step"), _in_words(numbers.iloc[-1]))
+    return FigureData(
+        "massive-activations-dynamics",
+        figure,
+        numbers,
+        _ALT.format("step"),
+        _in_words(numbers.iloc[-1]),
+    )
 
 
-def _draw(ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, gaussian: pd.Series | None = None) -> None:
+def _draw(
+    ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, gaussian: pd.Series | None = None
+) -> None:
     for suffix, (colour, marker, name) in _POSITIONS.items():
-        ax.plot(table[key + suffix], color=colour, marker=marker if has_markers else "", ms=3, lw=1.6, label=name)
-    draw.value_axis(ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, gaussian)
+        ax.plot(
+            table[key + suffix],
+            color=colour,
+            marker=marker if has_markers else "",
+            ms=3,
+            lw=1.6,
+            label=name,
+        )
+    draw.value_axis(
+        ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, gaussian
+    )
 
 
 def _in_words(values: pd.Series) -> str:
     entries, rows = (
-        " and ".join(number(values[key + suffix]) for suffix in _POSITIONS) for key in ("max_abs", "massive_fraction")
+        " and ".join(number(values[key + suffix]) for suffix in _POSITIONS)
+        for key in ("max_abs", "massive_fraction")
     )
-    return f"At first positions and the rest, largest entry: {entries}; share of massive rows: {rows}."
+    return (
+        f"At first positions and the rest, largest entry: {entries}; share of massive rows: {rows}."
+    )

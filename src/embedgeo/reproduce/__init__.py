@@ -15,9 +15,10 @@ class PaperSettings:
     """The options of ``embedgeo reproduce`` beside those of the sweep.
 
     Args:
-        paper: what to compare with. The preset of this name gives the options of the sweep; those that are given in
-            place of them come after it.
-        claims: a YAML file of claims to compare with in place of the package's own ``papers.yaml``, and in its form.
+        paper: what to compare with. The preset of this name gives the options of the sweep; those
+            that are given in place of them come after it.
+        claims: a YAML file of claims to compare with in place of the package's own ``papers.yaml``,
+            and in its form.
     """
 
     paper: Literal["yamagiwa2025", "razzhigaev2024", "li2025"]
@@ -27,11 +28,12 @@ class PaperSettings:
 def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
     """Measure as a paper did, and set what it prints beside what was measured, each with a verdict.
 
-    It is a sweep with the preset of the paper, any of whose options can be given in place of the preset's. Then
-    ``reproduce/<paper>.html`` and ``reproduce/<paper>.csv`` in the folder of the sweep have a row for each figure and
-    table that the numbers speak to: what the paper prints or shows, what was measured, the difference with its standard
-    error, and whether the claim holds, does not hold, or cannot be compared, and why. Below them are the figures of the
-    report in ``reproduce/<paper>/``, which is written at the layers that the paper draws.
+    It is a sweep with the preset of the paper, any of whose options can be given in place of the
+    preset's. Then ``reproduce/<paper>.html`` and ``reproduce/<paper>.csv`` in the folder of the
+    sweep have a row for each figure and table that the numbers speak to: what the paper prints or
+    shows, what was measured, the difference with its standard error, and whether the claim holds,
+    does not hold, or cannot be compared, and why. Below them are the figures of the report in
+    ``reproduce/<paper>/``, which is written at the layers that the paper draws.
 
     Args:
         paper: which paper, and its claims.

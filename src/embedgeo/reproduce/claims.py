@@ -1,4 +1,6 @@
-"""Claims of papers, as data: what they print and show, where, and the rule by which a verdict is found."""
+"""Claims of papers, as data: what they print and show, where, and the rule by which a verdict is
+found.
+"""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -13,63 +15,87 @@ VISIBLE = 0.1
 LEAST_SLOPE = 0.05
 """Slope below zero that counts as one."""
 LEAST_TAU = 0.5
-"""Kendall's τ of what a reader of the figure would call a trend: three pairs of layers in order for one that is not."""
+"""Kendall's τ of what a reader of the figure would call a trend: three pairs of layers in order for
+one that is not.
+"""
 
 RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "value": (
         ("layer", "printed"),
-        "A value holds if it is no farther from the printed one than z standard errors and half a unit of the last "
-        "printed digit. It is not comparable with another text, or where z standard errors are more than a quarter "
+        "A value holds if it is no farther from the printed one than z standard errors and half a "
+        "unit of the last "
+        "printed digit. It is not comparable with another text, or where z standard errors are "
+        "more than a quarter "
         "of the printed value.",
     ),
     "token": (
         ("layer", "printed", "token"),
-        "A value of one token type, which has no standard error, holds if it is within the share of the printed one "
+        "A value of one token type, which has no standard error, holds if it is within the share "
+        "of the printed one "
         "that the row names.",
     ),
     "count": (
         ("printed",),
-        "A count holds if it is no farther from the printed one than z standard errors of the difference of two such "
-        "samples: of occurrences, of texts drawn at random; of types, the root of twice the number of those that occur "
-        "once. Special tokens do not count. It is comparable only of the whole of the same share of the text.",
+        "A count holds if it is no farther from the printed one than z standard errors of the "
+        "difference of two such "
+        "samples: of occurrences, of texts drawn at random; of types, the root of twice the number "
+        "of those that occur "
+        "once. Special tokens do not count. It is comparable only of the whole of the same share "
+        "of the text.",
     ),
     "below": (
         ("layer",),
-        "A slope is below zero if it is by more than z standard errors, at every layer that the row is about; it is "
-        f"not if it may be no more than {LEAST_SLOPE} below at one of them: by its value and z standard errors.",
+        "A slope is below zero if it is by more than z standard errors, at every layer that the "
+        "row is about; it is "
+        f"not if it may be no more than {LEAST_SLOPE} below at one of them: by its value and z "
+        f"standard errors.",
     ),
     "trend": (
         ("direction",),
-        "A trend through the layers holds if Kendall's τ of value and depth has the sign and is more than two of its "
-        "standard errors from 0, which follow from the number of layers; it does not hold if, with two of them more, "
-        f"it is less than {LEAST_TAU}. Values that differ by less than z of their largest errors are not comparable, "
-        f"unless those would have left {VISIBLE:.0%} to be seen. Where no errors are known, a trend fails only if the "
+        "A trend through the layers holds if Kendall's τ of value and depth has the sign and is "
+        "more than two of its "
+        "standard errors from 0, which follow from the number of layers; it does not hold if, with "
+        "two of them more, "
+        f"it is less than {LEAST_TAU}. Values that differ by less than z of their largest errors "
+        f"are not comparable, "
+        f"unless those would have left {VISIBLE:.0%} to be seen. Where no errors are known, a "
+        f"trend fails only if the "
         "opposite one holds.",
     ),
     "peak": (
         ("over",),
-        f"A peak holds if the largest value between the ends exceeds both ends by more than z standard errors of the "
-        f"difference; it does not hold if, within z of them, it exceeds one by less than {VISIBLE:.0%} of that end. "
-        "Through the layers the peak is the largest value of the middle half, and does not hold if one outside of that "
+        f"A peak holds if the largest value between the ends exceeds both ends by more than z "
+        f"standard errors of the "
+        f"difference; it does not hold if, within z of them, it exceeds one by less than "
+        f"{VISIBLE:.0%} of that end. "
+        "Through the layers the peak is the largest value of the middle half, and does not hold if "
+        "one outside of that "
         "is larger by more than z standard errors; if one is larger by less, it is not comparable.",
     ),
     "flatter": (
         ("than",),
-        "A profile is flatter if its span over the layers (largest less smallest value) is less than the mean span of "
-        "the other group by more than z standard errors of the difference; it is not if, within z of them, it is "
+        "A profile is flatter if its span over the layers (largest less smallest value) is less "
+        "than the mean span of "
+        "the other group by more than z standard errors of the difference; it is not if, within z "
+        "of them, it is "
         f"less by under {VISIBLE:.0%} of that.",
     ),
     "phase": (
         ("phase", "start"),
-        "Phases are told apart by the two steps between which the number grows most (where it starts by growing: "
-        "falls most): before them is the first, between them the second, after them the third. A phase holds if the "
-        "number changes as claimed by more than z standard errors of the difference; it does not hold if, within z of "
-        f"them, it changes by less than {VISIBLE:.0%} of the larger value. Where none is before the second, or after "
+        "Phases are told apart by the two steps between which the number grows most (where it "
+        "starts by growing: "
+        "falls most): before them is the first, between them the second, after them the third. A "
+        "phase holds if the "
+        "number changes as claimed by more than z standard errors of the difference; it does not "
+        "hold if, within z of "
+        f"them, it changes by less than {VISIBLE:.0%} of the larger value. Where none is before "
+        f"the second, or after "
         "it, that is asked of each change within the second, and the least clear one is named.",
     ),
     "unprinted": (
         ("layer",),
-        "Where nothing but a picture is known of the paper, what was measured stands beside that of Gaussian rows that "
+        "Where nothing but a picture is known of the paper, what was measured stands beside that "
+        "of Gaussian rows that "
         "are independent of their tokens, if that is known.",
     ),
     "picture": (
@@ -77,7 +103,9 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         "A picture is for a reader to compare: the one of what was measured here stands below it.",
     ),
 }
-"""The fields that a claim of each rule needs beside ``metric``, which a picture has none of, and the rule in words."""
+"""The fields that a claim of each rule needs beside ``metric``, which a picture has none of, and
+the rule in words.
+"""
 
 _CHOICES = {
     "direction": ("", "up", "down"),
@@ -128,10 +156,13 @@ class Claim:
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"{name} must be one of {', '.join(map(str, choices[1:]))}; got {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(map(str, choices[1:]))}; got "
+                    f"{getattr(self, name)!r}"
                 )
         if self.rule == "count" and self.metric not in _COUNTS:
-            raise ValueError(f"metric of a count must be one of {', '.join(_COUNTS)}; got {self.metric!r}")
+            raise ValueError(
+                f"metric of a count must be one of {', '.join(_COUNTS)}; got {self.metric!r}"
+            )
         if self.rule == "token" and self.metric not in ("Q", "M", "V"):
             raise ValueError(f"metric of a token must be Q, M or V; got {self.metric!r}")
         if self.printed:
@@ -191,7 +222,9 @@ def read_claims(name: str, path: Path | None = None) -> Paper:
     try:
         papers = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileNotFoundError(f"claims must be a YAML file; {file} cannot be read ({error.strerror}).") from error
+        raise FileNotFoundError(
+            f"claims must be a YAML file; {file} cannot be read ({error.strerror})."
+        ) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"claims must be a YAML file; {file} is none ({error}).") from error
     if not isinstance(papers, dict) or not isinstance(papers.get(name), dict):
@@ -201,7 +234,9 @@ def read_claims(name: str, path: Path | None = None) -> Paper:
     claims = entry.pop("claims", None)
     if not isinstance(claims, list) or not claims:
         raise ValueError(f"claims of {name} in {file} must be a list with some; got {claims!r}.")
-    made = tuple(_made(Claim, each, f"claim {i} of {name} in {file}") for i, each in enumerate(claims, 1))
+    made = tuple(
+        _made(Claim, each, f"claim {i} of {name} in {file}") for i, each in enumerate(claims, 1)
+    )
     paper: Paper = _made(Paper, {**entry, "name": name, "claims": made}, f"{name} in {file}")
     return paper
 
@@ -213,17 +248,29 @@ def _made(kind: type[Any], entry: Any, where: str) -> Any:
     known = {field.name: field for field in fields(kind)}
     for name, value in entry.items():
         if name not in known:
-            raise ValueError(f"{where} has {name!r}, which is no field.{did_you_mean(str(name), known)}")
+            raise ValueError(
+                f"{where} has {name!r}, which is no field.{did_you_mean(str(name), known)}"
+            )
         kind_of: Any = known[name].type
         kinds = {str: (str,), int: (int,), float: (float, int)}.get(kind_of)
         if kinds and type(value) not in kinds:
             raise ValueError(f"{where}: {name} must be {kinds[0].__name__}; got {value!r}.")
-    missing = [name for name, field in known.items() if field.default is MISSING and name not in entry]
+    missing = [
+        name for name, field in known.items() if field.default is MISSING and name not in entry
+    ]
     if missing:
         raise ValueError(f"{where} needs {', '.join(missing)}.")
     several = {name for name, field in known.items() if isinstance(field.default, tuple)}
-    given = {name: (value,) if name in several and isinstance(value, str) else value for name, value in entry.items()}
+    given = {
+        name: (value,) if name in several and isinstance(value, str) else value
+        for name, value in entry.items()
+    }
     try:
-        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+        return kind(
+            **{
+                name: tuple(value) if isinstance(value, list) else value
+                for name, value in given.items()
+            }
+        )
     except ValueError as error:
         raise ValueError(f"{where}: {error}.") from error

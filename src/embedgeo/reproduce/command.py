@@ -1,4 +1,6 @@
-"""The command ``embedgeo reproduce``: verdicts on a paper's claims from the folder of a sweep, and their page."""
+"""The command ``embedgeo reproduce``: verdicts on a paper's claims from the folder of a sweep, and
+their page.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,12 +46,14 @@ _OF_PRINTED = (
     "skip_first_positions",
 )
 _OF_COUNTS = ("sample", "seq_len")  # beside these
-_PRINTED = ("value", "token", "count")  # rules about printed values, which another text gives otherwise
+# rules about printed values, which another text gives otherwise
+_PRINTED = ("value", "token", "count")
 _GROUPS = 32  # of token types, for standard errors over them
 _LARGEST_SHARE = 0.25  # of a printed value that z standard errors may be
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
 _KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # as the page's style calls them
-_TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}  # of all models, in the report
+# of all models, in the report
+_TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}
 _TOO_FEW = "; not enough tokens to tell"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 
@@ -87,14 +91,19 @@ class Measured:
         """The kind of rows, if it is not that of the preset, in words."""
         rows = self.asked.get("rows", "tokens")
         return (
-            "" if self.settings.rows == rows else f"other rows: rows is {self.settings.rows!r}, the preset has {rows!r}"
+            ""
+            if self.settings.rows == rows
+            else f"other rows: rows is {self.settings.rows!r}, the preset has {rows!r}"
         )
 
     def unlike(self, options: Sequence[str]) -> str:
-        """The first difference from the preset in the text or one of these options, in words; empty without one."""
+        """The first difference from the preset in the text or one of these options, in words; empty
+        without one.
+        """
         of_paper = SweepSettings(**self.asked)
         if [*self.settings.texts] != [*of_paper.texts]:
-            return f"another text: {listed([Path(text).name for text in self.settings.texts], 2) or 'the built-in one'}"
+            names = listed([Path(text).name for text in self.settings.texts], 2)
+            return f"another text: {names or 'the built-in one'}"
         for name in options:
             here, there = getattr(self.settings, name), getattr(of_paper, name)
             if here != there:
@@ -102,14 +111,18 @@ class Measured:
         return ""
 
     def layer(self, name: str) -> str:
-        """A layer by name; ``middle`` is the paper's, of which L / 2 blocks are below, ``last`` the last one."""
+        """A layer by name; ``middle`` is the paper's, of which L / 2 blocks are below, ``last`` the
+        last one.
+        """
         stream = [layer for layer in self.layers if not layer.endswith("final_norm")] or self.layers
         if name not in ("middle", "last") or not stream:
             return name
         return stream[len(stream) // 2] if name == "middle" else self.layers[-1]
 
     def last_value(self, metric: str, layer: str) -> tuple[float, float]:
-        """Value and standard error of a metric at a layer of the last step; NaN where there is none."""
+        """Value and standard error of a metric at a layer of the last step; NaN where there is
+        none.
+        """
         if metric not in self.run.values or layer not in self.run.layers:
             return nan, nan
         value = float(self.run.table(metric)[layer].iloc[-1])
@@ -119,10 +132,14 @@ class Measured:
         return value, error
 
     def baseline(self, metric: str, layer: str) -> float:
-        """The value of Gaussian rows with the same counts at a layer of the last step; NaN where that is not known."""
+        """The value of Gaussian rows with the same counts at a layer of the last step; NaN where
+        that is not known.
+        """
         if metric not in self.run.values or layer not in self.run.layers:
             return nan
-        return float(self.run.table(metric, with_baseline(self.run, metric).baseline)[layer].iloc[-1])
+        return float(
+            self.run.table(metric, with_baseline(self.run, metric).baseline)[layer].iloc[-1]
+        )
 
     def types(self, layer: str) -> pd.DataFrame:
         """The table of token types at a layer of the last checkpoint; empty where there is none."""
@@ -132,20 +149,32 @@ class Measured:
         return table[table["layer"] == layer]
 
     def errors(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Standard errors of a metric, and of its means over blocks: the jackknife's, or from the spread of batches."""
+        """Standard errors of a metric, and of its means over blocks: the jackknife's, or from the
+        spread of batches.
+        """
         bands = self.run.bands(metric)
         batches = self._batches(metric) if bands.is_spread else 1.0
         return bands.values / sqrt(batches), bands.means / sqrt(batches)
 
-    def deviations(self, metric: str, places: Sequence[tuple[int, str]]) -> NDArray[np.float64] | None:
-        """Deviations of the jackknife's groups of a metric at steps and layers; None where any is not known."""
+    def deviations(
+        self, metric: str, places: Sequence[tuple[int, str]]
+    ) -> NDArray[np.float64] | None:
+        """Deviations of the jackknife's groups of a metric at steps and layers; None where any is
+        not known.
+        """
         if metric not in self.run.deviations or not places:
             return None
-        found = self.run.deviations[metric].reindex(pd.MultiIndex.from_tuples(places)).to_numpy(dtype=float)
+        found = (
+            self.run.deviations[metric]
+            .reindex(pd.MultiIndex.from_tuples(places))
+            .to_numpy(dtype=float)
+        )
         return found if np.isfinite(found).all() else None
 
     def degrees(self, metric: str) -> float:
-        """Degrees of freedom of the standard errors of a metric: the groups or batches that they are from, less one."""
+        """Degrees of freedom of the standard errors of a metric: the groups or batches that they
+        are from, less one.
+        """
         if self.settings.jackknife:
             of_groups = self.run.deviations.get(metric, pd.DataFrame()).fillna(0.0)
             return max(1, (int(of_groups.ne(0).any().sum()) or self.settings.jackknife) - 1)
@@ -153,17 +182,26 @@ class Measured:
 
     def _batches(self, metric: str) -> float:
         of_dimension = term(metric).spread == "intrinsic_dimension_std"
-        return self.settings.id_batches if of_dimension else self.run.num_rows // self.settings.anisotropy_batch
+        return (
+            self.settings.id_batches
+            if of_dimension
+            else self.run.num_rows // self.settings.anisotropy_batch
+        )
 
 
 def type_errors(types: pd.DataFrame) -> dict[str, float]:
-    """Standard errors of numbers over token types, in the range of the regressions, without groups of types in turn."""
+    """Standard errors of numbers over token types, in the range of the regressions, without groups
+    of types in turn.
+    """
     types = types[types["n"].between(*REGRESSION_COUNT_RANGE)].sort_values("token_id")
     if len(types) < 2 * _GROUPS:
         return {}
     columns = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in "nQMV"}
     groups = torch.arange(len(types)) % _GROUPS
-    parts = [type_regressions({key: each[groups != i] for key, each in columns.items()}) for i in range(_GROUPS)]
+    parts = [
+        type_regressions({key: each[groups != i] for key, each in columns.items()})
+        for i in range(_GROUPS)
+    ]
     sizes = groups.bincount(minlength=_GROUPS)
     whole = type_regressions(columns)
     return {
@@ -173,19 +211,27 @@ def type_errors(types: pd.DataFrame) -> dict[str, float]:
 
 
 Errors = Sequence[float] | NDArray[np.float64]
-"""Standard errors of some values, or their deviations, shape (values, groups), of which pairs of values have errors."""
+"""Standard errors of some values, or their deviations, shape (values, groups), of which pairs of
+values have errors.
+"""
 
 
-def _own_and_of_difference(errors: Errors) -> tuple[Callable[[int], float], Callable[[int, int], float]]:
+def _own_and_of_difference(
+    errors: Errors,
+) -> tuple[Callable[[int], float], Callable[[int, int], float]]:
     """The standard error of a value, and that of the difference of two, by their places."""
     given = np.asarray(errors, dtype=float)
     if given.ndim == 1:
         return lambda i: float(given[i]), lambda i, j: float(np.hypot(given[i], given[j]))
-    return lambda i: float(np.linalg.norm(given[i])), lambda i, j: float(np.linalg.norm(given[i] - given[j]))
+    return lambda i: float(np.linalg.norm(given[i])), lambda i, j: float(
+        np.linalg.norm(given[i] - given[j])
+    )
 
 
 def exceeds(difference: float, error: float, visible: float, z: float) -> str:
-    """Verdict on a difference that should be above 0, and would be ``visible`` if it were what the paper shows."""
+    """Verdict on a difference that should be above 0, and would be ``visible`` if it were what the
+    paper shows.
+    """
     if not (isfinite(difference) and isfinite(error)):
         return OPEN
     if difference > z * error:
@@ -194,7 +240,8 @@ def exceeds(difference: float, error: float, visible: float, z: float) -> str:
 
 
 def widened(choices: int, degrees: float = inf) -> float:
-    """Number of standard errors that the largest of so many differences exceeds by chance in one case of forty.
+    """Number of standard errors that the largest of so many differences exceeds by chance in one
+    case of forty.
 
     By Student's t: errors from G groups have G - 1 degrees of freedom.
     """
@@ -211,34 +258,51 @@ def peak(
     *,
     in_the_middle: bool = False,
 ) -> Verdict:
-    """Verdict on values that rise to a peak between their ends, or in the middle half, and fall again; with names."""
+    """Verdict on values that rise to a peak between their ends, or in the middle half, and fall
+    again; with names.
+    """
     own, of_difference = _own_and_of_difference(errors)
     last = len(values) - 1
     if last < 2:
         return Verdict(OPEN, f"a peak between two ends needs three values; there are {last + 1}")
     first, end_of_middle = (ceil(last / 4), last * 3 // 4) if in_the_middle else (1, last - 1)
     top = first + int(np.argmax(values[first : end_of_middle + 1]))
-    outside = max((i for i in range(1, last) if not first <= i <= end_of_middle), key=lambda i: values[i], default=top)
+    outside = max(
+        (i for i in range(1, last) if not first <= i <= end_of_middle),
+        key=lambda i: values[i],
+        default=top,
+    )
     z = widened(last - 1, degrees)
     differences = {end: values[top] - values[end] for end in (0, last)}
     end = min(differences, key=lambda i: differences[i])
-    verdicts = [exceeds(differences[i], of_difference(top, i), VISIBLE * abs(values[i]), z) for i in differences]
+    verdicts = [
+        exceeds(differences[i], of_difference(top, i), VISIBLE * abs(values[i]), z)
+        for i in differences
+    ]
     names = names or range(1, len(values) + 1)
     of_top = "of the middle half" if in_the_middle else "between the ends"
     other = "the larger end"
     if values[outside] > values[top]:
-        verdicts.append(FAILS if values[outside] - values[top] > z * of_difference(top, outside) else OPEN)
+        verdicts.append(
+            FAILS if values[outside] - values[top] > z * of_difference(top, outside) else OPEN
+        )
         if _weakest(verdicts) == verdicts[-1]:
             end, other = outside, "a larger value outside of it"
             differences[end] = values[top] - values[end]
     verdict = _weakest(verdicts)
     error = of_difference(top, end)
     why = f"the largest value {of_top}, at {names[top]}, less {other}, at {names[end]}, z = {z:.2f}"
-    return Verdict(verdict, why + _why_open(verdict, error), values[top], own(top), differences[end], error)
+    return Verdict(
+        verdict, why + _why_open(verdict, error), values[top], own(top), differences[end], error
+    )
 
 
 def phase(
-    values: Sequence[float], errors: Errors, which: int, steps: Sequence[object] = (), degrees: float = inf
+    values: Sequence[float],
+    errors: Errors,
+    which: int,
+    steps: Sequence[object] = (),
+    degrees: float = inf,
 ) -> Verdict:
     """Verdict on one of three phases of values over steps: they fall, grow and fall again."""
     own, of_difference = _own_and_of_difference(errors)
@@ -247,9 +311,11 @@ def phase(
     pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
     low, high = max(pairs, key=lambda pair: values[pair[1]] - values[pair[0]])
     start, end, sign = {1: (0, low, -1), 2: (low, high, 1), 3: (high, len(values) - 1, -1)}[which]
-    z = widened(len(pairs) if which == 2 else len(values) - 1, degrees)  # both ends are chosen, or one
+    # both ends are chosen, or one
+    z = widened(len(pairs) if which == 2 else len(values) - 1, degrees)
     spans = [(start, end)]
-    if start == end:  # the one of those that the growth leaves no room for that its errors leave most room for
+    # the one of those that the growth leaves no room for that its errors leave most room for
+    if start == end:
         spans = [(low, i) if which == 1 else (i, high) for i in range(low, high + 1) if i != start]
 
     def most(span: tuple[int, int]) -> float:
@@ -266,8 +332,12 @@ def phase(
     return Verdict(verdict, why, values[end], own(end), change, error)
 
 
-def trend(values: Sequence[float], direction: str, errors: Sequence[float] = (), degrees: float = inf) -> Verdict:
-    """Verdict on values that grow (``up``) or fall (``down``) through the layers, by Kendall's τ."""
+def trend(
+    values: Sequence[float], direction: str, errors: Sequence[float] = (), degrees: float = inf
+) -> Verdict:
+    """Verdict on values that grow (``up``) or fall (``down``) through the layers, by Kendall's
+    τ.
+    """
     count = len(values)
     if count < _LEAST_LAYERS:
         return Verdict(OPEN, f"a trend needs {_LEAST_LAYERS} layers; there are {count}")
@@ -284,18 +354,26 @@ def trend(values: Sequence[float], direction: str, errors: Sequence[float] = (),
         if verdict == FAILS and not is_opposite:  # few tokens may have hidden one
             verdict = OPEN
             why += _why_open(verdict, blur)
-    elif max(values) - min(values) <= blur and (verdict == HOLDS or blur >= VISIBLE * float(np.max(np.abs(values)))):
+    elif max(values) - min(values) <= blur and (
+        verdict == HOLDS or blur >= VISIBLE * float(np.max(np.abs(values)))
+    ):
         verdict = OPEN
         why += _TOO_FEW
     return Verdict(verdict, why, tau, error, tau, error)
 
 
 def flatter(
-    span: float, error: float, others: Sequence[tuple[float, float]], num_layers: int, degrees: float = inf
+    span: float,
+    error: float,
+    others: Sequence[tuple[float, float]],
+    num_layers: int,
+    degrees: float = inf,
 ) -> Verdict:
-    """Verdict on a span over the layers that is less than the mean of others, of at most so many layers.
+    """Verdict on a span over the layers that is less than the mean of others, of at most so many
+    layers.
 
-    Noise alone makes a span, of each of the others too: the error of their mean is taken as that of one of them.
+    Noise alone makes a span, of each of the others too: the error of their mean is taken as that of
+    one of them.
     """
     mean, error_of_mean = (float(np.mean(each)) for each in zip(*others, strict=True))
     both = sqrt(error**2 + error_of_mean**2)
@@ -311,11 +389,19 @@ def printed_value(claim: Claim, measured: float, error: float, degrees: float = 
     difference = measured - claim.number
     numbers = (measured, error, difference, error)
     if not (isfinite(measured) and isfinite(error)):
-        return Verdict(OPEN, "no standard error: sweep with --jackknife 16 or --token-tables true", *numbers)
+        return Verdict(
+            OPEN, "no standard error: sweep with --jackknife 16 or --token-tables true", *numbers
+        )
     if z * error > _LARGEST_SHARE * abs(claim.number):
-        return Verdict(OPEN, f"not enough tokens: z errors are over {_LARGEST_SHARE:.0%} of the value", *numbers)
+        return Verdict(
+            OPEN,
+            f"not enough tokens: z errors are over {_LARGEST_SHARE:.0%} of the value",
+            *numbers,
+        )
     is_so = abs(difference) <= z * error + claim.rounding
-    return Verdict(HOLDS if is_so else FAILS, f"within z errors and rounding, z = {z:.2f}", *numbers)
+    return Verdict(
+        HOLDS if is_so else FAILS, f"within z errors and rounding, z = {z:.2f}", *numbers
+    )
 
 
 def _weakest(verdicts: Collection[str]) -> str:
@@ -326,7 +412,11 @@ def _weakest(verdicts: Collection[str]) -> str:
 def _why_open(verdict: str, error: float) -> str:
     if verdict != OPEN:
         return ""
-    return "; no standard error: sweep with --jackknife 16, or more tokens" if isnan(error) else _TOO_FEW
+    return (
+        "; no standard error: sweep with --jackknife 16, or more tokens"
+        if isnan(error)
+        else _TOO_FEW
+    )
 
 
 def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
@@ -336,7 +426,11 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
     reason = unlike if claim.rule in _PRINTED else measured.unlike_rows
     if claim.rule != "count" and not measured.layers:
         reason = "an encoder and its decoder: the paper has models of one side"
-    if not reason and claim.rule not in ("count", "token") and claim.metric not in measured.run.values:
+    if (
+        not reason
+        and claim.rule not in ("count", "token")
+        and claim.metric not in measured.run.values
+    ):
         reason = f"{claim.metric} was not measured"
     if reason:
         return Verdict(OPEN, reason)
@@ -348,7 +442,9 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
         "below": lambda: _below(claim, measured),
         "flatter": lambda: _flatter(claim, measured, others),
         "trend": lambda: _through_layers(claim, measured),
-        "peak": lambda: (_over_steps if claim.over == "steps" else _through_layers)(claim, measured),
+        "peak": lambda: (_over_steps if claim.over == "steps" else _through_layers)(
+            claim, measured
+        ),
         "phase": lambda: _over_steps(claim, measured),
     }
     found = find[claim.rule]()
@@ -367,8 +463,12 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
         found = trend(numbers, claim.direction, widths, degrees)
     else:
         layers = values[known].index.tolist()
-        of_groups = measured.deviations(claim.metric, [(measured.run.steps[-1], layer) for layer in layers])
-        found = peak(numbers, widths if of_groups is None else of_groups, layers, degrees, in_the_middle=True)
+        of_groups = measured.deviations(
+            claim.metric, [(measured.run.steps[-1], layer) for layer in layers]
+        )
+        found = peak(
+            numbers, widths if of_groups is None else of_groups, layers, degrees, in_the_middle=True
+        )
     return found._replace(where=f"{len(numbers)} layers")
 
 
@@ -389,7 +489,10 @@ def _count(claim: Claim, measured: Measured) -> Verdict:
         error = sqrt(2 * sum(count * length**2 for length, count in lengths.items()))
     where = f"{text['num_sequences']:,} texts"
     if text["num_ordinary_tokens"] < claim.least_rows:
-        why = f"not enough tokens: {number(text['num_ordinary_tokens'])}, and {claim.least_rows:,} are needed"
+        why = (
+            f"not enough tokens: {number(text['num_ordinary_tokens'])}, and {claim.least_rows:,} "
+            "are needed"
+        )
         return Verdict(OPEN, why, value, error, value - claim.number, error, where)
     return printed_value(claim, value, error)._replace(where=where)
 
@@ -400,22 +503,35 @@ def _token(claim: Claim, measured: Measured) -> Verdict:
     types = measured.types(layer)
     found = types[types["token"].astype(str).str.strip() == claim.token]
     if found.empty:
-        return Verdict(OPEN, f"the token {claim.token!r} does not occur, or token types were not kept", where=layer)
+        return Verdict(
+            OPEN,
+            f"the token {claim.token!r} does not occur, or token types were not kept",
+            where=layer,
+        )
     row = found.sort_values("n").iloc[-1]
     value = float(row[claim.metric])
     where = f"{layer}, n = {row['n']:,.0f}"
     difference = value - claim.number
     if row["n"] < claim.least_types:
-        why = f"not enough tokens: it occurs {row['n']:,.0f} times, and {claim.least_types} are needed"
+        why = (
+            f"not enough tokens: it occurs {row['n']:,.0f} times, and {claim.least_types} are "
+            "needed"
+        )
         return Verdict(OPEN, why, value, nan, difference, nan, where)
     is_so = abs(difference) <= claim.within * abs(claim.number) + claim.rounding
-    return Verdict(HOLDS if is_so else FAILS, f"within {claim.within:.1%}", value, nan, difference, nan, where)
+    return Verdict(
+        HOLDS if is_so else FAILS, f"within {claim.within:.1%}", value, nan, difference, nan, where
+    )
 
 
 def _unprinted(claim: Claim, measured: Measured) -> Verdict:
     layer = measured.layer(claim.layer)
     value, error = measured.last_value(claim.metric, layer)
-    why = "the paper shows a picture; no number of it is known here" if isfinite(value) else "it has no value here"
+    why = (
+        "the paper shows a picture; no number of it is known here"
+        if isfinite(value)
+        else "it has no value here"
+    )
     if isfinite(value) and isfinite(random := measured.baseline(claim.metric, layer)):
         why += f". Gaussian rows, independent of their tokens: {number(random)}"
     return Verdict(OPEN, why, value, error, where=layer)
@@ -429,12 +545,16 @@ def _value(claim: Claim, measured: Measured) -> Verdict:
     rows = float(measured.text.get("num_ordinary_tokens", measured.run.num_rows))
     too_few = []
     if claim.least_types and not types >= claim.least_types:
-        too_few.append(f"{number(types)} token types in the regression, and {claim.least_types:,} are needed")
+        too_few.append(
+            f"{number(types)} token types in the regression, and {claim.least_types:,} are needed"
+        )
     if claim.least_rows and not rows >= claim.least_rows:
         too_few.append(f"{number(rows)} rows, and {claim.least_rows:,} are needed")
     if too_few:
         difference = value - claim.number
-        return Verdict(OPEN, f"not enough tokens: {'; '.join(too_few)}", value, error, difference, error, layer)
+        return Verdict(
+            OPEN, f"not enough tokens: {'; '.join(too_few)}", value, error, difference, error, layer
+        )
     return printed_value(claim, value, error, measured.degrees(claim.metric))._replace(where=layer)
 
 
@@ -446,13 +566,24 @@ def _below(claim: Claim, measured: Measured) -> Verdict:
     values = {layer: measured.last_value(claim.metric, layer) for layer in layers}
     values = {layer: pair for layer, pair in values.items() if isfinite(pair[0])}
     if not values:
-        return Verdict(OPEN, "no value: the token types that occur often enough are too few", where=listed(layers, 1))
+        return Verdict(
+            OPEN,
+            "no value: the token types that occur often enough are too few",
+            where=listed(layers, 1),
+        )
     z = widened(len(values), measured.degrees(claim.metric))
-    verdicts = {layer: exceeds(-value, error, LEAST_SLOPE, z) for layer, (value, error) in values.items()}
+    verdicts = {
+        layer: exceeds(-value, error, LEAST_SLOPE, z) for layer, (value, error) in values.items()
+    }
     verdict = _weakest(verdicts.values())
-    weakest = max((layer for layer in verdicts if verdicts[layer] == verdict), key=lambda layer: values[layer][0])
+    weakest = max(
+        (layer for layer in verdicts if verdicts[layer] == verdict),
+        key=lambda layer: values[layer][0],
+    )
     value, error = values[weakest]
-    why = f"less 0, z = {z:.2f}" + (f"; the weakest of {len(values)} layers" if len(values) > 1 else "")
+    why = f"less 0, z = {z:.2f}" + (
+        f"; the weakest of {len(values)} layers" if len(values) > 1 else ""
+    )
     return Verdict(verdict, why + _why_open(verdict, error), value, error, value, error, weakest)
 
 
@@ -463,8 +594,14 @@ def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Ve
     if not compared:
         return Verdict(OPEN, f"no {claim.than} was measured beside it", span, error)
     most = max(len(each.layers) for each in (measured, *others))
-    degrees = min(each.degrees(claim.metric) for each in (measured, *others) if claim.metric in each.run.values)
-    return flatter(span, error, compared, most, degrees)._replace(where=f"{len(measured.layers)} layers")
+    degrees = min(
+        each.degrees(claim.metric)
+        for each in (measured, *others)
+        if claim.metric in each.run.values
+    )
+    return flatter(span, error, compared, most, degrees)._replace(
+        where=f"{len(measured.layers)} layers"
+    )
 
 
 def _span(metric: str, measured: Measured) -> tuple[float, float]:
@@ -476,7 +613,9 @@ def _span(metric: str, measured: Measured) -> tuple[float, float]:
         return nan, nan
     errors = measured.errors(metric)[0][values.index].iloc[-1].to_numpy()
     ends = int(values.to_numpy().argmax()), int(values.to_numpy().argmin())
-    of_groups = measured.deviations(metric, [(measured.run.steps[-1], layer) for layer in values.index])
+    of_groups = measured.deviations(
+        metric, [(measured.run.steps[-1], layer) for layer in values.index]
+    )
     _, of_difference = _own_and_of_difference(errors if of_groups is None else of_groups)
     return float(values.max() - values.min()), of_difference(*ends)
 
@@ -498,7 +637,9 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
         values = run.means(table).iloc[:, 0].dropna()
         steps = [int(step) for step in values.index]
         widths = errors_of_means.iloc[:, 0].loc[steps]
-        of_blocks = run.deviations_of_blocks(claim.metric, steps).get(str(errors_of_means.columns[0]))
+        of_blocks = run.deviations_of_blocks(claim.metric, steps).get(
+            str(errors_of_means.columns[0])
+        )
         of_groups = None if of_blocks is None else of_blocks.mean(-1)
     known = widths.tolist() if of_groups is None else of_groups
     sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
@@ -510,11 +651,15 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
     else:
         found = peak(signed, known, [f"step {step}" for step in at], degrees)
     where += f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
-    return found._replace(measured=sign * found.measured, difference=sign * found.difference, where=where)
+    return found._replace(
+        measured=sign * found.measured, difference=sign * found.difference, where=where
+    )
 
 
 class Row(NamedTuple):
-    """A row of the page: a claim about a model, with its verdict; no model where none was measured."""
+    """A row of the page: a claim about a model, with its verdict; no model where none was
+    measured.
+    """
 
     claim: Claim
     model: str
@@ -535,7 +680,11 @@ def rows(paper: Paper, measured: Sequence[Measured], drawn: Sequence[str] = ()) 
         if claim.rule == "picture":
             why = "nothing that is measured belongs to it"
             if claim.shown:
-                why = "a picture, for you to compare" if shown(claim, drawn) else "it is of what was not measured"
+                why = (
+                    "a picture, for you to compare"
+                    if shown(claim, drawn)
+                    else "it is of what was not measured"
+                )
             found.append(Row(claim, "", Verdict(OPEN, why)))
             continue
         about = [each for each in measured if not claim.models or each.model in claim.models]
@@ -545,7 +694,8 @@ def rows(paper: Paper, measured: Sequence[Measured], drawn: Sequence[str] = ()) 
             found.append(Row(claim, name, judge(claim, each, measured)))
         if not about:
             what = (
-                listed(claim.models) or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
+                listed(claim.models)
+                or f"a model known to be {'an' if claim.group[:1] == 'e' else 'a'} {claim.group}"
             )
             found.append(Row(claim, "", Verdict(OPEN, f"another model: {what} was not measured")))
     return found
@@ -557,7 +707,11 @@ def shown(claim: Claim, drawn: Sequence[str]) -> list[str]:
     for name in claim.shown:
         metric, _, kind = name.rpartition("-")
         for each in (f"{metric}-{_TOGETHER.get(kind, kind)}", name):
-            if of_name := [figure for figure in drawn if fnmatchcase(figure, each) or fnmatchcase(figure, f"*-{each}")]:
+            if of_name := [
+                figure
+                for figure in drawn
+                if fnmatchcase(figure, each) or fnmatchcase(figure, f"*-{each}")
+            ]:
                 found += of_name
                 break
     return found
@@ -568,7 +722,9 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     folder = SweepFolder(settings.folder)
     classes: dict[str, str] = {}
     for checkpoint in folder.done():
-        classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get("model_class", "")
+        classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get(
+            "model_class", ""
+        )
     asked = preset(name)
     text = folder.manifest().get("text", {})
     order = [model.rstrip("/") for model in settings.models]
@@ -578,10 +734,23 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
             continue
         model = str(run.checkpoints["model"].iloc[-1]).rstrip("/")
         kind = classes.get(str(run.checkpoints["model"].iloc[-1]), "")
-        by_class = "decoder" if kind.endswith(_DECODERS) else "encoder" if kind.endswith("ForMaskedLM") else ""
+        by_class = (
+            "decoder"
+            if kind.endswith(_DECODERS)
+            else "encoder"
+            if kind.endswith("ForMaskedLM")
+            else ""
+        )
         place = order.index(model) if model in order else len(order)
-        of_model = text if "sha256" in text else text.get(str(run.checkpoints["model"].iloc[-1]), {})
-        measured.append((place, Measured(run, Path(model).name, run.group or by_class, settings, asked, of_model)))
+        of_model = (
+            text if "sha256" in text else text.get(str(run.checkpoints["model"].iloc[-1]), {})
+        )
+        measured.append(
+            (
+                place,
+                Measured(run, Path(model).name, run.group or by_class, settings, asked, of_model),
+            )
+        )
     return [each for _, each in sorted(measured, key=itemgetter(0))]
 
 
@@ -609,10 +778,11 @@ def as_table(found: Sequence[Row]) -> pd.DataFrame:
 
 @rank_zero_only
 def write_comparison(paper: Paper, settings: SweepSettings) -> None:
-    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the verdicts.
+    """Write ``reproduce/<paper>.html`` and ``.csv`` into the folder of a sweep, and print the
+    verdicts.
 
-    Beside them, in ``reproduce/<paper>/``, is the report at the layers that the paper draws. The page
-    shows its figures.
+    Beside them, in ``reproduce/<paper>/``, is the report at the layers that the paper draws. The
+    page shows its figures.
     """
     folder = SweepFolder(settings.folder)
     if not folder.done():
@@ -622,16 +792,26 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
     page = folder.path / "reproduce" / f"{paper.name}.html"
     tokens = dict.fromkeys(claim.token for claim in paper.claims if claim.token)
     with_types = [each.run for each in measured if each.run.tokens]
-    names = [token for token in tokens if any(len(chosen_types(run, [token])) for run in with_types)]
-    report = write_report([folder.path], page.with_suffix(""), names=names or None, layers=paper.layers)
+    names = [
+        token for token in tokens if any(len(chosen_types(run, [token])) for run in with_types)
+    ]
+    report = write_report(
+        [folder.path], page.with_suffix(""), names=names or None, layers=paper.layers
+    )
     pictures = {path.stem: path for path in sorted((report.parent / "figures").glob("*.png"))}
     found = rows(paper, measured, [*pictures])
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("embedgeo.reproduce", "."), autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.PackageLoader("embedgeo.reproduce", "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     with replacing(page.with_suffix(".csv")) as temporary:
         as_table(found).to_csv(temporary, index=False)
-    counts = {verdict: sum(row.found.verdict == verdict for row in found) for verdict in (HOLDS, FAILS, OPEN)}
+    counts = {
+        verdict: sum(row.found.verdict == verdict for row in found)
+        for verdict in (HOLDS, FAILS, OPEN)
+    }
     with replacing(page) as temporary:
         text = environment.get_template("page.html.jinja").render(
             paper=paper,
@@ -691,7 +871,11 @@ def _lines(found: Sequence[Row]) -> Iterator[str]:
     width = max((len(row.claim.at) for row in decided), default=0)
     for row in decided:
         cells = _cells(row)
-        numbers = f"paper {cells['paper']}, here {cells['measured']}" if row.claim.printed else cells["difference"]
+        numbers = (
+            f"paper {cells['paper']}, here {cells['measured']}"
+            if row.claim.printed
+            else cells["difference"]
+        )
         about = f"{row.claim.claim} [{row.model}]"
         yield f"  {row.found.verdict:<{len(FAILS)}}  {row.claim.at:<{width}}  {about}: {numbers}"
 
@@ -705,8 +889,16 @@ def _facts(settings: SweepSettings, folder: SweepFolder) -> Iterator[tuple[str, 
     yield "models", listed(settings.models)
     yield "text", listed([*settings.texts]) or "the built-in one"
     yield "unit", settings.unit
-    yield "tokens", " to ".join(f"{each:,}" for each in dict.fromkeys((tokens[0], tokens[-1]))) if tokens else "–"
-    yield "layers", listed([settings.layers] if isinstance(settings.layers, str) else settings.layers)
+    yield (
+        "tokens",
+        " to ".join(f"{each:,}" for each in dict.fromkeys((tokens[0], tokens[-1])))
+        if tokens
+        else "–",
+    )
+    yield (
+        "layers",
+        listed([settings.layers] if isinstance(settings.layers, str) else settings.layers),
+    )
     yield "jackknife", f"{settings.jackknife} groups" if settings.jackknife else "none"
     yield "date", str(manifest.get("date", ""))
     yield "embedgeo", str(manifest.get("versions", {}).get("embedgeo", ""))

@@ -18,20 +18,21 @@ _ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
 def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     """Read what was measured, one value a row, whatever has written it.
 
-    The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more monitored runs
-    (``history.parquet``, which may also be given itself); or one of TensorBoard event files alone. The last is read
-    only where there is none before it.
+    The folder is that of ``embedgeo sweep`` or of `embedgeo.Geometry.save`; that of one or more
+    monitored runs (``history.parquet``, which may also be given itself); or one of TensorBoard
+    event files alone. The last is read only where there is none before it.
 
     Returns:
-        A table with the columns ``run`` (name of the training run or model; of a monitored run that of its own folder,
-        with as many of those around it as tell it from others, and the prefix of its monitor unless it is
-        ``geometry``), ``model``, ``revision``, ``step``, ``commit``,
-        ``series``, ``weights_sha256``, ``duplicate_of``, ``layer``, ``layer_index``, ``width``, ``metric``, ``value``
-        and ``stderr``: always these, sorted by run, step, layer and metric. ``step``, ``layer_index`` and ``width`` are
-        int64, ``value`` and ``stderr`` float64, the others strings. What is unknown is "", a width 0, a standard error
-        NaN. Means over blocks have the layer ``mean`` (those of an encoder and its decoder ``encoder.mean`` and
-        ``decoder.mean``), and metrics of the whole model, such as the loss, the layer ``model``; their layer index is
-        -1. A model that is not a step of a training run has the step 0.
+        A table with the columns ``run`` (name of the training run or model; of a monitored run that
+        of its own folder, with as many of those around it as tell it from others, and the prefix of
+        its monitor unless it is ``geometry``), ``model``, ``revision``, ``step``, ``commit``,
+        ``series``, ``weights_sha256``, ``duplicate_of``, ``layer``, ``layer_index``, ``width``,
+        ``metric``, ``value`` and ``stderr``: always these, sorted by run, step, layer and metric.
+        ``step``, ``layer_index`` and ``width`` are int64, ``value`` and ``stderr`` float64, the
+        others strings. What is unknown is "", a width 0, a standard error NaN. Means over blocks
+        have the layer ``mean`` (those of an encoder and its decoder ``encoder.mean`` and
+        ``decoder.mean``), and metrics of the whole model, such as the loss, the layer ``model``;
+        their layer index is -1. A model that is not a step of a training run has the step 0.
 
     Raises:
         FileNotFoundError: there is no such folder.
@@ -48,23 +49,33 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     if not path.is_dir() and not is_history(path):
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
-    swept = {run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()}
-    runs = swept.items() if sweep.done() else [(run.name, run.records) for run in monitored_runs(path)]
+    swept = {
+        run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()
+    }
+    runs = (
+        swept.items() if sweep.done() else [(run.name, run.records) for run in monitored_runs(path)]
+    )
     tables = [_with_means(records.assign(run=run)) for run, records in runs]
     if not tables:
         raise ValueError(
-            "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs (history.parquet) or "
+            "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs "
+            "(history.parquet) or "
             f"of TensorBoard event files; {path} holds no measurements of these kinds."
         )
     table = pd.concat(tables, ignore_index=True).reindex(columns=["run", *SCHEMA.names])
-    for name, unknown in (("run", ""), *((field.name, _UNKNOWN[str(field.type)]) for field in SCHEMA)):
+    for name, unknown in (
+        ("run", ""),
+        *((field.name, _UNKNOWN[str(field.type)]) for field in SCHEMA),
+    ):
         known = table[name].astype(object).where(table[name].notna(), unknown)
         table[name] = known.astype(type(unknown))
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
 
 
 def _with_means(records: "pd.DataFrame") -> "pd.DataFrame":
-    """Records of a run, and those of its means over blocks: a history may have them at some of its steps alone."""
+    """Records of a run, and those of its means over blocks: a history may have them at some of its
+    steps alone.
+    """
     import pandas as pd
 
     of_layers = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]

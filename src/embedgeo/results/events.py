@@ -15,26 +15,36 @@ from embedgeo.results.records import MEANS, Record, block_means
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
-_LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")  # tags, the first of which counts
+# tags, the first of which counts
+_LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
 
 
 def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
-    """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks, ``{prefix}.{metric}/mean``.
+    """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks,
+    ``{prefix}.{metric}/mean``.
 
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
     """
     records = list(records)
     layers = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
-    scalars = {f"{_chart(prefix, record['metric'])}/{layers[record['layer']]}": record["value"] for record in records}
-    means = {f"{_chart(prefix, mean['metric'])}/{mean['layer']}": mean["value"] for mean in block_means(records)}
+    scalars = {
+        f"{_chart(prefix, record['metric'])}/{layers[record['layer']]}": record["value"]
+        for record in records
+    }
+    means = {
+        f"{_chart(prefix, mean['metric'])}/{mean['layer']}": mean["value"]
+        for mean in block_means(records)
+    }
     return scalars | means
 
 
 def _tag_part(name: str) -> str:
-    """A name as it stands in tags: an underscore for whatever is not a letter, a digit or one of ``_ . -``.
+    """A name as it stands in tags: an underscore for whatever is not a letter, a digit or one of
+    ``_ . -``.
 
-    TensorBoard's custom scalars show nothing in a chart that has a tag with an opening parenthesis (2.21).
+    TensorBoard's custom scalars show nothing in a chart that has a tag with an opening parenthesis
+    (2.21).
     """
     return re.sub(r"[^\w.-]+", "_", re.sub(r"[^\w.-]+$", "", name)) or "_"
 
@@ -57,8 +67,12 @@ def _layer_tags(layers: tuple[str, ...]) -> dict[str, str]:
     return tags
 
 
-def custom_scalars_layout(metrics: Iterable[str], prefix: str = "geometry") -> dict[str, dict[str, list[Any]]]:
-    """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line for each layer."""
+def custom_scalars_layout(
+    metrics: Iterable[str], prefix: str = "geometry"
+) -> dict[str, dict[str, list[Any]]]:
+    """Layout of TensorBoard's custom scalars: groups of charts, one chart per metric with a line
+    for each layer.
+    """
     layout: dict[str, dict[str, list[Any]]] = {f"{prefix}: {group}": {} for group in GROUPS}
     for metric in in_order(metrics):
         chart = ["Multiline", [rf"^{re.escape(_chart(prefix, metric))}\/"]]
@@ -73,13 +87,18 @@ def chart_title(metric: str) -> str:
 
 
 def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
-    """Write TensorBoard's event file of one step: each tag once, and the layout of custom scalars."""
+    """Write TensorBoard's event file of one step: each tag once, and the layout of custom
+    scalars.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
     from torch.utils.tensorboard.summary import custom_scalars, scalar
 
     layout = custom_scalars_layout(record["metric"] for record in records)
-    summaries = [custom_scalars(layout), *(scalar(tag, value) for tag, value in tagged_scalars(records).items())]
+    summaries = [
+        custom_scalars(layout),
+        *(scalar(tag, value) for tag, value in tagged_scalars(records).items()),
+    ]
     now = time.time()
     with path.open("wb") as file:
         writer = RecordWriter(file)
@@ -90,9 +109,11 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
 
 
 def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
-    """Read the prefixes of tags in the event files of one TensorBoard run, and the records that each stands before.
+    """Read the prefixes of tags in the event files of one TensorBoard run, and the records that
+    each stands before.
 
-    Of a step that was repeated it is the last value. Event files hold neither width (here 0) nor stderr (NaN).
+    Of a step that was repeated it is the last value. Event files hold neither width (here 0) nor
+    stderr (NaN).
     """
     events = _events(folder)
     records: dict[str, list[Record]] = {}
@@ -107,16 +128,26 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
             written = sorted(events.Scalars(tag), key=attrgetter("wall_time"))
             values = {event.step: event.value for event in written}
             records.setdefault(prefix, []).extend(
-                Record(step=step, layer=layer, layer_index=index, width=0, metric=metric, value=value, stderr=nan)
+                Record(
+                    step=step,
+                    layer=layer,
+                    layer_index=index,
+                    width=0,
+                    metric=metric,
+                    value=value,
+                    stderr=nan,
+                )
                 for step, value in values.items()
             )
     yield from sorted(records.items())
 
 
 def read_training_loss(folder: Path) -> dict[int, float]:
-    """Read the training loss by step, in order, from the event files below a folder; empty where none was logged.
+    """Read the training loss by step, in order, from the event files below a folder; empty where
+    none was logged.
 
-    Of several runs it is the last one's, and before its first step that of the one that it goes on with.
+    Of several runs it is the last one's, and before its first step that of the one that it goes on
+    with.
     """
     logged: list[Any] = []
     for each in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
@@ -125,7 +156,8 @@ def read_training_loss(folder: Path) -> dict[int, float]:
         logged += events.Scalars(tag) if tag else []
     losses: dict[int, float] = {}
     for event in sorted(logged, key=attrgetter("wall_time")):
-        while losses and next(reversed(losses)) >= event.step:  # another run has taken this step again
+        # another run has taken this step again
+        while losses and next(reversed(losses)) >= event.step:
             losses.popitem()
         losses[event.step] = event.value
     return losses

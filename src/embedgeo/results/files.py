@@ -33,7 +33,9 @@ def require_writable(folder: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if there is none."""
+    """A temporary file beside ``path`` that takes its place at the end; with ``keep``, only if
+    there is none.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     try:
@@ -50,7 +52,8 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
             except OSError:  # a file system without hard links
                 temporary.replace(path)
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):  # of the folder, which nothing can be written to
+        # of the folder, which nothing can be written to
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise OSError(error.errno, os.strerror(error.errno), str(path.parent)) from error
         error.filename = error.filename or str(path)  # of a full disk, the system names none
         raise
@@ -59,14 +62,18 @@ def replacing(path: Path, *, keep: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(*folders: Path) -> None:
-    """Remove the files and folders that killed processes left: those of this machine, and of others after a day.
+    """Remove the files and folders that killed processes left: those of this machine, and of others
+    after a day.
 
-    This process must not be writing yet: what has its id was left by an earlier one, as in a container.
+    This process must not be writing yet: what has its id was left by an earlier one, as in a
+    container.
     """
     for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*") for folder in folders):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         pid = rest.partition("-")[0]
-        is_dead = not host and pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
+        is_dead = (
+            not host and pid.isdigit() and (int(pid) == os.getpid() or not _is_alive(int(pid)))
+        )
         with suppress(FileNotFoundError):
             is_left = is_dead or path.stat().st_mtime < time.time() - _ONE_DAY
             if is_left and path.is_dir():
@@ -85,7 +92,9 @@ def _is_alive(pid: int) -> bool:
 
 @contextmanager
 def replacing_contents(out: Path) -> Iterator[Path]:
-    """A temporary folder in ``out`` whose entries take the place of those of the same names at the end, all or none."""
+    """A temporary folder in ``out`` whose entries take the place of those of the same names at the
+    end, all or none.
+    """
     is_new = not out.exists()
     new = temporary_path(out / "new")
     try:
@@ -122,12 +131,15 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
     is_empty = not out.is_dir() or all(path.name.startswith(_TEMPORARY) for path in out.iterdir())
     if not is_empty and not is_earlier:
         raise FileExistsError(
-            f"--out must be a new or empty folder, or an earlier {command}; {out} holds something else."
+            f"--out must be a new or empty folder, or an earlier {command}; {out} holds something "
+            f"else."
         )
 
 
 def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
-    """Make the output folder of a command, marked by a file in it, or remove the results of an earlier run from it."""
+    """Make the output folder of a command, marked by a file in it, or remove the results of an
+    earlier run from it.
+    """
     out = marker.parent
     require_own(out, command, is_earlier=marker.exists())
     try:
@@ -138,11 +150,14 @@ def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> 
             path.unlink(missing_ok=True)
         marker.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise OSError(f"--out must be a folder that can be written; {out} is not ({error}).") from error
+        raise OSError(
+            f"--out must be a folder that can be written; {out} is not ({error})."
+        ) from error
 
 
 class Locks:
-    """Locks on bytes of a file, one byte for each name; this process must not open the file elsewhere meanwhile.
+    """Locks on bytes of a file, one byte for each name; this process must not open the file
+    elsewhere meanwhile.
 
     Where the file system has no locks, every name can be taken, and `error` says why.
     """
@@ -173,7 +188,9 @@ class Locks:
 
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR)
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB if is_taken else fcntl.LOCK_UN, 1, byte)
+            fcntl.lockf(
+                self._file, fcntl.LOCK_EX | fcntl.LOCK_NB if is_taken else fcntl.LOCK_UN, 1, byte
+            )
         except BlockingIOError:
             return False
         except (ImportError, OSError) as error:

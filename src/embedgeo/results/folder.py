@@ -1,4 +1,6 @@
-"""The folder of a sweep: its layout, one Parquet file per checkpoint, and what is rebuilt from these files."""
+"""The folder of a sweep: its layout, one Parquet file per checkpoint, and what is rebuilt from
+these files.
+"""
 
 import json
 import os
@@ -33,9 +35,15 @@ _PARQUET = "[!.]*.parquet"
 
 _PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
 CKA = pa.schema(
-    [*((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE), ("n", pa.int64()), ("cka", pa.float64())]
+    [
+        *((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE),
+        ("n", pa.int64()),
+        ("cka", pa.float64()),
+    ]
 )
-"""Columns of ``cka.parquet``: the debiased CKA of n rows at checkpoint and layer a and at checkpoint and layer b."""
+"""Columns of ``cka.parquet``: the debiased CKA of n rows at checkpoint and layer a and at
+checkpoint and layer b.
+"""
 
 
 def drift_file(folder: Path, name: str) -> Path:
@@ -59,15 +67,18 @@ def read_cka(folder: Path) -> pd.DataFrame:
 class SweepFolder:
     """The results of a sweep on disk, complete at every moment; `open` makes the folder.
 
-    - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the checkpoint is done.
-    - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before the records; so is
-      ``samples/<name>.safetensors``, where asked for.
-    - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the samples.
+    - ``checkpoints/<name>.parquet``: the records of a checkpoint. Once the file exists, the
+      checkpoint is done.
+    - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before
+      the records; so is ``samples/<name>.safetensors``, where asked for.
+    - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the
+      samples.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
 
-    Several processes may write into one folder, each its own checkpoints; `Locks` on the manifest share them out.
+    Several processes may write into one folder, each its own checkpoints; `Locks` on the manifest
+    share them out.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,18 +88,27 @@ class SweepFolder:
         self.tensorboard = self.path / "tensorboard"
 
     def open(self, settings: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-        """Make the folder, with further ``entries`` in its manifest, or go on with one made with these settings."""
+        """Make the folder, with further ``entries`` in its manifest, or go on with one made with
+        these settings.
+        """
         self.require_settings(settings)
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 require_writable(folder)
-            written = (*self.tensorboard.glob("*/"), *(self.path / kind for kind in (*TABLES, "samples")))
+            written = (
+                *self.tensorboard.glob("*/"),
+                *(self.path / kind for kind in (*TABLES, "samples")),
+            )
             remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
             if not self.manifest():
-                self._write_manifest({"asked": dict(settings), "date": today(), **entries}, keep=True)
+                self._write_manifest(
+                    {"asked": dict(settings), "date": today(), **entries}, keep=True
+                )
         except OSError as error:
-            raise OSError(f"{self.path} must be a folder that can be written; it is not ({error}).") from error
+            raise OSError(
+                f"{self.path} must be a folder that can be written; it is not ({error})."
+            ) from error
         self.require_settings(settings)  # another process may have made it meanwhile
 
     def require_settings(self, settings: Mapping[str, Any]) -> None:
@@ -97,12 +117,15 @@ class SweepFolder:
         if not manifest:
             if self.done():
                 raise ValueError(
-                    f"a sweep folder holds results of one setting; {self.path} does not say which, for its "
+                    f"a sweep folder holds results of one setting; {self.path} does not say which, "
+                    f"for its "
                     "manifest.json is gone. Give another out."
                 )
             inside = self.path.iterdir() if self.path.is_dir() else ()
             if any(not path.name.startswith(".") and path != self.checkpoints for path in inside):
-                raise ValueError(f"{self.path} must be a new folder or that of a sweep; it holds something else.")
+                raise ValueError(
+                    f"{self.path} must be a new folder or that of a sweep; it holds something else."
+                )
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
@@ -110,13 +133,19 @@ class SweepFolder:
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
             raise ValueError(
-                f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, which has other "
+                f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, "
+                f"which has other "
                 "options. Give another out."
             )
-        different = [f"{key} was {before[key]!r}, is {now[key]!r}" for key in sorted(now) if before[key] != now[key]]
+        different = [
+            f"{key} was {before[key]!r}, is {now[key]!r}"
+            for key in sorted(now)
+            if before[key] != now[key]
+        ]
         if different:
             raise ValueError(
-                f"a sweep folder holds results of one setting; in {self.path} {'; '.join(different)}. Give another "
+                f"a sweep folder holds results of one setting; in {self.path} "
+                f"{'; '.join(different)}. Give another "
                 "folder."
             )
 
@@ -143,7 +172,9 @@ class SweepFolder:
         path = self._file(name)
         if not len(records := read_records(path)):
             remedy = f"Removing it is safe: the next sweep measures {name} again."
-            raise ValueError(f"{path} must hold the records of a checkpoint; it holds none. {remedy}")
+            raise ValueError(
+                f"{path} must hold the records of a checkpoint; it holds none. {remedy}"
+            )
         return records
 
     def facts(self, name: str) -> dict[str, str]:
@@ -151,32 +182,50 @@ class SweepFolder:
         return read_metadata(self._file(name))
 
     def shared_files(self) -> list[tuple[str, list[str]]]:
-        """Weight files that checkpoints share which otherwise differ: see `records.shared_files`."""
+        """Weight files that checkpoints share which otherwise differ: see
+        `records.shared_files`.
+        """
         found = {name: self.facts(name).get("weight_files", "") for name in sorted(self.done())}
-        return shared_files({name: json.loads(digests) for name, digests in found.items() if digests})
+        return shared_files(
+            {name: json.loads(digests) for name, digests in found.items() if digests}
+        )
 
     def tables(self, kind: str) -> dict[str, Path]:
         """Files of the tables of one kind, by checkpoint."""
         return {path.stem: path for path in (self.path / kind).glob(_PARQUET)}
 
     def read_tables(self, name: str, wanted: Collection[str] = ()) -> dict[str, pd.DataFrame]:
-        """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be there."""
-        kinds = {*TABLES} | {path.parent.name for path in self.path.glob("*/*.parquet")} - {"checkpoints", "drift"}
+        """The tables of a checkpoint that is done, by kind; those that are ``wanted`` have to be
+        there.
+        """
+        kinds = {*TABLES} | {path.parent.name for path in self.path.glob("*/*.parquet")} - {
+            "checkpoints",
+            "drift",
+        }
         paths = {kind: self.path / kind / f"{name}.parquet" for kind in sorted(kinds)}
-        return {kind: read_table(path) for kind, path in paths.items() if kind in wanted or path.exists()}
+        return {
+            kind: read_table(path)
+            for kind, path in paths.items()
+            if kind in wanted or path.exists()
+        }
 
     def failures(self) -> dict[str, str]:
         """Reasons why checkpoints failed, by name."""
-        return {path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))}
+        return {
+            path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))
+        }
 
     def runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
-        """The records of all checkpoints that are done, by training run and, in the order of steps, by checkpoint.
+        """The records of all checkpoints that are done, by training run and, in the order of steps,
+        by checkpoint.
 
-        A run has the name of its series, fit for a folder; a single series that of the model, unless the sweep is to
-        have ``num_series`` of them. Different models in one series are runs of their own.
+        A run has the name of its series, fit for a folder; a single series that of the model,
+        unless the sweep is to have ``num_series`` of them. Different models in one series are runs
+        of their own.
         """
         frames = {
-            name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True) for name in self.done()
+            name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
+            for name in self.done()
         }
         found = {name: records for name, records in frames.items() if len(records)}
         weights = {name: records["weights_sha256"].iloc[0] for name, records in found.items()}
@@ -189,7 +238,9 @@ class SweepFolder:
         if len(models) == max(num_series, len(set(series.values()))) == 1:
             series = dict.fromkeys(series, models.pop())
         runs: dict[str, dict[str, pd.DataFrame]] = {}
-        for name in sorted(found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)):
+        for name in sorted(
+            found, key=lambda name: (series[name], found[name]["step"].iloc[0], name)
+        ):
             run = quote(series[name], safe=" =+,@").replace("..", "%2E%2E") or "other"
             runs.setdefault(run, {})[name] = found[name]
         return runs
@@ -202,13 +253,16 @@ class SweepFolder:
         facts: Mapping[str, str] = MappingProxyType({}),
         sample: Mapping[str, LayerSample] | None = None,
     ) -> None:
-        """Write the tables and the sampled rows of a checkpoint, then its records, which makes it done.
+        """Write the tables and the sampled rows of a checkpoint, then its records, which makes it
+        done.
 
-        Facts are ``model_class``, by which models of one series are told apart; ``files``, by which a change of local
-        weights is noticed; ``has_step``, "false" of a final model; ``architecture``; ``group``;
-        and ``weight_files``, the digests of several files of weights, by which one that others share is found.
+        Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
+        a change of local weights is noticed; ``has_step``, "false" of a final model;
+        ``architecture``; ``group``; and ``weight_files``, the digests of several files of weights,
+        by which one that others share is found.
         """
-        if sample is not None or tables:  # of earlier records, none may be left beside what belongs to these
+        # of earlier records, none may be left beside what belongs to these
+        if sample is not None or tables:
             self._file(name).unlink(missing_ok=True)
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
@@ -219,11 +273,14 @@ class SweepFolder:
 
     def write_failure(self, name: str, reason: str) -> None:
         """Write down why a checkpoint failed, for people to read; the next run tries it again."""
-        with suppress(OSError), replacing(self.failed / f"{name}.txt") as temporary:  # the summary names it, too
+        # the summary names it, too
+        with suppress(OSError), replacing(self.failed / f"{name}.txt") as temporary:
             temporary.write_text(reason + "\n")
 
     def write_groups(self, groups: Mapping[str, str]) -> None:
-        """Write down the group of the model of each checkpoint that is done, in place of the one that it had."""
+        """Write down the group of the model of each checkpoint that is done, in place of the one
+        that it had.
+        """
         for name in self.done() & groups.keys():
             facts = self.facts(name)
             if facts.pop("group", "") != groups[name]:
@@ -231,9 +288,11 @@ class SweepFolder:
                 write_parquet(self._file(name), self.read(name), SCHEMA, facts)
 
     def write_architecture(self) -> None:
-        """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into the manifest.
+        """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into
+        the manifest.
 
-        Where models differ in it, it is a mapping by model. This process may not hold `Locks` of the folder meanwhile.
+        Where models differ in it, it is a mapping by model. This process may not hold `Locks` of
+        the folder meanwhile.
         """
         found: dict[str, str] = {}
         for name in sorted(self.done()):
@@ -245,7 +304,9 @@ class SweepFolder:
             self._write_manifest({**manifest, "architecture": architecture})
 
     def rebuild(self, num_series: int = 1) -> None:
-        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see `runs`."""
+        """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see
+        `runs`.
+        """
         with suppress(OSError):
             self.failed.rmdir()  # once it is empty
         seen: set[str] = set()
@@ -258,7 +319,9 @@ class SweepFolder:
             self._write_events(runs)
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
-        """Write one event file per checkpoint: so what is done is also written, however often a sweep is killed."""
+        """Write one event file per checkpoint: so what is done is also written, however often a
+        sweep is killed.
+        """
         wanted = dict[str, Path]()
         for run, checkpoints in runs.items():
             for name, records in checkpoints.items():
@@ -289,7 +352,9 @@ class SweepFolder:
 
 
 def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:
-    """The series of each checkpoint; where a series has several models, with their classes, if known, and shapes."""
+    """The series of each checkpoint; where a series has several models, with their classes, if
+    known, and shapes.
+    """
     names_of: dict[str, list[str]] = {}
     for name, records in found.items():
         names_of.setdefault(str(records["series"].iloc[0]), []).append(name)
@@ -299,7 +364,9 @@ def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> di
         if len({classes[name] for name in names} - {""}) > 1:
             models = {name: f"{classes[name]} {shape}" for name, shape in models.items()}
         are_several = len(set(models.values())) > 1
-        series.update({name: f"{own} {models[name]}".strip() if are_several else own for name in names})
+        series.update(
+            {name: f"{own} {models[name]}".strip() if are_several else own for name in names}
+        )
     return series
 
 
@@ -307,5 +374,7 @@ def _shape(records: pd.DataFrame) -> str:
     """Width and depth of the model, as its records have them."""
     layers = records[["layer", "width"]].drop_duplicates("layer")
     widths = layers.set_index("layer")["width"].drop(MODEL, errors="ignore")
-    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(widths.index)
+    blocks = [block for side in blocks_by_side(widths.index).values() for block in side] or list(
+        widths.index
+    )
     return f"{widths[blocks].max()} wide, {len(blocks)} deep"

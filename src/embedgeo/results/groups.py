@@ -9,26 +9,39 @@ from typing import Any
 def parse_groups(option: Any) -> dict[str, str]:
     """The group of each model that is named in an option, if any.
 
-    It is a mapping from a group to its models; or ``group=model,model`` as a string, several with spaces between them,
-    or a list of these.
+    It is a mapping from a group to its models; or ``group=model,model`` as a string, several with
+    spaces between them, or a list of these.
 
-    >>> parse_groups(["encoder=a,b", "decoder=c"]) == parse_groups({"encoder": ["a", "b"], "decoder": "c"})
+    >>> parse_groups(["encoder=a,b", "decoder=c"]) == parse_groups(
+    ...     {"encoder": ["a", "b"], "decoder": "c"}
+    ... )
     True
     >>> parse_groups("encoder=a,b decoder=c")
     {'a': 'encoder', 'b': 'encoder', 'c': 'decoder'}
     """
     if isinstance(option, Mapping):
-        named = [(group, [models] if isinstance(models, str) else models) for group, models in option.items()]
+        named = [
+            (group, [models] if isinstance(models, str) else models)
+            for group, models in option.items()
+        ]
     else:
         parts = option if isinstance(option, list | tuple) else [option] if option else []
         words = [word for part in parts for word in str(part).split()]
-        named = [(group, models.split(",")) for group, _, models in (word.partition("=") for word in words)]
+        named = [
+            (group, models.split(","))
+            for group, _, models in (word.partition("=") for word in words)
+        ]
     groups: dict[str, str] = {}
     for group, models in named:
-        are_names = isinstance(models, list | tuple) and models and all(isinstance(m, str) and m for m in models)
+        are_names = (
+            isinstance(models, list | tuple)
+            and models
+            and all(isinstance(m, str) and m for m in models)
+        )
         if not (isinstance(group, str) and group and are_names):
             raise ValueError(
-                "model_group must be groups with their models, as encoder=a,b decoder=c, or in YAML a mapping from a "
+                "model_group must be groups with their models, as encoder=a,b decoder=c, or in "
+                "YAML a mapping from a "
                 f"group to a list of models; got {option!r}."
             )
         for model in models:
@@ -39,10 +52,13 @@ def parse_groups(option: Any) -> dict[str, str]:
 def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str]:
     """The group of each of these models that is in one.
 
-    `parse_groups` has them by the name of a model, by the end of it after the last slash if only one of the models has
-    that, or by a pattern.
+    `parse_groups` has them by the name of a model, by the end of it after the last slash if only
+    one of the models has that, or by a pattern.
 
-    >>> groups_of({"bert": "encoder", "lab/gpt-*": "decoder"}, ["google/bert", "lab/gpt-1", "lab/gpt-2", "lab/t5"])
+    >>> groups_of(
+    ...     {"bert": "encoder", "lab/gpt-*": "decoder"},
+    ...     ["google/bert", "lab/gpt-1", "lab/gpt-2", "lab/t5"],
+    ... )
     {'google/bert': 'encoder', 'lab/gpt-1': 'decoder', 'lab/gpt-2': 'decoder'}
     """
     known = list(dict.fromkeys(models))
@@ -52,7 +68,11 @@ def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str
         if not matches:
             matches = [model for model in known if Path(model).name == name]
             if len(matches) != 1:
-                why = f"is that of {', '.join(matches)}" if matches else f"is none of {', '.join(known)}"
+                why = (
+                    f"is that of {', '.join(matches)}"
+                    if matches
+                    else f"is none of {', '.join(known)}"
+                )
                 raise ValueError(f"model_group must name models that are there; {name} {why}.")
         for model in matches:
             _assign(found, model, group)
@@ -61,4 +81,6 @@ def groups_of(groups: Mapping[str, str], models: Iterable[str]) -> dict[str, str
 
 def _assign(groups: dict[str, str], model: str, group: str) -> None:
     if groups.setdefault(model, group) != group:
-        raise ValueError(f"a model must be in one model_group; {model} is in {groups[model]} and in {group}.")
+        raise ValueError(
+            f"a model must be in one model_group; {model} is in {groups[model]} and in {group}."
+        )

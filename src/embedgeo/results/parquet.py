@@ -39,14 +39,24 @@ SCHEMA = pa.schema(  # of the records of a sweep
     ]
 )
 
-RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")  # that differ within a checkpoint
-HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])  # of the records of a training run
+# that differ within a checkpoint
+RECORD_COLUMNS = ("layer", "layer_index", "width", "metric", "value", "stderr")
+# of the records of a training run
+HISTORY = pa.schema([SCHEMA.field(name) for name in ("step", *RECORD_COLUMNS)])
 _PAUSE = 50  # after writing, as a multiple of what it took: it takes at most some 2 % of the time
 
 _LAYER = [("layer", pa.string()), ("layer_index", pa.int64())]
 _TYPE = [*_LAYER, ("token_id", pa.int64())]
 _TEXT = ("token", pa.dictionary(pa.int32(), pa.string()))
-_COORDINATE = ("mean", "variance", "share_of_M", "share_of_V", "share_of_cosine", "kurtosis", "max_abs")
+_COORDINATE = (
+    "mean",
+    "variance",
+    "share_of_M",
+    "share_of_V",
+    "share_of_cosine",
+    "kurtosis",
+    "max_abs",
+)
 _UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
@@ -54,27 +64,37 @@ TABLES = {
     "means": pa.schema([*_TYPE, ("n", pa.float64()), ("mean", pa.list_(pa.float32())), _TEXT]),
     "projections": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
     "occurrences": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
-    "spectra": pa.schema([*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]),
-    "coordinates": pa.schema([*_LAYER, ("coordinate", pa.int64()), *_columns(pa.float64(), *_COORDINATE)]),
-    "jackknife": pa.schema([*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]),
+    "spectra": pa.schema(
+        [*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]
+    ),
+    "coordinates": pa.schema(
+        [*_LAYER, ("coordinate", pa.int64()), *_columns(pa.float64(), *_COORDINATE)]
+    ),
+    "jackknife": pa.schema(
+        [*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]
+    ),
     "vocabulary": pa.schema([*_TYPE, ("token", pa.string()), ("same_as", pa.int64()), *_UNUSED]),
 }
 """Columns of the tables beside the records, by their folder.
 
-Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers. Of spectra: the
-eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of coordinates: the largest ones, from 0; see
-`embedgeo.OutlierCoordinates.coordinates`. Of the jackknife, by groups, of `IntrinsicDimension` those
-that have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
+Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers.
+Of spectra: the eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of
+coordinates: the largest ones, from 0; see `embedgeo.OutlierCoordinates.coordinates`. Of the
+jackknife, by groups, of `IntrinsicDimension` those that have rows in its sample: see
+`embedgeo.functional.jackknife.deviations`.
 """
 
 _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _PREFIX = "prefix"
-_UNKNOWN = {"num_tokens": nan, "token": None}  # columns that a table may lack, by hand or of earlier versions
+# columns that a table may lack, by hand or of earlier versions
+_UNKNOWN = {"num_tokens": nan, "token": None}
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
-    """Read a Parquet file that has at least these columns; the error about another one ends with the remedy."""
+    """Read a Parquet file that has at least these columns; the error about another one ends with
+    the remedy.
+    """
     return _read(path, columns, remedy).to_pandas()
 
 
@@ -88,17 +108,29 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
     missing = [column for column in columns if column not in table.column_names]
     if missing:
         raise ValueError(
-            f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was it written by "
-            f"another version of embedgeo? Then measure again, into another folder. {remedy}".rstrip()
+            f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was "
+            f"it written by "
+            "another version of embedgeo? Then measure again, into another folder. "
+            f"{remedy}".rstrip()
         )
     learn((table.schema.metadata or {}).get(_TERMS, b"").decode())
     return table
 
 
 def _with_terms(table: pa.Table) -> pa.Table:
-    """Records with the terms of their metrics that are not this package's, which another process cannot know."""
-    terms = foreign_terms(table["metric"].drop_null().unique().to_pylist()) if "metric" in table.column_names else ""
-    return table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms}) if terms else table
+    """Records with the terms of their metrics that are not this package's, which another process
+    cannot know.
+    """
+    terms = (
+        foreign_terms(table["metric"].drop_null().unique().to_pylist())
+        if "metric" in table.column_names
+        else ""
+    )
+    return (
+        table.replace_schema_metadata({**(table.schema.metadata or {}), _TERMS: terms})
+        if terms
+        else table
+    )
 
 
 def today() -> str:
@@ -108,7 +140,9 @@ def today() -> str:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Texts in a Parquet file beside its columns, by name."""
-    return {key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()}
+    return {
+        key.decode(): value.decode() for key, value in (pq.read_schema(path).metadata or {}).items()
+    }
 
 
 def read_records(path: Path) -> pd.DataFrame:
@@ -118,7 +152,9 @@ def read_records(path: Path) -> pd.DataFrame:
     try:
         return table.select(SCHEMA.names).cast(SCHEMA).to_pandas()
     except (pa.ArrowException, ValueError) as error:
-        raise ValueError(f"{path} must have columns of records; it has others ({error}). {remedy}") from error
+        raise ValueError(
+            f"{path} must have columns of records; it has others ({error}). {remedy}"
+        ) from error
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -128,7 +164,9 @@ def read_table(path: Path) -> pd.DataFrame:
     kind = path.parent.name
     if kind != "tokens":
         return read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
-    table = read_parquet(path, [name for name in TABLES[kind].names if name not in _UNKNOWN], remedy)
+    table = read_parquet(
+        path, [name for name in TABLES[kind].names if name not in _UNKNOWN], remedy
+    )
     if "token" not in table or table["token"].isna().any():
         ids = table["token_id"].astype("string")
         table["token"] = table.get("token", ids).astype("string").fillna(ids).astype("category")
@@ -136,12 +174,19 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def write_parquet(
-    path: Path, frame: pd.DataFrame, schema: pa.Schema | None, metadata: Mapping[str, str] | None = None
+    path: Path,
+    frame: pd.DataFrame,
+    schema: pa.Schema | None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a table, whole or not at all, and texts beside its columns; without a schema, the columns as they are."""
+    """Write a table, whole or not at all, and texts beside its columns; without a schema, the
+    columns as they are.
+    """
     columns = {*schema.names} if schema else set()
     frame = frame.assign(**{name: _UNKNOWN[name] for name in _UNKNOWN.keys() & columns - {*frame}})
-    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(metadata)
+    table = pa.Table.from_pandas(
+        frame, schema=schema, preserve_index=False
+    ).replace_schema_metadata(metadata)
     with replacing(path) as temporary:
         pq.write_table(_with_terms(table), temporary)
 
@@ -158,13 +203,15 @@ def to_frame(records: Iterable[Record], **checkpoint: Any) -> pd.DataFrame:
 
 
 class HistoryFile:
-    """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its prefix is another.
+    """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its
+    prefix is another.
 
-    Records of earlier steps than the first one that is added stay in it, so that a resumed run goes on with it. Where
-    there are none, or the run ``is_new``, the file is another run's, which is kept beside it as ``history.1.parquet``
-    (the next free number). It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or
-    else the interpreter's exit. ``origin`` says what the values depend on, in texts by name, which are in the file's
-    metadata, with the date.
+    Records of earlier steps than the first one that is added stay in it, so that a resumed run goes
+    on with it. Where there are none, or the run ``is_new``, the file is another run's, which is
+    kept beside it as ``history.1.parquet`` (the next free number). It is written whole, and as this
+    takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
+    ``origin`` says what the values depend on, in texts by name, which are in the file's metadata,
+    with the date.
     """
 
     def __init__(
@@ -186,7 +233,9 @@ class HistoryFile:
         atexit.register(self.write)
 
     def before(self, step: int) -> dict[int, list[Record]]:
-        """The steps before this one that the file at the path has, unless the run is new, with their records."""
+        """The steps before this one that the file at the path has, unless the run is new, with
+        their records.
+        """
         if self._is_new or not self.path.exists():
             return {}
         written = read_parquet(self.path, HISTORY.names)
@@ -208,7 +257,9 @@ class HistoryFile:
         return self.write() if monotonic() >= self._paused_until else None
 
     def write(self) -> Path | None:
-        """Write what has been added since the last time; where another run's file is now, if that was in its place."""
+        """Write what has been added since the last time; where another run's file is now, if that
+        was in its place.
+        """
         if self._num_written == len(self._tables):
             return None
         started = monotonic()
@@ -232,7 +283,9 @@ class HistoryFile:
 
 
 class MonitoredRun(NamedTuple):
-    """A monitor's run: its name, its records, the history or folder of event files that holds them, their origin."""
+    """A monitor's run: its name, its records, the history or folder of event files that holds them,
+    their origin.
+    """
 
     name: str
     records: pd.DataFrame
@@ -241,15 +294,26 @@ class MonitoredRun(NamedTuple):
 
 
 def _histories(source: Path) -> Iterator[tuple[Path, str]]:
-    """The histories in a folder or else in the folders inside it, or one history itself, with their prefixes.
+    """The histories in a folder or else in the folders inside it, or one history itself, with their
+    prefixes.
 
-    Those of earlier runs that are kept beside them, ``history.1.parquet`` and so on, are left out of a folder's.
+    Those of earlier runs that are kept beside them, ``history.1.parquet`` and so on, are left out
+    of a folder's.
     """
     name = "history.*parquet"
-    for path in [source] if source.is_file() else sorted(source.glob(name)) or sorted(source.rglob(name)):
-        prefix = unquote(path.name.removeprefix("history").removesuffix("parquet").strip(".")) or "geometry"
+    for path in (
+        [source] if source.is_file() else sorted(source.glob(name)) or sorted(source.rglob(name))
+    ):
+        prefix = (
+            unquote(path.name.removeprefix("history").removesuffix("parquet").strip("."))
+            or "geometry"
+        )
         current = path.with_name(re.sub(r"\.\d+\.parquet$", ".parquet", path.name))
-        if path in (source, current) or not current.exists() or read_metadata(path).get(_PREFIX) == prefix:
+        if (
+            path in (source, current)
+            or not current.exists()
+            or read_metadata(path).get(_PREFIX) == prefix
+        ):
             yield path, prefix
 
 
@@ -261,7 +325,8 @@ def _read_history(path: Path) -> pd.DataFrame:
     if len(twice):
         step, layer, metric = twice[place].iloc[0]
         raise ValueError(
-            f"{path} must have one value for each step, layer and metric; it has several of {metric} at {layer}, step "
+            f"{path} must have one value for each step, layer and metric; it has several of "
+            f"{metric} at {layer}, step "
             f"{step}. Leave one of them, or give each run a history of its own."
         )
     return table.astype({"step": "int64"})
@@ -270,15 +335,19 @@ def _read_history(path: Path) -> pd.DataFrame:
 def require_numbers(table: pd.DataFrame, source: str) -> None:
     """Check that records have numbers as values, and whole numbers from 0 up as steps."""
     values = table["value"]
-    if not is_numeric_dtype(values) and len(texts := values[[isinstance(value, str) for value in values]]):
+    if not is_numeric_dtype(values) and len(
+        texts := values[[isinstance(value, str) for value in values]]
+    ):
         raise ValueError(
-            f"{source} must have numbers in the column value; it has {texts.iloc[0]!r}. Write NaN for undefined."
+            f"{source} must have numbers in the column value; it has {texts.iloc[0]!r}. Write NaN "
+            f"for undefined."
         )
     steps = pd.to_numeric(table["step"], errors="coerce")
     wrong = table["step"][~((steps >= 0) & (steps % 1 == 0))]
     if len(wrong):
         raise ValueError(
-            f"{source} must have optimizer steps, whole numbers from 0 up, in the column step; it has "
+            f"{source} must have optimizer steps, whole numbers from 0 up, in the column step; it "
+            f"has "
             f"{wrong.iloc[0]}. Count the steps that the weights have taken."
         )
 
@@ -291,22 +360,34 @@ def is_history(path: Path) -> bool:
 def monitored_runs(source: Path) -> list[MonitoredRun]:
     """The monitored runs in a folder, or of one history, from histories or else from event files.
 
-    A run has the name of its own folder, from wherever it is read, and its prefix unless that is the default one.
-    Folders of one name have what is before it in their paths, as far as that tells them apart: names are longer where
-    several such folders are read together. ``files``, in which W&B keeps those of a run, is no name.
+    A run has the name of its own folder, from wherever it is read, and its prefix unless that is
+    the default one. Folders of one name have what is before it in their paths, as far as that tells
+    them apart: names are longer where several such folders are read together. ``files``, in which
+    W&B keeps those of a run, is no name.
     """
-    found = [(path.parent, prefix, _read_history(path), path) for path, prefix in _histories(source)]
+    found = [
+        (path.parent, prefix, _read_history(path), path) for path, prefix in _histories(source)
+    ]
     if not found:
         folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
-        found = [(each, prefix, pd.DataFrame(own), each) for each in folders for prefix, own in read_events(each)]
+        found = [
+            (each, prefix, pd.DataFrame(own), each)
+            for each in folders
+            for prefix, own in read_events(each)
+        ]
     folders = [folder.resolve() for folder, *_ in found]
     every = [(folder.parent if folder.name == "files" else folder).parts for folder in folders]
     runs = []
     for parts, (_, prefix, records, path) in zip(every, found, strict=True):
         lengths = range(1, len(parts))
-        length = next((k for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1), len(parts))
+        length = next(
+            (k for k in lengths if sum(each[-k:] == parts[-k:] for each in {*every}) == 1),
+            len(parts),
+        )
         name = "/".join(parts[-length:])
         origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
         named = records if "model" in records else records.assign(model=origin.get("model", ""))
-        runs.append(MonitoredRun(name if prefix == "geometry" else f"{name} {prefix}", named, path, origin))
+        runs.append(
+            MonitoredRun(name if prefix == "geometry" else f"{name} {prefix}", named, path, origin)
+        )
     return runs

@@ -9,19 +9,23 @@ from typing import NotRequired, TypedDict
 from embedgeo.layer_names import LEDGER, PARTS, blocks_by_side
 
 MODEL = "model"
-"""Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their width 0."""
+"""Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their
+width 0.
+"""
 
 MEANS = tuple(
     f"{side}{part}mean"
     for side in ("", "encoder.", "decoder.")
     for part in ("", *(f"{each}." for each in (*PARTS, LEDGER)))
 )
-"""Layer names of means over blocks, and over each layer inside of them, those of an encoder and its decoder apart.
+"""Layer names of means over blocks, and over each layer inside of them, those of an encoder and its
+decoder apart.
 
 Their layer index is -1.
 """
 
-_LEAST_JUMP = 0.5  # nats by which a loss has to lie outside the range of its neighbours to be an outlier
+# nats by which a loss has to lie outside the range of its neighbours to be an outlier
+_LEAST_JUMP = 0.5
 
 
 class Record(TypedDict):
@@ -56,11 +60,15 @@ def model_record(metric: str, value: float) -> Record:
 
 
 def block_means(records: Iterable[Record]) -> list[Record]:
-    """Records of the means over blocks of one measurement, with the standard errors unknown: see `MEANS`.
+    """Records of the means over blocks of one measurement, with the standard errors unknown: see
+    `MEANS`.
 
     Places of coordinates have no mean.
 
-    >>> blocks = [{"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i} for i in (1, 2)]
+    >>> blocks = [
+    ...     {"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i}
+    ...     for i in (1, 2)
+    ... ]
     >>> block_means(blocks)
     [{'layer': 'mean', 'layer_index': -1, 'width': 8, 'metric': 'Q', 'value': 1.5, 'stderr': nan}]
     """
@@ -73,7 +81,10 @@ def block_means(records: Iterable[Record]) -> list[Record]:
     means: list[Record] = []
     for (side, _), of_blocks in together.items():
         value = sum(record["value"] for record in of_blocks) / len(of_blocks)
-        means.append(of_blocks[-1] | {"layer": f"{side}mean", "layer_index": -1, "value": value, "stderr": math.nan})
+        means.append(
+            of_blocks[-1]
+            | {"layer": f"{side}mean", "layer_index": -1, "value": value, "stderr": math.nan}
+        )
     return means
 
 
@@ -84,11 +95,18 @@ def _sides(layers: tuple[str, ...]) -> dict[str, str]:
 
 
 def shared_files(weights: Mapping[str, Mapping[str, str]]) -> list[tuple[str, list[str]]]:
-    """Weight files of checkpoints that otherwise differ: names of the file and of the checkpoints that share it.
+    """Weight files of checkpoints that otherwise differ: names of the file and of the checkpoints
+    that share it.
 
     The weights are digests of their files by name, of each checkpoint.
 
-    >>> shared_files({"step1": {"a": "1", "b": "2"}, "step2": {"a": "1", "b": "3"}, "step4": {"a": "4", "b": "5"}})
+    >>> shared_files(
+    ...     {
+    ...         "step1": {"a": "1", "b": "2"},
+    ...         "step2": {"a": "1", "b": "3"},
+    ...         "step4": {"a": "4", "b": "5"},
+    ...     }
+    ... )
     [('a', ['step1', 'step2'])]
     """
     holders: dict[tuple[str, str], list[str]] = {}
@@ -103,17 +121,19 @@ def shared_files(weights: Mapping[str, Mapping[str, str]]) -> list[tuple[str, li
 
 
 def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
-    """Names of the checkpoints whose loss lies much farther outside the range of its two neighbours than others do.
+    """Names of the checkpoints whose loss lies much farther outside the range of its two neighbours
+    than others do.
 
-    The losses are those of one series, by step. One that is not finite is an outlier; the first, which has one
-    neighbour, is not.
+    The losses are those of one series, by step. One that is not finite is an outlier; the first,
+    which has one neighbour, is not.
 
     >>> loss_outliers([("step1", 9.0), ("step2", 5.0), ("step3", 12.7), ("step4", 3.0)])
     ['step3']
     """
     finite = [(name, loss) for name, loss in losses if math.isfinite(loss)]
     outliers = {name for name, loss in losses if not math.isfinite(loss)}
-    while len(finite) > 1:  # the farthest first: beside an outlier its neighbours look like outliers, too
+    # the farthest first: beside an outlier its neighbours look like outliers, too
+    while len(finite) > 1:
         jumps = _jumps([loss for _, loss in finite])
         farthest = max(range(len(finite)), key=jumps.__getitem__)
         elsewhere = [0.0, *jumps[: max(0, farthest - 1)], *jumps[farthest + 2 :]]
@@ -124,7 +144,9 @@ def loss_outliers(losses: Sequence[tuple[str, float]]) -> list[str]:
 
 
 def _jumps(losses: Sequence[float]) -> list[float]:
-    """Distance of each loss from the range of its two neighbours; the first may be anything, the last may fall."""
+    """Distance of each loss from the range of its two neighbours; the first may be anything, the
+    last may fall.
+    """
     jumps = [0.0]
     for before, loss, after in zip(losses, losses[1:], [*losses[2:], None], strict=False):
         highest = before if after is None else max(before, after)

@@ -1,4 +1,6 @@
-"""Samples: rows, mean and spectrum kept of a checkpoint's embeddings, so that new numbers need no forward pass."""
+"""Samples: rows, mean and spectrum kept of a checkpoint's embeddings, so that new numbers need no
+forward pass.
+"""
 
 import json
 import os
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
 
 VERSION = 1  # of the file's schema
 
-_NUMBERING = "position among the rows that count (not masked), in the order in which one process sees the batches"
+_NUMBERING = (
+    "position among the rows that count (not masked), in the order in which one process sees the "
+    "batches"
+)
 _OF_ROWS = ("rows", "row_numbers", "token_ids", "sequence_ids")
 _TENSORS = (*_OF_ROWS, "mean", "eigenvalues")
 
@@ -26,16 +31,19 @@ class LayerSample:
 
     Attributes:
         n: number of rows that counted and were finite.
-        rows: the sampled rows of `embedgeo.IntrinsicDimension`, shape (m, d), in the dtype of the hidden states. They
-            are in the order in which they were drawn: the first k are a sample of k rows.
-        row_numbers: shape (m,), int64: the position of each among the rows that counted, from 0, in the order in which
-            one process sees the batches; rows with a NaN or Inf have a number, too.
+        rows: the sampled rows of `embedgeo.IntrinsicDimension`, shape (m, d), in the dtype of the
+            hidden states. They are in the order in which they were drawn: the first k are a sample
+            of k rows.
+        row_numbers: shape (m,), int64: the position of each among the rows that counted, from 0, in
+            the order in which one process sees the batches; rows with a NaN or Inf have a number,
+            too.
         mean: mean of all n rows, shape (d,), float64.
-        eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their sum is V.
-        token_ids: their token types, shape (m,), int64, -100 of a row that has none; None without token ids, and in
-            files of earlier versions.
-        sequence_ids: equal numbers for rows of one sequence, shape (m,), int64; None where each row is one, and in
-            files of earlier versions.
+        eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their
+            sum is V.
+        token_ids: their token types, shape (m,), int64, -100 of a row that has none; None without
+            token ids, and in files of earlier versions.
+        sequence_ids: equal numbers for rows of one sequence, shape (m,), int64; None where each row
+            is one, and in files of earlier versions.
     """
 
     n: int
@@ -62,11 +70,14 @@ def sample_file(folder: Path, name: str) -> Path:
     return folder / "samples" / f"{name}.safetensors"
 
 
-def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], checkpoint: Mapping[Any, Any]) -> None:
+def write_sample(
+    folder: Path, name: str, sample: Mapping[str, LayerSample], checkpoint: Mapping[Any, Any]
+) -> None:
     """Write `sample_file`, which holds the tensors ``<layer>/<attribute>``, whole or not at all.
 
-    Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``, ``revision``, ``step``,
-    ``layers`` in forward order with their ``n`` and the ``dtype`` of their rows, and what ``row_numbers`` are.
+    Its metadata have one entry, ``embedgeo``, in JSON: ``version`` of the schema, ``model``,
+    ``revision``, ``step``, ``layers`` in forward order with their ``n`` and the ``dtype`` of their
+    rows, and what ``row_numbers`` are.
     """
     from safetensors.torch import save_file
 
@@ -76,7 +87,9 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
         dtype = "" if kept.rows is None else str(kept.rows.dtype).removeprefix("torch.")
         layers[layer] = {"n": kept.n, "dtype": dtype}
         found = {f"{layer}/{key}": getattr(kept, key) for key in _TENSORS}
-        tensors.update({key: tensor.contiguous() for key, tensor in found.items() if tensor is not None})
+        tensors.update(
+            {key: tensor.contiguous() for key, tensor in found.items() if tensor is not None}
+        )
     metadata = {
         "version": VERSION,
         "model": checkpoint["model"],
@@ -86,11 +99,14 @@ def write_sample(folder: Path, name: str, sample: Mapping[str, LayerSample], che
         "row_numbers": _NUMBERING,
     }
     with replacing(sample_file(folder, name)) as temporary:
-        save_file(tensors, temporary, {"embedgeo": json.dumps(metadata)})  # one entry: several have no fixed order
+        # one entry: several have no fixed order
+        save_file(tensors, temporary, {"embedgeo": json.dumps(metadata)})
 
 
 def read_sample(path: Path, most: int | None = None) -> SavedSample:
-    """Read a file that `write_sample` has written, or only the first ``most`` of its rows, their numbers and ids."""
+    """Read a file that `write_sample` has written, or only the first ``most`` of its rows, their
+    numbers and ids.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -98,20 +114,27 @@ def read_sample(path: Path, most: int | None = None) -> SavedSample:
             metadata = json.loads((file.metadata() or {})["embedgeo"])
             if metadata["version"] != VERSION:
                 raise ValueError(
-                    f"{path} must have version {VERSION} of the schema; it has {metadata['version']}. Read it with the "
+                    f"{path} must have version {VERSION} of the schema; it has "
+                    f"{metadata['version']}. Read it with the "
                     "version of embedgeo that wrote it, or measure again, into another folder."
                 )
             tensors = {
-                key: file.get_slice(key)[:most] if key.rpartition("/")[-1] in _OF_ROWS else file.get_tensor(key)
+                key: file.get_slice(key)[:most]
+                if key.rpartition("/")[-1] in _OF_ROWS
+                else file.get_tensor(key)
                 for key in set(file.keys())
             }
         layers = {
-            layer: LayerSample(facts["n"], **{key: tensors.get(f"{layer}/{key}") for key in _TENSORS})
+            layer: LayerSample(
+                facts["n"], **{key: tensors.get(f"{layer}/{key}") for key in _TENSORS}
+            )
             for layer, facts in metadata["layers"].items()
         }
         return SavedSample(metadata["model"], metadata["revision"], metadata["step"], layers)
     except (SafetensorError, LookupError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} must be a saved sample; it is none, or damaged ({error}).") from error
+        raise ValueError(
+            f"{path} must be a saved sample; it is none, or damaged ({error})."
+        ) from error
 
 
 def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedSample:
@@ -121,8 +144,8 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
 
     Args:
         path: the file, or the folder of a sweep or of `embedgeo.Geometry.save`.
-        name: in a folder, the name of the checkpoint, as that of its file in ``checkpoints/``; may be left out if only
-            one has a sample.
+        name: in a folder, the name of the checkpoint, as that of its file in ``checkpoints/``; may
+            be left out if only one has a sample.
 
     Raises:
         FileNotFoundError: there is no such sample.
@@ -132,15 +155,27 @@ def load_sample(path: str | os.PathLike[str], name: str | None = None) -> SavedS
     require_extra("report", "load_sample", "safetensors")
     file = Path(path)
     if file.is_dir():
-        names = sorted(found.stem for found in sample_file(file, "").parent.glob("[!.]*.safetensors"))
+        names = sorted(
+            found.stem for found in sample_file(file, "").parent.glob("[!.]*.safetensors")
+        )
         if name is None and len(names) > 1:
-            raise ValueError(f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}.")
+            raise ValueError(
+                f"name must be that of a checkpoint; {file} has samples of {', '.join(names)}."
+            )
         if name not in names and not (name is None and names):
-            saved = f"has those of {', '.join(names)}" if names else "has none: sweep with --save-samples true"
-            raise FileNotFoundError(f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {saved}.")
+            saved = (
+                f"has those of {', '.join(names)}"
+                if names
+                else "has none: sweep with --save-samples true"
+            )
+            raise FileNotFoundError(
+                f"load_sample takes a checkpoint with a sample; got {name!r}, and {file} {saved}."
+            )
         file = sample_file(file, name or names[0])
     elif not file.exists():
-        raise FileNotFoundError(f"load_sample takes a file of a sample or the folder of a sweep; {file} is not there.")
+        raise FileNotFoundError(
+            f"load_sample takes a file of a sample or the folder of a sweep; {file} is not there."
+        )
     elif name is not None:
         raise ValueError(f"name must be left out for a file; got {name!r} with {file}.")
     return read_sample(file)

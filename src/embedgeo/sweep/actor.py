@@ -1,4 +1,6 @@
-"""A worker as an actor of Ray. Nothing heavy is imported before `RayWorker` has its environment, which imports read."""
+"""A worker as an actor of Ray. Nothing heavy is imported before `RayWorker` has its environment,
+which imports read.
+"""
 
 import os
 import socket
@@ -26,14 +28,18 @@ class Started(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A checkpoint's measurement, or the reason why there is none; and the warnings given meanwhile."""
+    """A checkpoint's measurement, or the reason why there is none; and the warnings given
+    meanwhile.
+    """
 
     result: "Measured | str"
     warnings: Sequence[str] = ()
 
 
 class RayWorker:
-    """Measures one checkpoint after the other on a node, with the driver's variables and a folder that it removes."""
+    """Measures one checkpoint after the other on a node, with the driver's variables and a folder
+    that it removes.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
@@ -47,7 +53,9 @@ class RayWorker:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._downloads = Downloads(folder, evict=settings.evict)
-            self._worker = Worker(make_fabric(settings.trainer or {}), settings, texts, self._downloads)
+            self._worker = Worker(
+                make_fabric(settings.trainer or {}), settings, texts, self._downloads
+            )
         except Exception as error:
             return Started(socket.gethostname(), versions(), reason(error))
         return Started(socket.gethostname(), versions())
@@ -58,7 +66,10 @@ class RayWorker:
 
         path = planned.checkpoint.path
         if path is not None and not path.exists():
-            where = f"every node of the cluster, under the same path; {socket.gethostname()} has no {path}"
+            where = (
+                f"every node of the cluster, under the same path; {socket.gethostname()} has no "
+                f"{path}"
+            )
             return Answer(f"FileNotFoundError: a local checkpoint must be on {where}.")
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:
             result: Measured | str
@@ -66,9 +77,18 @@ class RayWorker:
                 result = self._worker.measure(planned, lambda: upcoming)
             except Exception as error:
                 result = reason(error)
-        return Answer(result, [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)])
+        return Answer(
+            result,
+            [
+                str(warning.message)
+                for warning in caught
+                if issubclass(warning.category, UserWarning)
+            ],
+        )
 
     def close(self) -> None:
-        """Remove what has been downloaded, also while a checkpoint is being measured, and end the process."""
+        """Remove what has been downloaded, also while a checkpoint is being measured, and end the
+        process.
+        """
         self._downloads.discard()
         os._exit(0)

@@ -24,22 +24,28 @@ from embedgeo.sweep.processes import versions
 from embedgeo.sweep.run import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
 
-_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}  # of Ray's own for these resources
-_MOST_DEATHS = 3  # of workers over one checkpoint; and, for each worker, before they were ready, in a row
+# of Ray's own for these resources
+_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+# of workers over one checkpoint; and, for each worker, before they were ready, in a row
+_MOST_DEATHS = 3
 _PATIENCE_SECONDS = 60.0  # until a line tells that workers have found no place
 _CLOSING_SECONDS = 5.0
 
 
 @contextmanager
 def connected(settings: SweepSettings) -> Iterator[None]:
-    """Context of the cluster that is named or found, or else of one that is started on this machine meanwhile."""
+    """Context of the cluster that is named or found, or else of one that is started on this machine
+    meanwhile.
+    """
     is_ours = not ray.is_initialized()  # or else the program's that has called this
     try:
         if is_ours:
             _connect(settings.ray_address)
         needed = {"CPU": 1, **(settings.resources or {})}
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        if not any(all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes):
+        if not any(
+            all(node.get(name, 0) >= number for name, number in needed.items()) for node in nodes
+        ):
             most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in needed}
             raise ValueError(
                 f"resources must be what a node of the cluster can give to a worker; asked for "
@@ -66,7 +72,8 @@ def _connect(address: str | None) -> None:
         raise KeyboardInterrupt from stopped
     except Exception as error:
         raise ConnectionError(
-            "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this machine is a node, or "
+            "ray_address must be auto, or HOST:PORT of a Ray cluster that runs, of which this "
+            "machine is a node, or "
             f"local for a new one; got {known or 'none, and Ray has found one'} ({reason(error)})."
         ) from error
     finally:
@@ -90,7 +97,9 @@ class _RemoteWorker:
 
 
 class RemoteWorkers:
-    """The workers of a sweep; each that dies is replaced, and its checkpoint is left to others, up to three deaths."""
+    """The workers of a sweep; each that dies is replaced, and its checkpoint is left to others, up
+    to three deaths.
+    """
 
     def __init__(self, sweep: Sweep) -> None:
         num_originals = sum(not planned.duplicate_of for planned in sweep.plan.pending)
@@ -107,7 +116,9 @@ class RemoteWorkers:
     def measure_all(self) -> None:
         """Measure all checkpoints, then end the workers."""
         try:
-            while self._sweep.left or any(worker.planned or worker.upcoming for worker in self._workers):
+            while self._sweep.left or any(
+                worker.planned or worker.upcoming for worker in self._workers
+            ):
                 self._start_workers()
                 for worker in self._workers:
                     if worker.node and worker.planned is None:
@@ -116,18 +127,23 @@ class RemoteWorkers:
                 self._take_answers()
         finally:
             with suppress(Exception):  # as where the cluster is gone
-                if closing := [worker.actor.close.remote() for worker in self._workers if worker.node]:
+                if closing := [
+                    worker.actor.close.remote() for worker in self._workers if worker.node
+                ]:
                     ray.wait(closing, num_returns=len(closing), timeout=_CLOSING_SECONDS)
                 for worker in self._workers:
                     ray.kill(worker.actor)
 
     def _start_workers(self) -> None:
         resources = dict(self._resources)
-        options = {option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources}
+        options = {
+            option: resources.pop(name) for name, option in _OPTIONS.items() if name in resources
+        }
         actors: Any = ray.remote(RayWorker).options(
             **options, resources=resources, max_concurrency=2, scheduling_strategy="SPREAD"
         )
-        environment = {  # by which workers reach the Hub, but for the token; they wait, and take memory, as this one
+        # by which workers reach the Hub, but for the token; they wait, and take memory, as this one
+        environment = {
             "HF_ENDPOINT": constants.ENDPOINT,
             "HF_HUB_DISABLE_XET": str(int(constants.HF_HUB_DISABLE_XET)),
             "HF_HUB_OFFLINE": str(int(constants.HF_HUB_OFFLINE)),
@@ -152,7 +168,8 @@ class RemoteWorkers:
             if result is None:
                 worker.planned = planned
                 worker.started = started
-                if len(self._sweep.left) >= self._num_workers:  # otherwise what is left is for who is ready first
+                # otherwise what is left is for who is ready first
+                if len(self._sweep.left) >= self._num_workers:
                     worker.upcoming = self._choose(to_fetch=True)
                 self._answers[worker.actor.measure.remote(planned, worker.upcoming)] = worker
                 return
@@ -160,22 +177,35 @@ class RemoteWorkers:
 
     def _choose(self, *, to_fetch: bool = False) -> Planned | None:
         """The next checkpoint, but for those with the weights of one that is under way."""
-        under_way = {p.original for worker in self._workers for p in (worker.planned, worker.upcoming) if p is not None}
+        under_way = {
+            p.original
+            for worker in self._workers
+            for p in (worker.planned, worker.upcoming)
+            if p is not None
+        }
         free = [planned for planned in self._sweep.left if planned.original not in under_way]
-        chosen = self._sweep.reserve([p for p in free if not (to_fetch and (p.duplicate_of or p.error))])
+        chosen = self._sweep.reserve(
+            [p for p in free if not (to_fetch and (p.duplicate_of or p.error))]
+        )
         if chosen is not None:
             self._sweep.left.remove(chosen)
         return chosen
 
     def _show_progress(self) -> None:
         names = [worker.planned.name for worker in self._workers if worker.planned is not None]
-        self._sweep.show_progress(listed(names), self._sweep.num_ended + len(names), self._sweep.num_ended)
+        self._sweep.show_progress(
+            listed(names), self._sweep.num_ended + len(names), self._sweep.num_ended
+        )
         num_ready = sum(bool(worker.node) for worker in self._workers)
         if self._sweep.left and num_ready and not names:
             self._sweep.print_waiting()
-        if num_ready < self._num_workers and time.monotonic() - self._last_start > _PATIENCE_SECONDS:
+        if (
+            num_ready < self._num_workers
+            and time.monotonic() - self._last_start > _PATIENCE_SECONDS
+        ):
             self._sweep.print_once(
-                f"{num_ready} of {self._num_workers} workers have started; the others do once the cluster has "
+                f"{num_ready} of {self._num_workers} workers have started; the others do once the "
+                f"cluster has "
                 f"{_enumerated(self._resources)} free for each"
             )
 
@@ -187,10 +217,13 @@ class RemoteWorkers:
             worker = self._answers.pop(reference)
             try:
                 answer = ray.get(reference)
-            except ray.exceptions.RayTaskError as error:  # it cannot be imported, or its answer not be sent
+            # it cannot be imported, or its answer not be sent
+            except ray.exceptions.RayTaskError as error:
                 why = reason(error.cause or error)
                 if not worker.node:
-                    raise ValueError(f"embedgeo must be installed on every node of the cluster; {why}") from error
+                    raise ValueError(
+                        f"embedgeo must be installed on every node of the cluster; {why}"
+                    ) from error
                 self._take(worker, Answer(why))
             except Exception as error:
                 self._remove_dead(worker, error)
@@ -217,7 +250,8 @@ class RemoteWorkers:
             self._deaths_at_start += 1
             if self._deaths_at_start >= _MOST_DEATHS * self._num_workers:
                 raise ConnectionError(
-                    f"workers must start on the cluster; {self._deaths_at_start} died: {_cause_of_death(error)}"
+                    f"workers must start on the cluster; {self._deaths_at_start} died: "
+                    f"{_cause_of_death(error)}"
                 )
             return
         if worker.upcoming is not None:
@@ -227,7 +261,9 @@ class RemoteWorkers:
             why = f"its worker died, {_MOST_DEATHS} times: {_cause_of_death(error)}"
             self._sweep.end(planned, self._sweep.num_ended + 1, why, worker.started)
         else:
-            self._sweep.print(f"the worker on {worker.node} died over {planned.name}: it is measured again")
+            self._sweep.print(
+                f"the worker on {worker.node} died over {planned.name}: it is measured again"
+            )
             self._sweep.put_back(planned)
 
 
@@ -236,15 +272,25 @@ def _require_same_packages(started: Started) -> None:
         raise ValueError(f"a worker must be able to start; on {started.node}: {started.error}")
     for name, own in versions().items():
         other = started.versions.get(name, "none")
-        if other.partition("+")[0] != own.partition("+")[0]:  # +cpu, +cu130 are builds of one version
+        # +cpu, +cu130 are builds of one version
+        if other.partition("+")[0] != own.partition("+")[0]:
             raise ValueError(
-                f"the nodes of the cluster must have the driver's packages; {started.node} has {name} {other}, "
+                f"the nodes of the cluster must have the driver's packages; {started.node} has "
+                f"{name} {other}, "
                 f"this machine {own}."
             )
 
 
 def _cause_of_death(error: Exception) -> str:
-    """The line of Ray's message that tells the cause of a death, without what identifies the worker."""
-    lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [type(error).__name__]
-    line = lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
-    return line.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][:400]
+    """The line of Ray's message that tells the cause of a death, without what identifies the
+    worker.
+    """
+    lines = [line for line in str(error).splitlines() if not line.startswith("\t")] or [
+        type(error).__name__
+    ]
+    line = (
+        lines[1] if isinstance(error, ray.exceptions.RayActorError) and len(lines) > 1 else lines[0]
+    )
+    return line.rpartition("Worker exit detail: ")[2].partition(" If the process was killed")[0][
+        :400
+    ]

@@ -1,4 +1,6 @@
-"""Saved rows of a sweep compared over its checkpoints and through their layers: the command ``embedgeo drift``."""
+"""Saved rows of a sweep compared over its checkpoints and through their layers: the command
+``embedgeo drift``.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,38 +30,50 @@ _AT_STEPS = 3  # at which the layers are compared
 
 
 class Comparison:
-    """Compares what a sweep has saved, on at most so many rows; ``fewest_rows`` is how many it came down to."""
+    """Compares what a sweep has saved, on at most so many rows; ``fewest_rows`` is how many it came
+    down to.
+    """
 
     def __init__(self, folder: Path, num_rows: int) -> None:
         self._folder = SweepFolder(folder)
         self._num_rows = num_rows
-        self._runs: list[list[str]] = []  # names of the checkpoints in the order of steps; each final model by itself
+        # names of the checkpoints in the order of steps; each final model by itself
+        self._runs: list[list[str]] = []
         for checkpoints in self._folder.runs().values():
             names = [name for name in checkpoints if sample_file(self._folder.path, name).exists()]
             finals = [name for name in names if self._folder.facts(name).get("has_step") == "false"]
-            self._runs += filter(None, ([name for name in names if name not in finals], *([name] for name in finals)))
+            self._runs += filter(
+                None, ([name for name in names if name not in finals], *([name] for name in finals))
+            )
         if not self._runs:
             raise ValueError(
-                f"drift takes the folder of a sweep with saved samples; {folder} has none. Sweep with --save-samples "
+                f"drift takes the folder of a sweep with saved samples; {folder} has none. Sweep "
+                f"with --save-samples "
                 "true, into another folder."
             )
         self._layers = lru_cache(maxsize=3)(self._read_layers)
         if not any(self._layers(name) for run in self._runs for name in run):
             raise ValueError(
-                f"drift compares saved rows; the samples in {folder} have none, as the metrics of the sweep draw none. "
-                "Sweep with --save-samples true and metrics with IntrinsicDimension, as the default ones, into another "
+                f"drift compares saved rows; the samples in {folder} have none, as the metrics of "
+                f"the sweep draw none. "
+                "Sweep with --save-samples true and metrics with IntrinsicDimension, as the "
+                "default ones, into another "
                 "folder."
             )
         self.fewest_rows = num_rows
 
     def write(self) -> None:
-        """Write what is not there yet, a checkpoint at a time, then ``metrics.csv`` and ``tensorboard/`` with it."""
+        """Write what is not there yet, a checkpoint at a time, then ``metrics.csv`` and
+        ``tensorboard/`` with it.
+        """
         path = self._folder.path
         remove_leftovers(path, drift_file(path, "").parent)
         console = Console(stderr=True)
         checkpoints = [(run, i) for run in self._runs for i in range(len(run))]
         is_silent = not console.is_terminal
-        for run, i in track(checkpoints, "Comparing rows", console=console, transient=True, disable=is_silent):
+        for run, i in track(
+            checkpoints, "Comparing rows", console=console, transient=True, disable=is_silent
+        ):
             self._write_drift(run[i], {"previous": run[i - 1], "first": run[0]} if i else {})
         origin = self._origin([name for run in self._runs for name in run])
         if not _is_current(cka_file(path), origin):
@@ -77,33 +91,55 @@ class Comparison:
         places = measured.drop_duplicates("layer").set_index("layer")
         records = []
         for layer, below in zip(layers, layers_below(layers), strict=True):
-            references = {suffix: self._layers(other).get(layer) for suffix, other in others.items()}
+            references = {
+                suffix: self._layers(other).get(layer) for suffix, other in others.items()
+            }
             references["below"] = layers.get(below)
             values: dict[str, Tensor] = {}
             for suffix, reference in references.items():
                 if reference is not None:
                     here, there = self._common_rows(layers[layer], reference)
-                    values |= {f"{key}_to_{suffix}": value for key, value in drift_values(there, here).items()}
+                    values |= {
+                        f"{key}_to_{suffix}": value
+                        for key, value in drift_values(there, here).items()
+                    }
                     if suffix == "below":
                         values |= linearity_values(there, here)
             index = int(places["layer_index"][layer])
             width = int(places["width"][layer])
             records += [
-                Record(layer=layer, layer_index=index, width=width, metric=key, value=float(value), stderr=np.nan)
+                Record(
+                    layer=layer,
+                    layer_index=index,
+                    width=width,
+                    metric=key,
+                    value=float(value),
+                    stderr=np.nan,
+                )
                 for key, value in values.items()
             ]
-        shared = {str(key): value for key, value in measured.iloc[0].drop([*RECORD_COLUMNS]).items()}
+        shared = {
+            str(key): value for key, value in measured.iloc[0].drop([*RECORD_COLUMNS]).items()
+        }
         write_parquet(path, to_frame(records, **shared), SCHEMA, origin)
 
     def _cka_rows(self, run: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Rows of `CKA`: of steps with steps at some layers, then of layers with layers at some steps."""
+        """Rows of `CKA`: of steps with steps at some layers, then of layers with layers at some
+        steps.
+        """
         steps = {name: int(self._folder.read(name)["step"].iloc[0]) for name in run}
-        layers = _thinned([layer for layer in self._layers(run[-1]) if is_along(layer)], _MOST_LAYERS)
+        layers = _thinned(
+            [layer for layer in self._layers(run[-1]) if is_along(layer)], _MOST_LAYERS
+        )
         for layer in _thinned(layers, _AT_LAYERS) if len(run) > 1 else ():
-            yield from self._each_with_each([(name, steps[name], layer) for name in _thinned(run, _MOST_STEPS)])
+            yield from self._each_with_each(
+                [(name, steps[name], layer) for name in _thinned(run, _MOST_STEPS)]
+            )
         for name in _thinned(run, _AT_STEPS):
             for part in dict.fromkeys(map(side, layers)):
-                yield from self._each_with_each([(name, steps[name], each) for each in layers if side(each) == part])
+                yield from self._each_with_each(
+                    [(name, steps[name], each) for each in layers if side(each) == part]
+                )
 
     def _each_with_each(self, places: Sequence[tuple[str, int, str]]) -> Iterator[tuple[Any, ...]]:
         found = [(place, self._layers(place[0]).get(place[2])) for place in places]
@@ -121,13 +157,19 @@ class Comparison:
             shared = set(numbers[0]).intersection(*numbers[1:])
             wanted = [number for number in numbers[0] if number in shared]
             places = [{number: i for i, number in enumerate(each)} for each in numbers]
-            rows = [x[[at[number] for number in wanted]] for x, at in zip(rows, places, strict=True)]
+            rows = [
+                x[[at[number] for number in wanted]] for x, at in zip(rows, places, strict=True)
+            ]
         self.fewest_rows = min(self.fewest_rows, len(rows[0]))
         return rows
 
     def _read_layers(self, name: str) -> Mapping[str, LayerSample]:
         layers = read_sample(sample_file(self._folder.path, name), self._num_rows).layers
-        return {layer: sample for layer, sample in layers.items() if sample.rows is not None and len(sample.rows)}
+        return {
+            layer: sample
+            for layer, sample in layers.items()
+            if sample.rows is not None and len(sample.rows)
+        }
 
     def _origin(self, names: Sequence[str]) -> dict[str, str]:
         changed = {name: sample_file(self._folder.path, name).stat().st_mtime_ns for name in names}

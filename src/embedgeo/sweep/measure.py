@@ -44,12 +44,15 @@ from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
-_TOKEN_TYPES = 1024  # whose logits are computed at so many positions at a time: the processor's cache holds them
+# whose logits are computed at so many positions at a time: the processor's cache holds them
+_TOKEN_TYPES = 1024
 _POSITIONS = 512
 _POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
 _LARGE_BLOCK = 4 << 20  # bytes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_METRIC_OPTIONS = [name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)]
+_METRIC_OPTIONS = [
+    name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)
+]
 
 
 @dataclass
@@ -63,10 +66,13 @@ class Measured:
 
 
 class Downloads:
-    """Fetches checkpoints one at a time: with ``evict`` into a temporary folder inside ``out``, else into the cache."""
+    """Fetches checkpoints one at a time: with ``evict`` into a temporary folder inside ``out``,
+    else into the cache.
+    """
 
     def __init__(self, out: Path, *, evict: bool) -> None:
-        remove_leftovers(out)  # of killed processes of this machine, also where another one opens the sweep folder
+        # of killed processes of this machine, also where another one opens the sweep folder
+        remove_leftovers(out)
         self.folder = temporary_path(out / "downloads")
         self._evict = evict
         self._thread = ThreadPoolExecutor(1)
@@ -76,7 +82,8 @@ class Downloads:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        is_stopped = kind is not None and not issubclass(kind, Exception)  # then a download may not be waited for
+        # then a download may not be waited for
+        is_stopped = kind is not None and not issubclass(kind, Exception)
         self._thread.shutdown(wait=not is_stopped, cancel_futures=True)
         self.discard()
 
@@ -85,7 +92,9 @@ class Downloads:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, planned: Planned) -> Future[Path]:
-        """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or file."""
+        """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or
+        file.
+        """
         if planned.name not in self._fetches:
             self._fetches[planned.name] = self._thread.submit(self._fetch, planned)
         return self._fetches[planned.name]
@@ -106,7 +115,9 @@ class Downloads:
 
 @dataclass
 class Worker:
-    """One process of those that measure a checkpoint together; local rank 0 downloads for its node."""
+    """One process of those that measure a checkpoint together; local rank 0 downloads for its
+    node.
+    """
 
     fabric: Fabric
     settings: SweepSettings
@@ -116,7 +127,9 @@ class Worker:
     _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
 
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint, and fetch and load the next; every rank must call this, and raises if one fails."""
+        """Measure a checkpoint, and fetch and load the next; every rank must call this, and raises
+        if one fails.
+        """
         text = self.texts[planned.checkpoint.model]
         try:
             loaded = self._load_fetched(planned, text)
@@ -161,14 +174,20 @@ class Worker:
         )
 
     def _load_ahead(self, planned: Planned | None) -> None:
-        """Begin to load a checkpoint, where that changes nothing for other threads, as torch's default dtype would."""
+        """Begin to load a checkpoint, where that changes nothing for other threads, as torch's
+        default dtype would.
+        """
         own_code = self.settings.model_class is not None or self.settings.trust_remote_code
         in_place = self.settings.device_map is None and self.fabric.world_size == 1
         if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
             path = self.downloads.start(planned)
-            self._loads[planned.name] = self._thread.submit(lambda: self._load(planned, path.result()))
+            self._loads[planned.name] = self._thread.submit(
+                lambda: self._load(planned, path.result())
+            )
 
-    def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None) -> Measured:
+    def _measure_model(
+        self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None
+    ) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
         model = loaded.model  # with a device map, accelerate's hooks move what enters each part
@@ -193,10 +212,15 @@ class Worker:
                 with all_agree(self.fabric):
                     ablation = self._ablation(geometry, text, loss) if settings.ablate else None
                     lens = self._logit_lens(geometry, text, loss) if settings.logit_lens else None
-                others = [] if ablation is None else [each for each in ablation.records() if each["metric"] != "loss"]
+                others = (
+                    []
+                    if ablation is None
+                    else [each for each in ablation.records() if each["metric"] != "loss"]
+                )
                 others += [] if lens is None else lens.lens_records()
             network = measured_model(model)
-            num_parameters = sum(parameter.numel() for parameter in network.parameters())  # "meta" unties those tied
+            # "meta" unties those tied
+            num_parameters = sum(parameter.numel() for parameter in network.parameters())
             facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
             facts["architecture"] = geometry.norms.architecture(geometry.layers)
             if not text.is_even:
@@ -231,14 +255,18 @@ class Worker:
             with geometry.probe:
                 states = loss.run(batch.token_ids, batch.mask)
             loss.add(states, batch.token_ids, batch.masked, batch.mask)
-            del states  # they may be the logits of the whole batch, and the next ones are made in their place
+            # they may be the logits of the whole batch, and the next ones are made in their place
+            del states
         return loss
 
     def _ablation(self, geometry: Geometry, text: ProbeText, loss: "TokenLoss") -> Ablation:
-        """The ablation of the layers on this rank's batches; its sequences have the numbers of all ranks' batches."""
+        """The ablation of the layers on this rank's batches; its sequences have the numbers of all
+        ranks' batches.
+        """
         if not loss.is_wanted or len(text.lengths) < 2:
             raise ValueError(
-                "ablate needs a model with a language model head, and at least 2 sequences; this one has "
+                "ablate needs a model with a language model head, and at least 2 sequences; this "
+                "one has "
                 f"{'a' if loss.is_wanted else 'no'} head, and the text {len(text.lengths)}."
             )
         return self._with_batches(geometry, dict(enumerate(geometry.layers)), text)
@@ -247,20 +275,27 @@ class Worker:
         """The logit lens at those of the layers that it reads, on the same batches."""
         if not loss.is_wanted:
             raise ValueError(
-                "logit_lens needs a model with a language model head, and a mask token of a masked one; "
+                "logit_lens needs a model with a language model head, and a mask token of a masked "
+                "one; "
                 f"{type(measured_model(geometry.model)).__name__} has none. Leave it out."
             )
         return self._with_batches(geometry, lens_layers(geometry.model, geometry.layers), text)
 
-    def _with_batches(self, geometry: Geometry, layers: Mapping[int, Layer], text: ProbeText) -> Ablation:
+    def _with_batches(
+        self, geometry: Geometry, layers: Mapping[int, Layer], text: ProbeText
+    ) -> Ablation:
         settings = self.settings
         rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
         device = weights_device(geometry.model)
         batches = []
         for i, on_cpu in enumerate(text.batches(settings.batch_size, rank, num_ranks)):
             batch = move_data_to_device(on_cpu, device)
-            numbers = (i * num_ranks + rank) * settings.batch_size + torch.arange(len(batch.token_ids))
-            batches.append(text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers))
+            numbers = (i * num_ranks + rank) * settings.batch_size + torch.arange(
+                len(batch.token_ids)
+            )
+            batches.append(
+                text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers)
+            )
         return Ablation(
             geometry.model,
             layers,
@@ -274,21 +309,34 @@ class Worker:
         )
 
     def _row_numbers(self, text: ProbeText) -> list[range]:
-        """Numbers of the tokens that count of each batch of all ranks, which ranks draw their samples by."""
+        """Numbers of the tokens that count of each batch of all ranks, which ranks draw their
+        samples by.
+        """
         numbers = []
         start = 0
         for batch in text.batches(self.settings.batch_size):
-            counts = torch.ones_like(batch.token_ids, dtype=torch.bool) if batch.mask is None else batch.mask
+            counts = (
+                torch.ones_like(batch.token_ids, dtype=torch.bool)
+                if batch.mask is None
+                else batch.mask
+            )
             counts = counts & (sequence_positions(counts) > self.settings.skip_first_positions)
-            counts &= ~torch.isin(batch.token_ids, torch.tensor([*self.settings.ignore_token_ids], dtype=torch.int64))
+            counts &= ~torch.isin(
+                batch.token_ids, torch.tensor([*self.settings.ignore_token_ids], dtype=torch.int64)
+            )
             numbers.append(range(start, start + int(counts.sum())))
             start = numbers[-1].stop
         return numbers
 
-    def _results(self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]) -> Measured:
+    def _results(
+        self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]
+    ) -> Measured:
         records = geometry.records()
         if silent := geometry.silent_layers():
-            raise ValueError(f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave it out.")
+            raise ValueError(
+                f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave "
+                f"it out."
+            )
         sums = self.fabric.all_reduce(loss.total.to(self.fabric.device), reduce_op="sum")
         assert isinstance(sums, Tensor)
         total, count = sums.tolist()
@@ -301,19 +349,29 @@ class Worker:
             tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
         tables |= geometry.layer_tables()
         if self.settings.jackknife:
-            tables.setdefault("jackknife", pd.DataFrame(columns=TABLES["jackknife"].names))  # of too few sequences
+            # of too few sequences
+            tables.setdefault("jackknife", pd.DataFrame(columns=TABLES["jackknife"].names))
         return Measured(records, tables, facts, sample)
 
 
 def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
     """Tables of token types, by kind, with each type as text."""
     types = geometry.token_tables()
-    tables = {"tokens": types.assign(num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0)}
+    tables = {
+        "tokens": types.assign(
+            num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0
+        )
+    }
     tables["projections"] = geometry.token_planes()
     tables["distances"] = geometry.token_tables("distances")
     if text.occurrence_types:
-        tables["occurrences"] = geometry.token_tables("occurrences").merge(types[["layer", "token_id", "n"]])
-    return {kind: table.assign(token=table["token_id"].map(text.token_texts)) for kind, table in tables.items()}
+        tables["occurrences"] = geometry.token_tables("occurrences").merge(
+            types[["layer", "token_id", "n"]]
+        )
+    return {
+        kind: table.assign(token=table["token_id"].map(text.token_texts))
+        for kind, table in tables.items()
+    }
 
 
 def release_memory() -> None:
@@ -323,7 +381,8 @@ def release_memory() -> None:
 
 @contextmanager
 def large_blocks_apart() -> Iterator[None]:
-    """Have glibc map large blocks one by one: freed between others that are held, they go back to the system.
+    """Have glibc map large blocks one by one: freed between others that are held, they go back to
+    the system.
 
     Afterwards it does so from the largest size on that it comes to by itself.
     """
@@ -342,9 +401,16 @@ def _call_glibc(function: str, *arguments: int) -> None:
 
 
 class TokenLoss:
-    """Runs a model over batches, and sums its loss at next tokens; for an encoder with a mask token, at masked ones."""
+    """Runs a model over batches, and sums its loss at next tokens; for an encoder with a mask
+    token, at masked ones.
+    """
 
-    def __init__(self, loaded: loading.LoadedModel, measured: Collection[nn.Module], mask_token_id: int | None) -> None:
+    def __init__(
+        self,
+        loaded: loading.LoadedModel,
+        measured: Collection[nn.Module],
+        mask_token_id: int | None,
+    ) -> None:
         self.total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and their number
         self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
         self._model = measured_model(loaded.model)
@@ -352,30 +418,51 @@ class TokenLoss:
         self._measured = measured  # which run on all positions
         self._head: nn.Module | None = None
         self._is_product = False  # the head, with weights that are at hand
-        self._width = None if isinstance(self._model, PreTrainedModel) else loading.num_token_types(self._model)
+        self._width = (
+            None
+            if isinstance(self._model, PreTrainedModel)
+            else loading.num_token_types(self._model)
+        )
 
     def find_head(self, token_ids: Tensor) -> None:
-        """Find the module whose output is the logits, with nothing that scales or caps them, by running some tokens."""
+        """Find the module whose output is the logits, with nothing that scales or caps them, by
+        running some tokens.
+        """
         head = output_embedding(self._model)
         if head is None or any(part in self._measured for part in head.modules()):
             return
-        with suppress(Exception), _shortened(head) as inputs:  # an error of the model shows when it is measured
+        # an error of the model shows when it is measured
+        with suppress(Exception), _shortened(head) as inputs:
             logits = _logits(self._forward(token_ids))
-            if inputs and logits is not None and torch.equal(logits, head(inputs[0]).to(logits.device)):
+            if (
+                inputs
+                and logits is not None
+                and torch.equal(logits, head(inputs[0]).to(logits.device))
+            ):
                 self._head = head
                 product = F.linear(inputs[0][:, -1:], head.weight, head.bias)  # type: ignore[arg-type]
                 self._is_product = torch.equal(product, logits)
 
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        """Run a batch; returns the input of the head, or the logits if no head was found, or None without logits."""
+        """Run a batch; returns the input of the head, or the logits if no head was found, or None
+        without logits.
+        """
         if self._head is None:
             return _logits(self._forward(token_ids, mask))
         with _shortened(self._head) as inputs:
             self._forward(token_ids, mask)
         return inputs[0]
 
-    def add(self, states: Tensor | None, token_ids: Tensor, masked: Tensor | None, mask: Tensor | None = None) -> None:
-        """Add the loss of a batch, given what `run` returned, unless a model of the user's own gives no logits."""
+    def add(
+        self,
+        states: Tensor | None,
+        token_ids: Tensor,
+        masked: Tensor | None,
+        mask: Tensor | None = None,
+    ) -> None:
+        """Add the loss of a batch, given what `run` returned, unless a model of the user's own
+        gives no logits.
+        """
         if self.is_wanted and masked is not None and self._mask_token_id is not None:
             states = self.run(token_ids.masked_fill(masked, self._mask_token_id), mask)
         if not self.is_wanted or states is None or not self._are_logits(states, token_ids):
@@ -421,7 +508,8 @@ class TokenLoss:
 
 
 def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target is none of them.
+    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target
+    is none of them.
 
     Logits in float32 are overwritten.
     """
@@ -435,7 +523,8 @@ def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
         chosen = torch.where(inside, wide.gather(1, place[:, None])[:, 0], chosen)
         top = wide.amax(1, keepdim=True)
         top.masked_fill_(top.isinf(), 0)
-        sums.append(wide.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))  # in place: twice as fast as logsumexp
+        # in place: twice as fast as logsumexp
+        sums.append(wide.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))
         start += part.shape[1]
     return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
@@ -462,43 +551,58 @@ def _shortened(head: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def metrics_function(settings: SweepSettings) -> MetricFactory:
-    """The function named by ``metrics``, with its options: it makes the metrics of a layer, given its width."""
+    """The function named by ``metrics``, with its options: it makes the metrics of a layer, given
+    its width.
+    """
     require_num_groups(settings.jackknife)
     name = settings.metrics
-    rule = "metrics must name a function of a layer's width as package.function, in a module that can be imported"
+    rule = (
+        "metrics must name a function of a layer's width as package.function, in a module that can "
+        "be imported"
+    )
     with loading.requiring(rule, name):
         function: Any = auto_metrics if name == "auto" else loading.import_named(name)
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
     values |= {"count_range": tuple(settings.count_range), "extra": tuple(settings.extra_names)}
-    values["removed_directions"] = tuple(settings.removed_directions) if settings.after_processing else ()
+    values["removed_directions"] = (
+        tuple(settings.removed_directions) if settings.after_processing else ()
+    )
     # those that are not given are left to the function, which has defaults of its own
-    options = {option: value for option, value in values.items() if value != getattr(SweepSettings, option)}
+    options = {
+        option: value for option, value in values.items() if value != getattr(SweepSettings, option)
+    }
     if function is auto_metrics and settings.jackknife:
         options["jackknife"] = settings.jackknife
     parameters = signature(function).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     if refused := [option for option in options if not takes_any and option not in parameters]:
         raise ValueError(
-            f"metrics must name a function that takes the options given with it; {name} does not take "
+            f"metrics must name a function that takes the options given with it; {name} does not "
+            f"take "
             f"{listed(refused)}. Leave that out, or name a function that takes it."
         )
     make = partial(function, **options)
     try:
         require_distinct_keys(make)
     except (Exception, SystemExit) as error:
-        if isinstance(error, ValueError) and str(getattr(function, "__module__", "")).startswith("embedgeo."):
+        if isinstance(error, ValueError) and str(getattr(function, "__module__", "")).startswith(
+            "embedgeo."
+        ):
             raise
         raise ValueError(
-            "metrics must name a function that makes a list of torchmetrics metrics, of distinct keys, for any width; "
+            "metrics must name a function that makes a list of torchmetrics metrics, of distinct "
+            "keys, for any width; "
             f"{name} fails for width 2 ({reason(error)})."
         ) from error
     tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
     has_types = any("tokens" in of_metric for of_metric in tables)
     if (settings.token_tables or settings.save_means) and not has_types:
         asked = "token_tables" if settings.token_tables else "save_means"
-        raise ValueError(f"{asked} needs metrics that hold TokenMoments; {name} makes none. Leave it out.")
+        raise ValueError(
+            f"{asked} needs metrics that hold TokenMoments; {name} makes none. Leave it out."
+        )
     if settings.save_samples:
         require_samples(make)
     return make

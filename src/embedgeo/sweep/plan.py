@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from embedgeo.checkpoints.files import Contents, duplicates
-from embedgeo.checkpoints.sources import UNREADABLE, Checkpoint, Steps, list_checkpoints, place, select_steps
+from embedgeo.checkpoints.sources import (
+    UNREADABLE,
+    Checkpoint,
+    Steps,
+    list_checkpoints,
+    place,
+    select_steps,
+)
 from embedgeo.formatting import reason
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of, parse_groups
@@ -53,11 +60,18 @@ class Planned:
         has_step = "" if self.checkpoint.has_step else "false"
         digests = {} if self.contents is None else self.contents.digests
         held = json.dumps(digests) if len(digests) > 1 else ""  # of one file weights_sha256 says it
-        return {"files": self.weights_state, "has_step": has_step, "group": self.group, "weight_files": held}
+        return {
+            "files": self.weights_state,
+            "has_step": has_step,
+            "group": self.group,
+            "weight_files": held,
+        }
 
     def is_done(self, records: pd.DataFrame | None) -> bool:
         """True if it has records, of the weights that it has now."""
-        return records is not None and (not self.is_stale or records["weights_sha256"].iloc[0] == self.weights_sha256)
+        return records is not None and (
+            not self.is_stale or records["weights_sha256"].iloc[0] == self.weights_sha256
+        )
 
 
 class SweepPlan(NamedTuple):
@@ -69,9 +83,14 @@ class SweepPlan(NamedTuple):
 
 
 def as_recorded(settings: SweepSettings, folder: SweepFolder) -> dict[str, Any]:
-    """The settings ``model`` and ``tokenizer``; paths that the manifest of a folder has, too, are written as there."""
+    """The settings ``model`` and ``tokenizer``; paths that the manifest of a folder has, too, are
+    written as there.
+    """
     asked = folder.manifest().get("asked", {})
-    before = [asked.get("tokenizer"), *(asked["model"] if isinstance(asked.get("model"), list) else ())]
+    before = [
+        asked.get("tokenizer"),
+        *(asked["model"] if isinstance(asked.get("model"), list) else ()),
+    ]
     written = {place(name): name for name in before if isinstance(name, str)}
     tokenizer = settings.tokenizer
     return {
@@ -83,22 +102,31 @@ def as_recorded(settings: SweepSettings, folder: SweepFolder) -> dict[str, Any]:
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
     """The plan of a sweep into a folder; what is done there is not read again."""
     known = {
-        name: Recorded(str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", ""))
+        name: Recorded(
+            str(folder.read(name)["weights_sha256"].iloc[0]), folder.facts(name).get("files", "")
+        )
         for name in folder.done()
     }
     written = {place(name): name for name in settings.models}
-    groups = {written.get(place(name), name): group for name, group in parse_groups(settings.model_group).items()}
+    groups = {
+        written.get(place(name), name): group
+        for name, group in parse_groups(settings.model_group).items()
+    }
     plan = make_plan(settings.models, settings.revisions, settings.steps, known, groups)
     index, count = settings.part
     position = {planned.name: i for i, planned in enumerate(plan)}
-    mine = [planned for planned in plan if position[planned.original] % count == index]  # duplicates go with it
+    # duplicates go with it
+    mine = [planned for planned in plan if position[planned.original] % count == index]
     num_originals = sum(not planned.duplicate_of for planned in mine)
     if settings.workers > max(1, num_originals):
         raise ValueError(
-            f"workers must be at most the checkpoints to measure, duplicates apart; got {settings.workers} for "
+            f"workers must be at most the checkpoints to measure, duplicates apart; got "
+            f"{settings.workers} for "
             f"{num_originals}."
         )
-    return SweepPlan(plan, mine, [planned for planned in mine if planned.name not in known or planned.is_stale])
+    return SweepPlan(
+        plan, mine, [planned for planned in mine if planned.name not in known or planned.is_stale]
+    )
 
 
 def make_plan(
@@ -108,20 +136,33 @@ def make_plan(
     known: Mapping[str, Recorded] = MappingProxyType({}),
     groups: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Planned]:
-    """Checkpoints by series and step; local ones of ``known`` weights are read again only if they look changed."""
+    """Checkpoints by series and step; local ones of ``known`` weights are read again only if they
+    look changed.
+    """
     listed = list_checkpoints(model, revisions, final=steps == "final")
     with ThreadPoolExecutor(8) as pool:
-        plan = list(pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps)))
-    owners = duplicates({planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256})
-    models = dict.fromkeys([*([model] if isinstance(model, str) else model), *(c.model for c in listed)])
+        plan = list(
+            pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps))
+        )
+    owners = duplicates(
+        {planned.name: planned.weights_sha256 for planned in plan if planned.weights_sha256}
+    )
+    models = dict.fromkeys(
+        [*([model] if isinstance(model, str) else model), *(c.model for c in listed)]
+    )
     group = groups_of(groups, models)
     return [
-        replace(each, duplicate_of=owners.get(each.name), group=group.get(each.checkpoint.model, "")) for each in plan
+        replace(
+            each, duplicate_of=owners.get(each.name), group=group.get(each.checkpoint.model, "")
+        )
+        for each in plan
     ]
 
 
 def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
-    """The checkpoints to take; ``log`` is for each series by itself. Final ones are always taken."""
+    """The checkpoints to take; ``log`` is for each series by itself. Final ones are always
+    taken.
+    """
     existing: dict[str, set[int]] = {each.position.series: set() for each in listed}
     for each in listed:
         existing[each.position.series] |= {each.step} - {UNREADABLE}
@@ -129,23 +170,34 @@ def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
         chosen = {series: select_steps(own, steps) for series, own in existing.items()}
     else:
         chosen = dict.fromkeys(existing, select_steps(set().union(*existing.values()), steps))
-    others = {UNREADABLE} if steps in ("all", "log", "final") else set()  # so that they are said to have failed
-    return [each for each in listed if each.step in chosen[each.position.series] | others or not each.has_step]
+    # so that they are said to have failed
+    others = {UNREADABLE} if steps in ("all", "log", "final") else set()
+    return [
+        each
+        for each in listed
+        if each.step in chosen[each.position.series] | others or not each.has_step
+    ]
 
 
 def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Planned:
     state = ""
     try:
-        state = checkpoint.weights_state()  # before they are read: of what changes meanwhile it is out of date
+        # before they are read: of what changes meanwhile it is out of date
+        state = checkpoint.weights_state()
         if known is not None and checkpoint.path is not None and state == known.state:
             return Planned(checkpoint, weights_sha256=known.sha256, weights_state=state)
         contents = checkpoint.contents()
     except Exception as error:
         if known is not None and checkpoint.path is not None:  # it is gone: what was measured stays
             return Planned(checkpoint, weights_sha256=known.sha256, weights_state=known.state)
-        return Planned(checkpoint, weights_sha256=known.sha256 if known else "", error=reason(error))
-    sha256 = known.sha256 if known and checkpoint.path is None else contents.sha256  # a revision that moved keeps its
-    return Planned(checkpoint, contents, sha256, state, is_stale=known is not None and known.sha256 != sha256)
+        return Planned(
+            checkpoint, weights_sha256=known.sha256 if known else "", error=reason(error)
+        )
+    # a revision that moved keeps its
+    sha256 = known.sha256 if known and checkpoint.path is None else contents.sha256
+    return Planned(
+        checkpoint, contents, sha256, state, is_stale=known is not None and known.sha256 != sha256
+    )
 
 
 def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
@@ -164,7 +216,15 @@ def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
             to_read += size
         checkpoint = planned.checkpoint
         commit = checkpoint.commit[:12] or "local"
-        step = "?" if checkpoint.step == UNREADABLE else str(checkpoint.step) if checkpoint.has_step else "final"
-        rows.append(f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip())
+        step = (
+            "?"
+            if checkpoint.step == UNREADABLE
+            else str(checkpoint.step)
+            if checkpoint.has_step
+            else "final"
+        )
+        rows.append(
+            f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip()
+        )
     verb = "read" if all(planned.checkpoint.path for planned in plan) else "download"
     return "\n".join([*rows, f"{len(plan)} checkpoints, {to_read / 1e6:.1f} MB to {verb}"])

@@ -1,4 +1,6 @@
-"""The processes of a sweep, each with the whole model; libraries that keep quiet in them, and their versions."""
+"""The processes of a sweep, each with the whole model; libraries that keep quiet in them, and their
+versions.
+"""
 
 import logging
 import warnings
@@ -17,12 +19,17 @@ from embedgeo.formatting import reason
 _FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
 T = TypeVar("T")
 # on options that are the user's choice, on how lightning walks batches, and to the writer of a file
-_ADVICE = ".*does not have many workers|GPU available but not used|.*treespec, LeafSpec|Detected pickle protocol"
+_ADVICE = (
+    ".*does not have many workers|GPU available but not used|.*treespec, LeafSpec|Detected pickle "
+    "protocol"
+)
 
 
 @contextmanager
 def muted_libraries() -> Iterator[None]:
-    """Context without the progress bars, log messages and advice of the libraries that load and run models."""
+    """Context without the progress bars, log messages and advice of the libraries that load and run
+    models.
+    """
     from huggingface_hub.utils import logging as hub_logging
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
     from transformers.utils import logging as transformers_logging
@@ -30,7 +37,8 @@ def muted_libraries() -> Iterator[None]:
     with ExitStack() as after, warnings.catch_warnings():
         warnings.filterwarnings("ignore", _ADVICE)
         after.callback(setattr, warnings, "formatwarning", warnings.formatwarning)
-        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # not where in the code it is from
+        # not where in the code it is from
+        warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
         for library in (hub_logging, transformers_logging):
             after.callback(library.set_verbosity, library.get_verbosity())
             library.set_verbosity(logging.ERROR)
@@ -56,17 +64,21 @@ def make_fabric(options: Mapping[str, Any]) -> Fabric:
     """Lightning's Fabric with the given options; by default one device."""
     if unknown := sorted(options.keys() - set(_FABRIC_OPTIONS)):
         raise ValueError(
-            f"trainer must be options that say where and how to run: {', '.join(_FABRIC_OPTIONS)}; got "
+            f"trainer must be options that say where and how to run: {', '.join(_FABRIC_OPTIONS)}; "
+            f"got "
             f"{', '.join(unknown)}."
         )
     try:
         fabric = Fabric(**{"devices": 1, **options})
     except Exception as error:  # of several kinds, one of them lightning's own
-        raise ValueError(f"trainer must be options that lightning accepts here; {reason(error)}") from error
+        raise ValueError(
+            f"trainer must be options that lightning accepts here; {reason(error)}"
+        ) from error
     is_whole = isinstance(fabric.strategy, DDPStrategy | SingleDeviceStrategy)
     if not is_whole or "MultiProcessing" in type(fabric.strategy.launcher).__name__:
         raise ValueError(
-            "trainer.strategy must keep its processes over the sweep, and the model whole in each, as ddp does; "
+            "trainer.strategy must keep its processes over the sweep, and the model whole in each, "
+            "as ddp does; "
             f"got {options.get('strategy', 'auto')!r}."
         )
     return fabric

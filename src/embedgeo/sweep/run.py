@@ -56,10 +56,15 @@ def run_sweep(settings: SweepSettings) -> int:
         fabric = make_fabric({"accelerator": "cpu"} if on_ray else settings.trainer or {})
         if settings.device_map is not None and fabric.world_size > 1:
             raise ValueError(
-                f"device_map must be left out where {fabric.world_size} processes each have the whole model; got "
+                f"device_map must be left out where {fabric.world_size} processes each have the "
+                f"whole model; got "
                 f"{settings.device_map!r}. Take one process, with --trainer.devices 1."
             )
-        work = _prepared(settings, documents, folder, manifest, fabric.world_size) if fabric.is_global_zero else None
+        work = (
+            _prepared(settings, documents, folder, manifest, fabric.world_size)
+            if fabric.is_global_zero
+            else None
+        )
         with launched(fabric):
             work = fabric.broadcast(work)
             assert work is not None
@@ -77,12 +82,18 @@ def run_sweep(settings: SweepSettings) -> int:
 
 
 def _prepared(
-    settings: SweepSettings, documents: Documents, folder: SweepFolder, manifest: Mapping[str, Any], world_size: int
+    settings: SweepSettings,
+    documents: Documents,
+    folder: SweepFolder,
+    manifest: Mapping[str, Any],
+    world_size: int,
 ) -> tuple[SweepPlan, dict[str, ProbeText]]:
     """The plan, and the text of each model."""
     plan = plan_sweep(settings, folder)
     if settings.model_group:
-        folder.write_groups({planned.name: planned.group for planned in plan.checkpoints if not planned.is_stale})
+        folder.write_groups(
+            {planned.name: planned.group for planned in plan.checkpoints if not planned.is_stale}
+        )
     texts: dict[str, ProbeText] = {}
     if plan.pending or not folder.manifest():
         texts, lines = prepare_texts(documents, plan.checkpoints, settings)
@@ -96,9 +107,14 @@ def _prepared(
 
 
 def _open(
-    folder: SweepFolder, manifest: Mapping[str, Any], texts: Mapping[str, ProbeText], text_files: Sequence[str]
+    folder: SweepFolder,
+    manifest: Mapping[str, Any],
+    texts: Mapping[str, ProbeText],
+    text_files: Sequence[str],
 ) -> None:
-    """Make the sweep folder, or continue one whose results are on the same tokens of the same documents."""
+    """Make the sweep folder, or continue one whose results are on the same tokens of the same
+    documents.
+    """
     now: dict[str, dict[str, Any]] = {
         model: {
             "sha256": text.text_sha256,
@@ -113,7 +129,8 @@ def _open(
     }
     for model, text in texts.items():
         length = int(text.lengths.max())
-        if manifest["unit"] == "sequence" and length < manifest["seq_len"]:  # as many as the model has positions
+        # as many as the model has positions
+        if manifest["unit"] == "sequence" and length < manifest["seq_len"]:
             now[model]["seq_len"] = length
     recorded = folder.manifest().get("text", {})
     for model, entry in now.items():
@@ -123,14 +140,22 @@ def _open(
             ("tokens_sha256", "sequence of tokens; the tokenizer no longer gives those"),
         ):
             if before.get(key, entry[key]) != entry[key]:
-                raise ValueError(f"a sweep folder holds results on one {change} of {folder.path}. Give another out.")
+                raise ValueError(
+                    f"a sweep folder holds results on one {change} of {folder.path}. Give another "
+                    f"out."
+                )
     text_entry = next(iter(now.values())) if len(now) == 1 else now
-    made = {"versions": {"python": platform.python_version(), **versions()}, "text_files": [*text_files]}
+    made = {
+        "versions": {"python": platform.python_version(), **versions()},
+        "text_files": [*text_files],
+    }
     folder.open(manifest, {**made, "text": text_entry})
 
 
 def shortfall(settings: SweepSettings, text: ProbeText) -> str:
-    """Sentences on fewer tokens than ``num_tokens``, and on texts that were cut; empty if there are none."""
+    """Sentences on fewer tokens than ``num_tokens``, and on texts that were cut; empty if there are
+    none.
+    """
     used = len(text.token_ids)
     left = settings.num_tokens - used
     longest = int(text.lengths.max())
@@ -143,21 +168,32 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
         why = "what does not fill a sequence is left out"
     if left >= most:
         why = "the text has no more"
-    lines = [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
+    lines = (
+        [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
+    )
     if text.num_cut:
-        lines.append(f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to {longest:,} tokens (--seq-len)")
+        lines.append(
+            f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to {longest:,} tokens "
+            f"(--seq-len)"
+        )
     return "; ".join(lines)
 
 
-def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planned | None]], Measured]) -> None:
-    """Measure the pending checkpoints; ``measure`` also takes what chooses the next to fetch. Every rank calls this."""
+def measure_here(
+    sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planned | None]], Measured]
+) -> None:
+    """Measure the pending checkpoints; ``measure`` also takes what chooses the next to fetch. Every
+    rank calls this.
+    """
     while (planned := sweep.next()) is not None:
         number = len(sweep.plan.pending) - len(sweep.left)
         sweep.show_progress(planned.name, number, number - 1)
         started = time.monotonic()
         result: Measured | str
         try:
-            result = planned.error or sweep.copied(planned) or measure(planned, sweep.choose_upcoming)
+            result = (
+                planned.error or sweep.copied(planned) or measure(planned, sweep.choose_upcoming)
+            )
         except Exception as error:
             result = reason(error)
         sweep.end(planned, number, result, started)
@@ -165,7 +201,9 @@ def measure_here(sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planne
 
 @dataclass
 class Sweep:
-    """The checkpoints of a sweep: the next one, and the results of each. For all ranks; rank 0 chooses and writes."""
+    """The checkpoints of a sweep: the next one, and the results of each. For all ranks; rank 0
+    chooses and writes.
+    """
 
     fabric: Fabric
     settings: SweepSettings
@@ -178,7 +216,9 @@ class Sweep:
         self.left = list(pending)  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
-        self._num_series = len({planned.checkpoint.position.series for planned in self.plan.checkpoints})
+        self._num_series = len(
+            {planned.checkpoint.position.series for planned in self.plan.checkpoints}
+        )
         self._make_metrics = metrics_function(self.settings)
         self._locks = Locks(self.folder.path / "manifest.json")
         self._console = Console(quiet=not self.fabric.is_global_zero)
@@ -191,14 +231,18 @@ class Sweep:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Show the progress, and hold what has been begun; at the end bring the folder up to date."""
+        """Show the progress, and hold what has been begun; at the end bring the folder up to
+        date.
+        """
         with self._bar, closing(self._locks):
             yield
             if self.fabric.is_global_zero:
                 self.folder.rebuild(self._num_series)
 
     def next(self) -> Planned | None:
-        """The checkpoint to measure now; None at the end. What other processes have begun comes last."""
+        """The checkpoint to measure now; None at the end. What other processes have begun comes
+        last.
+        """
         while True:
             chosen = self.reserve(self.left) if self.fabric.is_global_zero else None
             if chosen is not None:
@@ -210,22 +254,35 @@ class Sweep:
             time.sleep(POLL_SECONDS)
 
     def choose_upcoming(self) -> Planned | None:
-        """The checkpoint to fetch while another is measured, from now on this process's; duplicates are copied."""
-        to_fetch = [planned for planned in self.left if not planned.duplicate_of and not planned.error]
+        """The checkpoint to fetch while another is measured, from now on this process's; duplicates
+        are copied.
+        """
+        to_fetch = [
+            planned for planned in self.left if not planned.duplicate_of and not planned.error
+        ]
         return self.reserve(to_fetch) if self.fabric.is_global_zero else None
 
     def reserve(self, among: Sequence[Planned]) -> Planned | None:
-        """The first checkpoint whose original no other process has begun; from now on this one's. For rank 0."""
+        """The first checkpoint whose original no other process has begun; from now on this one's.
+        For rank 0.
+        """
         for planned in list(among):
             if not self._locks.take(planned.original):
-                self.print_once(f"another sweep is at work in {self.folder.path}: what it has begun is left to it")
-            elif planned.name in self.folder.done() and planned.is_done(self.folder.read(planned.name)):
-                self.left.remove(planned)  # another process has done it since this one has made its plan
+                self.print_once(
+                    f"another sweep is at work in {self.folder.path}: what it has begun is left to "
+                    f"it"
+                )
+            elif planned.name in self.folder.done() and planned.is_done(
+                self.folder.read(planned.name)
+            ):
+                # another process has done it since this one has made its plan
+                self.left.remove(planned)
                 self._locks.release(planned.original)
             else:
                 if self._locks.error:
                     self.print_once(
-                        f"{self.folder.path} cannot be locked ({self._locks.error}): another sweep of the same "
+                        f"{self.folder.path} cannot be locked ({self._locks.error}): another sweep "
+                        f"of the same "
                         "checkpoints at the same time would measure them, too"
                     )
                 return planned
@@ -237,24 +294,39 @@ class Sweep:
         self._locks.release(planned.original)
 
     def copied(self, planned: Planned) -> Measured | None:
-        """The results of the checkpoint that this one duplicates; None if it must be measured itself."""
+        """The results of the checkpoint that this one duplicates; None if it must be measured
+        itself.
+        """
         copied = None
         original = planned.duplicate_of
-        if self.fabric.is_global_zero and original in self.folder.done() and planned.contents is not None:
+        if (
+            self.fabric.is_global_zero
+            and original in self.folder.done()
+            and planned.contents is not None
+        ):
             with suppress(Exception):  # then it is measured
-                first = next(other.checkpoint for other in self.plan.checkpoints if other.name == original)
+                first = next(
+                    other.checkpoint for other in self.plan.checkpoints if other.name == original
+                )
                 records = self.folder.read(original)
                 is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
-                is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)  # one tokenizer
+                # one tokenizer
+                is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)
                 if is_same and first.config_digest() == planned.contents.config_digest:
                     tables = self.folder.read_tables(original, self.settings.tables)
                     kept = to_records(records[records["metric"] != "tokens_seen"])
-                    sample = load_sample(self.folder.path, original).layers if self.settings.save_samples else None
+                    sample = (
+                        load_sample(self.folder.path, original).layers
+                        if self.settings.save_samples
+                        else None
+                    )
                     copied = Measured(kept, tables, self.folder.facts(original), sample)
         return self.fabric.broadcast(copied)
 
     def end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
-        """Write what was measured, or why nothing was; leave the checkpoint to others, and print its line."""
+        """Write what was measured, or why nothing was; leave the checkpoint to others, and print
+        its line.
+        """
         records = None
         try:
             if not isinstance(result, str):
@@ -297,17 +369,25 @@ class Sweep:
             duplicate_of=planned.duplicate_of,
         )
         if self.fabric.is_global_zero:
-            facts = {key: value for key, value in {**measured.facts, **planned.facts}.items() if value}
+            facts = {
+                key: value for key, value in {**measured.facts, **planned.facts}.items() if value
+            }
             self.folder.write(planned.name, frame, measured.tables, facts, measured.sample)
         return frame
 
     def show_progress(self, names: str, number: int, num_ended: int) -> None:
         """Say on the bar which checkpoints are under way."""
-        self._bar.update(self._task, description=f"{names}  {number}/{len(self.plan.pending)}", completed=num_ended)
+        self._bar.update(
+            self._task,
+            description=f"{names}  {number}/{len(self.plan.pending)}",
+            completed=num_ended,
+        )
 
     def print_waiting(self) -> None:
         """Print that what is left has been begun by others."""
-        self.print_once(f"waiting for another sweep to be through with {listed([p.name for p in self.left])}")
+        self.print_once(
+            f"waiting for another sweep to be through with {listed([p.name for p in self.left])}"
+        )
 
     def print(self, line: str) -> None:
         """Print a line above the bar."""
@@ -321,22 +401,35 @@ class Sweep:
 
 
 class ProgressLines:
-    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the time left."""
+    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the
+    time left.
+    """
 
     def __init__(self, pending: Sequence[Planned]) -> None:
         self._total = len(pending)
-        self._width = min(max([len("means over blocks"), *(len(planned.name) for planned in pending)]), 40)
+        self._width = min(
+            max([len("means over blocks"), *(len(planned.name) for planned in pending)]), 40
+        )
         self._started = time.monotonic()
         self._columns: list[str] = []
 
-    def measured(self, planned: Planned, number: int, num_ended: int, records: pd.DataFrame, seconds: float) -> str:
-        """The loss, and means over blocks (over all layers if none is a block); above the first line the columns."""
+    def measured(
+        self, planned: Planned, number: int, num_ended: int, records: pd.DataFrame, seconds: float
+    ) -> str:
+        """The loss, and means over blocks (over all layers if none is a block); above the first
+        line the columns.
+        """
         at_layers = records[records["layer"] != MODEL]
-        names = [name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side]
+        names = [
+            name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side
+        ]
         blocks = at_layers[at_layers["layer"].isin(names)]
         means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
         values = {**means, **records[records["layer"] == MODEL].set_index("metric")["value"]}
-        columns = [key for key in _VALUES if key in values or key in self._columns] + ["time", "left"]
+        columns = [key for key in _VALUES if key in values or key in self._columns] + [
+            "time",
+            "left",
+        ]
         cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
         left = (time.monotonic() - self._started) / num_ended * (self._total - number)
         cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
@@ -351,8 +444,12 @@ class ProgressLines:
         return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
 
     def _line(self, number: str, name: str, cells: Sequence[str]) -> str:
-        aligned = [f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, self._columns, strict=False)]
-        return "  ".join([f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned])
+        aligned = [
+            f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, self._columns, strict=False)
+        ]
+        return "  ".join(
+            [f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned]
+        )
 
 
 def finish(sweep: Sweep) -> int:
@@ -363,7 +460,9 @@ def finish(sweep: Sweep) -> int:
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
     done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
     left = [planned.name for planned in mine if planned not in done]
-    part = f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
+    part = (
+        f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
+    )
     lines = [f"{len(done)} of {len(plan)} checkpoints done{part}"]
     losses: dict[str, list[tuple[str, float]]] = {}
     models: dict[str, dict[str, list[str]]] = {}
@@ -375,34 +474,60 @@ def finish(sweep: Sweep) -> int:
         before = frame["commit"].iloc[0]
         now = planned.checkpoint.commit
         if before != now:
-            lines.append(f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} now")
+            lines.append(
+                f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} "
+                f"now"
+            )
         if planned.is_stale:
-            lines.append(f"  replaced: {name} was measured before with other weights; measured again")
+            lines.append(
+                f"  replaced: {name} was measured before with other weights; measured again"
+            )
         series = str(frame["series"].iloc[0])
-        models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(name)
+        models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(
+            name
+        )
         for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
             losses.setdefault(series, []).append((name, float(value)))
     for file, names in folder.shared_files():
-        lines.append(f"  shared: {listed(names)} have the same {file}, though their other weights differ")
+        lines.append(
+            f"  shared: {listed(names)} have the same {file}, though their other weights differ"
+        )
     for names_by_model in models.values():
         if len(names_by_model) > 1:
-            which = "; ".join(f"{series} ({listed(names)})" for series, names in names_by_model.items())
+            which = "; ".join(
+                f"{series} ({listed(names)})" for series, names in names_by_model.items()
+            )
             lines.append(f"  different models, kept apart as runs of their own: {which}")
     for by_step in losses.values():
         for name in loss_outliers(by_step):
-            lines.append(f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its neighbours")
+            lines.append(
+                f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its "
+                f"neighbours"
+            )
     lines += [f"  failed: {name}: {why}" for name, why in sweep.failures.items()]
-    lines += [f"  not done: {name}: its results are gone again" for name in left if name not in sweep.failures]
+    lines += [
+        f"  not done: {name}: its results are gone again"
+        for name in left
+        if name not in sweep.failures
+    ]
     if left:
-        lines.append(f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only those")
+        lines.append(
+            f"{len(left)} checkpoints failed; once the reasons are mended, the next run tries only "
+            f"those"
+        )
     print(*lines, sep="\n")
-    print(f"{folder.path}: metrics.csv; {shell_command('tensorboard', '--logdir', folder.tensorboard)}")
+    print(
+        f"{folder.path}: metrics.csv; "
+        f"{shell_command('tensorboard', '--logdir', folder.tensorboard)}"
+    )
     if done:
         print(shell_command("embedgeo", "report", folder.path))
     return 3 if left else 0
 
 
-def run_check(model: str | list[str], steps: str | int | list[int], revisions: str, lineage: bool) -> int:
+def run_check(
+    model: str | list[str], steps: str | int | list[int], revisions: str, lineage: bool
+) -> int:
     """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
         plan = make_plan(model, revisions, steps)
@@ -412,7 +537,9 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
             groups.setdefault(planned.duplicate_of, []).append(planned.name)
     for first, others in groups.items():
         print(f"same weights: {', '.join([first, *others])}")
-    parts = shared_files({planned.name: planned.contents.digests for planned in plan if planned.contents is not None})
+    parts = shared_files(
+        {planned.name: planned.contents.digests for planned in plan if planned.contents is not None}
+    )
     for file, names in parts:
         print(f"same file {file}: {', '.join(names)}")
     failed = {planned.name: planned.error for planned in plan if planned.error}
@@ -423,13 +550,18 @@ def run_check(model: str | list[str], steps: str | int | list[int], revisions: s
         failed |= lines.errors
     copies = [{first, *others} for first, others in groups.items()]  # of which all is said
     findings = [
-        each for each in findings if not any(each.kind == SAME_TENSOR and names >= {*each.names} for names in copies)
+        each
+        for each in findings
+        if not any(each.kind == SAME_TENSOR and names >= {*each.names} for names in copies)
     ]
     for finding in findings:
         print(f"{finding.kind}: {', '.join(finding.names)}: {finding.text}")
     for name, error in failed.items():
         print(f"not read: {name}: {error}")
-    print(f"{len(plan)} checkpoints, {sum(map(len, groups.values()))} of them with the weights of an earlier one")
+    print(
+        f"{len(plan)} checkpoints, {sum(map(len, groups.values()))} of them with the weights of an "
+        f"earlier one"
+    )
     return 1 if groups or parts or findings else 3 if failed else 0
 
 
@@ -438,7 +570,9 @@ def _lineages(plan: Sequence[Planned]) -> Iterator[Lineage]:
     runs: dict[str, list[tuple[Checkpoint, Contents]]] = {}
     for planned in plan:
         if planned.contents is not None and planned.checkpoint.has_step:
-            runs.setdefault(planned.checkpoint.position.series, []).append((planned.checkpoint, planned.contents))
+            runs.setdefault(planned.checkpoint.position.series, []).append(
+                (planned.checkpoint, planned.contents)
+            )
     for checkpoints in runs.values():
         if len(checkpoints) > 1:
             yield read_lineage(checkpoints)
@@ -451,7 +585,12 @@ def _lineage_table(lineage: Lineage) -> Iterator[str]:
     width = max(len("checkpoint"), *map(len, lineage.names))
     yield f"{len(lineage.tensors)} tensors: {listed(lineage.tensors, 12)}"
     first = lineage.names[0]
-    yield f"{'checkpoint':<{width}}  {'from ' + first:>16}  {'correlation':>11}  {'from previous':>13}"
+    yield (
+        f"{'checkpoint':<{width}}  {'from ' + first:>16}  "
+        f"{'correlation':>11}  {'from previous':>13}"
+    )
     rows = zip(lineage.names, *lineage.to_first(), lineage.to_previous(), strict=True)
     for name, distance, correlation, step in rows:
-        yield f"{name:<{width}}  {distance:>16.4g}  {correlation:>11.4f}  {step:>13.4g}".replace("nan", "  –")
+        yield f"{name:<{width}}  {distance:>16.4g}  {correlation:>11.4f}  {step:>13.4g}".replace(
+            "nan", "  –"
+        )

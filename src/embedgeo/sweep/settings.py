@@ -23,89 +23,107 @@ class SweepSettings:
     """The options of ``embedgeo sweep``.
 
     Args:
-        model: a repository on the Hub whose branches or tags name steps, a pattern (``author/name-step_*``) or a list
-            of repositories, or a local folder of checkpoints (``step100/``, ``checkpoint-100/``, ``*.ckpt``). One
-            without steps is one checkpoint, of step 0: the branch ``main``, or the folder itself.
-        steps: ``all``; ``log``: the first, the last and those nearest to powers of two; steps, as ``0,1,512``; or
-            ``final``: the branch ``main`` of a repository, also of one with steps, and a folder that is itself a model;
-            of a folder of checkpoints the last step. A model without steps is always taken.
-        model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons tell apart by line
-            style; in YAML also a mapping. A model is named as in ``model``.
+        model: a repository on the Hub whose branches or tags name steps, a pattern
+            (``author/name-step_*``) or a list of repositories, or a local folder of checkpoints
+            (``step100/``, ``checkpoint-100/``, ``*.ckpt``). One without steps is one checkpoint, of
+            step 0: the branch ``main``, or the folder itself.
+        steps: ``all``; ``log``: the first, the last and those nearest to powers of two; steps, as
+            ``0,1,512``; or ``final``: the branch ``main`` of a repository, also of one with steps,
+            and a folder that is itself a model; of a folder of checkpoints the last step. A model
+            without steps is always taken.
+        model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons
+            tell apart by line style; in YAML also a mapping. A model is named as in ``model``.
         revisions: take only the branches and tags that match this pattern.
-        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8 or as a byte order mark
-            says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``, where NAME is ``author/name``, read as
-            far as it is needed; default: Python's documentation.
-        unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents in a row; or one
-            text by itself, of at most ``seq_len`` tokens: a ``line``, a ``sentence`` or a ``document``.
+        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8 or as
+            a byte order mark says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
+            where NAME is ``author/name``, read as far as it is needed; default: Python's
+            documentation.
+        unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents
+            in a row; or one text by itself, of at most ``seq_len`` tokens: a ``line``, a
+            ``sentence`` or a ``document``.
         min_words: leave out texts of fewer words, which are separated by white space.
         max_words: leave out texts of more words; 0: none.
-        sample: share of the texts to take, drawn at random and always the same ones; with ``sequence``, of documents.
+        sample: share of the texts to take, drawn at random and always the same ones; with
+            ``sequence``, of documents.
         seed: of ``sample``: another one takes other texts.
-        special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's ``[CLS]`` and
-            ``[SEP]``), or ``default``: as the tokenizer adds them.
-        tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint, else of ``main``.
-        num_tokens: number of tokens to use, from the start of the text; of texts, as many whole ones as fit.
-        seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model has positions.
-            Special tokens are within its length; the default ones are added to each document, or, for an encoder or a
-            unit other than ``sequence``, to each sequence or text.
+        special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's
+            ``[CLS]`` and ``[SEP]``), or ``default``: as the tokenizer adds them.
+        tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint,
+            else of ``main``.
+        num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
+            ones as fit.
+        seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model
+            has positions. Special tokens are within its length; the default ones are added to each
+            document, or, for an encoder or a unit other than ``sequence``, to each sequence or
+            text.
         batch_size: sequences in a batch; sampled metrics depend on it.
-        layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between them or as a list.
-        rows: what a row is: one of the ``tokens``; the ``mean`` or the ``max`` of a sequence's, its ``first`` or its
-            ``last``; or one of the ``words``: the mean of a word's tokens.
-        types: what a token type is: an ``id`` of the vocabulary; or a ``string``: tokens that differ in the tokenizer's
-            mark of a word's start or continuation alone (``##``, ``Ġ``, ``▁``) are of one, apart from special tokens
-            and those of ``ignore_token_ids``.
+        layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between
+            them or as a list.
+        rows: what a row is: one of the ``tokens``; the ``mean`` or the ``max`` of a sequence's, its
+            ``first`` or its ``last``; or one of the ``words``: the mean of a word's tokens.
+        types: what a token type is: an ``id`` of the vocabulary; or a ``string``: tokens that
+            differ in the tokenizer's mark of a word's start or continuation alone (``##``, ``Ġ``,
+            ``▁``) are of one, apart from special tokens and those of ``ignore_token_ids``.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
-            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto`` (those of the default
-            ones that ``max_state_bytes`` leaves room for), or ``package.function``, which may be in the working
-            directory. Only its name is recorded: change that with what it makes.
-        max_state_bytes: what the metrics of a layer may hold together with ``auto``; else what its scatter may take,
-            above which the default metrics have a sketch.
+            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto``
+            (those of the default ones that ``max_state_bytes`` leaves room for), or
+            ``package.function``, which may be in the working directory. Only its name is recorded:
+            change that with what it makes.
+        max_state_bytes: what the metrics of a layer may hold together with ``auto``; else what its
+            scatter may take, above which the default metrics have a sketch.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
-        spectrum: also compute what needs all eigenvalues, such as the effective rank, and write them to
-            ``spectra/<name>.parquet``.
+        spectrum: also compute what needs all eigenvalues, such as the effective rank, and write
+            them to ``spectra/<name>.parquet``.
         discard_fraction: share of the largest distance ratios that the fit of TwoNN leaves out.
         id_batches: number of samples that the intrinsic dimension is averaged over.
         anisotropy_batch: also average the anisotropy over batches of this many rows; 0: do not.
         dtype: data type of the weights.
-        device_map: spread each model over the devices of the machine: ``auto``, or a mapping of modules to devices, as
-            ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read when it is needed.
+        device_map: spread each model over the devices of the machine: ``auto``, or a mapping of
+            modules to devices, as ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read
+            when it is needed.
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out.
-        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each layer; and
-            ``projections/<name>.parquet``: the most frequent ones in the plane of their principal axes.
-        save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at each layer, in
-            float32; d numbers a type and layer.
-        after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and removal of the top
-            directions (`embedgeo.AfterProcessing`).
-        removed_directions: how many of the top directions are removed by ``after_processing`` (default: 3), and of
-            these and of the largest coordinates by ``ablate`` (default: 1, 3 and 10), each number by itself: ``1,5``.
-        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas between them or as a
-            list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
-        jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0: there are none. Also
-            writes ``jackknife/<name>.parquet``, from which the report has the errors of changes between checkpoints.
-        ablate: also measure how the loss changes when a layer's output is replaced by what lacks its offset, its top
-            directions, its largest coordinates, its context or its tokens (`embedgeo.ablation`): 22 more passes a layer
-            and one, as long as ``removed_directions`` are three; with ``skip_first_positions`` (or 1) of them replaced,
-            and as they are.
-        logit_lens: also measure the loss of what the final norm and the head make of each layer's hidden state
-            (`embedgeo.logit_lens`): one more pass a layer.
-        save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the eigenvalues at each
-            layer, see `embedgeo.load_sample`.
+        token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
+            layer; and ``projections/<name>.parquet``: the most frequent ones in the plane of their
+            principal axes.
+        save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at
+            each layer, in float32; d numbers a type and layer.
+        after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and
+            removal of the top directions (`embedgeo.AfterProcessing`).
+        removed_directions: how many of the top directions are removed by ``after_processing``
+            (default: 3), and of these and of the largest coordinates by ``ablate`` (default: 1, 3
+            and 10), each number by itself: ``1,5``.
+        extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas
+            between them or as a list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
+        jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
+            there are none. Also writes ``jackknife/<name>.parquet``, from which the report has the
+            errors of changes between checkpoints.
+        ablate: also measure how the loss changes when a layer's output is replaced by what lacks
+            its offset, its top directions, its largest coordinates, its context or its tokens
+            (`embedgeo.ablation`): 22 more passes a layer and one, as long as ``removed_directions``
+            are three; with ``skip_first_positions`` (or 1) of them replaced, and as they are.
+        logit_lens: also measure the loss of what the final norm and the head make of each layer's
+            hidden state (`embedgeo.logit_lens`): one more pass a layer.
+        save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the
+            eigenvalues at each layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
-        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one folder share it.
-        on: ``ray``: measure on the workers of a Ray cluster; this process chooses, copies duplicates and writes.
-        ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; ``local``: one that is started
-            on this machine; default: the cluster that Ray finds, else a local one.
-        workers: number of checkpoints that are measured at once on Ray, at most those there are, duplicates apart.
+        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one
+            folder share it.
+        on: ``ray``: measure on the workers of a Ray cluster; this process chooses, copies
+            duplicates and writes.
+        ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; ``local``:
+            one that is started on this machine; default: the cluster that Ray finds, else a local
+            one.
+        workers: number of checkpoints that are measured at once on Ray, at most those there are,
+            duplicates apart.
         resources: of each worker, as ``{"GPU": 1}``, beside one CPU unless ``CPU`` says otherwise.
-        evict: download into the folder of the sweep, and remove each checkpoint once it is measured; if false, download
-            into the Hugging Face cache, and keep the files there.
+        evict: download into the folder of the sweep, and remove each checkpoint once it is
+            measured; if false, download into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
         model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``.
         trust_remote_code: run code that comes with a repository.
-        trainer: options of lightning's Fabric: accelerator, devices, num_nodes, plugins, precision, and strategy, which
-            must be auto or ddp.
+        trainer: options of lightning's Fabric: accelerator, devices, num_nodes, plugins, precision,
+            and strategy, which must be auto or ddp.
 
     Raises:
         ValueError: an option of the wrong type or outside its range.
@@ -165,25 +183,39 @@ class SweepSettings:
         for name in ("model", "text", "layers", "extra"):
             value: Any = getattr(self, name)
             listed = value if isinstance(value, list | tuple) else [value]
-            if not all(isinstance(each, str) for each in listed) or not (listed or name in ("text", "extra")):
+            if not all(isinstance(each, str) for each in listed) or not (
+                listed or name in ("text", "extra")
+            ):
                 raise ValueError(f"{name} must be a string or a list of strings; got {value!r}.")
         for option in fields(self):
             choices = get_args(option.type) if get_origin(option.type) is Literal else ()
             value = getattr(self, option.name)
             if choices and value not in choices:
-                raise ValueError(f"{option.name} must be one of {', '.join(choices)}; got {value!r}.")
+                raise ValueError(
+                    f"{option.name} must be one of {', '.join(choices)}; got {value!r}."
+                )
         parse_groups(self.model_group)
         ignored: Any = self.ignore_token_ids
-        if not isinstance(ignored, list | tuple) or not all(isinstance(each, int) for each in ignored):
+        if not isinstance(ignored, list | tuple) or not all(
+            isinstance(each, int) for each in ignored
+        ):
             raise ValueError(f"ignore_token_ids must be a list of token ids; got {ignored!r}.")
         if self.batch_size < 1:
             raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.length):
-            raise ValueError(f"skip_first_positions must leave some of the {self.length} of seq_len; got {skipped}.")
+            raise ValueError(
+                f"skip_first_positions must leave some of the {self.length} of seq_len; got "
+                f"{skipped}."
+            )
         index, _, count = self.shard.partition("/")
-        if not (index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)):
-            raise ValueError(f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got {self.shard!r}.")
+        if not (
+            index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)
+        ):
+            raise ValueError(
+                f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got "
+                f"{self.shard!r}."
+            )
         self._require_texts()
         self._require_metrics()
         self._require_ray()
@@ -193,65 +225,110 @@ class SweepSettings:
     def _require_texts(self) -> None:
         """Check which texts are chosen."""
         if not 0 < self.sample <= 1:
-            raise ValueError(f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}.")
+            raise ValueError(
+                f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}."
+            )
         if type(self.seed) is not int or self.seed < 0:
             raise ValueError(f"seed must be a whole number from 0 up; got {self.seed!r}.")
         fewest = self.min_words
         most = self.max_words
         if fewest < 0 or most < 0 or fewest > most > 0:
-            raise ValueError(f"min_words must be at most max_words, and neither below 0; got {fewest} and {most}.")
+            raise ValueError(
+                f"min_words must be at most max_words, and neither below 0; got {fewest} and "
+                f"{most}."
+            )
         if self.unit == "sequence" and (fewest or most):
-            raise ValueError("min_words and max_words are about texts; unit is 'sequence'. Take another unit.")
+            raise ValueError(
+                "min_words and max_words are about texts; unit is 'sequence'. Take another unit."
+            )
 
     def _require_metrics(self) -> None:
         """Check what the metrics do not check themselves, or know by other names."""
         lo_hi: Any = self.count_range
         are_counts = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
         if not are_counts or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
-            raise ValueError(f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}.")
+            raise ValueError(
+                f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}."
+            )
         if self.rows in ("mean", "max") and (lo_hi or self.token_tables or self.save_means):
             raise ValueError(
-                f"count_range, token_tables and save_means need token types; --rows {self.rows} has none. Take other "
+                f"count_range, token_tables and save_means need token types; --rows {self.rows} "
+                f"has none. Take other "
                 "rows."
             )
-        if self.types == "string" and (self.rows in ("mean", "max", "words") or "next_token" in self.extra_names):
+        if self.types == "string" and (
+            self.rows in ("mean", "max", "words") or "next_token" in self.extra_names
+        ):
             raise ValueError(
-                f"types string needs rows that are tokens, and no next_token, which goes by ids; got rows {self.rows} "
+                f"types string needs rows that are tokens, and no next_token, which goes by ids; "
+                f"got rows {self.rows} "
                 f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
             )
         removed: Any = self.removed_directions
-        if not isinstance(removed, list | tuple) or not all(type(k) is int and k >= 1 for k in removed):
-            raise ValueError(f"removed_directions must be numbers, 1 or more, as 1,3,10; got {removed!r}.")
+        if not isinstance(removed, list | tuple) or not all(
+            type(k) is int and k >= 1 for k in removed
+        ):
+            raise ValueError(
+                f"removed_directions must be numbers, 1 or more, as 1,3,10; got {removed!r}."
+            )
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
         if not 1 <= self.max_state_bytes < inf:
-            raise ValueError(f"max_state_bytes must be a positive number of bytes a layer; got {self.max_state_bytes}.")
+            raise ValueError(
+                f"max_state_bytes must be a positive number of bytes a layer; got "
+                f"{self.max_state_bytes}."
+            )
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
-            raise ValueError(f"anisotropy_batch must be 2 rows or more, or 0 for none; got {self.anisotropy_batch}.")
+            raise ValueError(
+                f"anisotropy_batch must be 2 rows or more, or 0 for none; got "
+                f"{self.anisotropy_batch}."
+            )
 
     def _require_ray(self) -> None:
         if self.on not in (None, "ray"):
             raise ValueError(f"on must be one of None, ray; got {self.on!r}.")
         if self.on is None and (self.ray_address or self.workers != 1 or self.resources):
-            raise ValueError("ray_address, workers and resources say where to measure on Ray; give --on ray with them.")
+            raise ValueError(
+                "ray_address, workers and resources say where to measure on Ray; give --on ray "
+                "with them."
+            )
         if self.workers < 1:
             raise ValueError(f"workers must be at least 1; got {self.workers}.")
         resources: Any = self.resources or {}
-        if not all(isinstance(number, int | float) and 0 <= number < inf for number in resources.values()):
-            raise ValueError(f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {resources!r}.')
+        if not all(
+            isinstance(number, int | float) and 0 <= number < inf for number in resources.values()
+        ):
+            raise ValueError(
+                f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {resources!r}.'
+            )
         trainer = self.trainer or {}
-        processes = {name: trainer[name] for name in trainer if name in ("devices", "num_nodes", "strategy")}
+        processes = {
+            name: trainer[name] for name in trainer if name in ("devices", "num_nodes", "strategy")
+        }
         if self.on == "ray" and any(value not in (1, "auto") for value in processes.values()):
-            raise ValueError(f"a worker on Ray is one process with one device; got trainer options {processes!r}.")
+            raise ValueError(
+                f"a worker on Ray is one process with one device; got trainer options "
+                f"{processes!r}."
+            )
 
     def _require_device_map(self) -> None:
         precision = str((self.trainer or {}).get("precision"))
-        if not self.device_map or not (self.device_map == "auto" or isinstance(self.device_map, dict)):
-            raise ValueError(f"device_map must be auto, or a mapping of modules to devices; got {self.device_map!r}.")
+        if not self.device_map or not (
+            self.device_map == "auto" or isinstance(self.device_map, dict)
+        ):
+            raise ValueError(
+                f"device_map must be auto, or a mapping of modules to devices; got "
+                f"{self.device_map!r}."
+            )
         if self.model_class is not None:
-            raise ValueError(f"device_map must be left out with a model_class, here {self.model_class}: see trainer.")
+            raise ValueError(
+                f"device_map must be left out with a model_class, here {self.model_class}: see "
+                f"trainer."
+            )
         if precision.endswith("-true"):
-            raise ValueError(f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype.")
+            raise ValueError(
+                f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype."
+            )
         require_extra("accelerate", "device_map")
 
     @property
@@ -266,12 +343,16 @@ class SweepSettings:
 
     @property
     def length(self) -> int:
-        """Tokens in a sequence, or at most those of a text: what ``seq_len`` says, or its default."""
+        """Tokens in a sequence, or at most those of a text: what ``seq_len`` says, or its
+        default.
+        """
         return _DEFAULT_SEQ_LEN if self.seq_len is None else self.seq_len
 
     @property
     def tables(self) -> list[str]:
-        """Kinds of the tables that each checkpoint has; other metrics than the default ones may have more of them."""
+        """Kinds of the tables that each checkpoint has; other metrics than the default ones may
+        have more of them.
+        """
         kinds = ["tokens", "projections"] if self.token_tables else []
         kinds += ["means"] if self.save_means else []
         kinds += ["spectra"] if self.spectrum else []
@@ -280,9 +361,13 @@ class SweepSettings:
 
     @property
     def layer_patterns(self) -> str | list[str]:
-        """The entries of ``layers``, in a list if there are several; a comma in a pattern's brackets is part of it."""
+        """The entries of ``layers``, in a list if there are several; a comma in a pattern's
+        brackets is part of it.
+        """
         entries = [self.layers] if isinstance(self.layers, str) else self.layers
-        patterns = [pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)]
+        patterns = [
+            pattern.strip() for entry in entries for pattern in re.split(r",(?![^[]*\])", entry)
+        ]
         return patterns if len(patterns) > 1 else patterns[0]
 
     @property
@@ -299,13 +384,25 @@ class SweepSettings:
 
     @property
     def folder(self) -> Path:
-        """The sweep folder: ``out``, or ``runs/sweep-`` (``runs/ablate-``) and the name of the first model."""
+        """The sweep folder: ``out``, or ``runs/sweep-`` (``runs/ablate-``) and the name of the
+        first model.
+        """
         command = "ablate" if self.ablate else "sweep"
-        return Path(self.out or f"runs/{command}-{Path(self.models[0]).name.replace('*', '') or 'model'}")
+        return Path(
+            self.out or f"runs/{command}-{Path(self.models[0]).name.replace('*', '') or 'model'}"
+        )
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
         recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
-        recorded |= {"model": list(self.models), "layers": self.layer_patterns, "extra": self.extra_names}
+        recorded |= {
+            "model": list(self.models),
+            "layers": self.layer_patterns,
+            "extra": self.extra_names,
+        }
         recorded["seq_len"] = self.length
-        return {**recorded, "precision": (self.trainer or {}).get("precision"), "text_sha256": text_sha256}
+        return {
+            **recorded,
+            "precision": (self.trainer or {}).get("precision"),
+            "text_sha256": text_sha256,
+        }

@@ -29,9 +29,16 @@ from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
-from embedgeo.text.tokenizing import SpelledWords, TokenizedText, hash_ids, tokenize_joined, tokenize_texts
+from embedgeo.text.tokenizing import (
+    SpelledWords,
+    TokenizedText,
+    hash_ids,
+    tokenize_joined,
+    tokenize_texts,
+)
 
-_MARKS = ("##", "Ġ", "▁")  # of a word's continuation (WordPiece) or start (byte-level BPE, SentencePiece)
+# of a word's continuation (WordPiece) or start (byte-level BPE, SentencePiece)
+_MARKS = ("##", "Ġ", "▁")
 _TOKENIZER_FILES = sorted({*TOKENIZER_FILES, "config.json"})
 Identity = tuple[str, ...]  # the kind of a tokenizer, and the names and hashes of its files
 IdentifiedTokenizer = tuple[PreTrainedTokenizerBase, Identity]
@@ -49,17 +56,22 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeText:
-    """The tokens that every checkpoint of a model is measured on: sequences of one length, or texts of several."""
+    """The tokens that every checkpoint of a model is measured on: sequences of one length, or texts
+    of several.
+    """
 
     token_ids: Tensor  # of all texts in a row, shape (n,), int64
     lengths: Tensor  # number of tokens of each text, int64
-    masked: Tensor | None = None  # for an encoder, the tokens that its loss is computed at; bool, shape (n,)
+    # for an encoder, the tokens that its loss is computed at; bool, shape (n,)
+    masked: Tensor | None = None
     mask_token_id: int | None = None  # which replaces these
     pad_token_id: int = 0  # which fills up the shorter texts of a batch
     words: SpelledWords | None = None  # of each token, if asked for
     types: Tensor | None = None  # of each token, where these are not the ids
-    token_texts: Mapping[int, str] = field(default_factory=dict)  # by token type, or type of words, for tables of them
-    type_sizes: Mapping[int, float] = field(default_factory=dict)  # mean number of tokens of the words of each type
+    # by token type, or type of words, for tables of them
+    token_texts: Mapping[int, str] = field(default_factory=dict)
+    # mean number of tokens of the words of each type
+    type_sizes: Mapping[int, float] = field(default_factory=dict)
     occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
     num_ordinary: int = 0  # tokens that are not special
@@ -80,18 +92,25 @@ class ProbeText:
         return hash_ids(torch.cat((self.lengths, self.token_ids)))
 
     def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> list[Batch]:
-        """The batches of one rank, of texts sorted by length: every ``world_size``-th of all batches."""
+        """The batches of one rank, of texts sorted by length: every ``world_size``-th of all
+        batches.
+        """
         groups = self.lengths.argsort(stable=True).split(batch_size)
         if len(groups) < world_size:
             raise ValueError(
-                f"batch_size must leave a batch to each of {world_size} processes; {len(self.lengths)} sequences "
+                f"batch_size must leave a batch to each of {world_size} processes; "
+                f"{len(self.lengths)} sequences "
                 f"make {len(groups)}. Take a smaller one, or more tokens."
             )
         batches = torch.arange(len(groups))
-        if not self.is_even:  # or else metrics that take rows in turn would get those of the shortest texts first
+        # or else metrics that take rows in turn would get those of the shortest texts first
+        if not self.is_even:
             batches = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
         starts = self.lengths.cumsum(0) - self.lengths
-        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in batches[rank::world_size]]
+        return [
+            self._batch(self.lengths[groups[i]], starts[groups[i]])
+            for i in batches[rank::world_size]
+        ]
 
     def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
         positions = torch.arange(int(lengths.max()))
@@ -105,23 +124,29 @@ class ProbeText:
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
         if self.words is None:
-            return Batch(token_ids, mask, masked, None, None if self.types is None else padded(self.types, 0))
+            return Batch(
+                token_ids, mask, masked, None, None if self.types is None else padded(self.types, 0)
+            )
         word_ids = padded(self.words.word_ids, -1)
         first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
-        word_ids = torch.where(word_ids < 0, -1, word_ids - first)  # they were numbered over all texts
+        # they were numbered over all texts
+        word_ids = torch.where(word_ids < 0, -1, word_ids - first)
         return Batch(token_ids, mask, masked, word_ids, padded(self.words.word_types, -1))
 
 
 def prepare_texts(
     documents: Documents, plan: Sequence[Planned], settings: SweepSettings
 ) -> tuple[dict[str, ProbeText], list[str]]:
-    """The text of each model, which it fits; and sentences about models that have no tokenizer of their own."""
+    """The text of each model, which it fits; and sentences about models that have no tokenizer of
+    their own.
+    """
     models = by_model(plan)
     if settings.model_class is not None:
         loading.import_class(settings.model_class)
     elif file := next(filter(None, map(_lightning_file, plan)), None):
         raise ValueError(
-            f"model_class must name the LightningModule of {file}; got none. Give --model-class package.module.Class."
+            f"model_class must name the LightningModule of {file}; got none. Give --model-class "
+            f"package.module.Class."
         )
     cut = cut_texts(
         documents,
@@ -141,14 +166,19 @@ def prepare_texts(
         tokenizers, lines = find_tokenizers(models, settings, folder)
         for model_name, checkpoints in models.items():
             tokenizer, identity = tokenizers[model_name]
-            config = next((planned.contents.config_digest for planned in checkpoints if planned.contents), "")
+            config = next(
+                (planned.contents.config_digest for planned in checkpoints if planned.contents), ""
+            )
             if config and (config, identity) in fitting:
                 texts[model_name] = fitting[config, identity]
                 continue
             model, for_encoder = _first_model(checkpoints, settings, folder)
             fitted = settings if model is None else _with_positions(settings, model)
             if fitted.length < settings.length:
-                lines.append(f"{model_name} has {fitted.length} positions: seq_len is {fitted.length} in place of 512")
+                lines.append(
+                    f"{model_name} has {fitted.length} positions: seq_len is {fitted.length} in "
+                    f"place of 512"
+                )
             key = for_encoder, identity, fitted.length
             if key not in prepared:
                 prepared[key] = _tokenize(copy(cut), tokenizer, fitted, for_encoder, sha256)
@@ -159,15 +189,20 @@ def prepare_texts(
                     num_batches = len(texts[model_name].batches(settings.batch_size))
                     num_layers = len(resolve_layers(model, settings.layer_patterns))
                     removed = settings.removed_directions or NUM_REMOVED
-                    lines.append(f"{model_name}: for each checkpoint, {passes_line(num_layers, num_batches, removed)}")
+                    lines.append(
+                        f"{model_name}: for each checkpoint, "
+                        f"{passes_line(num_layers, num_batches, removed)}"
+                    )
                 fitting[config, identity] = texts[model_name]
     return texts, lines
 
 
 def _with_positions(settings: SweepSettings, model: nn.Module) -> SweepSettings:
-    """The settings with sequences that a model has positions for: of the default length as much as it can take.
+    """The settings with sequences that a model has positions for: of the default length as much as
+    it can take.
 
-    A length that was asked for is refused here, unless it only limits texts, which may all be shorter.
+    A length that was asked for is refused here, unless it only limits texts, which may all be
+    shorter.
     """
     if settings.seq_len is None or settings.unit == "sequence":
         most = _num_positions(measured_model(model), settings.length)
@@ -180,7 +215,8 @@ def _with_positions(settings: SweepSettings, model: nn.Module) -> SweepSettings:
 
 def _too_long(most: int, settings: SweepSettings) -> ValueError:
     return ValueError(
-        f"seq_len must be at most the model's {most} positions; got {settings.length}. Give --seq-len {most}."
+        f"seq_len must be at most the model's {most} positions; got {settings.length}. Give "
+        f"--seq-len {most}."
     )
 
 
@@ -197,21 +233,35 @@ def _lightning_file(planned: Planned) -> Path | None:
     return path if path and path.is_file() and not planned.error else None
 
 
-def _first_model(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> tuple[nn.Module | None, bool]:
-    """The first model of the plan that loads, without weights if possible, if any; and whether it is an encoder."""
+def _first_model(
+    plan: Sequence[Planned], settings: SweepSettings, folder: Path
+) -> tuple[nn.Module | None, bool]:
+    """The first model of the plan that loads, without weights if possible, if any; and whether it
+    is an encoder.
+    """
     trusted = settings.trust_remote_code
     for planned in plan:
         with suppress(Exception):
             if settings.model_class is not None and (path := _lightning_file(planned)):
-                loaded = loading.load_lightning(path, settings.model_class, dtype=getattr(torch, settings.dtype))
+                loaded = loading.load_lightning(
+                    path, settings.model_class, dtype=getattr(torch, settings.dtype)
+                )
                 return loaded.model, loaded.is_encoder
-            config = loading.load_config(small_files(planned, ["config.json"], folder), trust_remote_code=trusted)
-            return loading.empty_model(config, trust_remote_code=trusted), loading.is_encoder(config)
+            config = loading.load_config(
+                small_files(planned, ["config.json"], folder), trust_remote_code=trusted
+            )
+            return loading.empty_model(config, trust_remote_code=trusted), loading.is_encoder(
+                config
+            )
     return None, False
 
 
 def _tokenize(
-    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, settings: SweepSettings, for_encoder: bool, sha256: str
+    texts: Iterable[str],
+    tokenizer: PreTrainedTokenizerBase,
+    settings: SweepSettings,
+    for_encoder: bool,
+    sha256: str,
 ) -> ProbeText:
     digest = hashlib.sha256()
     tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.length)
@@ -235,7 +285,9 @@ def _tokenize(
     elif settings.token_tables or settings.save_means:
         token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
         if types is not None:
-            token_texts = {i: text.removeprefix("##").strip() or text for i, text in token_texts.items()}
+            token_texts = {
+                i: text.removeprefix("##").strip() or text for i, text in token_texts.items()
+            }
     masked = None
     if for_encoder and tokenizer.mask_token_id is not None:
         drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
@@ -253,7 +305,9 @@ def _tokenize(
         tokenized.lengths,
         masked=masked,
         mask_token_id=None if masked is None else tokenizer.mask_token_id,
-        pad_token_id=next(token_id for token_id in padding if token_id is not None and token_id <= largest),
+        pad_token_id=next(
+            token_id for token_id in padding if token_id is not None and token_id <= largest
+        ),
         words=tokenized.words,
         types=types,
         token_texts=token_texts,
@@ -267,8 +321,11 @@ def _tokenize(
     )
 
 
-def string_types(token_ids: Tensor, tokenizer: PreTrainedTokenizerBase, apart: Collection[int]) -> Tensor:
-    """The type of each token, by its string without the tokenizer's mark: the least of the ids there that have it.
+def string_types(
+    token_ids: Tensor, tokenizer: PreTrainedTokenizerBase, apart: Collection[int]
+) -> Tensor:
+    """The type of each token, by its string without the tokenizer's mark: the least of the ids
+    there that have it.
 
     Ids that are to stay ``apart`` are types of their own.
     """
@@ -283,9 +340,14 @@ def string_types(token_ids: Tensor, tokenizer: PreTrainedTokenizerBase, apart: C
 
 
 def frequent_types(
-    text: TokenizedText, token_texts: Mapping[int, str], special: Collection[int], settings: SweepSettings
+    text: TokenizedText,
+    token_texts: Mapping[int, str],
+    special: Collection[int],
+    settings: SweepSettings,
 ) -> tuple[int, ...]:
-    """Token types of a layer's rows, of three characters or more and not special, spread over their frequencies."""
+    """Token types of a layer's rows, of three characters or more and not special, spread over their
+    frequencies.
+    """
     types, counts = _row_types(text, settings).unique(return_counts=True)
     special = special if text.words is None else ()
     is_text = [len(token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
@@ -319,11 +381,15 @@ def _kept_tokens(text: TokenizedText, settings: SweepSettings) -> Tensor:
     """Mask of the tokens that count, shape (n,), bool."""
     first = (text.lengths.cumsum(0) - text.lengths).repeat_interleave(text.lengths)
     kept = torch.arange(len(text.token_ids)) - first >= settings.skip_first_positions
-    return kept & ~torch.isin(text.token_ids, torch.tensor(list(settings.ignore_token_ids), dtype=torch.int64))
+    return kept & ~torch.isin(
+        text.token_ids, torch.tensor(list(settings.ignore_token_ids), dtype=torch.int64)
+    )
 
 
 def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> None:
-    """Raise ValueError unless a model has the layers, positions and embeddings that are to be measured."""
+    """Raise ValueError unless a model has the layers, positions and embeddings that are to be
+    measured.
+    """
     resolve_layers(model, settings.layer_patterns)
     require_vocabulary(model, text.token_ids)
     if settings.device_map is not None:
@@ -331,13 +397,18 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     network = measured_model(model)
     if not loading.has_own(network, "forward"):
         raise ValueError(
-            f"model_class must be a model that can be run; {type(network).__name__} has neither forward nor "
+            f"model_class must be a model that can be run; {type(network).__name__} has neither "
+            f"forward nor "
             "predict_step. Give it a forward that takes token ids of shape (sequences, positions)."
         )
-    takes_mask = isinstance(network, PreTrainedModel) and "attention_mask" in signature(network.forward).parameters
+    takes_mask = (
+        isinstance(network, PreTrainedModel)
+        and "attention_mask" in signature(network.forward).parameters
+    )
     if settings.unit != "sequence" and not takes_mask:
         raise ValueError(
-            f"unit must be 'sequence' for a model that takes no attention_mask, as texts of several lengths need one; "
+            f"unit must be 'sequence' for a model that takes no attention_mask, as texts of "
+            f"several lengths need one; "
             f"{type(network).__name__} takes none, and unit is {settings.unit!r}."
         )
     needed = int(text.lengths.max())
@@ -351,13 +422,16 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
     known = loading.num_token_types(model)
     if known is not None and int(token_ids.max()) >= known:
         raise ValueError(
-            f"tokenizer must give ids below the {known} that the model embeds; it gives {int(token_ids.max())}. "
+            f"tokenizer must give ids below the {known} that the model embeds; it gives "
+            f"{int(token_ids.max())}. "
             "Name the model's own by --tokenizer."
         )
 
 
 def _num_positions(model: nn.Module, wanted: int) -> int:
-    """Positions that a model says it has, or else those that it can be run on, at most so many as are wanted."""
+    """Positions that a model says it has, or else those that it can be run on, at most so many as
+    are wanted.
+    """
     stated = loading.stated_positions(model)
     if stated is not None or any(parameter.is_meta for parameter in model.parameters()):
         return wanted if stated is None else stated
@@ -381,10 +455,13 @@ class MissingTokenizerError(ValueError):
 def find_tokenizers(
     models: Mapping[str, Sequence[Planned]], settings: SweepSettings, folder: Path
 ) -> tuple[dict[str, IdentifiedTokenizer], list[str]]:
-    """The tokenizer of each model, and sentences about models that have none and so get that of the first other one."""
+    """The tokenizer of each model, and sentences about models that have none and so get that of the
+    first other one.
+    """
     found: dict[str, IdentifiedTokenizer] = {}
     missing: list[MissingTokenizerError] = []
-    by_files: dict[tuple[StoredFile, ...], IdentifiedTokenizer] = {}  # as listed, so that they need not be fetched
+    # as listed, so that they need not be fetched
+    by_files: dict[tuple[StoredFile, ...], IdentifiedTokenizer] = {}
     for model, plan in models.items():
         files = () if settings.tokenizer or plan[0].contents is None else plan[0].contents.others
         try:
@@ -398,12 +475,19 @@ def find_tokenizers(
         raise missing[0]
     lender = next(iter(found))
     without = [model for model in models if model not in found]
-    lines = [f"{model} has no tokenizer: that of {lender} is used; name another by --tokenizer" for model in without]
+    lines = [
+        f"{model} has no tokenizer: that of {lender} is used; name another by --tokenizer"
+        for model in without
+    ]
     return {model: found.get(model, found[lender]) for model in models}, lines
 
 
-def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Path) -> IdentifiedTokenizer:
-    """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or of the folder."""
+def find_tokenizer(
+    plan: Sequence[Planned], settings: SweepSettings, folder: Path
+) -> IdentifiedTokenizer:
+    """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or
+    of the folder.
+    """
     models = list(by_model(plan))
     sources: dict[str, str | Planned] = {}
     if settings.tokenizer is not None:
@@ -429,18 +513,23 @@ def find_tokenizer(plan: Sequence[Planned], settings: SweepSettings, folder: Pat
                 kind = ValueError
             continue
         candidates = [path] if path.is_file() else [path / name for name in sorted(TOKENIZER_FILES)]
-        digests = (f"{file.name} {hashed_file(file).digest}" for file in candidates if file.is_file())
+        digests = (
+            f"{file.name} {hashed_file(file).digest}" for file in candidates if file.is_file()
+        )
         return tokenizer, (type(tokenizer).__name__, *digests)
     neither = f"{listed(models)} has no files of one, nor have its checkpoints"
     found = f"none loads: {'; '.join(tried)}" if tried else neither
     raise kind(
-        f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, a repository or a "
+        f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, "
+        f"a repository or a "
         "tokenizer.json by --tokenizer."
     )
 
 
 def _tokenizer_path(source: str | Planned, folder: Path) -> Path:
-    """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched into ``folder``."""
+    """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched
+    into ``folder``.
+    """
     if isinstance(source, Planned):
         return small_files(source, _TOKENIZER_FILES, folder)
     if is_local(source):
@@ -463,6 +552,8 @@ def _files(planned: Planned) -> Iterable[StoredFile | Path]:
 
 
 def small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:
-    """The checkpoint's own folder or file; of one on the Hub, some of its files, fetched into ``folder``."""
+    """The checkpoint's own folder or file; of one on the Hub, some of its files, fetched into
+    ``folder``.
+    """
     checkpoint = planned.checkpoint
     return checkpoint.path or hub.fetch_small(checkpoint.model, checkpoint.commit, names, folder)

@@ -34,14 +34,17 @@ _FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
 _PART_OF_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}", re.ASCII)
 _DRAWN_AT_ONCE = 4096
 _MOST_OF_PIPE = 2**28  # bytes, as nobody knows how many will come
-_PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")  # what is cut into sentences at once, in quadratic time
+# what is cut into sentences at once, in quadratic time
+_PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")
 
 Unit = Literal["sequence", "line", "sentence", "document"]
 """Input of a model: a sequence cut from all documents in a row, or one text by itself."""
 
 
 def builtin_corpus() -> list[str]:
-    """The documentation topics that come with Python: about 0.7 MB of English, one string a topic."""
+    """The documentation topics that come with Python: about 0.7 MB of English, one string a
+    topic.
+    """
     from pydoc_data import topics
 
     return [topics.topics[name] for name in sorted(topics.topics)]
@@ -50,10 +53,15 @@ def builtin_corpus() -> list[str]:
 def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
     """Read the documents in files, in order; without paths, the built-in corpus.
 
-    Files are plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``), also as ``.gz``; in
-    UTF-8, or in the encoding that a byte order mark names. A pipe is read to its end, which has to come within 256 MiB.
+    Files are plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``),
+    also as ``.gz``; in UTF-8, or in the encoding that a byte order mark names. A pipe is read to
+    its end, which has to come within 256 MiB.
     """
-    return [document for path in paths for document in _read(Path(path).expanduser())] if paths else builtin_corpus()
+    return (
+        [document for path in paths for document in _read(Path(path).expanduser())]
+        if paths
+        else builtin_corpus()
+    )
 
 
 def _read(path: Path) -> Iterator[str]:
@@ -76,7 +84,8 @@ def _read(path: Path) -> Iterator[str]:
             document.encode()  # a string, and no half of a surrogate pair in it
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"each line of a .jsonl must be an object with a string text; {path}:{number} is not."
+                f"each line of a .jsonl must be an object with a string text; {path}:{number} is "
+                f"not."
             ) from error
         yield document
 
@@ -87,7 +96,10 @@ def _bytes(path: Path) -> bytes:
         with path.open("rb") as pipe:
             data = pipe.read(_MOST_OF_PIPE + 1)
         if len(data) > _MOST_OF_PIPE:
-            raise OSError(f"it is a pipe, which must end within {_MOST_OF_PIPE >> 20} MiB. Write what comes to a file")
+            raise OSError(
+                f"it is a pipe, which must end within {_MOST_OF_PIPE >> 20} MiB. Write what comes "
+                f"to a file"
+            )
         return data
     if path.exists() and not path.is_file():
         raise OSError("it is no file. Of a folder or a device, name files")
@@ -100,22 +112,28 @@ def _decoded(data: bytes) -> str:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         raise UnicodeError(f"{error}. Convert it, as by iconv -f LATIN1 -t UTF-8") from error
-    if text.count("\0") > len(text) // 10:  # about every second one, where it is UTF-16 without a mark
-        raise UnicodeError("it holds zero bytes, as text in UTF-16 does. Convert it, as by iconv -f UTF-16LE -t UTF-8")
+    # about every second one, where it is UTF-16 without a mark
+    if text.count("\0") > len(text) // 10:
+        raise UnicodeError(
+            "it holds zero bytes, as text in UTF-16 does. Convert it, as by iconv -f UTF-16LE -t "
+            "UTF-8"
+        )
     if data and not text:
         raise UnicodeError("it holds nothing but a byte order mark")
     return text
 
 
 class Documents:
-    """The documents of files, as of `read_documents`, and datasets, which are read anew each time that they are needed.
+    """The documents of files, as of `read_documents`, and datasets, which are read anew each time
+    that they are needed.
 
     Of datasets, which are streamed, ``sha256`` is that of their addresses.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
         self._parts: list[Address | list[str]] = [
-            parse_address(path) if path.startswith(_PREFIX) else read_documents([path]) for path in paths
+            parse_address(path) if path.startswith(_PREFIX) else read_documents([path])
+            for path in paths
         ] or [builtin_corpus()]
         self.is_streamed = any(isinstance(part, Address) for part in self._parts)
         parts = ([part.url] if isinstance(part, Address) else part for part in self._parts)
@@ -127,7 +145,9 @@ class Documents:
 
 
 class Address(NamedTuple):
-    """Address of a dataset's text: ``author/name``, a configuration if one is named, split and column."""
+    """Address of a dataset's text: ``author/name``, a configuration if one is named, split and
+    column.
+    """
 
     url: str
     name: str
@@ -141,14 +161,24 @@ def parse_address(url: str) -> Address:
     path, has_column, column = url.removeprefix(_PREFIX).partition("#")
     path, has_split, split = path.partition(":")
     parts = path.split("/")
-    is_named = all(parts) and len(parts) in (2, 3) and all(_PART_OF_NAME.fullmatch(part) for part in parts[:2])
+    is_named = (
+        all(parts)
+        and len(parts) in (2, 3)
+        and all(_PART_OF_NAME.fullmatch(part) for part in parts[:2])
+    )
     if not is_named or (has_column and not column) or (has_split and not split):
-        raise ValueError(f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {url!r}.")
-    return Address(url, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text")
+        raise ValueError(
+            f"text must be a file or a dataset, {_FORM}, where NAME is author/name; got {url!r}."
+        )
+    return Address(
+        url, "/".join(parts[:2]), (*parts[2:], None)[0], split or "train", column or "text"
+    )
 
 
 def _stream(address: Address) -> Iterator[str]:
-    """The documents of a dataset one by one, but for rows without text; no code of the dataset is run."""
+    """The documents of a dataset one by one, but for rows without text; no code of the dataset is
+    run.
+    """
     require_extra("datasets", f"text: {address.url}")
     import datasets
 
@@ -157,12 +187,15 @@ def _stream(address: Address) -> Iterator[str]:
         try:
             row = next(rows, None)
         except Exception as error:  # of the network, of the files and of the library, of many kinds
-            raise OSError(f"text: {address.url} cannot be read to its end; {reason(error)}") from error
+            raise OSError(
+                f"text: {address.url} cannot be read to its end; {reason(error)}"
+            ) from error
         if row is None:
             return
         if address.column not in row:
             raise ValueError(
-                f"text: {address.url} must have a column {address.column!r}; it has {listed(list(row))}. Name one by "
+                f"text: {address.url} must have a column {address.column!r}; it has "
+                f"{listed(list(row))}. Name one by "
                 "#COLUMN."
             )
         document = row[address.column]
@@ -178,14 +211,18 @@ def _stream(address: Address) -> Iterator[str]:
 def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
     if Path(address.name).exists():  # the library would read it
         raise ValueError(
-            f"text: {address.url} is a dataset on the Hub; {Path(address.name).absolute()} would be read in its "
+            f"text: {address.url} is a dataset on the Hub; {Path(address.name).absolute()} would "
+            f"be read in its "
             "place. Start the sweep in another folder."
         )
     try:
-        return datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
+        return datasets.load_dataset(
+            address.name, address.config, split=address.split, streaming=True
+        )
     except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
         raise ValueError(
-            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that this user may read."
+            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that "
+            f"this user may read."
         ) from error
     except Exception as error:  # of many kinds
         raise ValueError(f"text: {address.url} cannot be read; {reason(error)}") from error
@@ -207,11 +244,15 @@ def hashing(documents: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:
 
 
 def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
-    """Split text into what a model is trained on and what is held out: every twelfth run of sixteen paragraphs.
+    """Split text into what a model is trained on and what is held out: every twelfth run of sixteen
+    paragraphs.
 
-    Paragraphs that occur more than once are kept once, so that nothing in the second text is in the first.
+    Paragraphs that occur more than once are kept once, so that nothing in the second text is in the
+    first.
     """
-    paragraphs = dict.fromkeys(p.strip("\n") for document in documents for p in document.split("\n\n"))
+    paragraphs = dict.fromkeys(
+        p.strip("\n") for document in documents for p in document.split("\n\n")
+    )
     split: tuple[list[str], list[str]] = [], []
     for i, paragraph in enumerate(paragraphs):
         split[i // 16 % 12 == 11].append(paragraph)
@@ -219,16 +260,25 @@ def split_held_out(documents: Iterable[str]) -> tuple[str, str]:
 
 
 def cut_texts(
-    documents: Iterable[str], unit: Unit, *, min_words: int = 0, max_words: int = 0, share: float = 1.0, seed: int = 0
+    documents: Iterable[str],
+    unit: Unit,
+    *,
+    min_words: int = 0,
+    max_words: int = 0,
+    share: float = 1.0,
+    seed: int = 0,
 ) -> Iterator[str]:
-    """Cut documents into texts, as they are asked for, and leave out those of fewer or more words (0: no limit).
+    """Cut documents into texts, as they are asked for, and leave out those of fewer or more words
+    (0: no limit).
 
-    Texts have no white space around them, and blank ones are left out; of the unit ``sequence`` they are the documents
-    as they are. Of all, the share that is kept is drawn, each by the seed and its number alone.
+    Texts have no white space around them, and blank ones are left out; of the unit ``sequence``
+    they are the documents as they are. Of all, the share that is kept is drawn, each by the seed
+    and its number alone.
     """
     texts = documents if unit == "sequence" else _stripped(documents, unit)
     draws = chain.from_iterable(
-        (row_keys(start, _DRAWN_AT_ONCE, seed=seed) < share).tolist() for start in count(0, _DRAWN_AT_ONCE)
+        (row_keys(start, _DRAWN_AT_ONCE, seed=seed) < share).tolist()
+        for start in count(0, _DRAWN_AT_ONCE)
     )
     for text, is_drawn in zip(texts, draws, strict=False):
         if is_drawn and min_words <= len(text.split()) <= (max_words or len(text)):
@@ -240,7 +290,8 @@ def _stripped(documents: Iterable[str], unit: Unit) -> Iterator[str]:
         pieces: Iterable[str] = [document]
         if unit == "line":
             pieces = document.split("\n")
-        elif unit == "sentence":  # paragraph by paragraph: of a long document, sentencex takes quadratic time
+        # paragraph by paragraph: of a long document, sentencex takes quadratic time
+        elif unit == "sentence":
             runs = groupby(document.split("\n"), lambda line: not line.strip())
             paragraphs = ("\n".join(lines) for is_blank, lines in runs if not is_blank)
             parts = chain.from_iterable(map(_PARAGRAPH.findall, paragraphs))

@@ -16,14 +16,18 @@ _LETTERS_PER_TOKEN = 8  # to begin with, of a text of which not all is needed
 _TOKENS_BEFORE_CUT = 1024  # that are not used: what follows a cut has no say in those before them
 
 Tokenizer = Any
-"""A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns ``input_ids``."""
+"""A tokenizer of Hugging Face: called with a text and ``add_special_tokens``, it returns
+``input_ids``.
+"""
 
 SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
 """The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
 
 
 class SpelledWords(NamedTuple):
-    """The words of n tokens; those of no word, such as special tokens and white space, have the number -1."""
+    """The words of n tokens; those of no word, such as special tokens and white space, have the
+    number -1.
+    """
 
     word_ids: Tensor  # (n,), int64: counted over all texts
     word_types: Tensor  # (n,), int64: positions in `spelled`
@@ -49,22 +53,36 @@ def tokenize_joined(
     special_tokens: SpecialTokens = "default",
     with_words: bool = False,
 ) -> TokenizedText:
-    """Tokenize documents and cut them into sequences of ``seq_len`` tokens, the first ``num_tokens`` in all.
+    """Tokenize documents and cut them into sequences of ``seq_len`` tokens, the first
+    ``num_tokens`` in all.
 
-    ``special_tokens`` are put around every sequence, inside its tokens, and so are the default ones of an encoder.
-    By default, each document of a decoder is tokenized as the tokenizer does by itself: one that adds a BOS token adds
-    it to each document. Words at the ends of sequences are cut.
+    ``special_tokens`` are put around every sequence, inside its tokens, and so are the default ones
+    of an encoder. By default, each document of a decoder is tokenized as the tokenizer does by
+    itself: one that adds a BOS token adds it to each document. Words at the ends of sequences are
+    cut.
     """
     by_document = special_tokens == "default" and not for_encoder
     before, after = ([], []) if by_document else _chosen_special_tokens(tokenizer, special_tokens)
     room = _room(seq_len, num_tokens, len(before) + len(after))
     if num_tokens < seq_len:
-        raise ValueError(f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}.")
+        raise ValueError(
+            f"num_tokens must fill at least one sequence of {seq_len} tokens; got {num_tokens}."
+        )
     body = num_tokens // seq_len * room
-    encoded = list(_encoded(documents, tokenizer, body, in_all=True, with_special=by_document, with_words=with_words))
+    encoded = list(
+        _encoded(
+            documents, tokenizer, body, in_all=True, with_special=by_document, with_words=with_words
+        )
+    )
     ids = cut_sequences((ids for ids, _ in encoded), room, body).tolist()
-    places = cut_sequences((places for _, places in encoded), room, body).tolist() if with_words else [[]] * len(ids)
-    return _surrounded(zip(ids, places, strict=True), before, after, tokenizer.decode if with_words else None)
+    places = (
+        cut_sequences((places for _, places in encoded), room, body).tolist()
+        if with_words
+        else [[]] * len(ids)
+    )
+    return _surrounded(
+        zip(ids, places, strict=True), before, after, tokenizer.decode if with_words else None
+    )
 
 
 def tokenize_texts(
@@ -76,14 +94,18 @@ def tokenize_texts(
     special_tokens: SpecialTokens = "default",
     with_words: bool = False,
 ) -> TokenizedText:
-    """Tokenize texts by themselves, as many as fit into ``num_tokens``; longer ones are cut to ``max_length``."""
+    """Tokenize texts by themselves, as many as fit into ``num_tokens``; longer ones are cut to
+    ``max_length``.
+    """
     before, after = _chosen_special_tokens(tokenizer, special_tokens)
     num_special = len(before) + len(after)
     room = _room(max_length, num_tokens, num_special)
     taken: list[tuple[list[int], list[int]]] = []
     num_cut = 0
     left = num_tokens
-    for ids, places in _encoded(texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words):
+    for ids, places in _encoded(
+        texts, tokenizer, room + 1, in_all=False, with_special=False, with_words=with_words
+    ):
         if ids:
             left -= min(len(ids), room) + num_special
             if left < 0:
@@ -96,15 +118,23 @@ def tokenize_texts(
         raise ValueError(
             f"num_tokens must be enough for the first text; got {num_tokens}."
             if left < 0
-            else "text must have at least one text that unit, min_words, max_words and sample leave; it has none."
+            else "text must have at least one text that unit, min_words, max_words and sample "
+            "leave; it has none."
         )
-    return _surrounded(taken, before, after, tokenizer.decode if with_words else None)._replace(num_cut=num_cut)
+    return _surrounded(taken, before, after, tokenizer.decode if with_words else None)._replace(
+        num_cut=num_cut
+    )
 
 
 def _surrounded(
-    texts: Iterable[tuple[list[int], list[int]]], before: list[int], after: list[int], decode: Callable[..., str] | None
+    texts: Iterable[tuple[list[int], list[int]]],
+    before: list[int],
+    after: list[int],
+    decode: Callable[..., str] | None,
 ) -> TokenizedText:
-    """Texts, given by token ids and places of words, between special tokens; with words if they can be decoded."""
+    """Texts, given by token ids and places of words, between special tokens; with words if they can
+    be decoded.
+    """
     token_ids: list[int] = []
     places: list[int] = []
     lengths: list[int] = []
@@ -112,14 +142,21 @@ def _surrounded(
         lengths.append(len(before) + len(ids) + len(after))
         token_ids += [*before, *ids, *after]
         places += [*[-1] * len(before), *inner_places, *[-1] * len(after)]
-    words = None if decode is None else _spell_words(token_ids, torch.tensor(places), torch.tensor(lengths), decode)
+    words = (
+        None
+        if decode is None
+        else _spell_words(token_ids, torch.tensor(places), torch.tensor(lengths), decode)
+    )
     return TokenizedText(torch.tensor(token_ids), torch.tensor(lengths), words)
 
 
-def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) -> tuple[list[int], list[int]]:
+def _chosen_special_tokens(
+    tokenizer: Tokenizer, special_tokens: SpecialTokens
+) -> tuple[list[int], list[int]]:
     """Ids of the special tokens to put before and after a text.
 
-    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS; without BOS and ``[CLS]``, EOS is both, as in GPT-2.
+    An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS; without BOS and ``[CLS]``, EOS is both, as
+    in GPT-2.
     """
     if special_tokens == "default":
         plain = tokenizer("a", add_special_tokens=False)["input_ids"]
@@ -134,7 +171,8 @@ def _chosen_special_tokens(tokenizer: Tokenizer, special_tokens: SpecialTokens) 
             found[i] = [token_id for token_id in known if token_id is not None][:1]
             if not found[i]:
                 raise ValueError(
-                    f"--special-tokens {special_tokens} needs a tokenizer with a {' or '.join(kinds)} token; it has "
+                    f"--special-tokens {special_tokens} needs a tokenizer with a "
+                    f"{' or '.join(kinds)} token; it has "
                     "none. Take none or default."
                 )
     return found[0], found[1]
@@ -146,14 +184,24 @@ def _room(length: int, num_tokens: int, num_special: int) -> int:
         if value < 1:
             raise ValueError(f"{name} must be at least 1 token; got {value}.")
     if length <= num_special:
-        raise ValueError(f"seq_len must leave room beside {num_special} special tokens; got {length}.")
+        raise ValueError(
+            f"seq_len must leave room beside {num_special} special tokens; got {length}."
+        )
     return length - num_special
 
 
 def _encoded(
-    texts: Iterable[str], tokenizer: Tokenizer, num_tokens: int, *, in_all: bool, with_special: bool, with_words: bool
+    texts: Iterable[str],
+    tokenizer: Tokenizer,
+    num_tokens: int,
+    *,
+    in_all: bool,
+    with_special: bool,
+    with_words: bool,
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Token ids and places of words, at least the first ``num_tokens`` of each text, or of all texts together."""
+    """Token ids and places of words, at least the first ``num_tokens`` of each text, or of all
+    texts together.
+    """
     if with_words and not getattr(tokenizer, "is_fast", False):
         raise ValueError(
             f"--rows words needs a tokenizer that says which word a token is of (tokenizer.json); "
@@ -176,24 +224,34 @@ def _encoded(
 
 
 def _beginning(text: str, tokenizer: Tokenizer, num_tokens: int, *, with_special: bool) -> Any:
-    """The tokens of a text, or of so much of it that the first ``num_tokens`` are those of the whole text."""
+    """The tokens of a text, or of so much of it that the first ``num_tokens`` are those of the
+    whole text.
+    """
     size = _LETTERS_PER_TOKEN * (num_tokens + _TOKENS_BEFORE_CUT)
     while size < len(text):
         space = re.compile(r"\s").search(text, size, 2 * size)
-        encoding = tokenizer(text[: space.start() if space else size], add_special_tokens=with_special)
+        encoding = tokenizer(
+            text[: space.start() if space else size], add_special_tokens=with_special
+        )
         if len(encoding["input_ids"]) >= num_tokens + _TOKENS_BEFORE_CUT:
             return encoding
         size *= 4
     return tokenizer(text, add_special_tokens=with_special)
 
 
-def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: Callable[..., str]) -> SpelledWords:
-    """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the tokens left.
+def _spell_words(
+    token_ids: list[int], places: Tensor, lengths: Tensor, decode: Callable[..., str]
+) -> SpelledWords:
+    """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the
+    tokens left.
 
-    ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for tokens of no word.
+    ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for
+    tokens of no word.
     """
     row = torch.arange(len(lengths)).repeat_interleave(lengths)
-    runs = torch.where(places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places)
+    runs = torch.where(
+        places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places
+    )
     of_run, run, counts = torch.unique_consecutive(runs, return_inverse=True, return_counts=True)
     types: dict[str, int] = {}
     seen: dict[tuple[int, ...], int] = {}
@@ -203,10 +261,13 @@ def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: 
         tokens = tuple(token_ids[start : start + count]) if is_word else ()
         start += count
         if tokens not in seen:
-            word = decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
+            word = (
+                decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
+            )
             if len(word.split()) > 1:
                 raise ValueError(
-                    f"--rows words needs a tokenizer that tells words apart; this one takes {word[:40]!r} as one. Take "
+                    f"--rows words needs a tokenizer that tells words apart; this one takes "
+                    f"{word[:40]!r} as one. Take "
                     "other rows."
                 )
             seen[tokens] = types.setdefault(word, len(types)) if word else -1
@@ -215,8 +276,11 @@ def _spell_words(token_ids: list[int], places: Tensor, lengths: Tensor, decode: 
     return SpelledWords(torch.where(word_types < 0, -1, run), word_types, list(types))
 
 
-def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None) -> Tensor:
-    """Join documents, given by token ids, and cut the first ``num_tokens`` into sequences, shape (sequences, seq_len).
+def cut_sequences(
+    documents: Iterable[list[int]], seq_len: int, num_tokens: int | None = None
+) -> Tensor:
+    """Join documents, given by token ids, and cut the first ``num_tokens`` into sequences, shape
+    (sequences, seq_len).
 
     Tokens that do not fill a sequence are left out; a text shorter than one sequence is refused.
     """
@@ -231,11 +295,17 @@ def cut_sequences(documents: Iterable[list[int]], seq_len: int, num_tokens: int 
 
 def hash_ids(token_ids: Tensor) -> str:
     """The sha256 of token ids and their shape."""
-    return hashlib.sha256(f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()).hexdigest()
+    return hashlib.sha256(
+        f"{tuple(token_ids.shape)}".encode() + token_ids.to("cpu").numpy().tobytes()
+    ).hexdigest()
 
 
 def train_tokenizer(text: str, vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer of the text, with at most ``vocab_size`` tokens; it adds none when it encodes."""
+    """A byte-level BPE tokenizer of the text, with at most ``vocab_size`` tokens; it adds none when
+    it encodes.
+    """
     bpe = tokenizers.ByteLevelBPETokenizer()
     bpe.train_from_iterator([text], vocab_size, special_tokens=[END_OF_TEXT], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer.from_str(bpe.to_str()), eos_token=END_OF_TEXT)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(bpe.to_str()), eos_token=END_OF_TEXT
+    )

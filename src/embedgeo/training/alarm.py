@@ -38,9 +38,10 @@ class Alarm:
         metric: key of the metric.
         layers: where, those that are farthest off first; ``"mean"`` is the mean over blocks.
         value: at ``step``, at the first of the layers.
-        expected: forecast of that value from the measurements before ``since``; where it is not finite, the last value.
-        standard_errors: by how many standard errors of its forecast the value at ``since`` was off, with its sign;
-            infinite where it is not finite.
+        expected: forecast of that value from the measurements before ``since``; where it is not
+            finite, the last value.
+        standard_errors: by how many standard errors of its forecast the value at ``since`` was off,
+            with its sign; infinite where it is not finite.
     """
 
     step: int
@@ -56,19 +57,23 @@ class Alarm:
         others = f" (also {listed(self.layers[1:])})" if len(self.layers) > 1 else ""
         if not math.isfinite(self.value):
             return (
-                f"step {self.step}: {term(self.metric).name} is {self.value} at {where}{others} since step "
+                f"step {self.step}: {term(self.metric).name} is {self.value} at {where}{others} "
+                f"since step "
                 f"{self.since}; before that it was {self.expected:.4g}."
             )
         verb = "rose" if self.standard_errors > 0 else "fell"
         return (
-            f"step {self.step}: {term(self.metric).name} {verb} at {where}{others}: {self.value:.4g}, where "
-            f"{self.expected:.4g} was expected; off by {abs(self.standard_errors):.1f} standard errors since step "
+            f"step {self.step}: {term(self.metric).name} {verb} at {where}{others}: "
+            f"{self.value:.4g}, where "
+            f"{self.expected:.4g} was expected; off by {abs(self.standard_errors):.1f} standard "
+            f"errors since step "
             f"{self.since}."
         )
 
 
 def alarm_levels(is_mean: NDArray[np.bool_], false_alarms: float) -> NDArray[np.float64]:
-    """Probability of each of some numbers below which it alarms, for a rate of false alarms of all of them together.
+    """Probability of each of some numbers below which it alarms, for a rate of false alarms of all
+    of them together.
 
     ``is_mean`` tells which of them are means over the others.
     """
@@ -81,30 +86,34 @@ def alarm_levels(is_mean: NDArray[np.bool_], false_alarms: float) -> NDArray[np.
 class GeometryAlarm:
     """Tells when a number of a run departs from its own past: ``alarm=`` of a monitor.
 
-    Each new value of the watched numbers is forecast from the run's own values before it: from their trend, from how
-    they follow each other, and with a standard error that their fluctuation gives. An alarm is raised where two
-    measurements in a row are off in the same direction, by more than chance has it: see
-    `embedgeo.results.departures`. So the learning rate, the size of the probe and the unit of a number do not
-    matter, and a single outlier is no alarm. What has alarmed begins a new past.
+    Each new value of the watched numbers is forecast from the run's own values before it: from
+    their trend, from how they follow each other, and with a standard error that their fluctuation
+    gives. An alarm is raised where two measurements in a row are off in the same direction, by more
+    than chance has it: see `embedgeo.results.departures`. So the learning rate, the size of the
+    probe and the unit of a number do not matter, and a single outlier is no alarm. What has alarmed
+    begins a new past.
 
-    ``false_alarms`` is the share of sound runs of 200 measurements in which any of the watched numbers raises an alarm,
-    at most; half of it is for layers and half for the means over blocks, however many there are. A simulation with
-    autocorrelated and heavy-tailed numbers, layers that move together, trends and falling fluctuation keeps it:
-    `benchmarks/alarms.py`. A jump of 5 standard deviations of all blocks is found at the second measurement where
-    blocks fluctuate independently and normally. It is found less often where they move together or have outliers.
+    ``false_alarms`` is the share of sound runs of 200 measurements in which any of the watched
+    numbers raises an alarm, at most; half of it is for layers and half for the means over blocks,
+    however many there are. A simulation with autocorrelated and heavy-tailed numbers, layers that
+    move together, trends and falling fluctuation keeps it: `benchmarks/alarms.py`. A jump of 5
+    standard deviations of all blocks is found at the second measurement where blocks fluctuate
+    independently and normally. It is found less often where they move together or have outliers.
 
-    A number that is NaN or infinite at two measurements in a row, and never was before, raises an alarm, too.
+    A number that is NaN or infinite at two measurements in a row, and never was before, raises an
+    alarm, too.
 
-    A number is tested from its 42nd value on, the first that ends two with 40 before them; single values that are NaN,
-    and numbers that are constant so far, are passed over. Only the order of the measurements counts, not the steps
-    between them. Values and alarms are part of the monitor's checkpoint; with the Hugging Face Trainer, a resumed run
-    takes the values from its history file.
+    A number is tested from its 42nd value on, the first that ends two with 40 before them; single
+    values that are NaN, and numbers that are constant so far, are passed over. Only the order of
+    the measurements counts, not the steps between them. Values and alarms are part of the monitor's
+    checkpoint; with the Hugging Face Trainer, a resumed run takes the values from its history file.
 
     Each alarm is a line in the terminal and a text for the loggers, and an item of ``alarms``.
 
     Args:
-        call: called with each `Alarm`, on every rank at the same step: to save a checkpoint, keep the batch or stop.
-            What it raises ends neither training nor the alarm, unless the monitor has ``on_error="raise"``.
+        call: called with each `Alarm`, on every rank at the same step: to save a checkpoint, keep
+            the batch or stop. What it raises ends neither training nor the alarm, unless the
+            monitor has ``on_error="raise"``.
         metrics: keys to watch; default: the headlines.
         layers: names or patterns of the layers to watch; default: blocks and their means.
         false_alarms: the rate, more than 0 and less than 1.
@@ -130,13 +139,18 @@ class GeometryAlarm:
     ) -> None:
         require_extra("report", "embedgeo.GeometryAlarm", "scipy")
         if isinstance(metrics, str) or isinstance(layers, str):
-            raise TypeError(f"metrics and layers must be lists of names; got {metrics!r} and {layers!r}.")
+            raise TypeError(
+                f"metrics and layers must be lists of names; got {metrics!r} and {layers!r}."
+            )
         if not 0 < false_alarms < 1:
             raise ValueError(
-                f"false_alarms must be more than 0 and less than 1, a share of runs; got {false_alarms!r}."
+                f"false_alarms must be more than 0 and less than 1, a share of runs; got "
+                f"{false_alarms!r}."
             )
         if warm_up < 20:
-            raise ValueError(f"warm_up must be at least 20 values, which a forecast rests on; got {warm_up!r}.")
+            raise ValueError(
+                f"warm_up must be at least 20 values, which a forecast rests on; got {warm_up!r}."
+            )
         self.call = call
         self.metrics = None if metrics is None else frozenset(metrics)
         self.layers = None if layers is None else tuple(layers)
@@ -148,12 +162,17 @@ class GeometryAlarm:
         """Forget all values: another run begins."""
         self.alarms: list[Alarm] = []
         self._last_step: int | None = None
-        self._past: dict[Series, list[tuple[int, float]]] = defaultdict(list)  # steps and values that are finite
+        # steps and values that are finite
+        self._past: dict[Series, list[tuple[int, float]]] = defaultdict(list)
         self._gaps: dict[Series, list[int]] = defaultdict(list)  # the first three steps of others
 
     def state_dict(self) -> dict[str, Any]:
         """The values that later ones are compared with, and the alarms so far."""
-        past = [[*series, *zip(*of_series, strict=True)] for series, of_series in self._past.items() if of_series]
+        past = [
+            [*series, *zip(*of_series, strict=True)]
+            for series, of_series in self._past.items()
+            if of_series
+        ]
         gaps = [[*series, steps] for series, steps in self._gaps.items()]
         alarms = [asdict(alarm) for alarm in self.alarms]
         return {"last_step": self._last_step, "past": past, "gaps": gaps, "alarms": alarms}
@@ -164,8 +183,12 @@ class GeometryAlarm:
         self._past = defaultdict(list)
         for metric, layer, steps, values in state["past"]:
             self._past[metric, layer] = [*zip(steps, values, strict=True)]
-        self._gaps = defaultdict(list, {(metric, layer): [*steps] for metric, layer, steps in state.get("gaps", ())})
-        self.alarms = [Alarm(**{**alarm, "layers": tuple(alarm["layers"])}) for alarm in state["alarms"]]
+        self._gaps = defaultdict(
+            list, {(metric, layer): [*steps] for metric, layer, steps in state.get("gaps", ())}
+        )
+        self.alarms = [
+            Alarm(**{**alarm, "layers": tuple(alarm["layers"])}) for alarm in state["alarms"]
+        ]
 
     def add(self, step: int, records: Iterable[Record]) -> list[Series]:
         """Add the values measured at a step, and tell of which series; see `test`."""
@@ -183,14 +206,21 @@ class GeometryAlarm:
         return new
 
     def test(self, step: int, records: Sequence[Record]) -> list[Alarm]:
-        """Add the values measured at a step, and tell what departs; nothing is forgotten and nobody called.
+        """Add the values measured at a step, and tell what departs; nothing is forgotten and nobody
+        called.
 
         Args:
             step: the step, larger than those before; another time the same step is passed over.
             records: of the layers and of their means over blocks.
         """
-        new = {series: self._past[series] for series in self.add(step, records) if self._past[series]}
-        tested = [series for series, past in new.items() if past[-1][0] == step and len(past) > self.warm_up + 1]
+        new = {
+            series: self._past[series] for series in self.add(step, records) if self._past[series]
+        }
+        tested = [
+            series
+            for series, past in new.items()
+            if past[-1][0] == step and len(past) > self.warm_up + 1
+        ]
         alarmed = {(alarm.metric, layer) for alarm in self.alarms for layer in alarm.layers}
         lost = [
             series
@@ -213,11 +243,23 @@ class GeometryAlarm:
         names = dict.fromkeys(record["layer"] for record in records)
         if self.layers is None:
             inside = tuple(f"{part}." for part in (*PARTS, LEDGER))
-            sides = {prefix: blocks for prefix, blocks in blocks_by_side(names).items() if not prefix.endswith(inside)}
-            layers = {layer for prefix, blocks in sides.items() for layer in (*blocks, f"{prefix}mean")}
+            sides = {
+                prefix: blocks
+                for prefix, blocks in blocks_by_side(names).items()
+                if not prefix.endswith(inside)
+            }
+            layers = {
+                layer for prefix, blocks in sides.items() for layer in (*blocks, f"{prefix}mean")
+            }
         else:
-            layers = {name for name in names if any(fnmatchcase(name, pattern) for pattern in self.layers)}
-        return [record for record in records if record["metric"] in metrics and record["layer"] in layers]
+            layers = {
+                name for name in names if any(fnmatchcase(name, pattern) for pattern in self.layers)
+            }
+        return [
+            record
+            for record in records
+            if record["metric"] in metrics and record["layer"] in layers
+        ]
 
     def _no_numbers(self, lost: list[Series], records: Sequence[Record]) -> list[Alarm]:
         values = {(record["metric"], record["layer"]): record["value"] for record in records}
@@ -243,22 +285,31 @@ class GeometryAlarm:
             kept = self._past[series]
             values[len(values) - len(kept) :, column] = [value for _, value in kept]
         values = values[np.isfinite(values).any(1)]
-        of_metric = {metric: number for number, metric in enumerate(dict.fromkeys(metric for metric, _ in tested))}
+        of_metric = {
+            metric: number
+            for number, metric in enumerate(dict.fromkeys(metric for metric, _ in tested))
+        }
         found = departures(forecasts(values), np.array([of_metric[metric] for metric, _ in tested]))
         is_mean = np.array([layer in MEANS for _, layer in tested])
         has_departed = found.p < alarm_levels(is_mean, self.false_alarms)
         alarms = list[Alarm]()
         for metric, sign in dict.fromkeys(
             (metric, np.sign(off))
-            for (metric, _), off, is_off in zip(tested, found.standard_errors, has_departed, strict=True)
+            for (metric, _), off, is_off in zip(
+                tested, found.standard_errors, has_departed, strict=True
+            )
             if is_off
         ):
             places = [
                 place
                 for place, (key, _) in enumerate(tested)
-                if key == metric and np.sign(found.standard_errors[place]) == sign and found.p[place] < _ALSO
+                if key == metric
+                and np.sign(found.standard_errors[place]) == sign
+                and found.p[place] < _ALSO
             ]
-            places.sort(key=lambda place: (not has_departed[place], not is_mean[place], found.p[place]))
+            places.sort(
+                key=lambda place: (not has_departed[place], not is_mean[place], found.p[place])
+            )
             first = places[0]
             alarms.append(
                 Alarm(

@@ -33,11 +33,18 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import is_auto, keys_of_types, measured_keys, metric_name, width_notes
+from embedgeo.metrics.defaults import (
+    is_auto,
+    keys_of_types,
+    measured_keys,
+    metric_name,
+    width_notes,
+)
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, taken_arguments
 
 _TEXT_WIDTH = 100
-_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024  # up to which metrics are timed; what more takes is extrapolated
+# up to which metrics are timed; what more takes is extrapolated
+_TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
 
 _ENOUGH: dict[str, tuple[float, float]] = {
     "V_W_over_V_unbiased": (4_096, 64),
@@ -50,7 +57,9 @@ _ENOUGH: dict[str, tuple[float, float]] = {
     "intrinsic_dimension_between": (4_096, 256),
     "intrinsic_dimension_within": (32_768, 256),
 }
-"""Rows and sequences from which on the error of a number is at most 5 %: `python -m benchmarks.sampling`."""
+"""Rows and sequences from which on the error of a number is at most 5 %: `python -m
+benchmarks.sampling`.
+"""
 
 
 class DescribedMonitor(NamedTuple):
@@ -73,7 +82,8 @@ class DescribedLayer:
     path: str  # of the module in the model, as `named_modules` has it
     kind: str  # class of the module
     width: int | None  # of the hidden state; None where no forward pass has told
-    state_bytes: int | None  # what its metrics hold at the end of a measurement; None where the width is
+    # what its metrics hold at the end of a measurement; None where the width is
+    state_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -88,27 +98,41 @@ class DescribedMetric:
 
 @dataclass(frozen=True)
 class Description:
-    """Description of what a monitor would do on a model; ``str()`` of it is a text of 100 columns."""
+    """Description of what a monitor would do on a model; ``str()`` of it is a text of 100
+    columns.
+    """
 
     model: str  # class of the model that is measured
     num_parameters: int
-    layers: tuple[DescribedLayer, ...] = ()  # in forward order; empty where the first warning says why
+    # in forward order; empty where the first warning says why
+    layers: tuple[DescribedLayer, ...] = ()
     token_ids: str = "unknown"  # their source: a module's path, or an argument of the monitor
-    mask: str = "unknown"  # its source: the path of a module and its argument, or an argument of the monitor
+    # its source: the path of a module and its argument, or an argument of the monitor
+    mask: str = "unknown"
     num_rows: int = 0  # of a measurement on one rank, padding included
     num_types: int = 0  # token types among them, at most: of each the token table holds a row
     rows: str = "unknown"  # how their number comes about
-    errors: str = ""  # to be expected of which values from so many texts drawn at random; empty where it is unknown
+    # to be expected of which values from so many texts drawn at random; empty where it is unknown
+    errors: str = ""
     metrics: tuple[DescribedMetric, ...] = ()  # of all layers
     state_bytes: int = 0  # what all metrics hold at the end of a measurement
-    seconds: float | None = None  # a measurement's estimate, without a probe's forward passes; None without widths
+    # a measurement's estimate, without a probe's forward passes; None without widths
+    seconds: float | None = None
     warnings: tuple[str, ...] = ()  # what to change, or to know, before training starts
 
     def __str__(self) -> str:
         tables = [[["model", f"{self.model}, {self.num_parameters:,} parameters"]]]
         if self.layers:
-            types = f"of at most {self.num_types:,} token types" if self.num_types else "without token types"
-            seconds = "unknown" if self.seconds is None else f"about {number(float(f'{self.seconds:.2g}'))} s"
+            types = (
+                f"of at most {self.num_types:,} token types"
+                if self.num_types
+                else "without token types"
+            )
+            seconds = (
+                "unknown"
+                if self.seconds is None
+                else f"about {number(float(f'{self.seconds:.2g}'))} s"
+            )
             tables[0] += [
                 ["token ids", self.token_ids],
                 ["mask", self.mask],
@@ -117,7 +141,10 @@ class Description:
                 ["time", f"{seconds} a measurement, an estimate for this machine"],
                 ["memory", f"{size(self.state_bytes)} held during a measurement"],
             ]
-            metrics = [[m.name, str(m.num_layers), size(m.layer_bytes), size(m.total_bytes)] for m in self.metrics]
+            metrics = [
+                [m.name, str(m.num_layers), size(m.layer_bytes), size(m.total_bytes)]
+                for m in self.metrics
+            ]
             tables += [
                 [["layer", "width", "bytes", "module"], *_layer_rows(self.layers)],
                 [["metric", "layers", "bytes a layer", "in all"], *metrics],
@@ -128,15 +155,25 @@ class Description:
 
 
 def _layer_rows(layers: Sequence[DescribedLayer]) -> Iterator[list[str]]:
-    """Rows of the text's table; blocks one after the other that differ in their numbers alone share one."""
+    """Rows of the text's table; blocks one after the other that differ in their numbers alone share
+    one.
+    """
 
     def likeness(layer: DescribedLayer) -> tuple[object, ...]:
-        return re.sub(r"block\.\d+", "block", layer.name), layer.kind, layer.width, layer.state_bytes
+        return (
+            re.sub(r"block\.\d+", "block", layer.name),
+            layer.kind,
+            layer.width,
+            layer.state_bytes,
+        )
 
     def to(first: str, last: str) -> str:
         parts = last.split(".")
         num_shared = sum(
-            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False))
+            1
+            for _ in takewhile(
+                lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False)
+            )
         )
         return f"{first} … {'.'.join(parts[num_shared:])}"
 
@@ -154,16 +191,25 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1]
     indent = " " * (sum(widths) + 2 * len(widths))
     lines = ("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
-    wrapper = TextWrapper(_TEXT_WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    wrapper = TextWrapper(
+        _TEXT_WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+    )
     return "\n".join(map(wrapper.fill, lines))
 
 
 def opening(
-    geometry: Geometry, schedule: object, path: Path | None, num_compared: int, drift_start: int, *, given: bool
+    geometry: Geometry,
+    schedule: object,
+    path: Path | None,
+    num_compared: int,
+    drift_start: int,
+    *,
+    given: bool,
 ) -> list[str]:
     """Sentences, when training starts, on what a monitor measures, and when.
 
-    ``path`` is the history file's; token ids may be ``given`` in place of those that the model's table is called with.
+    ``path`` is the history file's; token ids may be ``given`` in place of those that the model's
+    table is called with.
     """
     width = model_width(geometry.model) or 2
     layers = listed([layer.name for layer in geometry.layers], 4)
@@ -174,26 +220,42 @@ def opening(
     lines += width_notes(geometry.make_metrics, width)
     if num_compared:
         held = size(2 * len(geometry.layers) * num_compared * width * 4)
-        few = f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+        few = (
+            f"; the linearity is undefined, it needs more than {width + 1}: drift={2 * width}, say"
+        )
         lines.append(
-            f"drift keeps {num_compared} rows of each layer twice, up to {held} in all, also in checkpoints"
+            f"drift keeps {num_compared} rows of each layer twice, up to {held} in all, also in "
+            f"checkpoints"
             f"{few if num_compared < width + 2 else ''}."
         )
     if drift_start:
         before = f"drift has no rows from before step {drift_start:,}"
         lines.append(f"{before}: the first measurement from now on is its first.")
-    has_ids = given or geometry.inputs.tables or geometry.part or geometry.settings["rows"] in ("mean", "max")
-    if absent := () if has_ids else [key for key in keys_of_types(geometry.make_metrics) if key in headlines()]:
+    has_ids = (
+        given
+        or geometry.inputs.tables
+        or geometry.part
+        or geometry.settings["rows"] in ("mean", "max")
+    )
+    if (
+        absent := ()
+        if has_ids
+        else [key for key in keys_of_types(geometry.make_metrics) if key in headlines()]
+    ):
         lines.append(
-            f"{listed([term(key).name for key in absent])} and other values over token types will be absent, because "
-            f"{type(measured_model(geometry.model)).__name__} has no embedding table that is called with token ids. "
+            f"{listed([term(key).name for key in absent])} and other values over token types will "
+            f"be absent, because "
+            f"{type(measured_model(geometry.model)).__name__} has no embedding table that is "
+            f"called with token ids. "
             "Give token_ids=, a function of the batch."
         )
     return lines
 
 
 def missing_for_history() -> str:
-    """Name what the history file needs that is not installed, with the command that installs it; empty if nothing."""
+    """Name what the history file needs that is not installed, with the command that installs it;
+    empty if nothing.
+    """
     try:
         require_extra("report", "history.parquet", "pandas", "pyarrow")
     except ImportError as missing:
@@ -210,17 +272,21 @@ def describe(
     batch_size: int = 8,
     seq_len: int = 512,
 ) -> Description:
-    """Describe what a monitor would do on a model: layers, sources, bytes, seconds, and what to change before training.
+    """Describe what a monitor would do on a model: layers, sources, bytes, seconds, and what to
+    change before training.
 
-    The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without gradients and in
-    eval mode, and metrics are timed on random rows; modes, buffers and random states are afterwards what they were. A
-    model on the meta device can be described, too. Call it on a model that is not yet sharded over ranks.
+    The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without
+    gradients and in eval mode, and metrics are timed on random rows; modes, buffers and random
+    states are afterwards what they were. A model on the meta device can be described, too. Call it
+    on a model that is not yet sharded over ranks.
 
-    ``batch_size`` counts the sequences of one optimizer step on one rank, ``seq_len`` the tokens of each; where the
-    batch or the monitor's probe has a shape, that counts instead.
+    ``batch_size`` counts the sequences of one optimizer step on one rank, ``seq_len`` the tokens of
+    each; where the batch or the monitor's probe has a shape, that counts instead.
     """
     if batch_size < 1 or seq_len < 1:
-        raise ValueError(f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}.")
+        raise ValueError(
+            f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}."
+        )
     inner = measured_model(model)
     sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
     described = Description(type(inner).__name__, sum(sizes))
@@ -234,8 +300,11 @@ def describe(
         shapes = inspected.hidden
         guess = None if inspected.error is None else model_width(geometry.model)
         layers = [layer for layer in geometry.layers if layer.name not in inspected.absent]
-        widths = {each.name: shapes[each.name][-1] if each.name in shapes else guess for each in layers}
-        makers = dict[int, MetricFactory]()  # by width, which that of all streams of a block is several times
+        widths = {
+            each.name: shapes[each.name][-1] if each.name in shapes else guess for each in layers
+        }
+        # by width, which that of all streams of a block is several times
+        makers = dict[int, MetricFactory]()
         for layer in layers:
             if (width := widths[layer.name]) is not None:
                 width *= len(STREAMS) if layer.stream == LEDGER else 1
@@ -245,7 +314,10 @@ def describe(
         held = {width: _held_bytes(makers[width](width), width, rows) for width in counts}
         metrics = _totals(counts, held)
         device = weights_device(model)
-        seconds = [count * _seconds(makers[width](width), width, rows, device) for width, count in counts.items()]
+        seconds = [
+            count * _seconds(makers[width](width), width, rows, device)
+            for width, count in counts.items()
+        ]
         token_ids, mask = _sources(monitor, model, inspected)
         return replace(
             described,
@@ -264,7 +336,10 @@ def describe(
 
 
 def _described_layers(
-    model: nn.Module, layers: Iterable[Layer], widths: Mapping[str, int | None], held: Mapping[int, Counter[str]]
+    model: nn.Module,
+    layers: Iterable[Layer],
+    widths: Mapping[str, int | None],
+    held: Mapping[int, Counter[str]],
 ) -> tuple[DescribedLayer, ...]:
     described = []
     for layer in layers:
@@ -275,12 +350,16 @@ def _described_layers(
         state_bytes = held[width].total() if width is not None else None
         if width is not None and layer.stream == LEDGER:
             width //= len(STREAMS)
-        described.append(DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes))
+        described.append(
+            DescribedLayer(layer.name, path, type(modules[0]).__name__, width, state_bytes)
+        )
     return tuple(described)
 
 
 def _paths(model: nn.Module, modules: Iterable[nn.Module]) -> list[str]:
-    """Paths of modules in the model, each once; those of no module inside have the name of their class."""
+    """Paths of modules in the model, each once; those of no module inside have the name of their
+    class.
+    """
     paths = {module: name for name, module in model.named_modules()}
     return list(dict.fromkeys(paths.get(module) or type(module).__name__ for module in modules))
 
@@ -320,25 +399,41 @@ def _warnings(
     if inspected.error is not None:
         tried = "synthetic token ids" if batch is None else "this batch"
         yield (
-            f"The model could not be run on {tried} ({reason(inspected.error)}): widths and sources may be "
+            f"The model could not be run on {tried} ({reason(inspected.error)}): widths and "
+            f"sources may be "
             "missing or guessed. Give a batch: monitor.describe(model, batch)."
         )
-    elif silent := [each.name for each in geometry.layers if each not in reached and each.name not in inspected.absent]:
-        yield f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it out of layers=."
+    elif silent := [
+        each.name
+        for each in geometry.layers
+        if each not in reached and each.name not in inspected.absent
+    ]:
+        yield (
+            f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it "
+            "out of layers=."
+        )
     if not inspected.token_ids and monitor.token_ids is None and inspected.error is None:
         yield (
-            "No token ids were found: values over token types (V_W, V_B …) will be absent. Give token_ids=, a "
+            "No token ids were found: values over token types (V_W, V_B …) will be absent. Give "
+            "token_ids=, a "
             "function of the batch."
         )
-    elif inspected.token_ids and (misfits := [layer.name for layer in reached if not inspected.has_token_rows(layer)]):
+    elif inspected.token_ids and (
+        misfits := [layer.name for layer in reached if not inspected.has_token_rows(layer)]
+    ):
         yield (
-            f"The rows of {listed(misfits)} are not one for each token id: the monitor would turn off there. Leave "
+            f"The rows of {listed(misfits)} are not one for each token id: the monitor would turn "
+            f"off there. Leave "
             "that out of layers=, or give token_ids= and mask= in the order of its rows."
         )
     make = geometry.make_metrics
     for width, num_bytes in held.items():
         yield from width_notes(make, width)
-        known = [] if is_auto(make) else [each for each in make(width) if isinstance(each, GeometryMetric)]
+        known = (
+            []
+            if is_auto(make)
+            else [each for each in make(width) if isinstance(each, GeometryMetric)]
+        )
         remedies = {metric.label: metric.remedy for metric in known if not metric.compromise}
         excess = num_bytes.total() - monitor.max_state_bytes
         for name, of_metric in num_bytes.most_common():
@@ -347,7 +442,10 @@ def _warnings(
                 yield f"{name} holds {size(of_metric)} at each layer of width {width}. {remedy}"
                 excess -= of_metric
     if is_compiled(model) and not (monitor.compiled == "stable" and geometry.probe.is_prepared()):
-        yield "The model is compiled: a measured step runs eagerly, so it is slower; the other steps are as before."
+        yield (
+            "The model is compiled: a measured step runs eagerly, so it is slower; the other steps "
+            "are as before."
+        )
     if geometry.part is not None:
         yield "The model is one stage of a pipeline: layers and bytes are those of this stage."
 
@@ -368,12 +466,18 @@ class _ExpectedRows(NamedTuple):
         return self.num_sequences * self.seq_len
 
     def drawn(self, width: int, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Some of them at random, shape (sequences, positions, width), with token ids and sequence ids."""
+        """Some of them at random, shape (sequences, positions, width), with token ids and sequence
+        ids.
+        """
         positions = min(self.seq_len, _TIMED_ROWS)
         shape = max(1, min(self.num_sequences, _TIMED_ROWS // positions)), positions
         generator = torch.Generator().manual_seed(0)
         rows = torch.randn(*shape, width, generator=generator).to(device)
-        ids = torch.randint(self.num_types, shape, generator=generator).to(device) if self.num_types else None
+        ids = (
+            torch.randint(self.num_types, shape, generator=generator).to(device)
+            if self.num_types
+            else None
+        )
         return rows, ids, torch.arange(shape[0])[:, None].expand(shape).to(device)
 
 
@@ -399,11 +503,15 @@ def _expected_rows(
     num_types = min(num_sequences * seq_len, inspected.num_token_types) if has_ids else 0
     num_groups = min(geometry.settings["jackknife"], num_sequences)
     itemsize = 8 if inspected.dtype == torch.float64 else 4
-    return _ExpectedRows(num_sequences, seq_len, num_types, num_groups, monitor.drift, itemsize, origin)
+    return _ExpectedRows(
+        num_sequences, seq_len, num_types, num_groups, monitor.drift, itemsize, origin
+    )
 
 
 def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
-    """The values to be expected with errors of at most 5 %, the others, and what would be enough for each of these."""
+    """The values to be expected with errors of at most 5 %, the others, and what would be enough
+    for each of these.
+    """
     if geometry.settings["rows"] != "tokens":
         return ""
     measured = measured_keys(geometry.make_metrics, token_ids=rows.num_types > 0)
@@ -425,8 +533,12 @@ def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:
 
 def _shape(batch: Any) -> tuple[int, int] | None:
     """Sequences and tokens of a batch: the shape of its first matrix of integers, if it has one."""
-    values = batch.values() if hasattr(batch, "values") and not isinstance(batch, Tensor) else [batch]
-    integers = (each for each in values if isinstance(each, Tensor) and not each.is_floating_point())
+    values = (
+        batch.values() if hasattr(batch, "values") and not isinstance(batch, Tensor) else [batch]
+    )
+    integers = (
+        each for each in values if isinstance(each, Tensor) and not each.is_floating_point()
+    )
     return next(((len(each), each.shape[1]) for each in integers if each.ndim == 2), None)
 
 
@@ -440,35 +552,55 @@ def _held_bytes(metrics: Sequence[Metric], width: int, rows: _ExpectedRows) -> C
 
 
 def _metric_bytes(metric: Metric, width: int, rows: _ExpectedRows) -> int:
-    """Bytes of a metric with its copies for standard errors; one of another package is updated to find them."""
+    """Bytes of a metric with its copies for standard errors; one of another package is updated to
+    find them.
+    """
     if not isinstance(metric, GeometryMetric):
         empty = _state_bytes(metric)
         hidden, ids, sequences = rows.drawn(width, torch.device("cpu"))
-        metric.update(hidden, **taken_arguments(metric, {"token_ids": ids, "sequence_ids": sequences}))
-        return empty + round((_state_bytes(metric) - empty) * rows.total / hidden.shape[:-1].numel())
+        metric.update(
+            hidden, **taken_arguments(metric, {"token_ids": ids, "sequence_ids": sequences})
+        )
+        return empty + round(
+            (_state_bytes(metric) - empty) * rows.total / hidden.shape[:-1].numel()
+        )
     whole = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
     if not rows.num_groups or not metric.has_copies:
         return whole
     in_group = -(-rows.num_sequences // rows.num_groups) * rows.seq_len
-    return whole + rows.num_groups * metric.state_bytes(in_group, min(rows.num_types, in_group), rows.itemsize)
+    return whole + rows.num_groups * metric.state_bytes(
+        in_group, min(rows.num_types, in_group), rows.itemsize
+    )
 
 
 def _state_bytes(metric: Metric) -> int:
     states = metric.metric_state.values()
-    return sum(each.nbytes for state in states for each in (state if isinstance(state, list) else [state]))
+    return sum(
+        each.nbytes for state in states for each in (state if isinstance(state, list) else [state])
+    )
 
 
-def _totals(counts: Mapping[int, int], held: Mapping[int, Counter[str]]) -> tuple[DescribedMetric, ...]:
+def _totals(
+    counts: Mapping[int, int], held: Mapping[int, Counter[str]]
+) -> tuple[DescribedMetric, ...]:
     metrics = []
     for name in dict.fromkeys(name for width in sorted(held) for name in held[width]):
         widths = [width for width in sorted(held) if name in held[width]]
         total_bytes = sum(counts[width] * held[width][name] for width in widths)
-        metrics.append(DescribedMetric(name, sum(counts[w] for w in widths), held[widths[-1]][name], total_bytes))
+        metrics.append(
+            DescribedMetric(
+                name, sum(counts[w] for w in widths), held[widths[-1]][name], total_bytes
+            )
+        )
     return tuple(metrics)
 
 
-def _seconds(metrics: Sequence[Metric], width: int, rows: _ExpectedRows, device: torch.device) -> float:
-    """An estimate of what the metrics of a layer take, and comparing its rows: with three others, and those below."""
+def _seconds(
+    metrics: Sequence[Metric], width: int, rows: _ExpectedRows, device: torch.device
+) -> float:
+    """An estimate of what the metrics of a layer take, and comparing its rows: with three others,
+    and those below.
+    """
     total = sum(_metric_seconds(metric, width, rows, device) for metric in metrics)
     if rows.num_compared:
         timed_width = min(width, _TIMED_WIDTH)
@@ -481,7 +613,9 @@ def _seconds(metrics: Sequence[Metric], width: int, rows: _ExpectedRows, device:
 
 
 def _metric_seconds(metric: Metric, width: int, rows: _ExpectedRows, device: torch.device) -> float:
-    """Updating and computing, timed on some random rows: of more columns in proportion to the bytes held, d or d²."""
+    """Updating and computing, timed on some random rows: of more columns in proportion to the bytes
+    held, d or d².
+    """
     timed_width = width
     share = 1.0
     if isinstance(metric, GeometryMetric) and width > _TIMED_WIDTH:
@@ -492,10 +626,14 @@ def _metric_seconds(metric: Metric, width: int, rows: _ExpectedRows, device: tor
     hidden, ids, sequences = rows.drawn(timed_width, device)
     seconds = 0.0
     for part in (slice(1), slice(None)):  # the first time threads and memory are set up
-        timed = LayerMetrics(lambda _: [deepcopy(metric)], timed_width, device=device, jackknife=rows.num_groups)
+        timed = LayerMetrics(
+            lambda _: [deepcopy(metric)], timed_width, device=device, jackknife=rows.num_groups
+        )
         part_ids = row_ids(hidden[part], None if ids is None else ids[part], None, sequences[part])
         update = partial(timed.update, hidden[part], part_ids)
-        seconds = _timed(update, device) * rows.total / hidden.shape[:-1].numel() + _timed(timed.compute, device)
+        seconds = _timed(update, device) * rows.total / hidden.shape[:-1].numel() + _timed(
+            timed.compute, device
+        )
     return share * seconds
 
 

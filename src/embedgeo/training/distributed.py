@@ -16,7 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.structure import Part, find_stack, is_callable, measured_model, module_names, unwrapped
+from embedgeo.capture.structure import (
+    Part,
+    find_stack,
+    is_callable,
+    measured_model,
+    module_names,
+    unwrapped,
+)
 from embedgeo.capture.torch_names import running_stage
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
@@ -41,23 +48,32 @@ _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     """A new group of the ranks that have other rows than this one; every rank must call this.
 
-    Rows differ along dimensions of data parallelism, told by their names (``dp``, ``dp_replicate``, ``dp_shard``,
-    ``data_parallel``, ``fsdp`` …), and repeat along those of tensor and sequence parallelism (``tp``,
-    ``tensor_parallel``, ``sp`` …) and of the stages of a pipeline (``pp``, ``pipeline`` …). A mesh of one dimension
-    without a name is of data parallelism.
+    Rows differ along dimensions of data parallelism, told by their names (``dp``, ``dp_replicate``,
+    ``dp_shard``, ``data_parallel``, ``fsdp`` …), and repeat along those of tensor and sequence
+    parallelism (``tp``, ``tensor_parallel``, ``sp`` …) and of the stages of a pipeline (``pp``,
+    ``pipeline`` …). A mesh of one dimension without a name is of data parallelism.
     """
     names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
-    other = [name for name in names if not any(kind.fullmatch(name) for kind in (_ROWS, _REPEATED, _STAGES))]
+    other = [
+        name
+        for name in names
+        if not any(kind.fullmatch(name) for kind in (_ROWS, _REPEATED, _STAGES))
+    ]
     if other or not names:
         raise ValueError(
-            "device_mesh must have dimensions of data parallelism (named dp, data_parallel, fsdp …), of tensor or "
-            "sequence parallelism (tp, tensor_parallel, sp …) and of a pipeline (pp, pipeline …); got "
-            f"{listed(other) if other else 'unnamed ones'}. Under context parallelism sweep over the checkpoints."
+            "device_mesh must have dimensions of data parallelism (named dp, data_parallel, fsdp "
+            "…), of tensor or "
+            "sequence parallelism (tp, tensor_parallel, sp …) and of a pipeline (pp, pipeline …); "
+            "got "
+            f"{listed(other) if other else 'unnamed ones'}. Under context parallelism sweep over "
+            f"the checkpoints."
         )
     if mesh.size() != dist.get_world_size():
         raise ValueError(
-            f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; got one of "
-            f"{mesh.size()}. Give the whole mesh, or process_group=, the ranks that have different rows."
+            f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; "
+            f"got one of "
+            f"{mesh.size()}. Give the whole mesh, or process_group=, the ranks that have different "
+            f"rows."
         )
     group = _group(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
     group.original = group.process_group  # a mesh may have none of these ranks
@@ -66,7 +82,11 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
 
 def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     """The ranks of tensor parallelism, of which each may have a part of the positions."""
-    names = [name for name in mesh.mesh_dim_names or () if _REPEATED.fullmatch(name) and mesh[name].size() > 1]
+    names = [
+        name
+        for name in mesh.mesh_dim_names or ()
+        if _REPEATED.fullmatch(name) and mesh[name].size() > 1
+    ]
     return mesh[names[0]] if len(names) == 1 else None
 
 
@@ -76,13 +96,16 @@ def require_same_modules(model: nn.Module, ranks: OwnGroup) -> None:
     largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
     if largest != -least:
         raise ValueError(
-            "model must have the same modules on every rank; they differ, as those of pipeline stages do. Give "
+            "model must have the same modules on every rank; they differ, as those of pipeline "
+            "stages do. Give "
             "device_mesh= a mesh with the pipeline's dimension, named pp."
         )
 
 
 class PipelineStage:
-    """One stage of a pipeline, which is given a batch cut along its first axis into microbatches, in order."""
+    """One stage of a pipeline, which is given a batch cut along its first axis into microbatches,
+    in order.
+    """
 
     def __init__(self, model: nn.Module, stages: OwnGroup, ranks: OwnGroup) -> None:
         self.ranks = ranks  # that have this stage
@@ -102,15 +125,18 @@ class PipelineStage:
         ranks = _group(mesh, [i for i in range(mesh.ndim) if i not in along])
         if not (isinstance(model, nn.Module) and is_callable(model)):
             raise TypeError(
-                f"model must be the one stage that this rank has, a module that is called; got {type(model).__name__}. "
+                f"model must be the one stage that this rank has, a module that is called; got "
+                f"{type(model).__name__}. "
                 "Where a schedule gives each rank several stages, sweep over the checkpoints."
             )
         return cls(model, stages, ranks)
 
     def attach(self, probe: Probe, batch: Any) -> None:
-        """Cut what the probe is given of the batch now, in each forward pass, to the rows of the microbatch.
+        """Cut what the probe is given of the batch now, in each forward pass, to the rows of the
+        microbatch.
 
-        Stages after the first see hidden states alone: the probe gets their token ids from a Hugging Face batch.
+        Stages after the first see hidden states alone: the probe gets their token ids from a
+        Hugging Face batch.
         """
         if probe.token_ids is None and probe.word_ids is None and current_rank(self._stages):
             probe.token_ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -123,7 +149,11 @@ class PipelineStage:
             nonlocal num_seen
             stage_run = running_stage()
             self._num_stages = None if stage_run is None else stage_run.num_stages
-            sizes = (len(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim)
+            sizes = (
+                len(value)
+                for value in (*args, *kwargs.values())
+                if isinstance(value, Tensor) and value.ndim
+            )
             if not probe.should_skip():
                 first = num_seen
                 num_seen += next(sizes, 0)
@@ -144,9 +174,11 @@ class PipelineStage:
             group.end()
 
     def make_geometry(self, make: Callable[..., Geometry]) -> Geometry:
-        """Make the `Geometry` of this stage's layers, named as in the whole model; every rank must call this.
+        """Make the `Geometry` of this stage's layers, named as in the whole model; every rank must
+        call this.
 
-        ``make`` is given the blocks that the stage has, and what joins it with others, where there are any.
+        ``make`` is given the blocks that the stage has, and what joins it with others, where there
+        are any.
         """
         if not self.is_part:
             return make()
@@ -160,9 +192,15 @@ class PipelineStage:
 
         names = [name for of_stage in self._gathered(own_names) for name in of_stage]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"layers must have other names on each stage of a pipeline; several have {listed(twice)}.")
+            raise ValueError(
+                f"layers must have other names on each stage of a pipeline; several have "
+                f"{listed(twice)}."
+            )
         if not names:
-            raise ValueError(f"layers={made[0].settings['layers']!r} matches no layer of any stage of the pipeline.")
+            raise ValueError(
+                f"layers={made[0].settings['layers']!r} matches no layer of any stage of the "
+                f"pipeline."
+            )
         return made[0]
 
     def _join(self, num_layers: int, own_records: Future[list[Record]]) -> list[Record]:
@@ -172,7 +210,8 @@ class PipelineStage:
             if self._num_stages not in (None, num_ranks(self._stages)):
                 raise ValueError(
                     f"a pipeline must have one stage a rank; got {self._num_stages} stages on "
-                    f"{num_ranks(self._stages)} ranks, as interleaved schedules have. Sweep over the checkpoints."
+                    f"{num_ranks(self._stages)} ranks, as interleaved schedules have. Sweep over "
+                    f"the checkpoints."
                 )
             return num_layers, own_records.result()
 
@@ -187,7 +226,9 @@ class PipelineStage:
         ]
 
     def _gathered(self, make: Callable[[], T]) -> list[T]:
-        """Gather what ``make`` returns on each stage; an exception on one is raised on all of them."""
+        """Gather what ``make`` returns on each stage; an exception on one is raised on all of
+        them.
+        """
         error: Exception | None = None
         made: T | None = None
         try:
@@ -195,7 +236,9 @@ class PipelineStage:
         except Exception as caught:
             error = caught
         with together(self._stages):
-            every: list[Any] = all_gather_object((made, "" if error is None else reason(error)), self._stages)
+            every: list[Any] = all_gather_object(
+                (made, "" if error is None else reason(error)), self._stages
+            )
         if error is not None:
             raise error
         for number, (_, why) in enumerate(every):
@@ -216,19 +259,25 @@ def _num_blocks(model: nn.Module) -> int:
     stack = find_stack(measured_model(model))
     if stack is None:
         raise ValueError(
-            f"each stage of a pipeline must have transformer blocks; found none in {type(model).__name__}."
+            f"each stage of a pipeline must have transformer blocks; found none in "
+            f"{type(model).__name__}."
         )
     return len(stack.blocks)
 
 
 def _require_same_rows(before: list[Record], after: list[Record]) -> None:
     last, first = (
-        [record for record in records if record["metric"] == "n" and record["layer"].startswith("block.")]
+        [
+            record
+            for record in records
+            if record["metric"] == "n" and record["layer"].startswith("block.")
+        ]
         for records in (before, after)
     )
     if last and first and last[-1]["value"] != first[0]["value"]:
         raise ValueError(
             f"the stages of a pipeline must count the same rows; layer {last[-1]['layer']!r} has "
-            f"{last[-1]['value']:.0f}, layer {first[0]['layer']!r} {first[0]['value']:.0f}. Give token_ids= and mask=, "
+            f"{last[-1]['value']:.0f}, layer {first[0]['layer']!r} {first[0]['value']:.0f}. Give "
+            f"token_ids= and mask=, "
             "functions of the batch, and the batch on every rank."
         )

@@ -24,86 +24,106 @@ from embedgeo.training.monitor import Monitor, TrainingRun
 
 
 class GeometryMonitor(Monitor, Callback):
-    """Measures the geometry of embeddings at chosen layers, at chosen steps of training with Lightning.
+    """Measures the geometry of embeddings at chosen layers, at chosen steps of training with
+    Lightning.
 
-    Step s is the number of optimizer steps that the measured weights have taken, also under gradient accumulation.
-    With several optimizers each step of each of them counts, as in ``trainer.global_step``; a scheduled step that
-    falls inside a batch is measured, and dated, at the start of the next batch. Nothing is measured in validation,
-    test and predict. Training is bit for bit what it is without the monitor, except that a measured step of a compiled
-    model runs eagerly, unless ``compiled="stable"``.
+    Step s is the number of optimizer steps that the measured weights have taken, also under
+    gradient accumulation. With several optimizers each step of each of them counts, as in
+    ``trainer.global_step``; a scheduled step that falls inside a batch is measured, and dated, at
+    the start of the next batch. Nothing is measured in validation, test and predict. Training is
+    bit for bit what it is without the monitor, except that a measured step of a compiled model runs
+    eagerly, unless ``compiled="stable"``.
 
-    Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks, ``{prefix}.{metric}/mean``;
-    those that show more than scalars also charts, pictures and a text. The same values are in
-    ``trainer.callback_metrics`` and, as a list of dicts (step, layer, layer_index, width, metric, value, stderr),
-    in ``history``: with ``ddp_spawn`` in the processes that train, not where ``fit`` is called.
+    Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks,
+    ``{prefix}.{metric}/mean``; those that show more than scalars also charts, pictures and a text.
+    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer,
+    layer_index, width, metric, value, stderr), in ``history``: with ``ddp_spawn`` in the processes
+    that train, not where ``fit`` is called.
 
-    A checkpoint does not hold the rows seen: a run resumed inside a window measures its remaining steps.
+    A checkpoint does not hold the rows seen: a run resumed inside a window measures its remaining
+    steps.
 
     Args:
         every_n_steps: measure at steps 0, n, 2n …
         extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
-        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable on the model: see
-            `embedgeo.capture.layers.resolve_layers`. The callable may also return a module, whose blocks are measured.
-        metrics: makes the metrics of a layer, given the layer's width; default: `embedgeo.default_metrics`; ``"auto"``:
-            those of them that ``max_state_bytes`` leaves room for, see `embedgeo.auto_metrics`. What is left out is
-            said when training starts.
-        window: measure the batches of this many consecutive optimizer steps together, logged at the first of them.
-        probe: measure these held-out batches instead of the training batches, in eval mode and without gradients, as
-            soon as the weights have taken a step to measure at, before a checkpoint of them is saved. Ranks share the
-            batches. In a configuration file: a dict of ``class_path`` and ``init_args``.
-        probe_forward: runs the model on a batch of the probe, given the module that is trained and the batch. Default:
-            the outermost Hugging Face model is called with the batch's items by keyword, another module with the batch;
-            of a module without a ``forward``, the Hugging Face model inside it is called with the batch.
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable
+            on the model: see `embedgeo.capture.layers.resolve_layers`. The callable may also return
+            a module, whose blocks are measured.
+        metrics: makes the metrics of a layer, given the layer's width; default:
+            `embedgeo.default_metrics`; ``"auto"``: those of them that ``max_state_bytes`` leaves
+            room for, see `embedgeo.auto_metrics`. What is left out is said when training starts.
+        window: measure the batches of this many consecutive optimizer steps together, logged at the
+            first of them.
+        probe: measure these held-out batches instead of the training batches, in eval mode and
+            without gradients, as soon as the weights have taken a step to measure at, before a
+            checkpoint of them is saved. Ranks share the batches. In a configuration file: a dict of
+            ``class_path`` and ``init_args``.
+        probe_forward: runs the model on a batch of the probe, given the module that is trained and
+            the batch. Default: the outermost Hugging Face model is called with the batch's items by
+            keyword, another module with the batch; of a module without a ``forward``, the Hugging
+            Face model inside it is called with the batch.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
-        token_ids: returns the token ids of a batch; default: those that the input embedding is called with.
-        mask: returns the mask of a batch (True = count); default: the attention mask that the model is called with.
+        token_ids: returns the token ids of a batch; default: those that the input embedding is
+            called with.
+        mask: returns the mask of a batch (True = count); default: the attention mask that the model
+            is called with.
         prefix: start of the tags; monitors of one trainer need different ones.
-        on_error: ``"warn"``: a failure of the monitor turns it off, on all ranks, with one warning, and training goes
-            on; ``"raise"``: it is raised in the training loop.
+        on_error: ``"warn"``: a failure of the monitor turns it off, on all ranks, with one warning,
+            and training goes on; ``"raise"``: it is raised in the training loop.
         seed: seed of the rows that the default metrics sample, 0 or more and less than 2**63.
-        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"``, the ``"first"``
-            or the ``"last"`` of its tokens that count; or a word (``"words"``), by the mean of its tokens that count:
-            see `embedgeo.observe`.
-        measure_last: measure the last weights, too, whether or not their step is one to measure at: on the probe, or
-            on the training batches of the last step (the last ``window`` steps), which are run again as in training
-            and without gradients. References to these batches are kept until then. Where the module has no ``forward``,
-            its ``training_step`` runs: what it logs is dropped, what it does to weights, buffers, metrics and
-            attributes is undone. Under manual optimization give ``probe_forward``.
-        folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix than the default
-            one); default: the folder of the first logger. See `embedgeo.results.parquet.HistoryFile`.
-        no_grad_passes: whether forward passes of a training batch without gradients count: generation, a reference
-            model, a teacher. By default those count whose outermost call began with gradients on, activation
-            checkpointing or not. A probe's passes always count.
-        jackknife: number of groups of whole sequences for the standard errors in ``history``, such as 16, which takes
-            so many times the memory and computing time again; 0: there are none. See `embedgeo.observe`.
-        word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for tokens of no word.
-        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``, in bytes; else what its
-            scatter may take, above which the default metrics have a sketch: see `embedgeo.default_metrics`.
-        compiled: how a measured step of a compiled model runs: ``"eager"``, or ``"stable"``, in the graphs of all other
-            steps, which need hooks before the model is compiled. They are put in when ``fit`` begins (``setup``), if
-            the model is not compiled by then; otherwise call ``prepare(model)`` before ``torch.compile``. What the
-            monitor itself runs, on a probe or for the last weights, is eager.
-        background: compute the numbers in a thread while training goes on, and log them when a batch begins after that;
-            on several ranks, at the next measured step. They are the same bit for bit, in the same order and at the
-            same steps; the next measurement, a checkpoint, an exception and the end of training wait for them. Where a
-            ModelCheckpoint, an EarlyStopping or a learning rate follows one of them, training waits at once.
-        drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at the measurement
-            before, at the first one of the run, and at the layer below: see `embedgeo.geometry.drift.Drift`. The
-            ``linearity`` needs more rows than the layer is wide. A checkpoint holds the rows, so that a resumed run
-            goes on from them.
-        pictures: draw pictures for loggers that show them, at the first and the last measurement and in between in at
-            most 5 % of the run's time; ``False``: none.
-        reference: folders of earlier runs, such as several seeds: the range of their means over blocks stands behind
-            the curves of the pictures, at equal steps. Where they were measured with another number of rows, there are
-            no pictures, and a warning says why.
-        alarm: tells when a number departs from its own past, and calls a function of yours: `embedgeo.GeometryAlarm`.
+        rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the
+            ``"max"``, the ``"first"`` or the ``"last"`` of its tokens that count; or a word
+            (``"words"``), by the mean of its tokens that count: see `embedgeo.observe`.
+        measure_last: measure the last weights, too, whether or not their step is one to measure at:
+            on the probe, or on the training batches of the last step (the last ``window`` steps),
+            which are run again as in training and without gradients. References to these batches
+            are kept until then. Where the module has no ``forward``, its ``training_step`` runs:
+            what it logs is dropped, what it does to weights, buffers, metrics and attributes is
+            undone. Under manual optimization give ``probe_forward``.
+        folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix
+            than the default one); default: the folder of the first logger. See
+            `embedgeo.results.parquet.HistoryFile`.
+        no_grad_passes: whether forward passes of a training batch without gradients count:
+            generation, a reference model, a teacher. By default those count whose outermost call
+            began with gradients on, activation checkpointing or not. A probe's passes always count.
+        jackknife: number of groups of whole sequences for the standard errors in ``history``, such
+            as 16, which takes so many times the memory and computing time again; 0: there are none.
+            See `embedgeo.observe`.
+        word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for
+            tokens of no word.
+        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``, in
+            bytes; else what its scatter may take, above which the default metrics have a sketch:
+            see `embedgeo.default_metrics`.
+        compiled: how a measured step of a compiled model runs: ``"eager"``, or ``"stable"``, in the
+            graphs of all other steps, which need hooks before the model is compiled. They are put
+            in when ``fit`` begins (``setup``), if the model is not compiled by then; otherwise call
+            ``prepare(model)`` before ``torch.compile``. What the monitor itself runs, on a probe or
+            for the last weights, is eager.
+        background: compute the numbers in a thread while training goes on, and log them when a
+            batch begins after that; on several ranks, at the next measured step. They are the same
+            bit for bit, in the same order and at the same steps; the next measurement, a
+            checkpoint, an exception and the end of training wait for them. Where a ModelCheckpoint,
+            an EarlyStopping or a learning rate follows one of them, training waits at once.
+        drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at
+            the measurement before, at the first one of the run, and at the layer below: see
+            `embedgeo.geometry.drift.Drift`. The ``linearity`` needs more rows than the layer is
+            wide. A checkpoint holds the rows, so that a resumed run goes on from them.
+        pictures: draw pictures for loggers that show them, at the first and the last measurement
+            and in between in at most 5 % of the run's time; ``False``: none.
+        reference: folders of earlier runs, such as several seeds: the range of their means over
+            blocks stands behind the curves of the pictures, at equal steps. Where they were
+            measured with another number of rows, there are no pictures, and a warning says why.
+        alarm: tells when a number departs from its own past, and calls a function of yours:
+            `embedgeo.GeometryAlarm`.
 
     Raises:
-        TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer is not.
-        ValueError: an argument is outside its range, or there is no probe for ``drift``; when training starts: layers
-            are not found, two metrics have the same key, or a ModelCheckpoint monitors values of training batches,
-            which are those of the weights before the step.
+        TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
+            is not.
+        ValueError: an argument is outside its range, or there is no probe for ``drift``; when
+            training starts: layers are not found, two metrics have the same key, or a
+            ModelCheckpoint monitors values of training batches, which are those of the weights
+            before the step.
 
     Example::
 
@@ -135,14 +155,19 @@ class GeometryMonitor(Monitor, Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._reset()  # Lightning loads the state of a checkpoint after setup
-        for checkpoint in trainer.checkpoint_callbacks if stage == "fit" and self.probe is None else []:
+        for checkpoint in (
+            trainer.checkpoint_callbacks if stage == "fit" and self.probe is None else []
+        ):
             if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
                 raise ValueError(
-                    f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; that of a training "
-                    "batch is of the weights before the step. Give GeometryMonitor held-out batches: probe=."
+                    f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; "
+                    f"that of a training "
+                    "batch is of the weights before the step. Give GeometryMonitor held-out "
+                    "batches: probe=."
                 )
         if stage == "fit":
-            with suppress(Exception):  # the model may be made later, in configure_model; training starts with the error
+            # the model may be made later, in configure_model; training starts with the error
+            with suppress(Exception):
                 self.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -151,26 +176,41 @@ class GeometryMonitor(Monitor, Callback):
         group = None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
-        deciding = (*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks, *trainer.lr_scheduler_configs)
+        deciding = (
+            *trainer.checkpoint_callbacks,
+            *trainer.early_stopping_callbacks,
+            *trainer.lr_scheduler_configs,
+        )
         run = TrainingRun(
             model=pl_module,
             device=strategy.root_device,
             process_group=group,
             writes_files=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers) if trainer.is_global_zero else None,
-            is_followed=any(self._is_own(getattr(each, "monitor", None) or "") for each in deciding),
+            is_followed=any(
+                self._is_own(getattr(each, "monitor", None) or "") for each in deciding
+            ),
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         if remedy := self._remedy(pl_module):
-            rank_zero_info(f"GeometryMonitor: {type(pl_module).__name__} has no forward(): {remedy}")
+            rank_zero_info(
+                f"GeometryMonitor: {type(pl_module).__name__} has no forward(): {remedy}"
+            )
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
-            if callback.strict and self._is_own(tag := callback.monitor) and tag not in trainer.callback_metrics:
-                callback.strict = False  # until there is a value: validation may come before the first measurement
+            if (
+                callback.strict
+                and self._is_own(tag := callback.monitor)
+                and tag not in trainer.callback_metrics
+            ):
+                # until there is a value: validation may come before the first measurement
+                callback.strict = False
                 self._made_lenient.append(callback)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         self._before_batch(trainer.global_step, batch)
 
     def on_train_batch_end(
@@ -185,7 +225,9 @@ class GeometryMonitor(Monitor, Callback):
         self._finish(trainer.global_step)
         self._stop()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
         self._stop()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -203,7 +245,8 @@ class GeometryMonitor(Monitor, Callback):
 
     def _is_own(self, tag: str) -> bool:
         metric, slash, _ = tag.removeprefix(f"{self.prefix}.").partition("/")
-        return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric  # a longer prefix is another's
+        # a longer prefix is another's
+        return tag.startswith(f"{self.prefix}.") and bool(slash) and "." not in metric
 
     def _to_device(self, batch: Any) -> Any:
         return self._trainer.strategy.batch_to_device(batch)
@@ -218,13 +261,19 @@ class GeometryMonitor(Monitor, Callback):
         elif model is not pl_module and isinstance(batch, Mapping):
             sharded = (FullyShardedDataParallel, FSDPModule)
             call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
-        elif model is not pl_module and not self._has_forward and (self.probe or isinstance(batch, torch.Tensor)):
+        elif (
+            model is not pl_module
+            and not self._has_forward
+            and (self.probe or isinstance(batch, torch.Tensor))
+        ):
             call = partial(model, batch)
         elif self._has_forward or self.probe is not None or not pl_module.automatic_optimization:
             call = partial(pl_module, batch)
         else:
             with _without_traces(self._trainer):
-                has_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+                has_index = is_param_in_hook_signature(
+                    pl_module.training_step, "batch_idx", min_args=2
+                )
                 index = (self._trainer.fit_loop.batch_idx,) if has_index else ()
                 self._trainer.strategy.training_step(batch, *index)
             return
@@ -235,7 +284,9 @@ class GeometryMonitor(Monitor, Callback):
                 call()
 
     def _remedy(self, pl_module: LightningModule) -> str:
-        """Say what to give where neither a forward nor a training step could be run on a batch; empty where one can."""
+        """Say what to give where neither a forward nor a training step could be run on a batch;
+        empty where one can.
+        """
         has_model = measured_model(pl_module) is not unwrapped(pl_module)
         if self._has_forward or has_model or self.probe_forward is not None:
             return ""
@@ -244,7 +295,9 @@ class GeometryMonitor(Monitor, Callback):
             return f"to measure the probe, {give}."
         by_hand = self.measure_last and not pl_module.automatic_optimization
         return (
-            f"to measure the last weights under manual optimization, {give}, or measure_last=False." if by_hand else ""
+            f"to measure the last weights under manual optimization, {give}, or measure_last=False."
+            if by_hand
+            else ""
         )
 
     def _log(self, step: int, records: list[Record]) -> None:
@@ -260,7 +313,9 @@ class GeometryMonitor(Monitor, Callback):
 
 
 def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], object]) -> None:
-    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP gathers parameters."""
+    """Run ``call`` in place of the forward pass of ``module`` inside its wrapper, where FSDP
+    gathers parameters.
+    """
     forward = module.forward
 
     def redirected(*args: Any) -> None:
@@ -276,7 +331,9 @@ def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], objec
 
 @contextmanager
 def _without_traces(trainer: Trainer) -> Iterator[None]:
-    """Context in which a training step logs nothing; weights, metrics and attributes are put back on exit."""
+    """Context in which a training step logs nothing; weights, metrics and attributes are put back
+    on exit.
+    """
     module = trainer.lightning_module
     weights = [(weight, weight.detach().clone()) for weight in module.parameters()]
     attributes = [(vars(inner), {**vars(inner)}) for inner in module.modules()]
@@ -288,7 +345,9 @@ def _without_traces(trainer: Trainer) -> Iterator[None]:
                 vars(inner)["log"] = _log_nothing
             if isinstance(inner, Metric):
                 states = inner.metric_state.items()
-                vars(inner).update({name: s.clone() if isinstance(s, torch.Tensor) else [*s] for name, s in states})
+                vars(inner).update(
+                    {name: s.clone() if isinstance(s, torch.Tensor) else [*s] for name, s in states}
+                )
         yield
     finally:
         trainer.loggers = loggers

@@ -19,7 +19,14 @@ from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
-from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import (
+    CometLogger,
+    CSVLogger,
+    Logger,
+    MLFlowLogger,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from embedgeo.extras import require_extra
@@ -46,11 +53,14 @@ _GROWTH = 1.05  # in measurements, from one time that some pictures are drawn to
 _MOST_STEPS = 128  # in a chart, a row of a table for each
 _MOST_ROWS = 10_000  # of a table that Weights & Biases draws
 _LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
-_TRAINER_STEP = "train/global_step"  # the key with which the callback of the Hugging Face Trainer logs
+# the key with which the callback of the Hugging Face Trainer logs
+_TRAINER_STEP = "train/global_step"
 _WANDB_STYLE = (
-    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; vertical-align: top}</style>"
+    "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; "
+    "vertical-align: top}</style>"
 )
-_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # of a `SummaryWriter`, all monitors' charts
+# of a `SummaryWriter`, all monitors' charts
+_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Charts(NamedTuple):
@@ -59,27 +69,36 @@ class Charts(NamedTuple):
     prefix: str  # the monitor's
     metrics: Sequence[str]  # their keys
     tag_start: str = ""  # in front of the tags of scalars: "train/" in the Hugging Face Trainer
-    is_due: bool = True  # all pictures are due now: the time to write again what holds the whole history
+    # all pictures are due now: the time to write again what holds the whole history
+    is_due: bool = True
 
 
 class Adapter:
-    """A logger as the place of charts, text and pictures; a method that is not overridden does nothing.
+    """A logger as the place of charts, text and pictures; a method that is not overridden does
+    nothing.
 
-    It belongs to one monitor in one run, and is called on the rank that writes. An error ends its work alone.
+    It belongs to one monitor in one run, and is called on the rank that writes. An error ends its
+    work alone.
     """
 
     takes_pictures: ClassVar[bool] = True  # none are drawn where no adapter takes any
 
     @classmethod
     def of(cls, logger: Any) -> "Adapter | None":
-        """The adapter of a logger; None for another object. The logger's package is not imported for this."""
+        """The adapter of a logger; None for another object. The logger's package is not imported
+        for this.
+        """
         return logger if isinstance(logger, Adapter) else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        """Draw or update charts, after each measurement and once more at the end, of all records of this run."""
+        """Draw or update charts, after each measurement and once more at the end, of all records of
+        this run.
+        """
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write a text: what the metrics mean, at the first measurement; an alarm; what happened so far."""
+        """Write a text: what the metrics mean, at the first measurement; an alarm; what happened so
+        far.
+        """
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         """Write a picture when it is drawn."""
@@ -88,14 +107,16 @@ class Adapter:
 class Media:
     """The charts, the text and the pictures of one monitor in one run.
 
-    A text that explains each metric is written at the first measurement. Pictures are drawn at the first and the last.
-    In between all of them are due when there are twice as many measurements, and some of them before, whenever there
-    are 5 % more: see `embedgeo.report.live.LivePictures`. They wait until all that has been drawn, with them, takes at
-    most 5 % of the run's time so far. After the last measurement as many are drawn as 3 s allow.
+    A text that explains each metric is written at the first measurement. Pictures are drawn at the
+    first and the last. In between all of them are due when there are twice as many measurements,
+    and some of them before, whenever there are 5 % more: see `embedgeo.report.live.LivePictures`.
+    They wait until all that has been drawn, with them, takes at most 5 % of the run's time so far.
+    After the last measurement as many are drawn as 3 s allow.
 
-    A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no logger gets pictures.
-    ``num_earlier`` records in the monitor's history are of other runs; ``tag_start`` is as in `Charts`; without
-    ``pictures`` none are drawn; ``reference`` are folders of earlier runs, behind the curves; ``clock`` gives seconds.
+    A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
+    logger gets pictures. ``num_earlier`` records in the monitor's history are of other runs;
+    ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn; ``reference`` are folders
+    of earlier runs, behind the curves; ``clock`` gives seconds.
     """
 
     def __init__(
@@ -126,7 +147,9 @@ class Media:
         self._num_due = 0  # measurements when all were due
         self._num_drawn = 0  # measurements when some were
 
-    def write(self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False) -> None:
+    def write(
+        self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
+    ) -> None:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
         history = history[self._num_earlier :]
         if history and self._adapters is None:
@@ -146,11 +169,15 @@ class Media:
         self._write_to_all(methodcaller("write_charts", charts, history))
         if is_first:
             text = "\n".join(_explanation(self._metrics))
-            self._write_to_all(methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step))
+            self._write_to_all(
+                methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step)
+            )
         if not (is_due or (has_grown and self._has_time(is_due=False))):
             return
         if self._can_draw and any(adapter.takes_pictures for adapter in self._adapters):
-            self._write_pictures(history, step, is_due=is_due, deadline=started + _LAST if last else math.inf)
+            self._write_pictures(
+                history, step, is_due=is_due, deadline=started + _LAST if last else math.inf
+            )
         self._num_drawn = self._num_measurements
         self._num_due = self._num_measurements if is_due else self._num_due
         self._took[is_due] = self._clock() - started
@@ -159,15 +186,23 @@ class Media:
     def write_alarm(self, text: str, step: int) -> None:
         """Write what an alarm says at a step, to the loggers that were written to before."""
         if self._adapters:
-            self._write_to_all(methodcaller("write_text", f"{self._prefix}/alarm at step {step}", text, step))
+            self._write_to_all(
+                methodcaller("write_text", f"{self._prefix}/alarm at step {step}", text, step)
+            )
 
     def _has_time(self, *, is_due: bool) -> bool:
-        """Tell whether pictures, if they take as long as the last time, stay within their share of the run's time."""
+        """Tell whether pictures, if they take as long as the last time, stay within their share of
+        the run's time.
+        """
         expected = self._took.get(is_due, self._took.get(True, 0.0))
         return self._spent + expected <= _SHARE * (self._clock() - self._started)
 
-    def _write_pictures(self, history: Sequence[Record], step: int, *, is_due: bool, deadline: float) -> None:
-        """Write pictures up to one that would, if it takes as long as any before, end too late, and what happened."""
+    def _write_pictures(
+        self, history: Sequence[Record], step: int, *, is_due: bool, deadline: float
+    ) -> None:
+        """Write pictures up to one that would, if it takes as long as any before, end too late, and
+        what happened.
+        """
         longest = 0.0
         before = self._clock()
         for tag, picture in self._drawn(history, is_due):
@@ -179,7 +214,9 @@ class Media:
                 break
         if is_due and self._pictures is not None and (told := self._pictures.story(history)):
             text = "\n".join(f"- {sentence}" for sentence in told)
-            self._write_to_all(methodcaller("write_text", f"{self._prefix}/what happened", text, step))
+            self._write_to_all(
+                methodcaller("write_text", f"{self._prefix}/what happened", text, step)
+            )
 
     def _working_adapters(self, loggers: Iterable[object]) -> Iterator[Adapter]:
         for logger in loggers:
@@ -212,7 +249,9 @@ class Media:
                 self._adapters.remove(adapter)
                 self._warn(f"{type(adapter).__name__.lower()} gets", error)
 
-    def _warn(self, who_gets: str, error: Exception, media: str = "charts, text and pictures") -> None:
+    def _warn(
+        self, who_gets: str, error: Exception, media: str = "charts, text and pictures"
+    ) -> None:
         if self._on_error == "raise":
             raise error
         rule = f"{who_gets} no more {media} of {self._prefix}; scalars and training go on"
@@ -228,8 +267,10 @@ def _explanation(metrics: Iterable[str]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
     yield ""
     yield (
-        "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, `mean` is the mean over "
-        "blocks. The step is the number of optimizer steps that the weights have taken. Undefined values (too few "
+        "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, "
+        "`mean` is the mean over "
+        "blocks. The step is the number of optimizer steps that the weights have taken. Undefined "
+        "values (too few "
         "rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
     )
 
@@ -262,7 +303,10 @@ class TensorBoard(Adapter):
             return cls(logger.experiment)
         if is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter"):
             return cls(logger)
-        has_writer = is_instance(logger, HF_CALLBACKS, "TensorBoardCallback") and logger.tb_writer is not None
+        has_writer = (
+            is_instance(logger, HF_CALLBACKS, "TensorBoardCallback")
+            and logger.tb_writer is not None
+        )
         return cls(logger.tb_writer) if has_writer else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
@@ -270,7 +314,9 @@ class TensorBoard(Adapter):
             return
         layout = custom_scalars_layout(charts.metrics, charts.tag_start + charts.prefix)
         every = _layouts.setdefault(self._writer, {})  # TensorBoard keeps only the last layout
-        every |= {category.removeprefix(charts.tag_start): each for category, each in layout.items()}
+        every |= {
+            category.removeprefix(charts.tag_start): each for category, each in layout.items()
+        }
         self._writer.add_custom_scalars(every)
         self._has_charts = True
 
@@ -280,15 +326,25 @@ class TensorBoard(Adapter):
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        png, width, height = picture  # `SummaryWriter.add_image` would decode, resize and encode it again
+        # `SummaryWriter.add_image` would decode, resize and encode it again
+        png, width, height = picture
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=png)
-        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+        self._writer.file_writer.add_summary(
+            Summary(value=[Summary.Value(tag=tag, image=image)]), step
+        )
 
 
 class Wandb(Adapter):
-    """Writes to a run by a function of the prefix, a step and values; the axis is the key of the trainer's steps."""
+    """Writes to a run by a function of the prefix, a step and values; the axis is the key of the
+    trainer's steps.
+    """
 
-    def __init__(self, run: Any, log: Callable[[str, int, Mapping[str, Any]], object], axis: str | None = None) -> None:
+    def __init__(
+        self,
+        run: Any,
+        log: Callable[[str, int, Mapping[str, Any]], object],
+        axis: str | None = None,
+    ) -> None:
         self._run = run
         self._log = log
         self._axis = axis
@@ -298,10 +354,16 @@ class Wandb(Adapter):
     @classmethod
     def of(cls, logger: Any) -> "Wandb | None":
         if isinstance(logger, WandbLogger):
-            return cls(logger.experiment, lambda _, step, values: logger.log_metrics(values, step), _LIGHTNING_STEP)
+            return cls(
+                logger.experiment,
+                lambda _, step, values: logger.log_metrics(values, step),
+                _LIGHTNING_STEP,
+            )
         if is_instance(logger, HF_CALLBACKS, "WandbCallback"):
             run = sys.modules["wandb"].run
-            return run and cls(run, lambda _, step, values: run.log({**values, _TRAINER_STEP: step}), _TRAINER_STEP)
+            return run and cls(
+                run, lambda _, step, values: run.log({**values, _TRAINER_STEP: step}), _TRAINER_STEP
+            )
         run = _wandb_run(logger)
         return run and cls(run, partial(_log_in_open_row, run))
 
@@ -309,14 +371,16 @@ class Wandb(Adapter):
         if not self._prefix and self._axis:
             self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
         self._prefix = charts.prefix
-        if charts.is_due and self._num_drawn < len(history):  # each chart takes a table of the whole history
+        # each chart takes a table of the whole history
+        if charts.is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
             self._log(self._prefix, history[-1]["step"], dict(_line_charts(charts, history)))
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
 
-        html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])  # a workspace shows no Markdown
+        # a workspace shows no Markdown
+        html = _WANDB_STYLE + to_html(markdown, extensions=["tables"])
         self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
@@ -324,12 +388,15 @@ class Wandb(Adapter):
             self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
 
 
-def wandb_scalar_writer(log: Any, prefix: str) -> Callable[[int, Mapping[str, float]], object] | None:
-    """A function that writes scalars, at a step, to a run or to ``wandb`` itself; None for another log.
+def wandb_scalar_writer(
+    log: Any, prefix: str
+) -> Callable[[int, Mapping[str, float]], object] | None:
+    """A function that writes scalars, at a step, to a run or to ``wandb`` itself; None for another
+    log.
 
-    The counter of steps of a run only goes forward, and what is logged at one that is over is lost. So the step is a
-    value, ``{prefix}/step``, and the axis, and a measurement goes into the row that the loop has open, which is closed
-    before only if the last measurement is in it.
+    The counter of steps of a run only goes forward, and what is logged at one that is over is lost.
+    So the step is a value, ``{prefix}/step``, and the axis, and a measurement goes into the row
+    that the loop has open, which is closed before only if the last measurement is in it.
     """
     if not _is_wandb(log) and _wandb_run(log) is None:
         return None
@@ -369,7 +436,8 @@ def _wandb_axis(prefix: str) -> str:
 
 
 def _is_shared_run(run: Any) -> bool:
-    return run.settings.mode == "shared"  # several processes write to it: it has no counter, and each row is its own
+    # several processes write to it: it has no counter, and each row is its own
+    return run.settings.mode == "shared"
 
 
 def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]) -> None:
@@ -377,7 +445,9 @@ def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]
 
 
 def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[str, Any]]:
-    """The charts by key: lines of defined values; of too many steps some are left out evenly, never the last one."""
+    """The charts by key: lines of defined values; of too many steps some are left out evenly, never
+    the last one.
+    """
     lines: dict[str, dict[str, dict[int, float]]] = {}
     for record in history:
         if math.isfinite(record["value"]) and record["layer_index"] >= 0:  # no mean
@@ -386,7 +456,9 @@ def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[st
     for metric in (metric for metric in charts.metrics if metric in lines):
         layers = lines[metric]
         steps = sorted({step for line in layers.values() for step in line}, reverse=True)
-        drawn = sorted(steps[:: math.ceil(len(steps) / min(_MOST_STEPS, _MOST_ROWS // len(layers)))])
+        drawn = sorted(
+            steps[:: math.ceil(len(steps) / min(_MOST_STEPS, _MOST_ROWS // len(layers)))]
+        )
         yield (
             f"{charts.prefix}.charts/{metric}",
             sys.modules["wandb"].plot.line_series(
@@ -401,10 +473,12 @@ def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[st
 
 
 class Csv(Adapter):
-    """The records of a monitor, a line each, in ``geometry.csv``; of another prefix, ``geometry.{prefix}.csv``.
+    """The records of a monitor, a line each, in ``geometry.csv``; of another prefix,
+    ``geometry.{prefix}.csv``.
 
-    The file is complete after each measurement. A resumed run goes on with the file of the run before, whose lines of
-    earlier steps stay, and a run that starts anew replaces it. What is undefined is an empty cell.
+    The file is complete after each measurement. A resumed run goes on with the file of the run
+    before, whose lines of earlier steps stay, and a run that starts anew replaces it. What is
+    undefined is an empty cell.
     """
 
     takes_pictures = False
@@ -435,7 +509,10 @@ class Csv(Adapter):
 
 def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     text = io.StringIO(newline="")
-    cells = (["" if isinstance(value, float) and math.isnan(value) else value for value in row] for row in rows)
+    cells = (
+        ["" if isinstance(value, float) and math.isnan(value) else value for value in row]
+        for row in rows
+    )
     csv.writer(text, lineterminator="\n").writerows(cells)
     return text.getvalue().encode()
 
@@ -450,10 +527,14 @@ def _keep_earlier(path: Path, step: int) -> None:
         size = 0
     elif data.startswith(_CSV_HEADER):
         lines = data.removeprefix(_CSV_HEADER).splitlines(keepends=True)
-        earlier = takewhile(lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines)
+        earlier = takewhile(
+            lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines
+        )
         size = len(_CSV_HEADER) + sum(map(len, earlier))
     else:
-        raise ValueError(f"{path} must begin with the columns {','.join(COLUMNS)}; it does not. Move it away.")
+        raise ValueError(
+            f"{path} must begin with the columns {','.join(COLUMNS)}; it does not. Move it away."
+        )
     if size < len(data):
         with path.open("r+b") as file:
             file.truncate(size)
@@ -468,7 +549,9 @@ class Aim(Adapter):
     @classmethod
     def of(cls, logger: Any) -> "Aim | None":
         kinds = ("pytorch_lightning", "AimLogger"), ("hugging_face", "AimCallback")
-        is_aim = any(is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in kinds)
+        is_aim = any(
+            is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in kinds
+        )
         return cls(logger.experiment) if is_aim else None
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
@@ -482,7 +565,9 @@ class Aim(Adapter):
 
 
 class Comet(Adapter):
-    """Pictures, and the explanation as a text without a name, in a ``CometExperiment``, online or offline."""
+    """Pictures, and the explanation as a text without a name, in a ``CometExperiment``, online or
+    offline.
+    """
 
     def __init__(self, experiment: Any) -> None:
         self._experiment = experiment
@@ -516,7 +601,9 @@ class MLflow(Adapter):
         if isinstance(logger, MLFlowLogger):
             return cls(logger.experiment, logger.run_id)
         mlflow: Any = sys.modules.get("mlflow")
-        if mlflow is None or not (logger is mlflow or is_instance(logger, HF_CALLBACKS, "MLflowCallback")):
+        if mlflow is None or not (
+            logger is mlflow or is_instance(logger, HF_CALLBACKS, "MLflowCallback")
+        ):
             return None
         run = mlflow.active_run()
         return cls(mlflow.MlflowClient(), run.info.run_id) if run else None
@@ -532,19 +619,22 @@ class MLflow(Adapter):
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         from PIL import Image
 
-        image = Image.open(io.BytesIO(picture[0])).convert("RGB")  # of a palette, thumbnails would leave out pixels
+        # of a palette, thumbnails would leave out pixels
+        image = Image.open(io.BytesIO(picture[0])).convert("RGB")
         self._client.log_image(self._run_id, image, key=_artifact_name(tag), step=step)
 
 
 def _artifact_name(tag: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9_\-./ ]", "", tag)  # MLflow refuses the others in the name of an image
+    # MLflow refuses the others in the name of an image
+    return re.sub(r"[^a-zA-Z0-9_\-./ ]", "", tag)
 
 
 class Trackio(Adapter):
     """Pictures, and the explanation as Markdown, in a run.
 
-    With ``counts_logs`` its steps are the number of times that something was logged, as with the Hugging Face Trainer:
-    what is written then has the step of the scalars before it, and the caption the step of training.
+    With ``counts_logs`` its steps are the number of times that something was logged, as with the
+    Hugging Face Trainer: what is written then has the step of the scalars before it, and the
+    caption the step of training.
     """
 
     def __init__(self, run: Any, *, counts_logs: bool = False) -> None:
@@ -571,25 +661,42 @@ class Trackio(Adapter):
 
     def _log(self, tag: str, value: object, step: int) -> None:
         if self._counts_logs:
-            step = getattr(self._run, "_next_step", step + 1) - 1  # without a step, Trackio would count this, too
+            # without a step, Trackio would count this, too
+            step = getattr(self._run, "_next_step", step + 1) - 1
         self._run.log({tag: value}, step=step)
 
 
-_ADAPTERS: tuple[type[Adapter], ...] = (Adapter, TensorBoard, Wandb, Csv, MLflow, Comet, Trackio, Aim)
+_ADAPTERS: tuple[type[Adapter], ...] = (
+    Adapter,
+    TensorBoard,
+    Wandb,
+    Csv,
+    MLflow,
+    Comet,
+    Trackio,
+    Aim,
+)
 
 
 def adapters(loggers: Iterable[object]) -> list[Adapter]:
-    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero alone."""
-    here = (logger for logger in loggers if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None)))
+    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero
+    alone.
+    """
+    here = (
+        logger
+        for logger in loggers
+        if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None))
+    )
     found = (kind.of(logger) for logger in here for kind in _ADAPTERS)
     return [adapter for adapter in found if adapter is not None]
 
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:
-    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has one: its run's own.
+    """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has
+    one: its run's own.
 
-    Of Weights & Biases the directory in which the run began, also where another process goes on with it; of MLflow the
-    artifacts of the run.
+    Of Weights & Biases the directory in which the run began, also where another process goes on
+    with it; of MLflow the artifacts of the run.
     """
     first = next(iter(loggers), None)
     folders = [getattr(first, "log_dir", None), getattr(first, "save_dir", None)]
@@ -604,7 +711,9 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
 
 
 def _local_folder(place: str) -> Path | None:
-    """The folder that a path or a ``file:`` URI names; None for other URIs, also such as ``dbfs:/runs``."""
+    """The folder that a path or a ``file:`` URI names; None for other URIs, also such as
+    ``dbfs:/runs``.
+    """
     uri = urlsplit(place)
     if uri.scheme == "file":
         return Path(url2pathname(uri.path))
@@ -612,8 +721,14 @@ def _local_folder(place: str) -> Path | None:
 
 
 def _first_wandb_folder(run: Any) -> Path:
-    """The directory of files of a run; of one that goes on, in a directory of its own, that in which it began."""
+    """The directory of files of a run; of one that goes on, in a directory of its own, that in
+    which it began.
+    """
     own = Path(run.dir)
     of_run = re.compile(rf"(?:offline-)?run-(\d+_\d+)-{re.escape(run.id)}")
-    began = [(found[1], path) for path in own.parent.parent.iterdir() if (found := of_run.fullmatch(path.name))]
+    began = [
+        (found[1], path)
+        for path in own.parent.parent.iterdir()
+        if (found := of_run.fullmatch(path.name))
+    ]
     return min(began)[1] / own.name if began else own

@@ -53,7 +53,13 @@ from embedgeo.metrics.defaults import metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.alarm import Alarm, GeometryAlarm
-from embedgeo.training.describe import DescribedMonitor, Description, describe, missing_for_history, opening
+from embedgeo.training.describe import (
+    DescribedMonitor,
+    Description,
+    describe,
+    missing_for_history,
+    opening,
+)
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
 
@@ -63,7 +69,8 @@ if TYPE_CHECKING:
 Arguments = ParamSpec("Arguments")
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
-_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))  # with no code of the user's
+# with no code of the user's
+_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))
 _NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<frozen")
 
 
@@ -77,25 +84,42 @@ def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
 
 
 class Schedule:
-    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are measured together."""
+    """The steps 0, n, 2n … and extra steps; at each of them a window begins, of steps that are
+    measured together.
+    """
 
-    def __init__(self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1) -> None:
+    def __init__(
+        self, every_n_steps: int, extra_steps: Sequence[int] = (), window: int = 1
+    ) -> None:
         if isinstance(extra_steps, str | int | float):
             raise TypeError(f"extra_steps must be a list of integers; got {extra_steps!r}.")
         extra: list[tuple[str, Any, int]] = [("extra_steps", step, 0) for step in extra_steps]
-        for name, value, least in (("every_n_steps", every_n_steps, 1), ("window", window, 1), *extra):
+        for name, value, least in (
+            ("every_n_steps", every_n_steps, 1),
+            ("window", window, 1),
+            *extra,
+        ):
             if isinstance(value, bool) or not hasattr(value, "__index__"):
-                raise TypeError(f"{name} must be an integer, a number of optimizer steps; got {value!r}.")
+                raise TypeError(
+                    f"{name} must be an integer, a number of optimizer steps; got {value!r}."
+                )
             if value < least:
                 raise ValueError(f"{name} must be at least {least}; got {value}.")
         self.every_n_steps = every_n_steps
         self.extra_steps = frozenset(extra_steps)
         self.window = window
         before_extra = {step // every_n_steps * every_n_steps for step in extra_steps}
-        regular = {0, every_n_steps, *before_extra, *(step + every_n_steps for step in before_extra)}
+        regular = {
+            0,
+            every_n_steps,
+            *before_extra,
+            *(step + every_n_steps for step in before_extra),
+        }
         gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
         if window > gap:
-            raise ValueError(f"window must not reach into the next measured step, {gap} steps on; got {window}.")
+            raise ValueError(
+                f"window must not reach into the next measured step, {gap} steps on; got {window}."
+            )
 
     def __str__(self) -> str:
         extra = sorted(step for step in self.extra_steps if step % self.every_n_steps)
@@ -171,30 +195,36 @@ def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
     def checked(*args: Arguments.args, **options: Arguments.kwargs) -> None:
         known = signature(make).parameters
         for name in options.keys() - known.keys():
-            raise TypeError(f"{type(args[0]).__name__} has no argument {name!r}.{did_you_mean(name, known)}")
+            raise TypeError(
+                f"{type(args[0]).__name__} has no argument {name!r}.{did_you_mean(name, known)}"
+            )
         make(*args, **options)
 
     return checked
 
 
 class _SharedKeys:
-    """Objects whose dicts share one table of keys, and are half as large as others: a long run has millions."""
+    """Objects whose dicts share one table of keys, and are half as large as others: a long run has
+    millions.
+    """
 
 
 class Monitor(ABC):
-    """Measures the geometry of embeddings at chosen steps of training: the base class of the monitors for trainers.
+    """Measures the geometry of embeddings at chosen steps of training: the base class of the
+    monitors for trainers.
 
-    Arguments and errors are those of `embedgeo.GeometryMonitor`; ``history`` has a record for each step, layer and
-    metric that this process has measured. A subclass runs the model, logs, and calls on every rank:
+    Arguments and errors are those of `embedgeo.GeometryMonitor`; ``history`` has a record for each
+    step, layer and metric that this process has measured. A subclass runs the model, logs, and
+    calls on every rank:
 
     - ``_reset()`` before another run, and ``_start(run, step)`` before its first batch;
-    - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each training batch and after
-      its backward pass and, where there is one, the optimizer step;
+    - ``_before_batch(step, batch)`` and ``_after_batch(step)`` before the forward pass of each
+      training batch and after its backward pass and, where there is one, the optimizer step;
     - ``_finish(step)`` after the last batch, and ``_stop()`` at the end, also after an exception.
 
-    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing but the hooks of `prepare` is
-    on the model, the random states are left as they are, and no exception in here reaches the training loop unless
-    ``on_error="raise"``.
+    ``step`` is the number of optimizer steps taken so far. Between measured steps nothing but the
+    hooks of `prepare` is on the model, the random states are left as they are, and no exception in
+    here reaches the training loop unless ``on_error="raise"``.
     """
 
     _sequence_mesh: DeviceMesh | None = None
@@ -240,11 +270,18 @@ class Monitor(ABC):
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
         if isinstance(self.probe, Iterator):
-            raise TypeError("probe must be iterable more than once, as a DataLoader is; got an iterator.")
+            raise TypeError(
+                "probe must be iterable more than once, as a DataLoader is; got an iterator."
+            )
         if window > 1 and self.probe is not None:
-            raise ValueError(f"window combines training batches and must be 1 when a probe is given; got {window}.")
+            raise ValueError(
+                f"window combines training batches and must be 1 when a probe is given; got "
+                f"{window}."
+            )
         if self.probe is not None and length_hint(self.probe, 1) == 0:
-            raise ValueError(f"probe must have at least one batch; got {type(self.probe).__name__} of length 0.")
+            raise ValueError(
+                f"probe must have at least one batch; got {type(self.probe).__name__} of length 0."
+            )
         self.probe_forward = probe_forward
         self.token_ids = token_ids
         self.mask = mask
@@ -261,11 +298,16 @@ class Monitor(ABC):
         self.reference = _require_folders(reference)
         self.alarm = alarm
         self.history: list[Record] = []
-        self._exclusions = {"skip_first_positions": skip_first_positions, "ignore_token_ids": ignore_token_ids}
+        self._exclusions = {
+            "skip_first_positions": skip_first_positions,
+            "ignore_token_ids": ignore_token_ids,
+        }
         self._geometry_of = partial(
             Geometry,
             layers=layers,
-            metrics=metric_factory(metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife),
+            metrics=metric_factory(
+                metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife
+            ),
             skip_first_positions=skip_first_positions,
             ignore_token_ids=ignore_token_ids,
             rows=rows,
@@ -282,10 +324,20 @@ class Monitor(ABC):
         self._row_group: Group = None  # those that have different rows
         self._reset()
 
-    def describe(self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512) -> Description:
-        """Describe what the monitor would do on a model: see `embedgeo.training.describe.describe`."""
+    def describe(
+        self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512
+    ) -> Description:
+        """Describe what the monitor would do on a model: see
+        `embedgeo.training.describe.describe`.
+        """
         described = DescribedMonitor(
-            self.schedule.window, self.probe, self.token_ids, self.mask, self.max_state_bytes, self.compiled, self.drift
+            self.schedule.window,
+            self.probe,
+            self.token_ids,
+            self.mask,
+            self.max_state_bytes,
+            self.compiled,
+            self.drift,
         )
         with kept_random_states():
             try:
@@ -295,10 +347,11 @@ class Monitor(ABC):
         return describe(described, geometry, model, batch, batch_size=batch_size, seq_len=seq_len)
 
     def prepare(self, model: nn.Module) -> None:
-        """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this does nothing.
+        """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
+        does nothing.
 
-        They stay, between measured steps as one operator each that finds nobody listening, and add no parameters or
-        buffers. On several ranks every rank calls this.
+        They stay, between measured steps as one operator each that finds nobody listening, and add
+        no parameters or buffers. On several ranks every rank calls this.
         """
         if self.compiled != "stable":
             return
@@ -343,12 +396,15 @@ class Monitor(ABC):
         return make() if self._stage is None else self._stage.make_geometry(make)
 
     def _reset(self) -> None:
-        self._last_step: int | None = None  # scheduled steps up to this one are done; None before the start
+        # scheduled steps up to this one are done; None before the start
+        self._last_step: int | None = None
         self._window_start: int | None = None  # of the window that is open
-        self._recent: list[tuple[int, Any]] = []  # the batches of the last window, for `measure_last`
+        # the batches of the last window, for `measure_last`
+        self._recent: list[tuple[int, Any]] = []
         self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
-        self._probe_size: tuple[int, int] | None = None  # batches, and rows of this rank, at the first measurement
+        # batches, and rows of this rank, at the first measurement
+        self._probe_size: tuple[int, int] | None = None
         self._failed = False
         self._cannot_write = False
         self._is_new = False  # not resumed, and without a record yet
@@ -356,7 +412,9 @@ class Monitor(ABC):
             self.alarm.reset()
 
     def _state(self) -> dict[str, Any]:
-        """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty before the start."""
+        """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty
+        before the start.
+        """
         if self._last_step is None:
             return {}
         state: dict[str, Any] = {
@@ -419,27 +477,44 @@ class Monitor(ABC):
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
 
-                self._file = HistoryFile(Path(folder), prefix, self._geometry.origin(), is_new=self._is_new)
+                self._file = HistoryFile(
+                    Path(folder), prefix, self._geometry.origin(), is_new=self._is_new
+                )
             path = None if self._file is None else self._file.path
             described = opening(
-                self._geometry, self.schedule, path, self.drift, drift_start, given=self.token_ids is not None
+                self._geometry,
+                self.schedule,
+                path,
+                self.drift,
+                drift_start,
+                given=self.token_ids is not None,
             )
             rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
 
     def _file_prefix(self) -> str:
-        """The prefix, with a number where processes that were launched together do not know of each other."""
+        """The prefix, with a number where processes that were launched together do not know of each
+        other.
+        """
         rank, num_processes = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-        if is_distributed() or not (rank.isdecimal() and num_processes.isdecimal() and int(num_processes) > 1):
+        if is_distributed() or not (
+            rank.isdecimal() and num_processes.isdecimal() and int(num_processes) > 1
+        ):
             return self.prefix
         self._warn(
-            f"torch.distributed must be initialized where several processes train one model; this is process {rank} of "
-            f"{num_processes} (RANK, WORLD_SIZE) without it, and measures its own rows alone, into a file of its own. "
+            f"torch.distributed must be initialized where several processes train one model; this "
+            f"is process {rank} of "
+            f"{num_processes} (RANK, WORLD_SIZE) without it, and measures its own rows alone, into "
+            f"a file of its own. "
             "Call init_process_group() before the first step."
         )
-        return self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
+        return (
+            self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
+        )
 
     def _join_ranks(self, process_group: Group) -> None:
-        """Make the process groups of the run, none of which is the training's; every rank calls this."""
+        """Make the process groups of the run, none of which is the training's; every rank calls
+        this.
+        """
         self._row_group = process_group
         if has_other_ranks():
             self._ranks = own_group()
@@ -478,7 +553,9 @@ class Monitor(ABC):
         self._recent.append((step, batch))
 
     def _take_due(self, step: int) -> bool:
-        """Tell whether there is a scheduled step up to this one that has not been taken yet, and take it."""
+        """Tell whether there is a scheduled step up to this one that has not been taken yet, and
+        take it.
+        """
         assert self._last_step is not None
         last_step = self._last_step
         self._last_step = step
@@ -514,7 +591,11 @@ class Monitor(ABC):
             self._leave_out_last(step)
         if self._window_start is not None:
             self._measure(self._window_start)
-        if self.measure_last and self._geometry is not None and step not in (self._first_step, self._measured_step):
+        if (
+            self.measure_last
+            and self._geometry is not None
+            and step not in (self._first_step, self._measured_step)
+        ):
             if self.probe is None:
                 self._measure_recent(step)
             else:
@@ -530,14 +611,18 @@ class Monitor(ABC):
         is_due = is_last_due or self._window_start is not None or self._waits_for_ranks()
         if self._geometry is not None and is_due:
             self._warn(
-                "the process group must be there until the last measurement is complete; it was destroyed before, and "
-                "what was not complete is left out. End training, or call close(), before destroy_process_group()."
+                "the process group must be there until the last measurement is complete; it was "
+                "destroyed before, and "
+                "what was not complete is left out. End training, or call close(), before "
+                "destroy_process_group()."
             )
         self._window_start = None
         self._geometry = None
 
     def _stop(self) -> None:
-        """Leave the run, after an exception too; its place in the schedule may still be saved to a checkpoint."""
+        """Leave the run, after an exception too; its place in the schedule may still be saved to a
+        checkpoint.
+        """
         self._detach()
         try:
             self._complete(alone=True)
@@ -551,7 +636,9 @@ class Monitor(ABC):
             if self._file.path.exists() and not self._cannot_write:
                 command = shell_command("embedgeo", "report", self._file.path.parent)
                 name = type(self).__name__
-                rank_zero_info(f"{name}: its history is in {self._file.path}; to look at it: {command}")
+                rank_zero_info(
+                    f"{name}: its history is in {self._file.path}; to look at it: {command}"
+                )
         self._run = None
         self._geometry = None
         self._file = None
@@ -563,7 +650,8 @@ class Monitor(ABC):
         with self._guarded():
             num_batches = self._run_model(self.probe)
         self._measure(step)
-        if self._geometry is None or self._failed or self._drift is not None:  # drift says itself that rows are others
+        # drift says itself that rows are others
+        if self._geometry is None or self._failed or self._drift is not None:
             return
         size = num_batches, self._geometry.num_rows
         first = self._probe_size or size
@@ -571,12 +659,16 @@ class Monitor(ABC):
         if size[0] < first[0] or size[1] < first[1]:
             self._probe_size = 0, 0  # this is said once
             self._warn(
-                f"probe must give the same batches at every measurement; batches and rows were {size[0]} and {size[1]} "
-                f"at step {step}, {first[0]} and {first[1]} at the first one. Give fixed batches, such as a list."
+                f"probe must give the same batches at every measurement; batches and rows were "
+                f"{size[0]} and {size[1]} "
+                f"at step {step}, {first[0]} and {first[1]} at the first one. Give fixed batches, "
+                f"such as a list."
             )
 
     def _measure_recent(self, step: int) -> None:
-        """Measure the last weights on the last training batches, if there are any, run again as in a training step."""
+        """Measure the last weights on the last training batches, if there are any, run again as in
+        a training step.
+        """
         if not self._recent:
             return
         assert self._geometry is not None
@@ -590,22 +682,26 @@ class Monitor(ABC):
             if self._failed:
                 return
             self._warn(
-                f"the weights of the last step, {step}, are not measured, because the model could not be run on a "
-                f"training batch outside of its training step ({reason(error)}). Give probe_forward=, a function of "
+                f"the weights of the last step, {step}, are not measured, because the model could "
+                f"not be run on a "
+                f"training batch outside of its training step ({reason(error)}). Give "
+                f"probe_forward=, a function of "
                 "the module and a batch, or measure_last=False."
             )
         else:
             self._measure(step)
 
     def _run_model(self, batches: Iterable[Any], *, as_training: bool = False) -> int:
-        """Run the model on batches, and count them; weights, buffers and modes are what they were afterwards.
+        """Run the model on batches, and count them; weights, buffers and modes are what they were
+        afterwards.
 
         It runs without gradients.
 
-        Ranks share the batches, one each in a round. All ranks run the model in a round or none does, because they
-        gather sharded parameters together: a rank without a batch of its own repeats another one, not measured.
-        ``as_training`` it runs as in a training step, dropout included, on batches of this rank alone, as they were
-        given to it in training. An error of one rank is raised on all of them, as is another number of batches.
+        Ranks share the batches, one each in a round. All ranks run the model in a round or none
+        does, because they gather sharded parameters together: a rank without a batch of its own
+        repeats another one, not measured. ``as_training`` it runs as in a training step, dropout
+        included, on batches of this rank alone, as they were given to it in training. An error of
+        one rank is raised on all of them, as is another number of batches.
         """
         run = self._run
         assert run is not None
@@ -613,7 +709,8 @@ class Monitor(ABC):
         is_shared = is_distributed() and not as_training
         num_sharing = num_ranks(self._row_group) if is_shared else 1
         rank = current_rank(self._row_group) if is_shared else 0
-        remaining = chain.from_iterable([batches])  # calls iter(batches), which may fail, in the first round
+        # calls iter(batches), which may fail, in the first round
+        remaining = chain.from_iterable([batches])
         error: Exception | None = None
         num_taken = num_sharing
         num_batches = 0
@@ -630,11 +727,14 @@ class Monitor(ABC):
                 num_taken = 0
                 own = None
                 try:
-                    for num_taken, batch in enumerate(islice(remaining, 0 if error else num_sharing), 1):
+                    for num_taken, batch in enumerate(
+                        islice(remaining, 0 if error else num_sharing), 1
+                    ):
                         if num_taken <= rank + 1:
                             own = batch
                     if num_taken:
-                        if not as_training:  # a module may change a batch on its way to the device, and has done so
+                        # a module may change a batch on its way to the device, and has done so
+                        if not as_training:
                             own = self._to_device(own)
                         if rank < num_taken:
                             self._attach(own)
@@ -653,7 +753,9 @@ class Monitor(ABC):
         return num_batches
 
     def _measure(self, step: int) -> None:
-        """Close the window, compute and log the metrics, unless a rank has failed; every rank calls this."""
+        """Close the window, compute and log the metrics, unless a rank has failed; every rank calls
+        this.
+        """
         self._window_start = None
         self._complete()
         geometry = self._geometry
@@ -676,7 +778,9 @@ class Monitor(ABC):
                 if own_records.done():
                     own_records.result()
             is_agreed = True
-            measurement = PendingMeasurement(step, geometry, own_records, why_silent, is_first, os.getpid())
+            measurement = PendingMeasurement(
+                step, geometry, own_records, why_silent, is_first, os.getpid()
+            )
             if agreed is None:
                 self._pending = measurement
                 atexit.register(self._complete, alone=True)
@@ -687,10 +791,16 @@ class Monitor(ABC):
 
     def _waits_for_ranks(self) -> bool:
         """Tell whether there is a measurement that takes all ranks to complete."""
-        return self._pending is not None and self._run is not None and self._run.process_group is not None
+        return (
+            self._pending is not None
+            and self._run is not None
+            and self._run.process_group is not None
+        )
 
     def _complete(self, *, alone: bool = False) -> None:
-        """Wait for the pending measurement and log it, but not ``alone`` on this rank if that takes all of them."""
+        """Wait for the pending measurement and log it, but not ``alone`` on this rank if that takes
+        all of them.
+        """
         pending = self._pending
         if pending is None or pending.process != os.getpid():
             return
@@ -708,11 +818,14 @@ class Monitor(ABC):
             if not pending.is_recorded:
                 self._record(pending, records, alone=alone)
 
-    def _record(self, measurement: PendingMeasurement, records: list[Record], *, alone: bool = False) -> None:
+    def _record(
+        self, measurement: PendingMeasurement, records: list[Record], *, alone: bool = False
+    ) -> None:
         step = measurement.step
         measured: list[Any] = []
         layers = {record["layer"] for record in records}
-        means = [mean for mean in block_means(records) if mean["layer"] not in layers]  # a layer may have their name
+        # a layer may have their name
+        means = [mean for mean in block_means(records) if mean["layer"] not in layers]
         for record in [*records, *means]:
             dated = _SharedKeys()
             for key, value in {"step": step, **record}.items():
@@ -733,15 +846,23 @@ class Monitor(ABC):
                 self._tell(each)
         if not measurement.is_first:
             return
-        is_empty = not any(record["value"] and not math.isnan(record["value"]) for record in records)  # on all ranks
+        # on all ranks
+        is_empty = not any(
+            record["value"] and not math.isnan(record["value"]) for record in records
+        )
         if measurement.why_silent:
             self._warn(measurement.why_silent)
         elif is_empty and not measurement.geometry.num_rows:
             causes = [f"{name}={value!r}" for name, value in self._exclusions.items() if value]
             if measurement.geometry.inputs.has_mask:
                 causes.append("the mask")
-            why = f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
-            self._warn(f"no token is left to measure at step {step}; {why if causes else 'the batches are empty'}.")
+            why = (
+                f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
+            )
+            self._warn(
+                f"no token is left to measure at step {step}; "
+                f"{why if causes else 'the batches are empty'}."
+            )
 
     def _require_alarm_on_all_ranks(self) -> None:
         if self._ranks is None:
@@ -750,7 +871,8 @@ class Monitor(ABC):
         if any(have_one) and not all(have_one):
             ranks = listed([rank for rank, has_one in enumerate(have_one) if has_one])
             raise ValueError(
-                f"alarm= must be given on every rank or on none, for they agree on its verdict; got it on {ranks} of "
+                f"alarm= must be given on every rank or on none, for they agree on its verdict; "
+                f"got it on {ranks} of "
                 f"{len(have_one)}."
             )
 
@@ -775,10 +897,15 @@ class Monitor(ABC):
         except Exception as error:
             if self.on_error == "raise":
                 raise
-            self._warn(f"what alarm= calls has failed at step {alarm.step}, training goes on: {reason(error)}")
+            self._warn(
+                f"what alarm= calls has failed at step {alarm.step}, training goes on: "
+                f"{reason(error)}"
+            )
 
     def _recall(self, step: int) -> None:
-        """Give the alarm the values before this step that the history file has, where a checkpoint has none of them."""
+        """Give the alarm the values before this step that the history file has, where a checkpoint
+        has none of them.
+        """
         if self.alarm is None or self._file is None:
             return
         with self._guarded():
@@ -786,20 +913,29 @@ class Monitor(ABC):
                 self.alarm.add(earlier, records)
 
     def _write(self, write: Callable[[], Path | None]) -> None:
-        """Write the history file; where that fails, measuring and logging go on, and it is tried again."""
+        """Write the history file; where that fails, measuring and logging go on, and it is tried
+        again.
+        """
         try:
             if kept := write():
-                rank_zero_info(f"{type(self).__name__}: the history of an earlier run is kept in {kept}.")
+                rank_zero_info(
+                    f"{type(self).__name__}: the history of an earlier run is kept in {kept}."
+                )
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise
             if not self._cannot_write:
                 self._cannot_write = True
-                self._warn(f"its history file cannot be written, measuring and logging go on: {reason(error)}")
+                self._warn(
+                    f"its history file cannot be written, measuring and logging go on: "
+                    f"{reason(error)}"
+                )
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Context for the monitor's own work: keeps the random states and passes exceptions to `_fail`."""
+        """Context for the monitor's own work: keeps the random states and passes exceptions to
+        `_fail`.
+        """
         with kept_random_states():
             try:
                 yield
@@ -832,23 +968,31 @@ class Monitor(ABC):
     def _warn_of_eager_steps(self, cause: str) -> None:
         self._warned_of_eager_steps = True
         self._warn(
-            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured steps run eagerly. '
+            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
+            "steps run eagerly. "
             "Call prepare(model) first."
         )
 
 
 def _warn_at_call(message: str) -> None:
-    """Warn where the user's own code has called: neither this package, nor another installed one, nor Python's."""
+    """Warn where the user's own code has called: neither this package, nor another installed one,
+    nor Python's.
+    """
     frames = enumerate(walk_stack(currentframe()), 1)
-    own = (level for level, (frame, _) in frames if not frame.f_code.co_filename.startswith(_NOT_THE_USERS))
+    own = (
+        level
+        for level, (frame, _) in frames
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS)
+    )
     warnings.warn(message, stacklevel=next(own, 1))
 
 
 def instantiated(value: Any) -> Any:
-    """A value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance, from the inside out.
+    """A value with each dict of a ``class_path`` and its ``init_args`` replaced by an instance,
+    from the inside out.
 
-    `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse would not pass
-    arguments on to a data set inside a ``torch.utils.data.DataLoader``.
+    `lightning.pytorch.cli.LightningCLI` leaves these dicts to the monitor, because jsonargparse
+    would not pass arguments on to a data set inside a ``torch.utils.data.DataLoader``.
     """
     if isinstance(value, list):
         return [instantiated(item) for item in value]
@@ -857,7 +1001,8 @@ def instantiated(value: Any) -> Any:
     items = {key: instantiated(item) for key, item in value.items()}
     if "class_path" not in items:
         return items
-    from lightning.pytorch.cli import instantiate_class  # needs jsonargparse, as what has read the file
+    # needs jsonargparse, as what has read the file
+    from lightning.pytorch.cli import instantiate_class
 
     return instantiate_class((), items)
 
@@ -872,10 +1017,14 @@ def _require_folders(reference: Sequence[str | Path]) -> Sequence[str | Path]:
 
 def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
     if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
-        raise ValueError(f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got {drift!r}.")
+        raise ValueError(
+            f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got "
+            f"{drift!r}."
+        )
     if drift and not has_probe:
         raise ValueError(
-            f"drift compares the same rows at every measurement and needs a probe; got drift={drift!r} without one. "
+            f"drift compares the same rows at every measurement and needs a probe; got "
+            f"drift={drift!r} without one. "
             "Give probe=, fixed held-out batches, or leave drift out."
         )
     return NUM_COMPARED_ROWS if drift is True else int(drift)
@@ -886,19 +1035,23 @@ def _require_compiled(compiled: str) -> None:
         raise ValueError(f'compiled must be "eager" or "stable"; got {compiled!r}.')
     if compiled == "stable":
         try:
-            importlib.import_module("embedgeo.capture.graph_hooks")  # which takes names that torch may change
+            # which takes names that torch may change
+            importlib.import_module("embedgeo.capture.graph_hooks")
         except Exception as error:
             cause = f"does not work with torch {torch.__version__} ({reason(error)})"
             raise ValueError(f'compiled="stable" {cause}. Use compiled="eager".') from error
 
 
 def _require_same_number(num_taken: int, ranks: Group) -> None:
-    """Raise ValueError if the ranks have taken other numbers of batches; each of them must call this."""
+    """Raise ValueError if the ranks have taken other numbers of batches; each of them must call
+    this.
+    """
     if ranks is None:
         return
     most, least = all_reduce_max(torch.tensor([num_taken, -num_taken]), ranks).tolist()
     if most != -least:
         raise ValueError(
-            f"probe must give the same batches on every rank, because ranks share them; one rank has {-least} left, "
+            f"probe must give the same batches on every rank, because ranks share them; one rank "
+            f"has {-least} left, "
             f"another one {most}. Do not shard the probe's data."
         )

@@ -21,7 +21,12 @@ from embedgeo.functional.distributed import Group, current_rank, has_other_ranks
 from embedgeo.geometry import Geometry
 from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
-from embedgeo.training.distributed import PipelineStage, data_parallel_group, require_same_modules, sequence_mesh
+from embedgeo.training.distributed import (
+    PipelineStage,
+    data_parallel_group,
+    require_same_modules,
+    sequence_mesh,
+)
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
@@ -29,39 +34,45 @@ _NOT_MEASURED = nullcontext()
 
 
 class StepMonitor(Monitor):
-    """Measures the geometry of embeddings at chosen layers, at chosen steps of a training loop of your own.
+    """Measures the geometry of embeddings at chosen layers, at chosen steps of a training loop of
+    your own.
 
-    `step` is given the number of optimizer steps that the weights have taken, over the whole run; under gradient
-    accumulation all batches of one optimizer step are given the same one and make one measurement. The optimizer may
-    take its step inside or outside of the ``with``. A measurement is logged once the optimizer has taken the last step
-    of its window; where there are several ranks, or the optimizer is none of torch's, when the next step begins, or at
-    `close`. Numbers, tags and records are those of `embedgeo.GeometryMonitor`, and so are the promises: training is bit
-    for bit what it is without the monitor, nothing is attached to the model between measured steps, and a failure turns
-    the monitor off with one warning.
+    `step` is given the number of optimizer steps that the weights have taken, over the whole run;
+    under gradient accumulation all batches of one optimizer step are given the same one and make
+    one measurement. The optimizer may take its step inside or outside of the ``with``. A
+    measurement is logged once the optimizer has taken the last step of its window; where there are
+    several ranks, or the optimizer is none of torch's, when the next step begins, or at `close`.
+    Numbers, tags and records are those of `embedgeo.GeometryMonitor`, and so are the promises:
+    training is bit for bit what it is without the monitor, nothing is attached to the model between
+    measured steps, and a failure turns the monitor off with one warning.
 
-    `close` the monitor after the last step, or use it as a context manager: it completes the last measurement, measures
-    the last weights and writes the rest of the history file. A loop that just ends loses the last weights, and on
-    several ranks the measurement that the next step would have completed; the file is then completed when the
-    interpreter exits.
+    `close` the monitor after the last step, or use it as a context manager: it completes the last
+    measurement, measures the last weights and writes the rest of the history file. A loop that just
+    ends loses the last weights, and on several ranks the measurement that the next step would have
+    completed; the file is then completed when the interpreter exits.
 
     Args:
-        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP); of a pipeline this rank's stage.
+        model: the model as the loop calls it, with its wrappers (compiled, DDP, FSDP); of a
+            pipeline this rank's stage.
         every_n_steps: measure at steps 0, n, 2n …
-        log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a Lightning logger, a run
-            of Weights & Biases, or an object with a method ``log(values, step=step)``, such as a run of Trackio, or
-            ``log_metrics(values, step=step)``, such as a Comet experiment or the module ``mlflow``. It is called on
-            each rank on which it is given: on others leave it out. Some loggers also get charts, pictures and a text.
+        log: gets the values by tag: a function of the step and a dict, a ``SummaryWriter``, a
+            Lightning logger, a run of Weights & Biases, or an object with a method ``log(values,
+            step=step)``, such as a run of Trackio, or ``log_metrics(values, step=step)``, such as a
+            Comet experiment or the module ``mlflow``. It is called on each rank on which it is
+            given: on others leave it out. Some loggers also get charts, pictures and a text.
         process_group: the ranks that have different rows, if these are not all ranks.
-        device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of ``process_group``;
-            dimensions are told by their names: see `embedgeo.training.distributed.data_parallel_group`.
-        options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the last step, is given
-            to the model by keyword if it is a mapping, otherwise as one argument; ``probe_forward``, of the model
-            and the batch, runs it in another way (under autocast, say). Rank 0 writes ``history.parquet``, into
-            ``folder`` or, where there is none, the folder of the log.
+        device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of
+            ``process_group``; dimensions are told by their names: see
+            `embedgeo.training.distributed.data_parallel_group`.
+        options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the
+            last step, is given to the model by keyword if it is a mapping, otherwise as one
+            argument; ``probe_forward``, of the model and the batch, runs it in another way (under
+            autocast, say). Rank 0 writes ``history.parquet``, into ``folder`` or, where there is
+            none, the folder of the log.
 
     Raises:
-        TypeError, ValueError: as `embedgeo.GeometryMonitor` does, also for layers that are not found; ``log`` is
-            something else.
+        TypeError, ValueError: as `embedgeo.GeometryMonitor` does, also for layers that are not
+            found; ``log`` is something else.
 
     Example::
 
@@ -87,7 +98,9 @@ class StepMonitor(Monitor):
     ) -> None:
         super().__init__(every_n_steps, **options)
         if process_group is not None and device_mesh is not None:
-            raise ValueError("process_group and device_mesh must not both be given; got both. Leave one out.")
+            raise ValueError(
+                "process_group and device_mesh must not both be given; got both. Leave one out."
+            )
         self._model = model
         self._process_group: Group = process_group
         if device_mesh is not None:
@@ -97,14 +110,16 @@ class StepMonitor(Monitor):
         if self._stage is not None and self._stage.is_part:
             if self.probe is not None and self.probe_forward is None:
                 raise ValueError(
-                    "probe needs probe_forward= under pipeline parallelism, a function of the stage and a batch that "
+                    "probe needs probe_forward= under pipeline parallelism, a function of the "
+                    "stage and a batch that "
                     "runs all stages, such as one that calls schedule.eval; got None."
                 )
             self._keeps_batches = False  # a stage alone cannot be run on them
         self._make_geometry(model)  # refused now, not at the first step
         # what follows may fail on one rank: no other waits for it now
         self._write_scalars = wandb_scalar_writer(log, self.prefix) or _scalar_writer(log)
-        getattr(log, "experiment", None)  # has Lightning's make its folder now, which must be empty then
+        # has Lightning's make its folder now, which must be empty then
+        getattr(log, "experiment", None)
         self._log_folder = logger_folder([] if log is None else [log])
         self._logger = log
         self._idle_between: tuple[float, float] = (inf, -inf)  # these steps
@@ -120,9 +135,10 @@ class StepMonitor(Monitor):
         """Context for the forward and the backward pass of a training batch; every rank calls this.
 
         Args:
-            step: the number of optimizer steps taken so far. It must not go back: that ends monitoring, with what was
-                being measured.
-            batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last weights.
+            step: the number of optimizer steps taken so far. It must not go back: that ends
+                monitoring, with what was being measured.
+            batch: the batch, for ``token_ids`` and ``mask`` functions and for measuring the last
+                weights.
         """
         self._now = step
         after, before = self._idle_between
@@ -133,12 +149,15 @@ class StepMonitor(Monitor):
         return self._measured(step, batch)
 
     def close(self, step: int | None = None) -> None:
-        """End the run: complete the last measurement, measure the last weights, write the file; nothing comes after.
+        """End the run: complete the last measurement, measure the last weights, write the file;
+        nothing comes after.
 
-        While an exception is handled (in a ``finally``, say) several ranks only write the file: others may not come.
+        While an exception is handled (in a ``finally``, say) several ranks only write the file:
+        others may not come.
 
         Args:
-            step: the number of optimizer steps that the weights have taken; default: one more than the last `step`.
+            step: the number of optimizer steps that the weights have taken; default: one more than
+                the last `step`.
         """
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
@@ -147,17 +166,24 @@ class StepMonitor(Monitor):
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``, the rows.
+        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``,
+        the rows.
 
-        On several ranks all call this: a measurement whose last step has just been taken is completed before. One that
-        calls it alone waits ten seconds for the others, once, and warns that a run which goes on from the checkpoint
-        will not have this measurement.
+        On several ranks all call this: a measurement whose last step has just been taken is
+        completed before. One that calls it alone waits ten seconds for the others, once, and warns
+        that a run which goes on from the checkpoint will not have this measurement.
         """
         start = self._window_start
-        is_due = start is not None and self._has_stepped and self._now + 1 >= start + self.schedule.window
+        is_due = (
+            start is not None
+            and self._has_stepped
+            and self._now + 1 >= start + self.schedule.window
+        )
         if self._ranks is not None and is_distributed() and (is_due or self._waits_for_ranks()):
             all_save = False
-            occasion = f"state at step {self._now}" + (", the last of a measurement" if is_due else "")
+            occasion = f"state at step {self._now}" + (
+                ", the last of a measurement" if is_due else ""
+            )
             with self._guarded():
                 all_save = self._ranks.all_come(occasion, 0.001 if self._saves_alone else 10.0)
             if all_save:
@@ -167,7 +193,8 @@ class StepMonitor(Monitor):
             elif not (self._saves_alone or self._failed):
                 self._saves_alone = True
                 self._warn(
-                    "state_dict must be called on every rank, which complete the measurement of the steps just taken "
+                    "state_dict must be called on every rank, which complete the measurement of "
+                    "the steps just taken "
                     "together; called on some, a run that goes on from this state will not have it."
                 )
         self._complete(alone=True)
@@ -211,7 +238,9 @@ class StepMonitor(Monitor):
         self._has_stepped = False
         if self._run is None:
             self._handled = sys.exception()
-            device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+            device = next(
+                (parameter.device for parameter in self._model.parameters()), torch.device("cpu")
+            )
             self._set_modes = mode_restorer(self._model)
             run = TrainingRun(
                 model=self._model,
@@ -227,7 +256,9 @@ class StepMonitor(Monitor):
             if self._window_start is not None:
                 self._measure(self._window_start)
             self._complete()
-            rule = "step must be the number of optimizer steps taken in the whole run, over all epochs"
+            rule = (
+                "step must be the number of optimizer steps taken in the whole run, over all epochs"
+            )
             remedy = "Count on, or make another StepMonitor for another run"
             self._fail(ValueError(f"{rule}; got {step} after {last_step}. {remedy}."))
         self._after_batch(step)  # the steps before this one are over
@@ -235,10 +266,14 @@ class StepMonitor(Monitor):
         self._look_ahead()
 
     def _look_ahead(self) -> None:
-        """Find the steps at which there is nothing to do; while a window is open, watch the optimizer."""
+        """Find the steps at which there is nothing to do; while a window is open, watch the
+        optimizer.
+        """
         if self._geometry is None:
             self._go_idle()
-        elif self._window_start is not None or (self._pending is not None and not has_other_ranks()):
+        elif self._window_start is not None or (
+            self._pending is not None and not has_other_ranks()
+        ):
             self._idle_between = inf, -inf
         else:
             assert self._last_step is not None
@@ -249,7 +284,9 @@ class StepMonitor(Monitor):
             self._watch_optimizers()
 
     def _watch_optimizers(self) -> None:
-        """Put a hook on the steps of all of torch's optimizers that does not keep this object alive."""
+        """Put a hook on the steps of all of torch's optimizers that does not keep this object
+        alive.
+        """
         if self._optimizer_hook is None:
             after = WeakMethod(self._after_optimizer)
 
@@ -257,7 +294,8 @@ class StepMonitor(Monitor):
                 if (found := after()) is not None:
                     found(optimizer)
 
-            # not removed with this object: garbage may be collected while torch goes through its hooks
+            # not removed with this object: garbage may be collected while torch goes through its
+            # hooks
             self._optimizer_hook = register_optimizer_step_post_hook(hook)
 
     def _ignore_optimizers(self) -> None:
@@ -268,9 +306,12 @@ class StepMonitor(Monitor):
 
     def _after_optimizer(self, optimizer: Optimizer) -> None:
         own = set(self._model.parameters())
-        if any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+        if any(
+            parameter in own for group in optimizer.param_groups for parameter in group["params"]
+        ):
             self._has_stepped = True
-            if not (self._is_inside or has_other_ranks()):  # ranks must agree on when; one of them may skip a step
+            # ranks must agree on when; one of them may skip a step
+            if not (self._is_inside or has_other_ranks()):
                 self._is_in_hook = True
                 try:
                     self._after_batch(self._now + 1)
@@ -313,13 +354,17 @@ def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
     if callable(getattr(log, "log_metrics", None)):
         return lambda step, scalars: log.log_metrics(dict(scalars), step=step)
     if callable(getattr(log, "add_scalar", None)):
-        return lambda step, scalars: [log.add_scalar(tag, value, step) for tag, value in scalars.items()]
+        return lambda step, scalars: [
+            log.add_scalar(tag, value, step) for tag, value in scalars.items()
+        ]
     if callable(getattr(log, "log", None)):
         return lambda step, scalars: log.log(scalars, step=step)
     if callable(log):
         return log
     raise TypeError(
-        "log must be a function (step, {tag: value}), a SummaryWriter, a Lightning logger or an object with a method "
-        "log(values, step=step) or log_metrics(values, step=step), as a wandb run or the module mlflow; "
+        "log must be a function (step, {tag: value}), a SummaryWriter, a Lightning logger or an "
+        "object with a method "
+        "log(values, step=step) or log_metrics(values, step=step), as a wandb run or the module "
+        "mlflow; "
         f"got {type(log).__name__}."
     )

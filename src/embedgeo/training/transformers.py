@@ -21,21 +21,23 @@ from embedgeo.training.monitor import Monitor, TrainingRun
 
 
 class GeometryCallback(Monitor, TrainerCallback):
-    """Measures the geometry of embeddings at chosen layers, at chosen steps of a ``transformers.Trainer``.
+    """Measures the geometry of embeddings at chosen layers, at chosen steps of a
+    ``transformers.Trainer``.
 
-    Scalars go through ``Trainer.log``, dated with the measured step: to every integration in ``report_to`` and to
-    ``trainer.state.log_history``, but not to the console, which they would fill, and not through a ``log`` of a
-    subclass, which may add, and drop, means that it keeps between the Trainer's own logs. Integrations that show more
-    than scalars get charts, pictures and a text, too. Names, and the records in ``history``, are those of
-    `embedgeo.GeometryMonitor`, and so are the arguments; ``probe_forward`` is given the model that the Trainer runs,
-    and the default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and predict.
-    ``compiled="stable"`` goes with ``torch_compile=True``; a callback that is added to a Trainer later needs
-    ``prepare(model)``.
+    Scalars go through ``Trainer.log``, dated with the measured step: to every integration in
+    ``report_to`` and to ``trainer.state.log_history``, but not to the console, which they would
+    fill, and not through a ``log`` of a subclass, which may add, and drop, means that it keeps
+    between the Trainer's own logs. Integrations that show more than scalars get charts, pictures
+    and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
+    and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
+    default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
+    predict. ``compiled="stable"`` goes with ``torch_compile=True``; a callback that is added to a
+    Trainer later needs ``prepare(model)``.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
-        ValueError: when training starts, if it runs one model on several ranks (tensor, context or sequence parallel),
-            which repeat rows, or on several GPUs in one process.
+        ValueError: when training starts, if it runs one model on several ranks (tensor, context or
+            sequence parallel), which repeat rows, or on several GPUs in one process.
 
     Example::
 
@@ -47,12 +49,17 @@ class GeometryCallback(Monitor, TrainerCallback):
     _trainer: Trainer  # while it trains
     _tag_start = "train/"
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if isinstance(model := kwargs.get("model"), nn.Module):  # which the Trainer compiles when training begins
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        # which the Trainer compiles when training begins
+        if isinstance(model := kwargs.get("model"), nn.Module):
             with suppress(Exception):  # training starts with the error
                 self.prepare(model)
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self._stop()
         self._reset()
         trainer = _calling_trainer()
@@ -69,28 +76,41 @@ class GeometryCallback(Monitor, TrainerCallback):
         self._trainer = trainer
         self._wrap_training_step(trainer)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._after_batch(state.global_step)
         if control.should_save:
             self._complete()
 
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         if control.should_save:
             self._complete()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         self._complete()
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if self._run is not None and "train_runtime" in kwargs.get("logs", ()):
-            # training has ended, but the weights are still the last ones: the best model may be loaded after this
+            # training has ended, but the weights are still the last ones: the best model may be
+            # loaded after this
             self._finish(state.global_step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
         self._stop()
 
     def _wrap_training_step(self, trainer: Trainer) -> None:
-        """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an exception."""
+        """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an
+        exception.
+        """
         training_step = trainer.training_step
 
         @wraps(training_step)
@@ -113,7 +133,8 @@ class GeometryCallback(Monitor, TrainerCallback):
         if trainer is None:
             return
         step: Any = trainer.training_step
-        while hasattr(step, "unmeasured"):  # the wrappers of all callbacks: the others stop now, too
+        # the wrappers of all callbacks: the others stop now, too
+        while hasattr(step, "unmeasured"):
             step = step.unmeasured
         trainer.training_step = step  # type: ignore[method-assign]
 
@@ -127,8 +148,13 @@ class GeometryCallback(Monitor, TrainerCallback):
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
-            elif self.probe is None and isinstance(batch, Mapping) and not _takes_batch(self._trainer.model, batch):
-                self._trainer.compute_loss(model, {**batch})  # only the Trainer knows what the model is called with
+            elif (
+                self.probe is None
+                and isinstance(batch, Mapping)
+                and not _takes_batch(self._trainer.model, batch)
+            ):
+                # only the Trainer knows what the model is called with
+                self._trainer.compute_loss(model, {**batch})
             elif isinstance(batch, Mapping):
                 model(**batch)
             else:
@@ -142,7 +168,9 @@ class GeometryCallback(Monitor, TrainerCallback):
         should_log = control.should_log
         callbacks = handler.callbacks
         state.global_step = step  # `log` dates values with it
-        handler.callbacks = [each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)]
+        handler.callbacks = [
+            each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)
+        ]
         try:
             Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
         finally:
@@ -151,12 +179,17 @@ class GeometryCallback(Monitor, TrainerCallback):
             control.should_log = should_log
 
     def _loggers(self) -> Iterable[object]:
-        return self._trainer.callback_handler.callbacks if self._trainer.is_world_process_zero() else ()
+        return (
+            self._trainer.callback_handler.callbacks
+            if self._trainer.is_world_process_zero()
+            else ()
+        )
 
 
 def _takes_batch(model: Any, batch: Mapping[str, Any]) -> bool:
     main_input = getattr(model, "main_input_name", None)
-    if main_input is not None:  # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
+    # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
+    if main_input is not None:
         return main_input in batch or "inputs_embeds" in batch
     try:
         inspect.signature(model.forward).bind(**batch)
@@ -166,21 +199,28 @@ def _takes_batch(model: Any, batch: Mapping[str, Any]) -> bool:
 
 
 def _calling_trainer() -> Trainer:
-    """The Trainer whose event this is, found on the stack: nothing that an event passes refers to it."""
+    """The Trainer whose event this is, found on the stack: nothing that an event passes refers to
+    it.
+    """
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if isinstance(caller, Trainer):
             return caller
         frame = frame.f_back
-    raise RuntimeError("GeometryCallback must be a callback of a transformers.Trainer; found none that is training.")
+    raise RuntimeError(
+        "GeometryCallback must be a callback of a transformers.Trainer; found none that is "
+        "training."
+    )
 
 
 def _require_data_parallel(trainer: Trainer) -> None:
     if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
         raise ValueError(
-            "GeometryCallback needs different rows on each rank; this Trainer runs one model on several ranks "
-            "(tensor, context or sequence parallel). Use data parallel or FSDP, or sweep over its checkpoints."
+            "GeometryCallback needs different rows on each rank; this Trainer runs one model on "
+            "several ranks "
+            "(tensor, context or sequence parallel). Use data parallel or FSDP, or sweep over its "
+            "checkpoints."
         )
     if trainer.args.n_gpu > 1:
         raise ValueError(

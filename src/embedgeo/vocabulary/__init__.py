@@ -1,4 +1,6 @@
-"""Geometry of the embedding matrices, whose rows are the vocabulary; ``embedgeo vocabulary`` imports the rest late."""
+"""Geometry of the embedding matrices, whose rows are the vocabulary; ``embedgeo vocabulary``
+imports the rest late.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,9 +22,10 @@ class VocabularySettings:
         model: as for ``sweep``, of Hugging Face models.
         steps: as for ``sweep``.
         revisions: as for ``sweep``.
-        tokenizer: as for ``sweep``; it tells which rows no token uses, and names the others. If there is none, rows go
-            by their numbers.
-        rows: ``all`` of a matrix; or the ``trained`` ones: those that a token uses and that do not look untrained.
+        tokenizer: as for ``sweep``; it tells which rows no token uses, and names the others. If
+            there is none, rows go by their numbers.
+        rows: ``all`` of a matrix; or the ``trained`` ones: those that a token uses and that do not
+            look untrained.
         metrics: as for ``sweep``; there are no token types here, for each token has one row.
         spectrum: also compute what needs all eigenvalues, such as the effective rank.
         discard_fraction: as for ``sweep``.
@@ -67,33 +70,44 @@ class VocabularySettings:
 
     def as_sweep(self) -> SweepSettings:
         """The options that a sweep has, too; ``rows`` mean something else there."""
-        return SweepSettings(**{name: value for name, value in asdict(self).items() if name != "rows"})
+        return SweepSettings(
+            **{name: value for name, value in asdict(self).items() if name != "rows"}
+        )
 
     @property
     def folder(self) -> Path:
         """The folder: ``out``, or ``runs/vocabulary-`` and the name of the first model."""
-        return Path(self.out or f"runs/vocabulary-{self.as_sweep().folder.name.removeprefix('sweep-')}")
+        return Path(
+            self.out or f"runs/vocabulary-{self.as_sweep().folder.name.removeprefix('sweep-')}"
+        )
 
     def as_manifest(self) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
         recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         of_sweep = self.as_sweep()
-        return {**recorded, "by": "embedgeo vocabulary", "model": list(of_sweep.models), "extra": of_sweep.extra_names}
+        return {
+            **recorded,
+            "by": "embedgeo vocabulary",
+            "model": list(of_sweep.models),
+            "extra": of_sweep.extra_names,
+        }
 
 
 def vocabulary(settings: VocabularySettings) -> int:
-    """Measure the input and the output embedding matrix of checkpoints, whose rows are the vocabulary.
+    """Measure the input and the output embedding matrix of checkpoints, whose rows are the
+    vocabulary.
 
-    The results are in a folder like a sweep's, at layers ``input_embedding`` and ``output_embedding``. Rows that are
-    copies of another one, that no token uses, or that look untrained are counted there and named in
-    ``vocabulary/<name>.parquet``. Only these matrices are read, of safetensors files. Started again, it goes on where
-    it was.
+    The results are in a folder like a sweep's, at layers ``input_embedding`` and
+    ``output_embedding``. Rows that are copies of another one, that no token uses, or that look
+    untrained are counted there and named in ``vocabulary/<name>.parquet``. Only these matrices are
+    read, of safetensors files. Started again, it goes on where it was.
 
     Args:
         settings: the options.
 
     Returns:
-        Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries again.
+        Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries
+        again.
 
     Raises:
         ImportError: a package is missing: see `embedgeo.extras`.

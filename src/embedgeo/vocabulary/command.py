@@ -54,7 +54,9 @@ def run_vocabulary(settings: VocabularySettings) -> int:
         folder.open(manifest, {"versions": {"python": platform.python_version(), **versions()}})
         sweep = Sweep(make_fabric({"accelerator": "cpu"}), of_sweep, plan, {}, folder)
         with sweep.at_work(), Downloads(folder.path, evict=settings.evict) as downloads:
-            worker = MatrixWorker(of_sweep, names, downloads, only_trained=settings.rows == "trained")
+            worker = MatrixWorker(
+                of_sweep, names, downloads, only_trained=settings.rows == "trained"
+            )
             measure_here(sweep, worker.measure)
     status = finish(sweep)
     print(*_row_lines(folder, plan.mine), sep="\n")
@@ -63,10 +65,13 @@ def run_vocabulary(settings: VocabularySettings) -> int:
 
 @dataclass(frozen=True)
 class TokenNames:
-    """Names of a tokenizer's tokens, by token id: their texts, or their pieces where these are no text."""
+    """Names of a tokenizer's tokens, by token id: their texts, or their pieces where these are no
+    text.
+    """
 
     texts: Mapping[int, str]
-    unreachable: frozenset[int]  # tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024)
+    # tokens for bytes that UTF-8 never has: no text has them (Land & Bartolo 2024)
+    unreachable: frozenset[int]
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> "TokenNames":
@@ -74,9 +79,12 @@ class TokenNames:
         pieces = {number: str(piece) for piece, number in tokenizer.get_vocab().items()}
         spelled = {number: str(tokenizer.decode([number])) for number in pieces}
         texts = {i: text if text and "�" not in text else pieces[i] for i, text in spelled.items()}
-        bytewise = {chr(byte) for byte in _NEVER_IN_UTF8}  # as byte-level tokenizers write these bytes
+        # as byte-level tokenizers write these bytes
+        bytewise = {chr(byte) for byte in _NEVER_IN_UTF8}
         fallback = {f"<0x{byte:02X}>" for byte in _NEVER_IN_UTF8}
-        unreachable = {i for i, p in pieces.items() if p in fallback or (p in bytewise and "�" in spelled[i])}
+        unreachable = {
+            i for i, p in pieces.items() if p in fallback or (p in bytewise and "�" in spelled[i])
+        }
         return cls(texts, frozenset(unreachable))
 
 
@@ -90,12 +98,18 @@ def _find_names(plan: Sequence[Planned], settings: SweepSettings) -> dict[str, T
                 names[model] = TokenNames.of(tokenizer)
             except MissingTokenizerError:
                 names[model] = None
-                print(f"{model} has no tokenizer: rows go by their numbers; name one by --tokenizer")
+                print(
+                    f"{model} has no tokenizer: rows go by their numbers; name one by --tokenizer"
+                )
     return names
 
 
-def _row_kinds(matrix: Tensor, names: TokenNames | None) -> tuple[dict[str, float], pd.DataFrame, Tensor]:
-    """Number of rows of each kind, NaN where unknown; table of the rows to be known by name; ids of trained rows."""
+def _row_kinds(
+    matrix: Tensor, names: TokenNames | None
+) -> tuple[dict[str, float], pd.DataFrame, Tensor]:
+    """Number of rows of each kind, NaN where unknown; table of the rows to be known by name; ids of
+    trained rows.
+    """
     first = copies(matrix)  # for each row the first one that is the same
     is_copy = first.bincount(minlength=len(first))[first] > 1
     without_token = torch.zeros_like(is_copy)
@@ -111,9 +125,17 @@ def _row_kinds(matrix: Tensor, names: TokenNames | None) -> tuple[dict[str, floa
     }
     untrained = torch.zeros_like(is_copy) if untrained is None else untrained
     ids = (is_copy | without_token | untrained).nonzero().flatten()
-    columns = {"same_as": first.where(is_copy, -1), "without_token": without_token, "untrained": untrained}
-    table = pd.DataFrame({"token_id": ids.numpy(), **{key: each[ids].numpy() for key, each in columns.items()}})
-    table = table.assign(token=["" if names is None else names.texts.get(i, "") for i in ids.tolist()])
+    columns = {
+        "same_as": first.where(is_copy, -1),
+        "without_token": without_token,
+        "untrained": untrained,
+    }
+    table = pd.DataFrame(
+        {"token_id": ids.numpy(), **{key: each[ids].numpy() for key, each in columns.items()}}
+    )
+    table = table.assign(
+        token=["" if names is None else names.texts.get(i, "") for i in ids.tolist()]
+    )
     return counts, table, (~(without_token | untrained)).nonzero().flatten()
 
 
@@ -126,8 +148,12 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
     records = folder.read(last)
     table = read_table(folder.path / "vocabulary" / f"{last}.parquet")
     is_tied = bool(records[records["metric"] == "tied_embeddings"]["value"].any())
-    yield f"{last}, named in vocabulary/{last}.parquet{': both matrices are one' if is_tied else ''}"
-    for layer, of_layer in records[records["layer_index"] >= int(is_tied)].groupby("layer", sort=False):
+    yield (
+        f"{last}, named in vocabulary/{last}.parquet{': both matrices are one' if is_tied else ''}"
+    )
+    for layer, of_layer in records[records["layer_index"] >= int(is_tied)].groupby(
+        "layer", sort=False
+    ):
         values = of_layer.set_index("metric")["value"]
         rows = table[table["layer"] == layer]
         parts = [f"{short(values['n'])} rows of {of_layer['width'].iloc[0]} measured"]
@@ -144,14 +170,25 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
 
 
 def _row_names(rows: pd.DataFrame) -> Sequence[str]:
-    named = [f"{row.token_id} {row.token!r}" if row.token else str(row.token_id) for row in rows.itertuples()]
-    return named if len(named) <= _MOST_NAMED else [*named[:_MOST_NAMED], f"{len(named) - _MOST_NAMED} more"]
+    named = [
+        f"{row.token_id} {row.token!r}" if row.token else str(row.token_id)
+        for row in rows.itertuples()
+    ]
+    return (
+        named
+        if len(named) <= _MOST_NAMED
+        else [*named[:_MOST_NAMED], f"{len(named) - _MOST_NAMED} more"]
+    )
 
 
 def ranges(ids: Iterable[int]) -> str:
     """Numbers in ascending order, those in a row as a range."""
-    runs = [[i for _, i in run] for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0])]
-    return listed([f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], _MOST_NAMED)
+    runs = [
+        [i for _, i in run] for _, run in groupby(enumerate(ids), lambda pair: pair[1] - pair[0])
+    ]
+    return listed(
+        [f"{run[0]}–{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs], _MOST_NAMED
+    )
 
 
 @dataclass
@@ -164,12 +201,17 @@ class MatrixWorker:
     only_trained: bool  # leave out rows that no token uses or that look untrained
 
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure the matrices of a checkpoint, while the files of the one that is chosen next are fetched."""
+        """Measure the matrices of a checkpoint, while the files of the one that is chosen next are
+        fetched.
+        """
         try:
             planned = self._with_needed_files(planned)
             path = self.downloads.start(planned).result()
             if path.is_file():
-                raise ValueError(f"a vocabulary is that of a Hugging Face model; {path.name} is a file of Lightning's.")
+                raise ValueError(
+                    f"a vocabulary is that of a Hugging Face model; {path.name} is a file of "
+                    f"Lightning's."
+                )
             assert planned.contents is not None
             trusted = self.settings.trust_remote_code
             dtype = getattr(torch, self.settings.dtype)
@@ -185,18 +227,30 @@ class MatrixWorker:
         contents = planned.contents
         if contents is None or planned.checkpoint.path is not None or len(contents.weights) < 3:
             return planned
-        small = [file.name for file in contents.files if file.name == "config.json" or "index" in file.name]
+        small = [
+            file.name
+            for file in contents.files
+            if file.name == "config.json" or "index" in file.name
+        ]
         with tempfile.TemporaryDirectory(prefix="embedgeo-") as name:
             folder = small_files(planned, small, Path(name))
             trusted = self.settings.trust_remote_code
-            return replace(planned, contents=needed_contents(contents, folder, trust_remote_code=trusted))
+            return replace(
+                planned, contents=needed_contents(contents, folder, trust_remote_code=trusted)
+            )
 
     def _measure_matrices(self, matrices: Matrices, names: TokenNames | None) -> Measured:
         of_input = self._measure_matrix(_INPUT, 0, matrices.input, names)
         parts = [of_input]
         if matrices.is_tied:
-            copied = [Record(**{**record, "layer": _OUTPUT, "layer_index": 1}) for record in of_input.records]
-            tables = {kind: table.assign(layer=_OUTPUT, layer_index=1) for kind, table in of_input.tables.items()}
+            copied = [
+                Record(**{**record, "layer": _OUTPUT, "layer_index": 1})
+                for record in of_input.records
+            ]
+            tables = {
+                kind: table.assign(layer=_OUTPUT, layer_index=1)
+                for kind, table in of_input.tables.items()
+            }
             sample = {_OUTPUT: deepcopy(of_input.sample[_INPUT])} if of_input.sample else None
             parts.append(Measured(copied, tables, sample=sample))
         elif matrices.output is not None:
@@ -204,15 +258,22 @@ class MatrixWorker:
         records = [record for part in parts for record in part.records]
         if len(parts) > 1:
             records.append(model_record("tied_embeddings", float(matrices.is_tied)))
-        tables = {kind: pd.concat([part.tables[kind] for part in parts], ignore_index=True) for kind in of_input.tables}
+        tables = {
+            kind: pd.concat([part.tables[kind] for part in parts], ignore_index=True)
+            for kind in of_input.tables
+        }
         sample = {layer: each for part in parts for layer, each in (part.sample or {}).items()}
         facts = {"model_class": matrices.model_class}
         return Measured(records, tables, facts, sample if self.settings.save_samples else None)
 
-    def _measure_matrix(self, layer: str, layer_index: int, matrix: Tensor, names: TokenNames | None) -> Measured:
+    def _measure_matrix(
+        self, layer: str, layer_index: int, matrix: Tensor, names: TokenNames | None
+    ) -> Measured:
         counts, noted, trained = _row_kinds(matrix, names)
         kept = trained if self.only_trained else torch.arange(len(matrix))
-        metrics = LayerMetrics(metrics_function(self.settings), matrix.shape[1], device=matrix.device)
+        metrics = LayerMetrics(
+            metrics_function(self.settings), matrix.shape[1], device=matrix.device
+        )
         with torch.inference_mode():
             rows = matrix if len(kept) == len(matrix) else matrix[kept]
             metrics.update(rows, row_ids(rows))
@@ -223,6 +284,8 @@ class MatrixWorker:
         if sample is not None and sample.row_numbers is not None:
             sample = replace(sample, row_numbers=kept[sample.row_numbers])
         for metric, count in counts.items():
-            records.append(Record(**{**records[0], "metric": metric, "value": count, "stderr": torch.nan}))
+            records.append(
+                Record(**{**records[0], "metric": metric, "value": count, "stderr": torch.nan})
+            )
         tables["vocabulary"] = noted.assign(layer=layer, layer_index=layer_index)
         return Measured(records, tables, sample={layer: sample} if sample is not None else None)
