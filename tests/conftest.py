@@ -2,7 +2,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -92,16 +91,10 @@ def pytest_terminal_summary(
             terminalreporter.write_line(line)
 
 
-@pytest.fixture
-def unpainted() -> Iterator[None]:
-    """Figures are made, but not painted, which takes most of the time of a report."""
-    from matplotlib.figure import Figure
+@pytest.fixture(name="unpainted")
+def _unpainted() -> Iterator[None]:
+    """Figures are made, but not painted."""
+    from tests.unpainted import unpainted
 
-    def write_nothing(figure: Figure, path: Path, **options: object) -> None:
-        path.write_text("")
-
-    with (
-        mock.patch("embedgeo.drawing.png", return_value=(b"a picture", 1, 1)),
-        mock.patch.object(Figure, "savefig", write_nothing),
-    ):
+    with unpainted():
         yield

@@ -328,7 +328,7 @@ def massive_activations(run: Run) -> FigureData:
         title, "the first row of each sequence that counts, and all others", panels=3
     )
     for ax, key in zip(axes, _COMPARED, strict=True):
-        _draw(ax, key, last, has_markers=True, gaussian=gaussian[key])
+        _draw(ax, key, last, has_markers=True, gaussian=gaussian.get(key))
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(figure, axes[0])
     numbers = last.set_index("layer").reindex(run.depth)
