@@ -9,7 +9,7 @@ from embedgeo.metrics.gaussian import GaussianRows
 from embedgeo.metrics.gaussian import baseline_values as values_of_rows
 from tests.data import gaussian
 
-N, DIM, SCALE = 3000, 24, 3.0
+DIM = 24
 
 
 def baseline_values(
