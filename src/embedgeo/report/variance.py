@@ -282,7 +282,7 @@ def followed_coordinates(run: Run) -> FigureData:
             )
         draw.step_axis(ax, list(shares.index))
         ax.set_title(layer, fontsize=8.8)
-        ax.set_ylim(0, None)
+        ax.set_ylim(0)
         ax.locator_params(axis="y", nbins=6)
         ax.yaxis.set_major_formatter(draw.tick_label)
     for coordinate in coloured:
