@@ -18,7 +18,7 @@ def tables_of(page):
 
 
 @pytest.mark.slow
-def test_every_table_and_figure_of_the_page_is_made(tmp_path, monkeypatch):
+def test_every_table_and_figure_of_the_page_is_made(tmp_path):
     """Of the small runs, of which only those that are lost are done again."""
     folder = tmp_path / "runs"
     findings.main("small", folder)
