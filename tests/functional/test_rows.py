@@ -101,6 +101,8 @@ X, IDS, MASK = torch.zeros(2, 3, 4), torch.zeros(2, 3, dtype=torch.int64), torch
         ((X, None, -MASK.long()), ValueError, "mask must be bool or hold only 0 and 1"),
         ((X, None, MASK * torch.nan), ValueError, "mask must be bool or hold only 0 and 1"),
         ((X, None, [1, 1]), TypeError, "mask must be a tensor; got list"),
+        ((X, None, None, MASK), TypeError, "sequence_ids must be an integer tensor"),
+        ((X, None, None, IDS[:1]), ValueError, "sequence_ids must have the shape"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, message):

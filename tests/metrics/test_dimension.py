@@ -38,24 +38,6 @@ def test_value_is_that_of_scikit_dimension_on_the_distinct_rows(dtype):
     assert_values(values, expected, rtol=1e-6)
 
 
-def test_four_in_five_rows_duplicated_warn_of_nothing():
-    """The rows of a rotary model at layer 0: one for each token type."""
-    x = gaussian(180, 8)
-    ids = torch.cat(
-        (
-            torch.arange(180),
-            torch.randint(0, 180, (820,), generator=torch.Generator().manual_seed(0)),
-        )
-    )
-    values, alone = (updated(IntrinsicDimension(8), rows).compute() for rows in (x[ids], x))
-    expected = {
-        "intrinsic_dimension": alone["intrinsic_dimension"],
-        "duplicate_fraction": 0.82,
-        "n_points": 180.0,
-    }
-    assert_values(values, expected, rtol=1e-9)
-
-
 @pytest.mark.parametrize("estimator", ["twonn", skdim.id.lPCA()])
 def test_near_copies_count_as_duplicates(estimator):
     x = gaussian(400, 10)
@@ -114,15 +96,6 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     )
 
 
-@pytest.mark.parametrize("dim", [2, 16, 128])
-def test_the_dimension_at_the_next_scale_of_many_rows_is_that_of_enough_of_them(dim):
-    x = gaussian(4096, dim, dtype=torch.float32)
-    estimates = gride_dimensions(x, (2,))
-    found = updated(IntrinsicDimension(dim), x).compute()["intrinsic_dimension_next_scale"]
-    assert found == pytest.approx(estimates.dimensions.item(), abs=4 * 2 * estimates.errors.item())
-    assert found != estimates.dimensions.item()
-
-
 def test_near_copies_move_twonn_and_not_the_next_scale():
     x = gaussian(4000, 10, dtype=torch.float32)
     x[3600:] = x[:400] + 1e-3 * gaussian(400, 10, seed=1, dtype=torch.float32)
@@ -145,15 +118,6 @@ def test_any_estimator_object(estimator):
     values = updated(IntrinsicDimension(3, estimator=estimator), x).compute()
     expected = float(type(estimator)().fit(merge_duplicates(x).numpy()).dimension_)
     assert_values(values, {"intrinsic_dimension": expected, "n_points": 300.0}, rtol=1e-9)
-
-
-def test_seeds_draw_other_rows():
-    x = gaussian(500, 4)
-    samples = [
-        updated(IntrinsicDimension(4, batch_size=50, seed=seed), x).rows.sum().item()
-        for seed in (0, 0, 1)
-    ]
-    assert samples[0] == samples[1] != samples[2]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
@@ -220,30 +184,6 @@ def test_dimensions_at_scales_are_means_over_batches_with_their_errors():
     values = metric.compute()
     assert values.keys() == expected.keys()
     assert_values(values, expected, rtol=1e-9)
-
-
-def test_standard_errors_of_dimensions_at_scales_are_those_of_groups_of_sequences():
-    """Of independent rows in a fixed number of groups: those of maximum likelihood, and a little
-    more.
-    """
-    metric = IntrinsicDimension(4, 900, estimator="gride", scales=(1, 16, 450))
-    metric.update(gaussian(900, 4), sequence_ids=torch.arange(900) % 50)
-    values, errors = metric.compute_with_errors()
-    assert values.keys() == errors.keys()
-    for scale in (1, 16):
-        key = f"intrinsic_dimension_at_{scale}"
-        assert 0.7 < errors[key] / values[f"{key}_error"] < 2
-        assert errors[f"{key}_error"].isnan()
-    assert errors["intrinsic_dimension_at_450"].isnan()
-
-
-@pytest.mark.parametrize("estimator", ["twonn", "gride"])
-def test_without_rows_there_are_no_standard_errors(estimator):
-    metric = IntrinsicDimension(4, estimator=estimator)
-    metric.update(gaussian(0, 4), sequence_ids=torch.zeros(0, dtype=torch.int64))
-    values, errors = metric.compute_with_errors()
-    assert values.keys() == errors.keys()
-    assert all_nan(floats(errors))
 
 
 def test_scales_stand_beside_twonn_under_keys_of_their_own():

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 
 from embedgeo import ResidualLedger, TokenMoments
-from embedgeo.glossary import term
 from tests.data import assert_values, floats, gaussian, updated
 from tests.ranks import on_two_ranks
 from tests.strategies import splits
@@ -154,22 +153,6 @@ def test_without_rows_there_is_only_their_number_and_without_token_ids_no_varian
     values = updated(ledger(), x).compute()
     assert "V" in values
     assert not [key for key in values if key.startswith("V_W")]
-
-
-def test_a_stream_that_is_zero_has_no_parts_but_rounding_always_has():
-    x, ids = rows()
-    x[:, DIM : 2 * DIM] = 0
-    x[:, 3 * DIM :] = 0
-    values = updated(ledger(), x, ids).compute()
-    assert not [key for key in values if "attention" in key]
-    assert values["Q_from_rounding"] == 0
-
-
-def test_every_key_has_a_term():
-    x, ids = rows()
-    keys = updated(ledger(), x, ids).compute().keys() - {"n", "Q", "M", "V", "V_W", "V_W_unbiased"}
-    assert all(ResidualLedger.family_term(key) is not None for key in keys)
-    assert term("M_share_mlp").unit == "share of M"
 
 
 def test_streams_are_as_wide_as_each_other_and_have_names_of_their_own():

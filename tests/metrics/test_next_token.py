@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 from embedgeo import observe
-from embedgeo.functional import token_table
-from embedgeo.functional.next_tokens import class_distance_values
 from embedgeo.metrics import NextTokenGeometry, TokenMoments
 from tests.data import all_nan, assert_values, floats, gaussian, generator, texts
 from tests.models import gpt_neox, token_batch
@@ -114,22 +112,6 @@ def test_the_most_frequent_types_are_compared():
     assert_values(updated(metric, x, ids, sequences).compute(), expected, rtol=1e-9)
 
 
-def test_any_split_of_whole_sequences_gives_the_same_token_moments_by_the_next_token():
-    x, ids, sequences = texts(N, DIM, mean=100.0)
-    make_moments = partial(TokenMoments, DIM, labels="next")
-    whole, parts, merged = (
-        updated(make_moments(), x, ids, sequences).compute(),
-        make_moments(),
-        make_moments(),
-    )
-    for group in (0, 1, 2):
-        of = sequences // 10**12 % 3 == group
-        updated(parts, x[of], ids[of], sequences[of])
-        merged.merge_state(updated(make_moments(), x[of], ids[of], sequences[of]))
-    assert_values(parts.compute(), whole, rtol=1e-9)
-    assert_values(merged.compute(), whole, rtol=1e-9)
-
-
 def test_the_token_moments_by_the_next_token_are_those_of_rows_with_these_ids():
     x, ids, sequences = texts(N, DIM)
     values = updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute()
@@ -201,21 +183,6 @@ def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
     assert (values["next_token_types"], values["cdnv_pairs"]) == (30, 0)
     assert math.isnan(values["cdnv"])
     assert values["cdnv_plugin"] == pytest.approx(4.5, rel=0.1)
-
-
-def test_types_of_one_mean_have_no_distance_however_many_there_are():
-    """Tokens that follow the same one have rows with the same mean in the first layer: no pair of
-    them counts.
-    """
-    labels = torch.arange(40).repeat_interleave(10)
-    noise = gaussian(10, 64)
-    x = gaussian(20, 64, seed=1)[labels // 2] + (noise - noise.mean(0)).repeat(40, 1)
-    values = floats(class_distance_values(token_table(x, labels)))
-    assert values["cdnv_pairs"] == pytest.approx(38 / 39, abs=1e-12)
-    one_each = floats(
-        class_distance_values(token_table(x[labels % 2 == 0], labels[labels % 2 == 0]))
-    )
-    assert values["cdnv_plugin"] == pytest.approx(one_each["cdnv_plugin"], rel=1e-9)
 
 
 def test_means_along_the_output_embedding_are_aligned():
@@ -313,20 +280,3 @@ def test_a_model_without_an_output_embedding_has_no_alignment():
     values = geometry.compute()["01"]
     assert math.isnan(values["unembedding_alignment"])
     assert values["nc1"] == pytest.approx(0, abs=1e-12)
-
-
-def test_weights_that_change_after_a_measurement_in_the_background_do_not_count():
-    model = gpt_neox().eval()
-    with (
-        torch.no_grad(),
-        observe(
-            model, layers="final_norm", metrics=lambda dim: [NextTokenGeometry(dim, 2)]
-        ) as geometry,
-    ):
-        model(**token_batch())
-        expected = geometry.compute()["final_norm"]["unembedding_alignment"]
-        reached = geometry.measured_layers(unembedding_may_change=True)
-        model.get_output_embeddings().weight.neg_()
-        (metric,) = reached[0].metrics.with_copies
-        assert float(metric.compute()["unembedding_alignment"]) == expected
-        assert geometry.compute()["final_norm"]["unembedding_alignment"] == pytest.approx(-expected)

@@ -81,15 +81,6 @@ def test_adjusted_values_keep_their_digits_where_all_rows_are_nearly_parallel():
     assert float(values["cosine_std"]) == pytest.approx(float(exact["cosine_std"]), rel=1e-6)
 
 
-def test_the_correction_is_the_mean_cosine():
-    x, ids, sequences = texts(N, DIM, mean=3.0)
-    values = floats(updated(x, ids, sequences).compute())
-    moments = EmbeddingMoments(DIM)
-    moments.update(x)
-    difference = values["self_similarity"] - values["self_similarity_adjusted"]
-    assert difference == pytest.approx(float(moments.compute()["mean_cosine"]), rel=1e-12)
-
-
 def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
     """Of n rows of norm 1 with a mean cosine w, the mean cosine with their mean is √((1 + (n - 1)
     w) / n).
@@ -98,19 +89,6 @@ def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
     values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
     expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
     assert values["intra_sentence_similarity"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_spread_of_cosines_of_two_rows_is_none_and_of_opposite_ones_that_of_signs():
-    assert (
-        floats(updated(gaussian(2, DIM), torch.arange(2), torch.arange(2)).compute())["cosine_std"]
-        < 1e-8
-    )
-    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    values = floats(
-        updated(signs[:, None] * gaussian(1, DIM), torch.arange(5), torch.arange(5)).compute()
-    )
-    # 4 pairs alike, 6 opposite
-    assert values["cosine_std"] == pytest.approx(math.sqrt(1 - 0.2**2), rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -148,12 +126,6 @@ def test_rows_without_a_direction_are_left_out():
     metric = TokenSimilarity(DIM)
     metric.update(x, ids, mask=kept, sequence_ids=sequences)
     assert_values(metric.compute(), expected, rtol=1e-12)
-
-
-def test_identical_occurrences_have_a_similarity_of_exactly_one():
-    x = gaussian(5, DIM).float()[torch.tensor([0, 0, 0, 1, 1, 2])]
-    values = floats(updated(x, torch.tensor([4, 4, 4, 5, 5, 6]), torch.arange(6)).compute())
-    assert values["self_similarity"] == 1
 
 
 def test_what_is_undefined_is_nan():
