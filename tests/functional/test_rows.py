@@ -18,20 +18,6 @@ from tests.data import gaussian, pool_words
 from tests.strategies import seeds
 
 
-@pytest.mark.parametrize("shape", [(), (6,), (2, 3), (3, 1, 2), (0,), (2, 0)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_any_shape_is_flattened_to_rows(shape, dtype):
-    x = torch.ones(*shape, 4, dtype=dtype)
-    rows = select_rows(x, torch.ones(shape, dtype=torch.int32), dim=4)
-    assert rows.embeddings.shape == (
-        shape.numel() if isinstance(shape, torch.Size) else torch.Size(shape).numel(),
-        4,
-    )
-    assert rows.embeddings.dtype == dtype
-    assert rows.token_ids.dtype == torch.int64
-    assert rows.num_nonfinite == 0
-
-
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.int64, torch.uint8, torch.float32, torch.float16]
 )
@@ -110,58 +96,6 @@ def test_wrong_arguments_are_refused(arguments, error, message):
         select_rows(*arguments, dim=4)
 
 
-def naive_pool(x, ids, mask, rows):
-    """One sequence after the other: rows, ids, and which sequences have one."""
-    pooled, pooled_ids, some = [], [], []
-    for i in range(len(x)):
-        places = [j for j in range(x.shape[1]) if mask is None or mask[i, j]]
-        some.append(bool(places))
-        if places:
-            place = places[0] if rows == "first" else places[-1]
-            chosen = {
-                "mean": sum(x[i, j].double() for j in places) / len(places),
-                "max": torch.stack([max(x[i, j, k] for j in places) for k in range(x.shape[2])]),
-            }
-            pooled.append(chosen.get(rows, x[i, place]))
-            pooled_ids.append(None if rows in chosen else ids[i, place].item())
-    return pooled, pooled_ids, some
-
-
-MASKS = {
-    "none": None,
-    "all": torch.ones(4, 5),
-    "padded on the right": torch.arange(5) < torch.tensor([[5], [3], [1], [4]]),
-    "padded on the left": torch.arange(5) >= torch.tensor([[0], [2], [4], [1]]),
-    "holes, and one that is empty": torch.tensor(
-        [[1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [0, 1, 1, 0, 1], [0, 0, 1, 0, 0]]
-    ),
-}
-
-
-@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS.keys())
-@pytest.mark.parametrize("rows", ["mean", "max", "first", "last"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_sequences_are_pooled_as_one_by_one(mask, rows, dtype):
-    x, ids = gaussian(20, 3).view(4, 5, 3).to(dtype), torch.arange(20).view(4, 5)
-    mask = None if mask is None else mask.bool()
-    if mask is not None:
-        x[~mask] = torch.nan  # of padding, nothing matters
-    pooled, pooled_ids, kept = pool_tokens(x, ids, mask, rows)
-    expected, expected_ids, some = naive_pool(x, ids, mask, rows)
-    kept = torch.ones(4, dtype=torch.bool) if kept is None else kept
-    assert kept.tolist() == some
-    wide = torch.promote_types(dtype, torch.float32) if rows == "mean" else dtype
-    torch.testing.assert_close(
-        pooled[kept],
-        torch.stack(expected).to(wide),
-        rtol=0,
-        atol=1e-15 if wide == torch.float64 else 0,
-    )
-    assert (
-        pooled_ids is None if rows in ("mean", "max") else pooled_ids[kept].tolist() == expected_ids
-    )
-
-
 def test_means_of_many_float16_tokens_do_not_overflow():
     x = torch.full((1, 1000, 2), 6e4, dtype=torch.float16)
     assert pool_tokens(x, None, None, "mean")[0].tolist() == [[x[0, 0, 0].item()] * 2]
@@ -230,17 +164,6 @@ def test_words_are_pooled_as_one_by_one(seed, shape, dtype, integers, has_mask):
     assert (types[:, None] == types).tolist() == same
 
 
-def test_given_types_are_those_of_the_first_tokens():
-    x, words = gaussian(6, 2), torch.tensor([0, 0, -1, 1, 1, 1])
-    types = torch.tensor([9, 8, 7, 6, 5, 4], dtype=torch.int32)
-    mask = torch.tensor([0, 1, 1, 1, 0, 1]).bool()
-    means, of_words, sequences = pool_words(
-        x, words, torch.zeros(6, dtype=torch.int64), types=types, mask=mask
-    )
-    assert (of_words.tolist(), of_words.dtype, sequences.tolist()) == ([9, 6], torch.int64, [0, 0])
-    torch.testing.assert_close(means, torch.stack((x[1], (x[3] + x[5]) / 2)))
-
-
 def test_a_word_with_a_nan_is_not_finite_and_the_others_are():
     x = torch.ones(4, 2)
     x[1, 0] = torch.nan
@@ -255,19 +178,3 @@ def test_means_of_many_tokens_do_not_overflow_and_float8_is_float32():
     assert pool_words(x, once, once)[0].tolist() == [[x[0, 0].item()] * 2]
     x = torch.tensor([[1.0], [2.0]]).to(torch.float8_e4m3fn)
     assert pool_words(x, once[:2], once[:2])[0].tolist() == [[1.5]]
-
-
-@pytest.mark.parametrize("word_ids", [torch.full((2, 3), -1), torch.zeros(2, 3).long()])
-def test_without_tokens_that_count_there_is_no_word(word_ids):
-    sequence_ids, mask = torch.zeros(2, 3).long(), torch.zeros(2, 3, dtype=torch.bool)
-    for kind in ("token_ids", "types"):
-        means, types, sequences = pool_words(
-            torch.ones(2, 3, 4), word_ids, sequence_ids, mask=mask, **{kind: sequence_ids}
-        )
-        assert (means.shape, types.shape, sequences.shape) == ((0, 4), (0,), (0,))
-
-
-def test_word_numbers_of_any_size_are_told_apart():
-    words = torch.tensor([2**62, 0, 2**62, 2**62 - 1, 2**61])
-    means, _, sequences = pool_words(gaussian(5, 2), words, torch.tensor([0, 0, 1, 1, 1]))
-    assert (len(means), sequences.tolist()) == (5, [0, 0, 1, 1, 1])

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from embedgeo.functional import Sample
 from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_positions
-from tests.data import gaussian
 from tests.strategies import seeds, splits
 
 NUMBERS = torch.arange(40.0)[:, None]
@@ -85,23 +84,6 @@ def test_any_split_gives_the_same_sample(parts, seed, size):
     assert drawn(sample) == drawn(whole)
     assert len(set(drawn(sample))) == min(size, 40)
     assert sample.seen == 40
-
-
-def test_merging_samples_is_commutative_and_associative():
-    a, b, c = (
-        Sample.empty(1, 7).extend(NUMBERS[10 * i : 10 * i + 10], seed=3, stream=i) for i in range(3)
-    )
-    results = {
-        tuple(drawn(x.merge(y).merge(z)))
-        for x, y, z in ((a, b, c), (c, b, a), (b, c, a), (b, a, c))
-    }
-    assert len(results) == 1
-
-
-def test_the_sample_is_kept_in_float32_until_it_sees_float64():
-    sample = Sample.empty(2, 10).extend(gaussian(5, 2, dtype=torch.bfloat16), seed=0)
-    assert sample.rows.dtype == torch.float32
-    assert sample.extend(gaussian(5, 2), seed=0).rows.dtype == torch.float64
 
 
 @pytest.mark.parametrize(

@@ -37,12 +37,6 @@ def test_batch_values_are_over_consecutive_batches_of_whole_size():
     assert_values(values, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("batch_size", [1, 0, -3])
-def test_wrong_batch_size_is_refused(batch_size):
-    with pytest.raises(ValueError, match="batch_size must be at least 2 rows"):
-        Anisotropy(3, batch_size=batch_size)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("mean", [0.0, 10.0])
 def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_more(dtype, mean):
@@ -58,6 +52,20 @@ def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_m
         expected = references.spectrum(x.double())
         ranks = ("effective_rank", "rankme", "effective_rank_eigenvalues")
         assert_values(values, {key: expected[key] for key in ranks}, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 1},
+        {"alpha_window": (11, 12)},
+        {"alpha_window": (0, 99)},
+        {"alpha_window": 11},
+    ],
+)
+def test_wrong_arguments_are_refused(arguments):
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
+        Anisotropy(3, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +86,3 @@ def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
         )
         assert values.compute()["alpha_req"].isnan() != is_defined
         assert values.compute()["alpha_req_r2"].isnan() != is_defined
-
-
-@pytest.mark.parametrize("window", [(11, 12), (0, 99), (99, 11), 11, (1.0, 9.0), (1, 2, 9), None])
-def test_wrong_windows_are_refused(window):
-    with pytest.raises(
-        ValueError, match="alpha_window must be the first and the last of three eigenvalues or more"
-    ):
-        Anisotropy(3, alpha_window=window)

@@ -19,7 +19,6 @@ from embedgeo import (
     auto_metrics,
     observe,
 )
-from embedgeo.geometry import Geometry
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
@@ -123,24 +122,6 @@ def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
         ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"
     ):
         GeometryMonitor(metrics="auto", max_state_bytes=0)
-
-
-def test_another_limit_of_the_default_metrics_is_recorded_with_what_is_saved():
-    given: list[dict[str, int]] = [{}, {"max_state_bytes": 2**28}, {"max_state_bytes": 2000}]
-    metrics = [Geometry(gpt_neox(), **options).settings["metrics"] for options in given]
-    assert metrics[0] == metrics[1]
-    assert metrics[2] == {"max_state_bytes": 2000, "metrics": metrics[0]}
-
-
-def test_of_two_metrics_of_a_class_the_one_that_fits_is_kept():
-    whole = [
-        metric.state_bytes(2**20)
-        for metric in auto_metrics(8192, extra=("scales",), max_state_bytes=math.inf)
-    ]
-    one = auto_metrics(8192, extra=("scales",), max_state_bytes=8192 * 24 + 1.5 * whole[-1])
-    assert [
-        metric.estimator for metric in one if isinstance(metric, embedgeo.IntrinsicDimension)
-    ] == ["twonn"]
 
 
 METRICS = {

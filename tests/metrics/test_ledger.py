@@ -134,32 +134,12 @@ def test_merged_copied_and_pickled_it_is_the_same():
         assert_values(floats(each.compute()), naive(x, ids), rtol=1e-9, atol=1e-9)
 
 
-def test_rows_that_are_not_finite_are_left_out():
-    x, ids = rows()
-    spoiled = x.clone()
-    spoiled[10, 4] = torch.nan
-    keep = torch.arange(N) != 10
-    assert_values(
-        floats(updated(ledger(), spoiled, ids).compute()),
-        naive(x[keep], ids[keep]),
-        rtol=1e-9,
-        atol=1e-9,
-    )
-
-
 def test_without_rows_there_is_only_their_number_and_without_token_ids_no_variance_within():
     x, _ = rows()
     assert floats(updated(ledger(), x[:0]).compute()) == {"n": 0.0}
     values = updated(ledger(), x).compute()
     assert "V" in values
     assert not [key for key in values if key.startswith("V_W")]
-
-
-def test_streams_are_as_wide_as_each_other_and_have_names_of_their_own():
-    with pytest.raises(ValueError, match="multiple of the number of streams"):
-        ResidualLedger(7, STREAMS)
-    with pytest.raises(ValueError, match="distinct"):
-        ResidualLedger(8, ("stream", "stream"))
 
 
 def on_rank(rank):

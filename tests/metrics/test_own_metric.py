@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, observe
-from embedgeo.glossary import Term, foreign_terms, in_order, learn, term
+from embedgeo.glossary import Term, foreign_terms, learn, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
@@ -121,26 +121,6 @@ def test_terms_travel_as_text_and_what_is_known_stays():
     learn(written.replace("positive entries", "renamed"))
     assert (term("V").name, term("positive_share").name) == ("V", "positive entries")
     assert foreign_terms(["V", "anisotropy_top3_removed", "nobody_knows_it"]) == ""
-
-
-def test_it_stands_in_its_group_and_may_be_a_family():
-    class Quantiles(GeometryMetric):
-        @staticmethod
-        def family_term(key):
-            part = key.removeprefix("own_quantile_")
-            return Term(f"quantile {part}", "of ‖x‖", "…") if part != key else None
-
-    assert term("own_quantile_07").name == "quantile 07"
-    assert term("anisotropy_top3_removed").name == "anisotropy, top 3 removed"
-    assert term("nobody_knows_it").name == "nobody_knows_it"
-    assert "own_quantile_07" in foreign_terms(["own_quantile_07"])
-    assert in_order(["n", "own_quantile_07", "positive_share", "Q"]) == [
-        "Q",
-        "positive_share",
-        "n",
-        "own_quantile_07",
-    ]
-    assert Quantiles.terms == {}
 
 
 def test_a_term_of_no_group_is_refused():

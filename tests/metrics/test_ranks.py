@@ -50,7 +50,6 @@ SHARES = {
     "no update on rank 0": ([], [slice(0, 20), slice(20, N)]),
     "no rows at all": ([slice(0, 0)], []),
 }
-ANY_IDS = ([4, 3, 2**62, 7], [1, 0, 5, 9])
 
 
 def rows():
@@ -111,18 +110,6 @@ def texts_on(rank):
     return values
 
 
-def equal_keys_on(rank):
-    """A sample in which rows have pairwise equal keys: of metrics with one seed that were
-    merged.
-    """
-    metric, other = (IntrinsicDimension(1, batch_size=41) for _ in range(2))
-    metric.update(torch.arange(1.0, 51.0)[:, None] + 100 * rank)
-    other.update(torch.arange(51.0, 101.0)[:, None] + 100 * rank)
-    metric.merge_state(other)
-    with metric.sync_context():
-        return metric.rows.flatten()
-
-
 def repeated_rows_on(rank):
     """What ranks that repeat the same rows, each in a group of its own, make of a sample of
     them.
@@ -133,18 +120,6 @@ def repeated_rows_on(rank):
     for metric in samplers:
         metric.process_group = group
     return [updated(metric, x).compute() for metric in samplers]
-
-
-def any_ids_on(rank):
-    """Of token types with any numbers, as words have, and of rows without a type."""
-    x, _ = rows()
-    found = []
-    for numbers in ANY_IDS:
-        ids = torch.tensor(numbers)[torch.arange(N) % 4]
-        metric = updated(TokenMoments(DIM), x[rank::2], ids[rank::2])
-        with metric.sync_context():
-            found.append(metric.table())
-    return found
 
 
 def own_states_on(rank):
@@ -175,11 +150,10 @@ def everything_on(rank):
             texts_on,
         ),
         *(
-            equal_keys_on,
             repeated_rows_on,
             collectives_on,
         ),
-        *(any_ids_on, own_states_on),
+        *(own_states_on),
     )
     return {job.__name__: job(rank) for job in jobs}
 
@@ -304,17 +278,6 @@ def test_table_is_that_of_all_ranks_within_sync_context(ranks):
                 torch.testing.assert_close(result["table_on"][name][key], column, rtol=1e-9, atol=0)
 
 
-def test_token_types_may_have_any_numbers(ranks):
-    x, _ = rows()
-    for numbers, table, other in zip(
-        ANY_IDS, *(result["any_ids_on"] for result in ranks), strict=True
-    ):
-        ids = torch.tensor(numbers)[torch.arange(N) % 4]
-        for key, column in updated(TokenMoments(DIM), x, ids).table().items():
-            assert table[key].equal(other[key])
-            torch.testing.assert_close(table[key], column, rtol=1e-9, atol=1e-9)
-
-
 def test_states_with_collectives_of_their_own_are_those_of_all_ranks(ranks):
     expected = updated(PositiveShare(DIM), rows()[0]).compute()
     for result in ranks:
@@ -370,10 +333,3 @@ def test_the_same_rows_are_drawn_on_any_number_of_ranks(num_ranks, tmp_path):
             assert_values(of_rank, values, rtol=1e-6)
             for key, column in plane.items():
                 torch.testing.assert_close(plane_of_rank[key], column, rtol=1e-6, atol=1e-6)
-
-
-def test_rows_with_equal_keys_are_not_lost(ranks):
-    drawn, other = (result["equal_keys_on"] for result in ranks)
-    assert drawn.equal(other)
-    assert drawn.unique().numel() == 41
-    assert drawn.min() >= 1

