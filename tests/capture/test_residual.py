@@ -278,13 +278,6 @@ def test_a_write_that_begins_as_zero_is_found_once_it_is_not():
     assert second["block.01"] == ledgers(measured(model, ids, "residual"))["block.01"]
 
 
-def test_beside_the_blocks_they_are_measured_as_always():
-    model, ids = built("llama"), token_batch()["input_ids"]
-    expected, found = measured(model, ids, "blocks"), measured(model, ids, ["blocks", "residual"])
-    assert repr({layer: found[layer] for layer in expected}) == repr(expected)
-    assert repr(ledgers(found)) == repr(ledgers(measured(model, ids, "residual")))
-
-
 def test_padding_and_first_positions_are_left_out():
     model, batch = built("gpt2"), token_batch(padding="left")
     with observe(model, ["blocks"], skip_first_positions=1) as plain, torch.no_grad():

@@ -69,15 +69,6 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     )
 
 
-def test_near_copies_move_twonn_and_not_the_next_scale():
-    x = gaussian(4000, 10, dtype=torch.float32)
-    x[3600:] = x[:400] + 1e-3 * gaussian(400, 10, seed=1, dtype=torch.float32)
-    values = updated(IntrinsicDimension(10), x).compute()
-    assert values["duplicate_fraction"] == 0
-    assert values["intrinsic_dimension"] < 0.5
-    assert values["intrinsic_dimension_next_scale"] == pytest.approx(9, rel=0.15)
-
-
 def test_twonn_by_maximum_likelihood_uses_all_ratios():
     x = gaussian(300, 5)
     first, second = references.nearest(x, 2).T
