@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 seeds = st.integers(0, 2**31)
-scales = st.sampled_from([1e-12, 1e-3, 1.0, 7.5, 1e6])
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.float8_e4m3fn]
 INTEGERS = [torch.int64, torch.int32, torch.int16, torch.uint8]
