@@ -2,8 +2,7 @@
 
 import pickle
 import random
-import threading
-import time
+import re
 
 import lightning as L
 import numpy as np
@@ -180,6 +179,11 @@ def random_state():
     return torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
 
 
+def assert_same_random_state(before, after):
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
+
+
 def assert_same_training(plain, monitored):
     assert all(torch.equal(a, b) for a, b in zip(plain.losses, monitored.losses, strict=True))
     weights = zip(
@@ -220,6 +224,12 @@ def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **option
     fit(folder, *after, again, module=make(), max_steps=end, ckpt_path=saved, **options)
 
 
+def of_monitors(caught):
+    """What a monitor has warned of."""
+    said = (str(warning.message) for warning in caught)
+    return [message for message in said if re.search("Monitor|Callback", message)]
+
+
 def by_step(history):
     """{step: {layer: {metric: value}}}, without means over blocks."""
     table = {}
@@ -242,16 +252,3 @@ def in_one_process(model, batches, **options):
         for batch in batches:
             model(**batch)
     return geometry.compute()
-
-
-class Slow(EmbeddingMoments):
-    """Computed in the background long after the next steps of training, unless these wait."""
-
-    def compute(self):
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.1)
-        return super().compute()
-
-
-def slow(dim):
-    return [Slow(dim)]
