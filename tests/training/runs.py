@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
 from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import gpt_neox, token_batch
@@ -151,6 +152,44 @@ class OutOfMemory(EmbeddingMoments):
 def out_of_memory_on(rank, place, dim):
     """Metrics that fail on one of several ranks."""
     return [OutOfMemory(dim, place, rank)]
+
+
+class Answers(Metric):
+    """A user's metric; of rows it raises, or returns, what it is given, of none it may look
+    right.
+    """
+
+    full_state_update = False
+
+    def __init__(self, answer, place="compute", *, looks_right=True):
+        super().__init__()
+        self.answer, self.place, self.looks_right = answer, place, looks_right
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, embeddings):
+        self.rows = self.rows + len(embeddings)
+        if self.place == "update" and (self.rows or not self.looks_right):
+            raise self.answer("no rows")
+
+    def compute(self):
+        if self.looks_right and not self.rows:
+            return {"share": torch.tensor(1)}  # an integer is a number
+        if self.answer is ZeroDivisionError:
+            raise self.answer("no rows")
+        return self.answer
+
+
+ANSWERS = [
+    (ZeroDivisionError, "compute", "no rows"),
+    (ZeroDivisionError, "update", "no rows"),
+    (None, "compute", "must return a dict of real tensors .*; got NoneType"),
+    (torch.tensor(0.5), "compute", "must return a dict .*; got Tensor"),
+    ({"share": 0.5}, "compute", "got float for 'share'"),
+    ({"share": torch.ones(3)}, "compute", r"got torch.float32 of shape \(3,\) for 'share'"),
+    ({3: torch.tensor(0.5)}, "compute", "got the key 3"),
+    ({"share": torch.tensor(1j)}, "compute", r"got torch.complex64 of shape \(\) for 'share'"),
+]
+"""What a metric may do wrong, where, and what is said of it."""
 
 
 class UserError(Exception):

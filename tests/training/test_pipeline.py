@@ -2,8 +2,6 @@
 in one process.
 """
 
-import time
-
 import pytest
 import torch
 
@@ -18,7 +16,6 @@ from tests.training.pipeline_on_ranks import (
     on_four,
     on_two,
     probe_batches,
-    raise_in_forward,
 )
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 
@@ -40,8 +37,6 @@ def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
         assert outcome["warned"] == []
         assert outcome["logged"] == ([0, 2] if number == 1 else [])
         history, *held = outcome["histories"][:2]
-        for later in outcome["histories"][2:]:
-            assert repr(later) == repr(history)  # in the background; with NaN
         for start, table in by_step(history).items():
             batches = [batch_at(source, step) for step in (start, start + 1) for source in sources]
             assert_same_values(table, whole_model(batches, layers))
@@ -112,22 +107,6 @@ def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_pa
     four = on_two_ranks(on_four, tmp_path, world_size=4)
     assert_as_in_one_process(four, "gpipe", sources=(0, 1))
     assert_as_in_one_process(four, "tensor parallel")
-
-
-def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
-    for number, rank in enumerate(two):
-        documented = rank["documented"]
-        table = by_step(documented["history"])[0]
-        expected = whole_model([{"input_ids": batch_at(0, 0)["input_ids"]}])
-        assert_same_values(
-            {
-                layer: {key: table[layer][key] for key in values}
-                for layer, values in expected.items()
-            },
-            expected,
-        )
-        assert documented["logged"] == ([0] if number == 0 else [])
-        assert documented["grads"] == 0
 
 
 def test_values_of_token_types_are_left_out_where_later_stages_are_not_told_the_ids(two):
@@ -202,13 +181,7 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_forward_that_raises_ends_both_ranks_at_once_also_where_the_monitor_is_closed_then(
-    tmp_path, failing
-):
-    started = time.monotonic()
-    with pytest.raises(
-        torch.multiprocessing.ProcessRaisedException, match=r"in the forward pass|[Cc]onnection"
-    ):
-        on_two_ranks(raise_in_forward, tmp_path, failing)
-    assert time.monotonic() - started < 45  # of the 60 seconds after which a rank gives up waiting
+def test_a_forward_that_raises_ends_both_ranks_with_the_users_error(two):
+    first, second = (rank["raised"] for rank in two)
+    assert first == "ZeroDivisionError: in the forward pass"
+    assert "onnection" in second
