@@ -62,16 +62,11 @@ def run(*command, cwd=None, **variables):
     address.
     """
     lent = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "EMBEDGEO_REPOSITORY")
-    environment = {
-        name: value for name, value in os.environ.items() if name not in lent
-    } | variables
-    done = subprocess.run(
-        [*map(str, command)], cwd=cwd, env=environment, stdin=subprocess.DEVNULL, check=False
-    )
-    require(
-        done.returncode == 0,
-        f"{' '.join(map(str, command[:6]))} … failed with status {done.returncode}",
-    )
+    kept = {name: value for name, value in os.environ.items() if name not in lent}
+    options = {"cwd": cwd, "env": kept | variables, "stdin": subprocess.DEVNULL}
+    words = [*map(str, command)]
+    status = subprocess.run(words, check=False, **options).returncode
+    require(status == 0, f"{' '.join(words[:6])} … failed with status {status}")
 
 
 def built(folder):

@@ -95,13 +95,6 @@ class SumOfRanks(MeanOfBatches):
         return {"sum_of_ranks": total}
 
 
-class Cloned(TokenMoments):
-    """A metric of this package's kind that computes a copy of itself."""
-
-    def compute(self):
-        return {"cloned": TokenMoments.compute(self.clone())["n"]}
-
-
 def some_metrics(dim):
     return [TokenMoments(dim), MeanOfBatches()]
 
@@ -247,13 +240,8 @@ def with_collectives(rank):
     """
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     outcomes = {}
-    ways = {
-        "world": {},
-        "group": {"process_group": dist.new_group([0, 1])},
-        "mesh": {"device_mesh": mesh},
-    }
-    for way, options in ways.items():
-        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim), Cloned(dim)], **options)
+    for way, options in {"world": {}, "mesh": {"device_mesh": mesh}}.items():
+        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim)], **options)
         outcomes[way] = [record["value"] for record in own["history"]], own["warned"]
     return outcomes
 
@@ -261,14 +249,7 @@ def with_collectives(rank):
 def without_group(rank, folder):
     """Runs whose process group is destroyed before their state is taken and they are closed."""
     outcomes = {}
-    ways = {
-        "": {},
-        "nothing left": {"measure_last": False},
-        "mesh": {"measure_last": False},
-    }
-    for name, options in ways.items():
-        if name == "mesh":
-            options["device_mesh"] = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    for name, options in {"": {}, "nothing left": {"measure_last": False}}.items():
         model, monitor = monitored(**options)
         go_on(model, monitor, rank, range(3 if options.get("measure_last", True) else 4))
         dist.destroy_process_group()

@@ -151,17 +151,6 @@ def measured(kind, masked=BOTH, other="dp", **options):
     return pipeline.run(train, *([held] if masked else [])) | {"logged": logged}
 
 
-def single_stage(ids, mask):
-    """What a monitor measures where each rank has a whole pipeline, and what one of the blocks'
-    mean measures.
-    """
-    pipeline = Pipeline(masked=(), num_stages=1)
-    given = {"token_ids": ids, "mask": mask}
-    return pipeline.run(
-        pipeline.monitor(**given), pipeline.monitor(**given, layers="mean(last2)", prefix="mean")
-    )
-
-
 def weights(*, is_measured):
     """After training, and the random state."""
     pipeline = Pipeline("1f1b")
@@ -208,18 +197,14 @@ def interleaved():
 
 def on_two(rank):
     ids, mask = (lambda batch: batch["input_ids"]), (lambda batch: batch["attention_mask"])
-    without_ids, masked, fault, drift = (
-        Pipeline(masked=masked) for masked in (BOTH, BOTH[:1], BOTH, BOTH)
-    )
+    without_ids, masked, fault = (Pipeline(masked=masked) for masked in (BOTH, BOTH[:1], BOTH))
     out_of_memory = partial(out_of_memory_on, 1, "compute")
     return {
         "gpipe": measured("gpipe"),
         "1f1b": measured("1f1b", masked=(), token_ids=ids, mask=mask, layers=MLPS),
-        "single stage": single_stage(ids, mask),
         "without ids": without_ids.run(without_ids.monitor(), gives_batch=False),
         "masked on one": masked.run(masked.monitor(window=2)),
         "fault": fault.run(fault.monitor(metrics=out_of_memory)),
-        "drift": drift.run(drift.probing(drift=True)),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),
         "interleaved": interleaved(),

@@ -177,24 +177,6 @@ def refusals():
     return said
 
 
-def fewer_positions():
-    """What is said of hidden states that have half of the positions, but the same ones on both
-    ranks.
-    """
-    mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-    model = nn.Sequential(nn.Embedding(VOCABULARY, 4), Halved(), nn.Identity())
-    monitor = StepMonitor(model, layers="1", device_mesh=mesh, metrics=token_moments)
-    with warnings.catch_warnings(record=True) as caught, monitor.step(0):
-        warnings.simplefilter("always")
-        model(token_batch()["input_ids"])
-    return [str(w.message) for w in caught]
-
-
-class Halved(nn.Module):
-    def forward(self, x):
-        return x[:, ::2]
-
-
 def many_rows(rank, num_ranks=1):
     """History of two windows of batches that ranks take in turn, and of a probe with drift, of some
     12,000 rows.
@@ -223,7 +205,7 @@ def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
         results[place] = run(form, rank, metrics=partial(out_of_memory_on, 1, place))
-    results |= {"refused": refusals(), "fewer positions": fewer_positions()}
+    results["refused"] = refusals()
     return results | {"failing": with_failures(rank), **at_the_ends(rank, folder)}
 
 

@@ -3,11 +3,8 @@ that broke off.
 """
 
 import errno
-import json
 import logging
 import shlex
-from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -196,12 +193,6 @@ def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_do
     }
 
 
-def test_a_new_run_that_does_not_measure_leaves_the_file_where_it_is(tmp_path):
-    looped(tmp_path, range(3))
-    looped(tmp_path, range(1, 2), 9)
-    assert written(tmp_path) == {"history.parquet": [0, 2]}
-
-
 def test_a_prefix_that_is_a_number_is_no_earlier_run(tmp_path):
     for prefix in ("geometry", "1", "geometry"):
         file = HistoryFile(tmp_path, prefix)
@@ -285,14 +276,6 @@ def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_
         looped(tmp_path, range(5), on_error="warn")
     assert len(caught) == 1
     assert path.read_bytes() == before
-
-
-def test_a_models_name_that_is_a_path_is_in_the_file_as_text(tmp_path):
-    model = small_model()
-    model.config = SimpleNamespace(name_or_path=Path("checkpoints") / "mine")
-    looped(tmp_path, [0], model=model)
-    origin = json.loads(parquet.read_metadata(tmp_path / "history.parquet")["origin"])
-    assert origin["model"] == str(Path("checkpoints") / "mine")
 
 
 def test_processes_that_were_launched_together_but_do_not_know_of_each_other_have_a_file_each(

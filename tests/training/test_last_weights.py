@@ -55,20 +55,6 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     assert not any(ids() is not None for ids in module.ids)  # the batches are let go
 
 
-class Shifting(KeepsBatches):
-    """Changes each batch once it is on the device."""
-
-    def on_after_batch_transfer(self, batch, dataloader_idx):
-        return {**batch, "input_ids": (batch["input_ids"] + 1) % 96}
-
-
-def test_a_batch_that_was_changed_on_its_way_to_the_device_is_not_changed_again(tmp_path):
-    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
-    module, _ = fit(tmp_path, monitor, module=Shifting(), max_steps=2)
-    expected = in_one_process(module.model, module.seen[-1:], metrics=moments)
-    assert_same_values(by_step(monitor.history)[2], expected)
-
-
 def test_they_are_left_out_where_told_and_where_they_are_measured_already(tmp_path):
     monitor = GeometryMonitor(4, metrics=moments, measure_last=False, on_error="raise")
     options = {"metrics": moments, "probe": loader(4), "prefix": "held", "on_error": "raise"}
@@ -111,24 +97,6 @@ def test_buffers_and_modes_are_those_that_training_left(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
     assert modes[0] == modes[1]
     assert module.modes == [True] * 4  # as in training, once more
-
-
-class WithCache(TinyLM):
-    """A buffer that each forward pass replaces by a longer one."""
-
-    def __init__(self):
-        super().__init__()
-        self.model.register_buffer("cache", torch.zeros(1))
-        self.model.register_forward_pre_hook(
-            lambda m, args: setattr(m, "cache", torch.zeros(len(m.cache) + 1))
-        )
-
-
-def test_a_buffer_that_grows_is_as_long_as_training_left_it(tmp_path):
-    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
-    module, _ = fit(tmp_path, monitor, module=WithCache(), max_steps=6)
-    assert steps(monitor) == [0, 4, 6]
-    assert len(module.model.cache) == 7
 
 
 class ByHand(L.LightningModule):

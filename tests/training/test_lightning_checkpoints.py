@@ -133,23 +133,6 @@ def test_early_stopping_waits_for_the_first_measurement(tmp_path, monitor_first)
     assert 4 <= run.global_step < 10
 
 
-def test_early_stopping_on_a_tag_that_is_never_measured_is_an_error_as_before(tmp_path):
-    stop = EarlyStopping("geometry.anisotropi/mean", check_on_train_epoch_end=False)
-    monitor = GeometryMonitor(20, window=2, metrics=moments, on_error="raise")
-    with pytest.raises(
-        RuntimeError, match=r"conditioned on metric `geometry.anisotropi/mean` which"
-    ):
-        fit(
-            tmp_path,
-            stop,
-            monitor,
-            module=ValidatedLM(),
-            max_steps=9,
-            val=loader(4),
-            val_check_interval=1,
-        )
-
-
 def test_a_resumed_run_has_the_last_values_until_it_measures(tmp_path):
     def callbacks():
         stop = EarlyStopping(TAG, patience=100, check_on_train_epoch_end=False)

@@ -7,7 +7,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from embedgeo import GeometryMonitor, observe
 from tests.models import gpt_neox, hooks, token_batch
-from tests.training.loops import assert_same_history
 from tests.training.runs import (
     Manual,
     TinyLM,
@@ -117,23 +116,6 @@ def test_one_monitor_measures_one_run_after_the_other(tmp_path):
         2,
         3,
     ]
-
-
-def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
-    def monitors():
-        first = GeometryMonitor(2, layers="block.*", metrics=moments, window=2, on_error="raise")
-        probe = loader(8, seed=5, padding="left")
-        options = {"metrics": moments, "probe": probe, "prefix": "held", "on_error": "raise"}
-        return first, GeometryMonitor(3, layers="embed", **options)
-
-    both, alone = monitors(), monitors()
-    fit(tmp_path, *both, max_steps=5)
-    for each in alone:
-        fit(tmp_path, each, max_steps=5)
-    for one, other in zip(both, alone, strict=True):
-        assert_same_history(one, other)
-    assert steps(both[0]) == [0, 2, 4, 5]
-    assert steps(both[1]) == [0, 3, 5]
 
 
 def test_monitors_of_one_trainer_need_prefixes_of_their_own(tmp_path):

@@ -5,7 +5,6 @@ in one process.
 import pytest
 import torch
 
-from embedgeo import StepMonitor
 from tests.ranks import on_two_ranks
 from tests.training.pipeline_on_ranks import (
     MLPS,
@@ -59,48 +58,9 @@ def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_
     }
 
 
-def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):
-    with StepMonitor(
-        Transformer(), 2, probe=probe_batches(), metrics=token_moments, drift=True
-    ) as monitor:
-        for step in range(STEPS):
-            with monitor.step(step):
-                pass
-    expected = by_step(monitor.history)
-    for table in expected.values():
-        below = {
-            key
-            for key in table["block.01"]
-            if key.endswith("_to_below") or key.startswith("linearity")
-        }
-        table["block.01"] = {
-            key: value for key, value in table["block.01"].items() if key not in below
-        }
-        assert len(below) == 5
-    for rank in two:
-        assert rank["drift"]["warned"] == []
-        tables = by_step(rank["drift"]["histories"][0])
-        assert list(tables) == list(expected)
-        for step, table in tables.items():
-            assert_same_values(table, expected[step])
-
-
 def test_token_ids_and_masks_that_functions_of_the_batch_give_are_cut_into_microbatches(two):
     assert_as_in_one_process(two, "1f1b", layers=MLPS)
     assert "layers.02.mlp" in by_step(two[0]["1f1b"]["histories"][0])[0]
-
-
-def test_a_single_stage_with_several_microbatches_is_a_whole_model(two):
-    for rank in two:
-        outcome = rank["single stage"]
-        assert outcome["warned"] == []
-        for history, layers in zip(outcome["histories"], ("blocks", "mean(last2)"), strict=True):
-            tables = by_step(history)
-            assert list(tables) == [0, 2, STEPS]
-            for step, trained in ((0, 0), (2, 2), (STEPS, STEPS - 1)):
-                assert_same_values(
-                    tables[step], whole_model([batch_at(0, trained), batch_at(1, trained)], layers)
-                )
 
 
 def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
