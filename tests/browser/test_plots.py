@@ -43,22 +43,20 @@ return count;
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    return [
-        make_sweep(folder / "one", STEPS, 3, metrics=METRICS, stderr=0.05),
-        make_sweep(folder / "two", STEPS[:5], 4),
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    return write_report([make_sweep(folder, STEPS, 3, metrics=METRICS, stderr=0.05)])
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    metrics = ("n", "M_over_Q")
+    sweeps = [
+        make_sweep(folder / "one", STEPS, 2, metrics=metrics, stderr=0.05),
+        make_sweep(folder / "two", STEPS[:5], 3, metrics=metrics),
     ]
-
-
-@pytest.fixture(scope="module")
-def page(folders):
-    return write_report(folders[:1])
-
-
-@pytest.fixture(scope="module")
-def both(folders, tmp_path_factory):
-    return write_report(folders, tmp_path_factory.mktemp("both") / "report")
+    return write_report(sweeps, folder / "report")
 
 
 @pytest.fixture(scope="module")
@@ -156,19 +154,6 @@ def test_layers_go_on_and_off_in_all_figures_and_the_address_keeps_it(wide, page
         wide.wait("return location.hash.startsWith('#flags&') && location.hash")
         == "#flags&only-layer=embed"
     )
-
-
-def test_runs_go_on_and_off(wide, both):
-    opened(wide, both)
-    shown(wide, "M_over_Q-compared-dynamics")
-    blue = (0, 0x72, 0xB2)
-    assert wide.run(PIXELS, "M_over_Q-compared-dynamics", blue)
-    wide.run(CHOOSE, "run", "one")
-    assert address(wide) == "#&without-run=one"
-    assert not wide.run(PIXELS, "M_over_Q-compared-dynamics", blue)
-    wide.run("document.querySelector('#view > details > div > button').click()")
-    assert address(wide) == ""
-    assert wide.run(PIXELS, "M_over_Q-compared-dynamics", blue)
 
 
 def test_scales_are_linear_or_logarithmic(wide, page):

@@ -175,21 +175,6 @@ def test_the_layers_of_every_adapter_are_those_of_the_model(adapter):
     assert {at["token_types"] for at in values.values()} == {len(kept.unique())}
 
 
-def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
-    callback = GeometryCallback(
-        2, layers=["blocks", "*.q_proj"], metrics=token_moments, on_error="raise"
-    )
-    trainer = make_trainer("peft_lora", tmp_path, callback)
-    recorder = Recorder(trainer, 2)
-    trainer.train()
-    base = trainer.model.get_base_model()
-    spec = {"layers": ["blocks", "*.q_proj"]}
-    by_hand = recorder.observed(lambda model, inputs: base(input_ids=inputs["input_ids"]), **spec)
-    names = [*RECIPES["peft_lora"], *(f"model.layers.0{i}.self_attn.q_proj" for i in range(4))]
-    assert list(by_hand) == names
-    assert_same_values(by_step(callback.history)[2], by_hand)
-
-
 def of_preferences(kind, folder, **given):
     """A trainer of TRL's on a prompt or two; ``given`` makes its configuration and itself."""
     tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)

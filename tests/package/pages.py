@@ -96,11 +96,9 @@ def made_models(folder):
 
 def made_sweeps(folder):
     """A sweep over checkpoints, and one of final models."""
-    few = ("--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu")
-    assert (
-        embedgeo_command(["sweep", "--preset", "pythia", *few, "--out", str(folder / "steps")]) == 0
-    )
-    assert embedgeo_command(["sweep", "--model", *FINAL, *few, "--out", str(folder / "final")]) == 0
+    few = ["--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu", "--out"]
+    for name, models in (("steps", ("--preset", "pythia")), ("final", ("--model", *FINAL))):
+        assert embedgeo_command(["sweep", *models, *few, str(folder / name)]) == 0
     return folder
 
 

@@ -16,17 +16,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
-from torch.distributed.tensor.placement_types import Replicate
 from torch.utils.data import DataLoader
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
 
 from embedgeo import GeometryMonitor, StepMonitor
-from embedgeo.geometry import Geometry
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, llama, token_batch
 from tests.ranks import WORLD_SIZE
@@ -273,21 +269,6 @@ def fault_on_rank(rank, folder, name, **fault):
     )
 
 
-def sequence_parallel_on_rank(rank):
-    """Hidden states that come as DTensors, one half of the positions on each rank."""
-    mesh = dist.init_device_mesh(
-        "cpu", (1, WORLD_SIZE), mesh_dim_names=("data_parallel", "tensor_parallel")
-    )
-    model = positions_model()
-    placed = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
-    parallelize_module(model, mesh["tensor_parallel"], {"1": placed})
-    parallelize_module(model, mesh["tensor_parallel"], {"1": SequenceParallel()})
-    geometry = Geometry(model, ["0", "1"], process_group=mesh["data_parallel"].get_group())
-    with geometry.probe:
-        model(token_batch()["input_ids"])
-    return geometry.compute()
-
-
 def positions_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Embedding(96, 8), nn.LayerNorm(8), nn.Identity()).double()
@@ -331,7 +312,6 @@ def everything(rank, folder):
     results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
     results["faults"] = faults_on_rank(rank, folder)
     results["answers"] = answers_on_rank(rank)
-    results["sequence parallel"] = sequence_parallel_on_rank(rank)
     results["hugging face"] = hugging_face_on_rank(rank, folder)
     # the last: the other rank's peer is gone after it
     results["raised"] = raise_on_rank_1(rank, folder)

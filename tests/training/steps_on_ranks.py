@@ -179,10 +179,10 @@ def refusals():
 
 def many_rows(rank, num_ranks=1):
     """History of two windows of batches that ranks take in turn, and of a probe with drift, of some
-    12,000 rows.
+    3,000 rows.
     """
     model = Residual()
-    batches = [token_batch(63 if i < 15 else 60, seed=i) for i in range(16)]
+    batches = [token_batch(16 if i < 15 else 12, seed=i) for i in range(16)]
     own = batches[rank::num_ranks]
     train = StepMonitor(model, 10, window=2, metrics=samplers)
     held = StepMonitor(model, 1, probe=batches, prefix="held", metrics=samplers, drift=True)
@@ -198,7 +198,7 @@ def many_rows(rank, num_ranks=1):
 
 
 def samplers(dim):
-    return [IntrinsicDimension(dim, seed=5), AfterProcessing(dim)]
+    return [IntrinsicDimension(dim, 500, seed=5), AfterProcessing(dim, sample_size=500)]
 
 
 def everything(rank, folder):

@@ -1,6 +1,5 @@
 """A description of a model is what a measurement then finds and holds."""
 
-import random
 from collections import Counter
 from functools import partial
 
@@ -10,8 +9,8 @@ from torch import nn
 
 import embedgeo
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
-from tests.models import FAMILIES, VOCABULARY, NanoGPT, gpt_neox, token_batch
-from tests.training.runs import moments
+from tests.models import FAMILIES, VOCABULARY, NanoGPT, gpt_neox, hooks, token_batch
+from tests.training.runs import assert_same_random_state, moments, random_state
 
 SOURCES = {
     "gpt_neox": ("gpt_neox.embed_in is", "attention_mask of GPTNeoXForCausalLM"),
@@ -170,21 +169,14 @@ def test_all_monitors_describe_and_nothing_is_changed():
     model = gpt_neox(hidden_dropout=0.5)
     model.gpt_neox.layers[1].eval()
     modes = [module.training for module in model.modules()]
-    torch.manual_seed(0)
-    random.seed(0)
-    states = torch.get_rng_state(), random.getstate()
+    state = random_state()
     options = {"metrics": only_moments, "every_n_steps": 7}
-    found = [
-        GeometryMonitor(**options).describe(model),
-        GeometryCallback(**options).describe(model),
-        StepMonitor(model, **options).describe(model),
-    ]
-    assert {each.state_bytes for each in found} == {5 * 472}
+    by_hand = StepMonitor(model, **options)
+    for monitor in (GeometryMonitor(**options), GeometryCallback(**options), by_hand):
+        assert monitor.describe(model).state_bytes == 5 * 472
     assert [module.training for module in model.modules()] == modes
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert random.getstate() == states[1]
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    assert type(model).__mro__[1].__name__ == "GPTNeoXPreTrainedModel"
+    assert_same_random_state(state, random_state())
+    assert hooks(model) == 0
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

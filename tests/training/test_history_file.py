@@ -17,8 +17,7 @@ from torch import nn
 from embedgeo import GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
-from embedgeo.results.parquet import HISTORY, HistoryFile, monitored_runs
-from tests.records import layer_records
+from embedgeo.results.parquet import HISTORY
 from tests.training.loops import go_on, run_whole
 from tests.training.runs import (
     UserError,
@@ -191,15 +190,6 @@ def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_do
         "history.parquet": [0, 2, 4],
         "history.1.parquet": [0, 2, 4, 6, 8],
     }
-
-
-def test_a_prefix_that_is_a_number_is_no_earlier_run(tmp_path):
-    for prefix in ("geometry", "1", "geometry"):
-        file = HistoryFile(tmp_path, prefix)
-        file.add(layer_records(0))
-        file.close()
-    assert [*written(tmp_path)] == ["history.1.parquet", "history.2.parquet", "history.parquet"]
-    assert [run.name for run in monitored_runs(tmp_path)] == [f"{tmp_path.name} 1", tmp_path.name]
 
 
 def test_means_and_two_monitors_are_told_apart_by_the_report(tmp_path):

@@ -104,20 +104,6 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
     assert n_at(monitor) == dict.fromkeys(range(4), BATCH)
 
 
-def test_one_monitor_measures_one_run_after_the_other(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, max_steps=3)
-    fit(tmp_path, monitor, module=TinyLM(num_hidden_layers=2), max_steps=3)
-    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [
-        0,
-        2,
-        3,
-        0,
-        2,
-        3,
-    ]
-
-
 def test_monitors_of_one_trainer_need_prefixes_of_their_own(tmp_path):
     with pytest.raises(
         RuntimeError, match="more than one stateful callback of type `GeometryMonitor`"

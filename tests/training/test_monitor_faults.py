@@ -13,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
-from torch._dynamo import eval_frame
 from torch.utils.data import DataLoader
 
 from embedgeo import (
@@ -62,14 +61,6 @@ class FullAtTheThirdLayer(TokenMoments):
         FullAtTheThirdLayer.updates += bool(len(embeddings))
         if FullAtTheThirdLayer.updates == 3:
             raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-
-
-@pytest.fixture(autouse=True)
-def stance():
-    """The compiler's stance: as it was, whatever happened."""
-    before = eval_frame._stance
-    yield
-    assert eval_frame._stance is before
 
 
 class Full(CSVLogger):

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import EmbeddingMoments, GeometryMonitor, StepMonitor
+from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, loop
@@ -123,8 +123,6 @@ def test_the_types_of_the_options_are_those_of_the_other_monitors():
     ("options", "message"),
     [
         ({"layers": "*.mpl"}, "matches no layer"),
-        ({"metrics": lambda dim: [*moments(dim), *moments(dim)]}, "both give 'n'"),
-        ({"every_n_steps": 0}, "every_n_steps must be at least 1"),
         ({"log": "runs"}, r"log must be a function \(step, {tag: value}\).*; got str"),
     ],
 )
@@ -250,21 +248,6 @@ def test_a_resumed_loop_goes_on_in_the_schedule():
     resumed.load_state_dict(saved)
     go_on(resumed, model, range(3, 6))
     assert (steps(monitor), steps(resumed)) == ([0, 2], [4])
-
-
-def test_a_run_that_goes_on_in_a_window_but_finds_no_memory_is_left_alone():
-    def no_memory(dim):
-        if not model.training:  # when the run begins, not when the monitor is made
-            raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-        return [EmbeddingMoments(dim)]
-
-    monitor = StepMonitor(model := gpt_neox(), 4, metrics=no_memory, window=3)
-    monitor.load_state_dict({"last_step": 4, "window_start": 4})
-    model.eval()
-    with pytest.warns(UserWarning, match="is off for the rest of this run.*1.5 EiB") as caught:
-        go_on(monitor, model, range(5, 10))
-    assert len(caught) == 1
-    assert monitor.history == []
 
 
 def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation():
