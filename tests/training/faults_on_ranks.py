@@ -3,10 +3,7 @@ monitor.
 """
 
 import warnings
-from contextlib import ExitStack, suppress
-from datetime import timedelta
-from functools import partial
-from time import monotonic, sleep
+from contextlib import ExitStack
 from unittest import mock
 
 import torch
@@ -16,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 
 from embedgeo import StepMonitor
-from embedgeo.functional.distributed import own_group
 from embedgeo.metrics import TokenMoments
 from tests.models import VOCABULARY, token_batch
+from tests.training.runs import of_monitors
 
 STEPS = 2
 
@@ -82,29 +79,6 @@ class OtherDigits(MeanOfBatches):
         }
 
 
-class SumOfRanks(MeanOfBatches):
-    """A metric that has a collective of its own, and computes copies of itself and of one of this
-    package.
-    """
-
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
-    def compute(self):
-        copied = self if self.process_group else self.clone()  # torch's groups cannot be copied
-        total = copied.mean_value.clone()
-        dist.all_reduce(total, group=self.process_group)
-        return {"sum_of_ranks": total}
-
-
-class Cloned(TokenMoments):
-    """A metric of this package's kind that computes a copy of itself."""
-
-    def compute(self):
-        return {"cloned": TokenMoments.compute(self.clone())["n"]}
-
-
 def some_metrics(dim):
     return [TokenMoments(dim), MeanOfBatches()]
 
@@ -157,10 +131,6 @@ def train(rank, injected, **options):
     return {"sums": sums, "history": monitor.history, "warned": of_monitors(caught)}
 
 
-def of_monitors(caught):
-    return [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
-
-
 def chosen(events):
     """Numbers of the events beside each collective but the last, after which nothing is exchanged
     any more.
@@ -171,14 +141,15 @@ def chosen(events):
     return sorted(i for i in beside if 0 < i < collectives[-1])
 
 
-def at_collectives(rank, stride, **options):
-    """The run without a failure, and those with one on rank 1 at each ``stride``-th place, by its
-    number.
+def at_collectives(rank, number, **options):
+    """The run without a failure, and those with one on rank 1 at so many places, by the places'
+    numbers.
     """
     train(rank, Injected(), **options)  # what is found once in a process takes operations, too
     clean = Injected()
     outcomes = {-1: train(rank, clean, **options)}
-    places = [chosen(clean.events)[::stride]]
+    found = chosen(clean.events)
+    places = [found[:: max(1, len(found) // number)]]
     dist.broadcast_object_list(places, src=1)
     for place in places[0]:
         outcomes[place] = train(rank, Injected(place if rank else None), **options)
@@ -186,13 +157,11 @@ def at_collectives(rank, stride, **options):
 
 
 def with_failures(rank):
+    probe = [batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)]
     return {
-        "at once": at_collectives(rank, 2),
-        "in the background": at_collectives(rank, 9, background=True),
-        "of the last weights": at_collectives(rank, 7, measure_last=True, every_n_steps=5),
-        "of a probe": at_collectives(
-            rank, 10, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True
-        ),
+        "in a step": at_collectives(rank, 6),
+        "of the last weights": at_collectives(rank, 3, measure_last=True, every_n_steps=5),
+        "of a probe": at_collectives(rank, 3, probe=probe, drift=True),
         "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
     }
 
@@ -250,55 +219,10 @@ def saved_on(rank, savers, **options):
     }
 
 
-def with_collectives(rank):
-    """Numbers of metrics that have collectives or copies of their own, and the monitors'
-    warnings.
-    """
-    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    outcomes = {}
-    ways = {
-        "world": {},
-        "group": {"process_group": dist.new_group([0, 1])},
-        "mesh": {"device_mesh": mesh},
-    }
-    for way, options in ways.items():
-        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim), Cloned(dim)], **options)
-        outcomes[way] = [record["value"] for record in own["history"]], own["warned"]
-    return outcomes
-
-
-def seconds_alone(rank, folder):
-    """How long rank 0 waits in a group of the monitors' own where others have a timeout of two
-    seconds.
-    """
-    dist.destroy_process_group()
-    start = partial(dist.init_process_group, "gloo", rank=rank, world_size=2)
-    start(init_method=f"file://{folder}/short", timeout=timedelta(seconds=2))
-    group = own_group()
-    before = monotonic()
-    if rank:
-        sleep(6)
-    else:
-        with suppress(RuntimeError):
-            dist.all_reduce(torch.ones(1), group=group.process_group)
-    seconds = monotonic() - before
-    dist.destroy_process_group()
-    start(init_method=f"file://{folder}/after short")
-    return seconds
-
-
 def without_group(rank, folder):
     """Runs whose process group is destroyed before their state is taken and they are closed."""
     outcomes = {}
-    ways = {
-        "": {},
-        "background": {"background": True},
-        "nothing left": {"measure_last": False},
-        "mesh": {"background": True, "measure_last": False},
-    }
-    for name, options in ways.items():
-        if name == "mesh":
-            options["device_mesh"] = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    for name, options in {"": {}, "nothing left": {"measure_last": False}}.items():
         model, monitor = monitored(**options)
         go_on(model, monitor, rank, range(3 if options.get("measure_last", True) else 4))
         dist.destroy_process_group()
@@ -314,10 +238,8 @@ def without_group(rank, folder):
 def at_the_ends(rank, folder):
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     return {
-        "with collectives": with_collectives(rank),
         "saved on all": saved_on(rank, (0, 1)),
-        "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh, background=True),
+        "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh),
         "saved on one": saved_on(rank, (0,)),
-        "seconds alone": seconds_alone(rank, folder),
         "without group": without_group(rank, folder),
     }
