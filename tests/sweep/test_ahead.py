@@ -2,7 +2,6 @@
 present one.
 """
 
-import gc
 import sys
 import threading
 import weakref
@@ -12,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 
-import embedgeo.sweep
 from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
@@ -70,21 +68,6 @@ def test_the_next_checkpoint_is_loaded_in_place_of_the_present_one_while_its_met
     )
 
 
-@pytest.mark.parametrize("more", [{"dtype": "float64"}, {"trust_remote_code": True}])
-def test_nothing_is_loaded_ahead_where_that_may_change_the_numbers(tmp_path, options, loads, more):
-    run = str(local_run(tmp_path / "run", (0, 1)))
-    assert sweep(run, **options, **more) == 0
-    assert set(loads[0].values()) == {threading.main_thread()}
-
-
-def test_a_checkpoint_that_cannot_be_loaded_fails_by_itself(tmp_path, options, capsys):
-    run = local_run(tmp_path / "run", (0, 1, 2))
-    (run / "step1" / "model.safetensors").write_bytes(b"no weights")
-    assert sweep(str(run), **options) == 3
-    assert set(records(options["out"])) == {"step0", "step2"}
-    assert "model.safetensors cannot be read" in capsys.readouterr().out
-
-
 def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(
     tmp_path, options, monkeypatch
 ):
@@ -99,22 +82,6 @@ def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(
     monkeypatch.setattr(TokenLoss, "run", noted)
     assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0
     assert len(seen) == 2
-
-
-def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatch):
-    seen = []
-
-    class Watch:
-        def find_spec(self, name, *args):
-            if name == "embedgeo.sweep.run":
-                seen.append(gc.isenabled())
-                raise ImportError("found")
-
-    monkeypatch.delitem(sys.modules, "embedgeo.sweep.run")
-    monkeypatch.setattr(sys, "meta_path", [Watch(), *sys.meta_path])
-    with pytest.raises(ImportError, match="found"):
-        embedgeo.sweep.check(str(tmp_path))
-    assert (seen, gc.isenabled()) == ([False], True)
 
 
 def resident():

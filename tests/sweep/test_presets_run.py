@@ -2,8 +2,6 @@
 ask for.
 """
 
-import json
-
 import pandas as pd
 import pytest
 import yaml
@@ -11,7 +9,6 @@ import yaml
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from tests.sweep.papers import FEWER, ROOT, dataset_files, model_files
-from tests.sweep.tiny import checkpoint_files
 
 
 @pytest.fixture
@@ -81,22 +78,3 @@ def test_the_last_rows_of_li(ran):
         values = records.set_index(["layer", "metric"])["value"]
         assert values["final_norm", "n"] < 2048 / 16
         assert 1 < values["final_norm", "effective_rank"] <= 16
-
-
-def test_the_same_weights_with_another_tokenizer_are_measured_themselves(hub, options):
-    files = checkpoint_files(1)
-    other = json.loads(files["tokenizer.json"])
-    other["model"]["merges"] = other["model"]["merges"][:5]
-    for name, changed in (
-        ("a", {}),
-        ("b", {}),
-        ("c", {"tokenizer.json": json.dumps(other).encode()}),
-    ):
-        hub.add(f"lab/{name}", "main", {**files, **changed})
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-    assert main(["sweep", "--model", "lab/a", "lab/b", "lab/c", *given]) == 0
-    folder = SweepFolder(options["out"])
-    first, copy, third = (folder.read(f"lab--{name}--main") for name in "abc")
-    assert {copy["duplicate_of"].iloc[0], third["duplicate_of"].iloc[0]} == {"lab--a--main"}
-    assert copy["value"].equals(first["value"])
-    assert not third["value"].equals(first["value"])
