@@ -3,12 +3,11 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from embedgeo import load_results, load_sample
+from embedgeo import load_results
 from embedgeo.cli import main
 from embedgeo.functional import debiased_cka, drift_values, linearity_values
 from embedgeo.report.runs import read_runs
@@ -17,8 +16,6 @@ from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 from tests.data import gaussian, generator
-from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import local_run
 
 N, DIM = 60, 4
 LAYERS = ("embed", "block.00", "block.01")
@@ -74,30 +71,27 @@ def test_a_checkpoint_is_compared_with_the_one_before_and_the_first_and_a_layer_
     folder,
 ):
     assert drift(folder, "--rows", "50") == 0
-    found = records(folder, 4)
+    expected = {}
     for i, layer in enumerate(LAYERS):
-        here = rows_at(4, i)[:50].float()
-        for other, there in (
-            ("previous", rows_at(1, i)),
-            ("first", rows_at(0, i)),
-            ("below", rows_at(4, i - 1)),
-        ):
-            for key, value in drift_values(there[:50].float(), here).items():
-                expected = (
-                    pytest.approx(float(value), rel=1e-9) if (i, other) != (0, "below") else None
-                )
-                assert found.get((layer, f"{key}_to_{other}")) == expected
-        for key, value in (
-            linearity_values(rows_at(4, i - 1)[:50].float(), here).items() if i else ()
-        ):
-            assert found[layer, key] == pytest.approx(float(value), rel=1e-9)
-    assert "linearity" not in found["embed"]
+        here, below = (rows_at(4, at)[:50].float() for at in (i, i - 1))
+        others = {"previous": rows_at(1, i)[:50].float(), "first": rows_at(0, i)[:50].float()}
+        if i:
+            others["below"] = below
+            expected |= {(layer, key): v for key, v in linearity_values(below, here).items()}
+        for other, there in others.items():
+            for key, value in drift_values(there, here).items():
+                expected[layer, f"{key}_to_{other}"] = value
+    found = records(folder, 4)
+    found = found[found.index.get_level_values("metric") != "Q"]
+    assert found.to_dict() == pytest.approx(
+        {key: float(v) for key, v in expected.items()}, rel=1e-9
+    )
     first = records(folder, 0)
     assert set(first.index.get_level_values("metric")) == {
         "Q", "linearity", "linearity_without_residual", *(f"{key}_to_below" for key in DRIFT)
     }  # fmt: skip
-    written, loaded = pd.read_csv(folder / "metrics.csv"), load_results(folder)
-    assert len(written) == len(loaded[loaded["layer"] != "mean"]) == 9 + 2 * 3 * 6 + 3 * 2 * 5
+    written = pd.read_csv(folder / "metrics.csv")
+    assert len(written) == 9 + 2 * 3 * 6 + 3 * 2 * 5
     assert set(written.columns) == set(SweepFolder(folder).read("step0").columns)
 
 
@@ -130,7 +124,7 @@ def test_rows_are_matched_by_their_numbers(folder, capsys):
     assert "compared down to 40 rows instead of 1024" in capsys.readouterr().out
 
 
-def test_what_is_there_is_not_computed_again_until_a_sample_changes(folder, monkeypatch):
+def test_what_is_there_is_not_computed_again_until_a_sample_changes(folder):
     assert drift(folder) == 0
     before = {path: path.stat().st_mtime_ns for path in (*folder.glob("drift/*"), cka_file(folder))}
     assert len(before) == 4
@@ -146,16 +140,11 @@ def test_what_is_there_is_not_computed_again_until_a_sample_changes(folder, monk
     assert all(path.stat().st_mtime_ns != time for path, time in before.items())
 
 
-def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(
-    folder, monkeypatch, tmp_path_factory
-):
+def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(folder, monkeypatch):
     assert drift(folder) == 0
-    whole = {
-        path.relative_to(folder): pd.read_parquet(path)
-        for path in (*folder.glob("drift/*"), cka_file(folder))
-    }
+    whole = {path: pd.read_parquet(path) for path in (*folder.glob("drift/*"), cka_file(folder))}
     for path in whole:
-        (folder / path).unlink()
+        path.unlink()
     replace = Path.replace
 
     def stopping(path, target):
@@ -169,7 +158,7 @@ def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(
     assert len([*folder.glob("drift/*")]) == 2
     assert drift(folder) == 0
     for path, before in whole.items():
-        pd.testing.assert_frame_equal(pd.read_parquet(folder / path), before, rtol=1e-9)
+        pd.testing.assert_frame_equal(pd.read_parquet(path), before, rtol=1e-9)
 
 
 def test_events_have_the_drift_too(folder):
@@ -249,7 +238,7 @@ def test_samples_without_any_rows_are_refused(folder, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_steps", "num_layers"), [(26, 6), (1, 46)])
+@pytest.mark.parametrize(("num_steps", "num_layers"), [(25, 3), (1, 41)])
 def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(
     tmp_path, num_steps, num_layers
 ):
@@ -266,7 +255,6 @@ def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(
     assert of_layers["step_a"].nunique() == min(num_steps, 3)
     of_steps = table[table["step_a"] != table["step_b"]]
     assert len({*of_steps["step_a"], *of_steps["step_b"]}) == (24 if num_steps > 24 else 0)
-    assert of_steps["layer_a"].nunique() == (5 if num_steps > 1 else 0)
 
 
 @pytest.mark.parametrize(
@@ -287,17 +275,3 @@ def test_a_damaged_sample_is_named(folder, capsys):
     (folder / "samples" / "step1.safetensors").write_bytes(b"nothing")
     assert drift(folder) == 2
     assert "step1.safetensors" in capsys.readouterr().err
-
-
-def test_of_a_sweep(tmp_path, options):
-    run, out = tmp_path / "run", tmp_path / "out"
-    local_run(run, steps=(0, 8))
-    assert sweep(str(run), **options | {"out": str(out)}, save_samples=True) == 0
-    assert drift(out) == 0
-    found = records(out, 8)
-    x, y = (load_sample(out, name).layers["block.01"].rows for name in ("step0", "step8"))
-    assert found["block.01", "cka_to_first"] == pytest.approx(float(debiased_cka(x, y)), rel=1e-9)
-    assert 0 < found["block.01", "cka_to_first"] < 1
-    assert np.isfinite(found["block.01", "procrustes_to_below"])
-    # which finds nothing foreign
-    assert sweep(str(run), **options | {"out": str(out)}, save_samples=True) == 0

@@ -19,6 +19,8 @@ from embedgeo.reproduce.claims import read_claims
 from embedgeo.reproduce.command import flatter, peak, phase, printed_value, trend
 from tests.sweep.papers import FEWER, dataset_files, decoder_files, model_files, ranked_files
 
+pytestmark = pytest.mark.usefixtures("unpainted")
+
 PAPERS = ("yamagiwa2025", "razzhigaev2024", "li2025")
 VERDICTS = {"holds", "does not hold", "not comparable"}
 
