@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
@@ -49,24 +47,6 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
             for option in ("--config", "--out", "--max-steps", "--seq-len", "--seed"):
                 assert option in text
             assert "An earlier demo in it is replaced; a folder with anything else is" in text
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    "OpenMP" not in torch.__config__.parallel_info(), reason="needs a torch with threads of OpenMP"
-)
-def test_threads_of_a_command_sleep_while_they_wait_unless_told_otherwise(tmp_path: Path) -> None:
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))
-    }
-    command = [Path(sys.executable).with_name("embedgeo"), "doctor", tmp_path]
-    for chosen, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
-        # as torch's library of threads has found it
-        env = {**environment, "OMP_DISPLAY_ENV": "TRUE", **chosen}
-        done = subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=600, check=False
-        )
-        assert f"OMP_WAIT_POLICY = '{policy}'" in done.stderr.replace("[host] ", "")
 
 
 def test_help_and_wrong_options_are_answered_without_importing_anything_heavy() -> None:

@@ -9,13 +9,12 @@ from contextlib import suppress
 from itertools import product
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from embedgeo.functional.sampling import row_keys
 from embedgeo.text import builtin_corpus, cut_sequences, read_documents, split_held_out
-from embedgeo.text.reading import cut_texts, hash_documents
+from embedgeo.text.reading import cut_texts
 from embedgeo.text.tokenizing import tokenize_joined, tokenize_texts
 from tests.sweep.tiny import TEXT, tokenize_sequences, tokenizer_files, write_files
 
@@ -142,32 +141,8 @@ def test_every_twelfth_run_of_sixteen_paragraphs_is_held_out():
     assert held_out.split() == [str(i) for i in range(176, 192)]
 
 
-def test_hashes_tell_boundaries_apart():
-    assert hash_documents(["ab", "c"]) != hash_documents(["a", "bc"])
-
-
-def test_decoder_text_is_joined_and_cut_without_special_tokens(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path, tokenizer_files("gpt")))
-    whole = [token for text in TEXT for token in tokenizer(text)["input_ids"]]
-    ids = tokenize_sequences(TEXT, tokenizer, seq_len=8, num_tokens=40)
-    assert ids.flatten().tolist() == whole[:40]
-
-
 def test_tokens_that_fill_no_sequence_are_left_out():
     assert cut_sequences([[1, 2, 3], [4, 5]], seq_len=2).tolist() == [[1, 2], [3, 4]]
-
-
-def test_encoder_sequences_have_their_special_tokens_inside(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path, tokenizer_files("bert")))
-    ids = tokenize_sequences(TEXT, tokenizer, seq_len=10, num_tokens=45, for_encoder=True)
-    assert ids.shape == (4, 10)
-    assert (ids[:, 0] == tokenizer.cls_token_id).all()
-    assert (ids[:, -1] == tokenizer.sep_token_id).all()
-    plain = [
-        token for text in TEXT for token in tokenizer(text, add_special_tokens=False)["input_ids"]
-    ]
-    assert ids[:, 1:-1].flatten().tolist() == plain[:32]
-    assert not torch.isin(ids[:, 1:-1], torch.tensor(tokenizer.all_special_ids)).any()
 
 
 def test_text_that_is_too_short_is_refused(tokenizer):

@@ -5,7 +5,7 @@ from transformers import AutoTokenizer
 import embedgeo
 from embedgeo import observe
 from tests.data import pool_words
-from tests.models import TorchEncoder, gpt_neox, token_batch
+from tests.models import gpt_neox, token_batch
 from tests.observed import observed, rows_seen
 from tests.sweep.tiny import TEXT, model, tokenizer_files, write_files
 from tests.training.hf_runs import hf_trainer
@@ -84,27 +84,8 @@ def test_all_metrics_see_words_as_rows_and_types_in_sequences(encoded):
     assert set(tables["token_id"]) == set(types.tolist())
 
 
-def test_given_token_ids_are_the_types_of_words_and_ignored_ones_are_still_tokens(encoded):
-    batch, word_ids = encoded
-    bert = model(0, "bert")
-    ignored = batch["input_ids"][0, 3].item()
-    # the types of words are other numbers
-    word_types = torch.where(word_ids >= 0, word_ids + ignored, -1)
-    given = {"word_ids": word_ids, "token_ids": word_types, "ignore_token_ids": [ignored]}
-    rows, types = rows_seen(observed(bert, batch, "block.01", rows="words", **given), "block.01")
-    kept = (word_ids >= 0) & (batch["input_ids"] != ignored)
-    with torch.no_grad():
-        state = bert(**batch, output_hidden_states=True).hidden_states[2]
-    sequences = torch.arange(4)[:, None].expand_as(word_ids)
-    expected, of_words, _ = pool_words(state, word_ids, sequences, types=word_types, mask=kept)
-    assert torch.equal(rows, expected)
-    assert torch.equal(types, of_words)
-    assert ignored in types
-
-
-@pytest.mark.parametrize("padding", ["left", "right"])
-def test_first_positions_are_left_out_of_words_but_not_of_their_spelling(padding):
-    net, batch = gpt_neox().eval(), token_batch(padding=padding)
+def test_first_positions_are_left_out_of_words_but_not_of_their_spelling():
+    net, batch = gpt_neox().eval(), token_batch(padding="left")
     word_ids = torch.arange(12).expand(4, 12) // 3
     options = {"rows": "words", "word_ids": lambda given: given["input_ids"] * 0 + word_ids}
     geometry = observed(net, batch, "block.01", skip_first_positions=2, **options)
@@ -136,18 +117,6 @@ def test_words_of_packed_sequences_are_told_apart():
         state[part].mean(0) for part in (slice(0, 2), slice(2, 4), slice(4, 7), slice(7, 8))
     ]
     torch.testing.assert_close(rows, torch.stack(expected))
-
-
-def test_words_of_a_model_with_positions_first():
-    net = TorchEncoder(batch_first=False).eval()
-    ids = torch.arange(2, 14).view(4, 3)  # positions first
-    words = torch.tensor([[0, 0, 1, 1], [0, 1, 1, -1], [0, 0, 0, 0]]).T
-    with (
-        observe(net, "blocks", embedgeo.default_metrics, rows="words", word_ids=words) as geometry,
-        torch.no_grad(),
-    ):
-        net(ids)
-    assert geometry.compute()["block.00"]["n"] == 5
 
 
 def test_a_word_with_a_nan_is_left_out_and_counted():

@@ -100,35 +100,6 @@ def test_a_workflow_reads_alone_and_one_at_a_time():
         assert "group" in workflow["concurrency"]
 
 
-def test_what_keeps_pip_s_downloads_is_there():
-    caches = [
-        step["with"]
-        for job in JOBS.values()
-        for step in job["steps"]
-        if "setup-python" in step.get("uses", "")
-    ]
-    kept = [cache["cache-dependency-path"] for cache in caches if "cache" in cache]
-    assert kept
-    assert all((ROOT / path).is_file() for path in kept)
-
-
-def test_forms_and_dependabot_are_what_github_takes():
-    forms = {
-        path.stem: yaml.safe_load(path.read_text())
-        for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml")
-    }
-    assert forms.pop("config") == {"blank_issues_enabled": True}
-    assert set(forms) == {"bug", "idea", "number"}
-    for form in forms.values():
-        assert {"name", "description", "body"} <= form.keys()
-        kinds = {field["type"] for field in form["body"]}
-        assert kinds <= {"markdown", "textarea", "input", "dropdown"}
-        ids = [field["id"] for field in form["body"] if field["type"] != "markdown"]
-        assert len(ids) == len(set(ids))
-    updates = yaml.safe_load((GITHUB / "dependabot.yml").read_text())
-    assert {each["package-ecosystem"] for each in updates["updates"]} == {"github-actions", "pip"}
-
-
 def test_no_address_is_invented():
     """The repository's address is known to its owner alone."""
     pages = [path for path in GITHUB.rglob("*") if path.is_file()]

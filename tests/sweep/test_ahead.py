@@ -2,19 +2,17 @@
 present one.
 """
 
-import sys
 import threading
 import weakref
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
 from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import TokenLoss, large_blocks_apart, release_memory
+from embedgeo.sweep.measure import TokenLoss
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 
@@ -82,30 +80,3 @@ def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(
     monkeypatch.setattr(TokenLoss, "run", noted)
     assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0
     assert len(seen) == 2
-
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, for /proc and glibc")
-def test_memory_between_what_is_held_goes_back_to_the_system():
-    before = resident()
-    held = [torch.ones(12_000) for _ in range(4000)]  # 48 kB each: below what glibc maps on its own
-    held = held[::2]
-    with_holes = resident()
-    release_memory()
-    assert with_holes - before > 100e6
-    assert resident() < with_holes - 50e6
-    assert len(held) == 2000
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, for /proc and glibc")
-def test_large_blocks_between_what_is_held_go_back_at_once():
-    torch.ones(4_000_000)  # 16 MB: once they are freed, glibc keeps blocks up to this size
-    before = resident()
-    with large_blocks_apart():
-        held = [torch.ones(1_500_000) for _ in range(40)]  # 6 MB each
-        held = held[::2]
-        assert resident() < before + 150e6
-    assert len(held) == 20

@@ -161,18 +161,6 @@ def test_stopped_at_any_file_it_goes_on_and_ends_with_the_same(folder, monkeypat
         pd.testing.assert_frame_equal(pd.read_parquet(path), before, rtol=1e-9)
 
 
-def test_events_have_the_drift_too(folder):
-    SweepFolder(folder).rebuild()
-    before = {path.name: path.read_bytes() for path in folder.rglob("events*")}
-    assert drift(folder) == 0
-    after = {path.name: path.read_bytes() for path in folder.rglob("events*")}
-    assert before.keys() == after.keys()
-    assert all(
-        b"cka_to_below" in after[name] and b"cka_to_below" not in old
-        for name, old in before.items()
-    )
-
-
 def test_final_models_sides_and_means_are_not_mixed(folder):
     sides = (
         "encoder.embed",
@@ -199,18 +187,6 @@ def test_final_models_sides_and_means_are_not_mixed(folder):
     }
     runs = {run.label: run for run in read_runs([folder])}
     assert {len(run.cka) for run in runs.values()} == {len(pairs), len(table) - len(pairs)}
-
-
-def test_a_layer_without_rows_is_left_out(folder):
-    SweepFolder(folder).write(
-        "step1",
-        SweepFolder(folder).read("step1"),
-        sample={layer: LayerSample(N, mean=torch.zeros(DIM)) for layer in LAYERS},
-    )
-    assert drift(folder) == 0
-    assert set(records(folder, 1).index.get_level_values("metric")) == {"Q"}
-    assert "cka_to_first" in records(folder, 4)["embed"]
-    assert "cka_to_previous" not in records(folder, 4)["embed"]
 
 
 def test_without_rows_in_common_nothing_is_defined(folder, capsys):

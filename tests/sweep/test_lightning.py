@@ -1,6 +1,5 @@
 """Lightning's files as checkpoints, and the classes that they are loaded with."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -90,14 +89,6 @@ def test_broken_files_beside_folders_fail_alone(tmp_path, options):
     assert (folder.done(), set(folder.failures())) == ({"step1"}, set(files))
 
 
-def test_hyperparameters_with_paths_and_namespaces_load(tmp_path, asked):
-    model = Forward(Path("data"), argparse.Namespace(rate=0.1, path=Path("/x")))
-    save(tmp_path / "run" / "last.ckpt", model, 3)
-    save(tmp_path / "run" / "step=2.ckpt", model, 2)
-    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 0
-    assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {2, 3}
-
-
 def test_a_file_that_holds_no_step_is_a_final_model(tmp_path, asked, capsys):
     model = Forward()
     save(tmp_path / "run" / "best.ckpt", model, 3)
@@ -109,19 +100,6 @@ def test_a_file_that_holds_no_step_is_a_final_model(tmp_path, asked, capsys):
     assert folder.done() == {"best.ckpt"}
     assert folder.facts("best.ckpt")["has_step"] == "false"
     assert set(folder.read("best.ckpt")["step"]) == {0}
-
-
-def test_a_version_beside_its_original_is_refused_with_a_way_out_that_works(tmp_path, asked):
-    model = Forward()
-    for name in ("epoch=0-step=10.ckpt", "epoch=0-step=10-v1.ckpt"):
-        save(tmp_path / "run" / name, model, 10)
-    with pytest.raises(
-        ValueError, match=r"all name step 10\. Move all but one of them to another folder"
-    ):
-        sweep(str(tmp_path / "run"), **asked, model_class=class_of(model))
-    (tmp_path / "other").mkdir()
-    (tmp_path / "run" / "epoch=0-step=10.ckpt").rename(tmp_path / "other" / "epoch=0-step=10.ckpt")
-    assert sweep(str(tmp_path / "run"), **asked, model_class=class_of(model)) == 0
 
 
 def test_a_model_without_forward_is_run_by_its_predict_step(tmp_path, asked):

@@ -1,7 +1,6 @@
 """Local folders: the monitor's numbers again, Lightning's files, several layouts."""
 
 import shlex
-import socket
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.utils.data import DataLoader
 
 import embedgeo
@@ -194,58 +192,6 @@ def test_two_names_for_a_step_are_refused(tmp_path, options):
         sweep(str(tmp_path / "run"), **options, revisions="step1")
 
 
-class Plain(pl.LightningModule):
-    """A language model that is not Hugging Face's."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        self.save_hyperparameters()
-        self.embedding = nn.Embedding(300, width)
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
-        self.head = nn.Linear(width, 300)
-
-    def forward(self, token_ids):
-        hidden = self.embedding(token_ids)
-        for block in self.blocks:
-            hidden = hidden + block(hidden)
-        return self.head(hidden)
-
-    def training_step(self, batch, batch_idx):
-        return self(batch["input_ids"]).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.slow
-def test_lightning_checkpoints(tmp_path, options):
-    checkpoint = pl.callbacks.ModelCheckpoint(
-        tmp_path / "run", save_top_k=-1, every_n_train_steps=2, save_last=True
-    )
-    trainer = pl.Trainer(
-        max_steps=5,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[checkpoint],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    loader = DataLoader([{"input_ids": torch.arange(8)}] * 6, batch_size=1)
-    trainer.fit(Plain(), loader)
-    trainer.save_checkpoint(tmp_path / "run" / "final.ckpt")
-    tokenizer = str(write_files(tmp_path / "tokenizer", tokenizer_files()))
-    run, model_class = str(tmp_path / "run"), f"{__name__}.Plain"
-    with pytest.raises(ValueError, match="model_class must name the LightningModule"):
-        sweep(run, **options, tokenizer=tokenizer)
-    with pytest.raises(ValueError, match="model_class must name a LightningModule"):
-        sweep(run, **options, tokenizer=tokenizer, model_class="torch.nn.Linear")
-    assert sweep(run, **options, tokenizer=tokenizer, model_class=model_class) == 0
-    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
-    assert sorted(set(table["step"])) == [2, 4, 5]
-    assert {"embed", "block.00", "block.01", "model"} == set(table["layer"])
-    assert table[table["metric"] == "loss"]["value"].between(4, 8).all()
-
-
 def test_an_outlier_among_the_losses_is_named():
     falling = [(f"step{2**k}", 10.0 - k) for k in range(8)]
     assert loss_outliers(falling) == []
@@ -266,20 +212,6 @@ def test_stray_files_of_another_machine_stay_and_events_follow_the_parquet_files
     assert sweep(str(tmp_path / "run"), **options, steps="all") == 0
     assert elsewhere.exists()  # it may be alive
     assert len(list((out / "tensorboard" / "run").glob("events*"))) == 2
-
-
-def test_stray_files_are_removed_from_every_folder_that_is_written_to(tmp_path):
-    out = SweepFolder(tmp_path / "out")
-    stray = [
-        out.path / folder / f".tmp-{socket.gethostname()}-999999999-events.out.tfevents.1"
-        for folder in ("", "checkpoints", "failed", "tensorboard/a run", "tokens", "spectra")
-    ]
-    for path in stray:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    (out.path / "manifest.json").write_text('{"asked": {}}')
-    out.open({}, {})
-    assert not any(path.exists() for path in stray)
 
 
 @pytest.mark.parametrize("ignored", [(), ("Ġat",)])

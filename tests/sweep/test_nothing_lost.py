@@ -84,17 +84,6 @@ def test_weights_that_were_removed_to_save_space_are_no_change(tmp_path, options
     assert "replaced" not in capsys.readouterr().out
 
 
-def test_a_copy_of_weights_that_were_replaced_is_measured_itself(tmp_path, options):
-    run = local_run(tmp_path / "run", steps=(1,))
-    sweep(str(run), **options)
-    (run / "step1" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
-    write_files(run / "step3", checkpoint_files(8))
-    assert sweep(str(run), **options) == 0
-    folder = SweepFolder(options["out"])
-    assert folder.read("step3")["value"].equals(folder.read("step1")["value"])
-    assert folder.read("step3")["duplicate_of"].iloc[0] == "step1"
-
-
 @pytest.mark.slow
 def test_a_copy_whose_original_was_replaced_is_none_any_more(tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1,))
@@ -107,23 +96,6 @@ def test_a_copy_whose_original_was_replaced_is_none_any_more(tmp_path, options):
     assert not pd.read_csv(metrics)["duplicate_of"].notna().any()
     (found,) = read_runs([Path(options["out"])])
     assert "Duplicate checkpoints" not in [flag.title for flag in flags(found)]
-
-
-def test_results_that_are_gone_in_the_end_are_no_success(tmp_path, options, capsys, monkeypatch):
-    run = local_run(tmp_path / "run", steps=(1, 2))
-    rebuild = SweepFolder.rebuild
-
-    def lose(folder, num_series):
-        rebuild(folder, num_series)
-        (folder.checkpoints / "step1.parquet").unlink(missing_ok=True)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SweepFolder, "rebuild", lose)
-        assert sweep(str(run), **options) == 3
-    said = capsys.readouterr().out
-    assert done_of(said) == "1 of 2 checkpoints done"
-    assert "not done: step1" in said
-    assert sweep(str(run), **options) == 0
 
 
 # ── folders of earlier versions
@@ -287,12 +259,6 @@ def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
     assert path.read_text() == "{}"
 
 
-def test_where_there_are_no_locks_every_name_can_be_taken(tmp_path):
-    locks = Locks(tmp_path / "nothing")
-    assert locks.take("step1")
-    assert "No such file" in locks.error
-
-
 def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     tmp_path, options, capsys, monkeypatch, hold
 ):
@@ -354,43 +320,6 @@ def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(
     monkeypatch.setattr("fcntl.lockf", no_locks)
     assert sweep(str(local_run(tmp_path / "run", steps=(1, 2))), **options) == 0
     assert capsys.readouterr().out.count("cannot be locked ([Errno 37] No locks available)") == 1
-
-
-# ── what is printed
-# ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_lines_are_aligned_and_count_and_say_the_time_left(tmp_path, options, capsys, monkeypatch):
-    run = local_run(tmp_path / "run", steps=(1, 2, 1000))
-    (run / "step2" / "config.json").write_text("{")
-    assert sweep(str(run), **options) == 3
-    said = capsys.readouterr().out
-    assert said.count("means over blocks") == 1
-    heading, first, failed, last = said.splitlines()[:4]
-    columns = "loss V_W_over_V_unbiased M_over_Q anisotropy intrinsic_dimension_between time left"
-    assert heading.split()[3:] == columns.split()
-    ends = [match.end() for match in re.finditer(r"\S+", heading)][3:]
-    for line, number, name in ((first, "1/3", "step1"), (last, "3/3", "step1000")):
-        assert line.split()[:2] == [number, name]
-        assert all(line[end - 1] != " " and line[end : end + 1] in ("", " ") for end in ends)
-    assert re.search(r" 0:00:0\d$", last)
-    assert failed.split()[:3] == ["2/3", "step2", "failed:"]
-
-
-def test_fewer_tokens_than_asked_for_are_said(tmp_path, options, capsys):
-    run = str(local_run(tmp_path / "run", steps=(1,)))
-    for number, (asked, why) in enumerate(
-        ((8192, "the text has no more"), (70, "what does not fill a sequence"))
-    ):
-        assert (
-            sweep(run, **{**options, "num_tokens": asked, "out": str(tmp_path / str(number))}) == 0
-        )
-        said = capsys.readouterr().out
-        assert re.search(
-            rf"{asked:,} tokens asked for, \d+ used \(\d+ sequences of 16\): {why}", said
-        )
-    assert sweep(run, **options) == 0
-    assert "asked for" not in capsys.readouterr().out
 
 
 def test_a_shard_counts_its_own_part(tmp_path, options, capsys):

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shlex
 import subprocess
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -213,45 +212,7 @@ def test_the_array_example_gives_each_task_its_part(tmp_path, options):
     assert taken == [{"step1", "step3"}, {"step1", "step2", "step3"}]
 
 
-def test_the_ray_job_starts_a_head_and_workers_and_sweeps_on_them(tmp_path):
-    script = ROOT / "examples" / "sweep-ray.slurm"
-    for each in (script, ROOT / "examples" / "sweep.slurm"):
-        assert re.search(r"PRESET:-(\w+)\}", each.read_text())[1] in PRESETS
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    called = tmp_path / "called"
-    called.touch()
-    noted = f'#!/bin/sh\necho "$(basename "$0") $*" >> {called}\n'
-    done = {  # in place of the commands: what they are called with
-        "srun": f"{noted}exec sleep 60\n",
-        "ray": f"#!/bin/sh\ngrep -q -e --head {called}\n",
-        "embedgeo": f"{noted}until grep -q -e --exclude {called}; do sleep 0.1; done\n",
-    }
-    for name, text in done.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    environment = {
-        "PATH": f"{folder}:{os.environ['PATH']}",
-        "SLURMD_NODENAME": "n1",
-        "SLURM_JOB_NUM_NODES": "3",
-        "SLURM_GPUS_PER_NODE": "a100:2",
-        "PORT": "6379",
-    }
-    subprocess.run(["bash", str(script), "--steps", "log"], env=environment, check=True, timeout=60)
-    lines = called.read_text().splitlines()
-    (head,) = [line for line in lines if "--head" in line]
-    assert "--nodelist=n1 ray start --block --head --port=6379 --num-cpus=2 --num-gpus=2" in head
-    (command,) = [line.split(" ", 1)[1] for line in lines if line.startswith("embedgeo")]
-    options = (
-        make_parser(ABOUT, COMMANDS)
-        .parse_args([*shlex.split(command.replace('{"GPU": 1}', "'{\"GPU\": 1}'"))])
-        .sweep
-    )
-    assert (options.on, options.ray_address, options.workers, options.resources) == (
-        "ray",
-        "n1:6379",
-        6,
-        {"GPU": 1.0},
-    )
-    assert options.steps == "log"
+def test_the_job_scripts_are_shell_and_their_preset_is_there():
+    for script in (ROOT / "examples").glob("*.slurm"):
+        assert re.search(r"PRESET:-(\w+)\}", script.read_text())[1] in PRESETS
+        subprocess.run(["bash", "-n", str(script)], check=True)

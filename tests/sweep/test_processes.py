@@ -211,23 +211,3 @@ def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):
     assert [node.returncode for node in ended] == [0, 0], [node.stderr for node in ended]
     assert hub.downloads() == dict.fromkeys(commits, 2)
     results(options["out"])  # no download is left
-
-
-@pytest.mark.slow
-def test_exit_statuses_and_help(options, environment, tmp_path):
-    model = str(local_run(tmp_path / "run", steps=(1, 2)))
-    config = tmp_path / "sweep.yaml"
-    config.write_text(json.dumps({"model": model, **options, "text": [options["text"]]}))
-    given = ["sweep", "--config", str(config)]
-    new = ["--revisions", "main", "--out", str(tmp_path / "new")]
-    runs = [
-        given,
-        ["check", "--model", model],
-        ["sweep", "--model", model, "--colour", "red"],
-        [*given, "--num_tokens", "32"],
-        [*given, *new],
-        ["sweep", "--help"],
-    ]
-    statuses, said, _ = forked(environment, *({"args": args} for args in runs))
-    assert statuses == [0, 0, 2, 2, 2, 0], said
-    assert "revisions chooses branches and tags on the Hub" in said

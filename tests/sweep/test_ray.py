@@ -211,19 +211,6 @@ def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
     assert not Path(options["out"]).exists()
 
 
-def test_a_cluster_that_ray_finds_and_cannot_reach_is_not_said_to_be_asked_for(
-    options, tmp_path, monkeypatch
-):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(
-        ray, "init", Mock(side_effect=ConnectionError("no answer from 10.0.0.1:6379"))
-    )
-    with pytest.raises(
-        OSError, match=r"or local for a new one; got none, and Ray has found one .*10\.0\.0\.1"
-    ):
-        sweep(str(local_run(tmp_path / "run")), **options, on="ray")
-
-
 def planned(name, path=None):
     return Planned(
         Checkpoint(name, "model", name, parse_position(name), path=path), weights_sha256=name
@@ -302,65 +289,6 @@ def test_a_checkpoint_over_which_three_workers_died_has_failed(tmp_path, monkeyp
     assert said.count("the worker on node died over step1: it is measured again") == 2
 
 
-def test_workers_that_die_before_they_are_ready_end_the_sweep_only_where_none_starts(
-    tmp_path, monkeypatch
-):
-    folder = SweepFolder(tmp_path)
-    folder.open({}, {})
-    # nodes come and go, over days
-    are_ready = [False, False, True, False, False, True, False, False, False]
-
-    def start(*given):
-        return actor.Started("node", versions()) if are_ready.pop(0) else death("no room")
-
-    workers = StandIn(start=start, measure=lambda *given: death("no power"), close=list)
-    with pytest.raises(OSError, match="workers must start on the cluster; 3 died: no room"):
-        sweep_on(workers, monkeypatch, folder, [planned("step1")])
-    assert not are_ready
-
-
-def actor_death(message):
-    error = ray.exceptions.ActorDiedError()
-    error.error_msg = message
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "cause"),
-    [
-        (
-            actor_death(
-                "The actor died.\n\tclass_name: RayWorker\n\tactor_id: 401f\nThe actor is dead "
-                "because its worker "
-                "process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
-                "unexpectedly exits. Some "
-                "common causes include: (1) memory. If the process was killed by the kernel OOM "
-                "killer, consider more."
-            ),
-            "Worker unexpectedly exits. Some common causes include: (1) memory.",
-        ),
-        (actor_death(""), "ActorDiedError"),
-        (
-            ray.exceptions.OutOfMemoryError(
-                "1 worker was killed: low on memory.\nOOM kill reason: 4777951232B\n"
-            ),
-            "1 worker was killed: low on memory.",
-        ),
-    ],
-)
-def test_of_what_ray_says_about_a_death_one_line_is_told(tmp_path, monkeypatch, error, cause):
-    def measure(*given):
-        raise error
-
-    workers = StandIn(
-        start=lambda *given: actor.Started("node", versions()), measure=measure, close=list
-    )
-    folder = SweepFolder(tmp_path)
-    folder.open({}, {})
-    sweep = sweep_on(workers, monkeypatch, folder, [planned("step1")])
-    assert sweep.failures == {"step1": f"its worker died, 3 times: {cause}"}
-
-
 @pytest.mark.parametrize(
     ("torch", "error", "message"),
     [
@@ -385,12 +313,6 @@ def test_a_worker_with_other_packages_or_one_that_cannot_start_says_where(
     folder.open({}, {})
     with pytest.raises((ValueError, KeyboardInterrupt), match=message):
         sweep_on(workers, monkeypatch, folder, [planned("step1")])
-
-
-def test_a_worker_without_a_local_checkpoint_says_where(tmp_path):
-    answer = actor.RayWorker({}).measure(planned("step1", tmp_path / "step1"), None)
-    assert "must be on every node of the cluster" in answer.result
-    assert str(tmp_path / "step1") in answer.result
 
 
 def test_rays_launcher_accepts_the_cluster():

@@ -117,10 +117,8 @@ def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path):
 
 def test_texts_are_sorted_into_batches_whose_order_is_random_and_sequences_are_not():
     texts = [list(range(i, i + 1 + i * 7 % 11)) for i in range(40)]
-    flat, lengths = (
-        torch.tensor([token for text in texts for token in text]),
-        torch.tensor([len(text) for text in texts]),
-    )
+    flat = torch.tensor([token for text in texts for token in text])
+    lengths = torch.tensor([len(text) for text in texts])
     batches = ProbeText(flat, lengths, masked=flat > 3, pad_token_id=99).batches(4)
     seen = [
         ids[real].tolist()
@@ -220,19 +218,6 @@ def test_texts_that_cannot_be_or_do_not_fit_are_refused(small, tmp_path, options
     with pytest.raises(ValueError, match=rule):
         sweep(str(tmp_path / "run"), **{**small, **options}, out=str(tmp_path / "out"))
     assert not Path(tmp_path / "out").exists()
-
-
-def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
-    local_run(tmp_path / "run", (1,))
-    sweep(str(tmp_path / "run"), **{**small, "seq_len": 20}, out=str(tmp_path / "out"))
-    said = capsys.readouterr().out.splitlines()[0]
-    lengths = [len(tokens_of("gpt2", sentence)) - 2 for sentence in SENTENCES]
-    used, cut = sum(min(20, n) for n in lengths), sum(n > 20 for n in lengths)
-    assert said == (
-        f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} "
-        f"of {len(lengths)} "
-        "texts are cut to 20 tokens (--seq-len)"
-    )
 
 
 @pytest.mark.slow
