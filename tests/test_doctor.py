@@ -157,10 +157,10 @@ def test_what_cannot_start_is_one_line_and_status_2(
     assert captured.out == ""
 
 
-MODULE = (
-    "model: {class_path: examples.pretrain.LanguageModel, init_args: {vocab_size: 64, hidden_size: "
-    "8, num_heads: 2}}\n"
-)
+MODULE = """
+model: {class_path: examples.pretrain.LanguageModel,
+  init_args: {vocab_size: 64, hidden_size: 8, num_heads: 2}}
+"""
 
 
 @pytest.mark.parametrize(

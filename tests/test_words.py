@@ -119,19 +119,6 @@ def test_words_of_packed_sequences_are_told_apart():
     torch.testing.assert_close(rows, torch.stack(expected))
 
 
-def test_a_word_with_a_nan_is_left_out_and_counted():
-    net, batch = gpt_neox().eval(), token_batch()
-    with torch.no_grad():
-        net.gpt_neox.embed_in.weight[batch["input_ids"][0, 0]] = torch.nan
-    hit = (batch["input_ids"] == batch["input_ids"][0, 0]).view(4, 6, 2).any(2).sum().item()
-    with observe(
-        net, "embed", rows="words", word_ids=torch.arange(12).expand(4, 12) // 2
-    ) as geometry:
-        net(**batch)
-    values = geometry.compute()["embed"]
-    assert (values["n"], values["n_nonfinite"]) == (24 - hit, hit)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -3,7 +3,6 @@ present one.
 """
 
 import threading
-import weakref
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +11,6 @@ import pytest
 from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import TokenLoss
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 
@@ -64,19 +62,3 @@ def test_the_next_checkpoint_is_loaded_in_place_of_the_present_one_while_its_met
     pd.testing.assert_frame_equal(
         records(options["out"])["step1"], records(tmp_path / "alone")["step1"]
     )
-
-
-def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(
-    tmp_path, options, monkeypatch
-):
-    seen, run = [], TokenLoss.run
-
-    def noted(self, *given):
-        assert all(states() is None for states in seen)
-        states = run(self, *given)
-        seen.append(weakref.ref(states))
-        return states
-
-    monkeypatch.setattr(TokenLoss, "run", noted)
-    assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0
-    assert len(seen) == 2

@@ -201,38 +201,6 @@ def test_without_rows_in_common_nothing_is_defined(folder, capsys):
     assert table.loc[table["step_a"] != table["step_b"], "cka"].isna().all()
 
 
-def test_samples_without_any_rows_are_refused(folder, capsys):
-    for name in SweepFolder(folder).done():
-        sample = {layer: LayerSample(N, mean=torch.zeros(DIM)) for layer in LAYERS}
-        SweepFolder(folder).write(name, SweepFolder(folder).read(name), sample=sample)
-    assert drift(folder) == 2
-    assert (
-        f"the samples in {folder} have none, as the metrics of the sweep draw none"
-        in capsys.readouterr().err
-    )
-    assert not cka_file(folder).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_steps", "num_layers"), [(25, 3), (1, 41)])
-def test_at_most_so_many_steps_and_layers_are_compared_each_with_each(
-    tmp_path, num_steps, num_layers
-):
-    SweepFolder(tmp_path).open({"model": ["lab/tiny"]}, {})
-    layers = ("embed", *(f"block.{i:02}" for i in range(num_layers - 1)))
-    for step in range(num_steps):
-        write(tmp_path, step, layers=layers, numbers=torch.arange(8))
-    assert drift(tmp_path) == 0
-    table = read_cka(tmp_path)
-    of_layers = table[table["layer_a"] != table["layer_b"]]
-    compared = {*of_layers["layer_a"], *of_layers["layer_b"]}
-    assert {layers[0], layers[-1]} <= compared
-    assert len(compared) == min(num_layers, 40)
-    assert of_layers["step_a"].nunique() == min(num_steps, 3)
-    of_steps = table[table["step_a"] != table["step_b"]]
-    assert len({*of_steps["step_a"], *of_steps["step_b"]}) == (24 if num_steps > 24 else 0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

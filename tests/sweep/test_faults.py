@@ -264,12 +264,6 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     assert list(Path(options["out"]).glob(".*")) == []
 
 
-def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):
-    hub.add(REPOSITORY, "main", checkpoint_files(2))
-    hub.add(REPOSITORY, "step1", checkpoint_files(1, with_tokenizer=False))
-    assert sweep(REPOSITORY, **options) == 0
-
-
 # ── one clear error, and nothing written
 # ────────────────────────────────────────────────────────────────────────────
 

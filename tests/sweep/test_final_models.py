@@ -9,7 +9,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
 from embedgeo.sweep import check
 from tests.sweep.sweeping import sweep
@@ -233,16 +232,3 @@ def test_a_later_run_may_name_other_groups(several, options):
 def test_groups_that_cannot_be_are_refused_in_one_line(several, options, given, match):
     with pytest.raises(ValueError, match=rf"^[^\n]*{match}[^\n]*$"):
         sweep(several, **options, model_group=given)
-
-
-def test_groups_in_a_configuration_are_a_mapping(several, options, tmp_path, capsys):
-    options["out"] = str(tmp_path / "grouped")
-    (tmp_path / "sweep.yaml").write_text(
-        "model_group:\n  decoder: [lab/tiny, mine]\n  other: here\n"
-        f"model: [lab/tiny, {several[2]}, {several[3]}]\nsteps: final\n"
-    )
-    given = [f"--{name}={value}" for name, value in options.items()]
-    assert main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *given]) == 0
-    folder = SweepFolder(tmp_path / "grouped")
-    groups = {name: folder.facts(name).get("group", "") for name in folder.done()}
-    assert groups == {"lab--tiny--main": "decoder", "mine": "decoder", "here--step8": "other"}

@@ -89,19 +89,6 @@ def test_broken_files_beside_folders_fail_alone(tmp_path, options):
     assert (folder.done(), set(folder.failures())) == ({"step1"}, set(files))
 
 
-def test_a_file_that_holds_no_step_is_a_final_model(tmp_path, asked, capsys):
-    model = Forward()
-    save(tmp_path / "run" / "best.ckpt", model, 3)
-    stored = torch.load(tmp_path / "run" / "best.ckpt", weights_only=True)
-    stored.pop("global_step")
-    torch.save(stored, tmp_path / "run" / "best.ckpt")
-    assert sweep(str(tmp_path / "run" / "best.ckpt"), **asked, model_class=class_of(model)) == 0
-    folder = SweepFolder(asked["out"])
-    assert folder.done() == {"best.ckpt"}
-    assert folder.facts("best.ckpt")["has_step"] == "false"
-    assert set(folder.read("best.ckpt")["step"]) == {0}
-
-
 def test_a_model_without_forward_is_run_by_its_predict_step(tmp_path, asked):
     torch.manual_seed(0)
     ways = Forward(), PredictStep()

@@ -108,11 +108,6 @@ def test_a_name_too_long_for_a_file_is_refused_before_anything_is_measured(
     assert not Path(options["out"]).exists()
 
 
-def test_a_name_of_the_largest_length_is_swept(tmp_path, options):
-    write_files(tmp_path / "run" / ("step1-" + "x" * 194), checkpoint_files(1))
-    assert sweep(str(tmp_path / "run"), **options, token_tables=True) == 0
-
-
 def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, options):
     run = local_run(tmp_path / "run", steps=(1,))
     for name in ("my step 5", "epoch3", "logs", "1000", "stepwise"):

@@ -287,30 +287,6 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     assert done_of(said) == "4 of 4 checkpoints done"
 
 
-def test_what_another_sweep_has_done_meanwhile_is_not_done_again(
-    tmp_path, options, monkeypatch, hold
-):
-    run = local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(run), **options)
-    folder = SweepFolder(options["out"])
-    theirs = folder.checkpoints / "step1.parquet"
-    shutil.copy2(theirs, tmp_path)
-    before = contents(folder.checkpoints)
-    for step in (1, 2):
-        (folder.checkpoints / f"step{step}.parquet").unlink()
-    (run / "step1" / WEIGHTS).unlink()  # it could not be measured
-    other = hold(folder.path / "manifest.json", "step1")
-
-    def finished(seconds):
-        shutil.copy2(tmp_path / "step1.parquet", theirs)
-        other.kill()
-        other.wait()
-
-    monkeypatch.setattr("time.sleep", finished)
-    assert sweep(str(run), **options) == 0
-    assert contents(folder.checkpoints) == before
-
-
 def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(
     tmp_path, options, capsys, monkeypatch
 ):

@@ -14,8 +14,6 @@ import yaml
 from embedgeo.cli import ABOUT, COMMANDS, main
 from embedgeo.options import make_parser
 from embedgeo.presets import preset
-from embedgeo.results.groups import groups_of, parse_groups
-from embedgeo.sweep import SweepSettings
 from tests.sweep.tiny import checkpoint_files, local_run
 
 ROOT = Path(__file__).parents[2]
@@ -158,31 +156,6 @@ def test_papers_presets_are_planned(hub, options, tmp_path, monkeypatch):
             assert [steps[-1] for steps in of] == ["143000", "738000"]
         else:
             assert of == [["final"]] * len(models)
-
-
-def test_the_papers_presets_ask_for_what_the_papers_did():
-    asked = {
-        name: yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()) for name in PAPERS
-    }
-    settings = {name: SweepSettings(**options) for name, options in asked.items()}
-    first, second, third = (settings[name] for name in ("yamagiwa2025", "razzhigaev2024", "li2025"))
-    assert (first.unit, first.max_words, first.sample, first.special_tokens) == (
-        "sentence",
-        63,
-        0.01,
-        "bos+eos",
-    )
-    assert (first.count_range, first.token_tables) == ([10, 100_000], True)
-    assert second.anisotropy_batch == 4096
-    assert second.num_tokens == second.anisotropy_batch * second.id_batches
-    assert (third.rows, third.layers, third.spectrum, third.steps) == (
-        "last",
-        "final_norm",
-        True,
-        "log",
-    )
-    for one in (first, second):
-        assert groups_of(parse_groups(one.model_group), one.models).keys() == set(one.models)
 
 
 def test_the_array_example_gives_each_task_its_part(tmp_path, options):

@@ -240,14 +240,6 @@ def test_what_cannot_be_is_refused_in_one_line(tmp_path, monkeypatch, capsys, cl
     assert ("claim 1 of li2025" in line) == any(isinstance(each, dict) for each in given)
 
 
-def test_a_dry_run_writes_no_page(texts, tmp_path, capsys):
-    texts.add(BERT, "main", model_files(BERT, 1))
-    given = ["--model", BERT, "--out", str(tmp_path / "out"), "--dry-run"]
-    assert main(["reproduce", "yamagiwa2025", *given]) == 0
-    assert "1 checkpoint" in capsys.readouterr().out
-    assert not (tmp_path / "out").exists()
-
-
 # ── the rules
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -310,19 +302,6 @@ def test_noise_is_rarely_a_peak_a_phase_or_a_trend():
     # one of forty or twenty, and three standard errors
     assert max(verdicts.count("holds") for verdicts in found) <= 25 + 3 * 5
     assert max(verdicts.count("does not hold") for verdicts in found[1:]) <= 50 + 3 * 7
-
-
-def test_what_layers_have_in_common_cancels_in_the_errors_of_differences():
-    draws = np.random.default_rng(5)
-    shape = 1 + 0.2 * np.sin(np.linspace(0, np.pi, 13))
-    noise = draws.standard_normal(16) + 0.02 * draws.standard_normal((13, 16))
-    values = shape + noise.mean(1)
-    deviations = (noise - noise.mean(1, keepdims=True)) / np.sqrt(16 * 15)
-    errors = np.linalg.norm(deviations, axis=1)
-    assert peak(values, errors, degrees=15).verdict == "not comparable"
-    found = peak(values, deviations, degrees=15)
-    assert found.verdict == "holds"
-    assert found.error_of_difference < 0.1 * found.error
 
 
 @pytest.mark.parametrize(

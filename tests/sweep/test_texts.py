@@ -115,33 +115,6 @@ def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path):
     pd.testing.assert_series_equal(*found, rtol=1e-9, atol=1e-12)
 
 
-def test_texts_are_sorted_into_batches_whose_order_is_random_and_sequences_are_not():
-    texts = [list(range(i, i + 1 + i * 7 % 11)) for i in range(40)]
-    flat = torch.tensor([token for text in texts for token in text])
-    lengths = torch.tensor([len(text) for text in texts])
-    batches = ProbeText(flat, lengths, masked=flat > 3, pad_token_id=99).batches(4)
-    seen = [
-        ids[real].tolist()
-        for batch in batches
-        for ids, real in zip(batch.token_ids, batch.token_ids != 99, strict=True)
-    ]
-    assert sorted(seen) == sorted(texts)
-    for batch in batches:
-        real = batch.token_ids != 99
-        assert (batch.mask is None) == bool(real.all())
-        assert batch.mask is None or torch.equal(batch.mask, real)
-        assert torch.equal(batch.masked, (batch.token_ids > 3) & real)
-    widths = [batch.token_ids.shape[1] for batch in batches]
-    assert widths != sorted(widths)
-    assert sum(batch.token_ids.numel() for batch in batches) < 1.2 * len(flat)
-    parts = [ProbeText(flat, lengths).batches(4, rank, 2) for rank in (0, 1)]
-    assert len(parts[0]) + len(parts[1]) == len(batches)
-
-    even = ProbeText(torch.arange(12), torch.full((4,), 3)).batches(3)
-    assert [batch.token_ids.flatten().tolist() for batch in even] == [[*range(9)], [*range(9, 12)]]
-    assert all(batch.mask is None for batch in even)
-
-
 def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
     hub, small, tmp_path, capsys
 ):
