@@ -174,8 +174,9 @@ def test_a_module_that_cannot_be_imported_gives_one_line(tmp_path, asked, monkey
         "Model = 1": "it is a int",
     }
     rule = "model_class must name a LightningModule as package.module.Class"
-    for i, (code, words) in enumerate(cases.items()):
+    for i, code in enumerate(cases):
         (tmp_path / f"their_model_{i}.py").write_text(code)
+    for i, words in enumerate(cases.values()):
         with pytest.raises(ValueError, match=rf"^{rule}[^\n]*{words}[^\n]*$"):
             sweep("run", **asked, model_class=f"their_model_{i}.Model")
         assert not Path(asked["out"]).exists()
