@@ -341,15 +341,14 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
 
 
 def test_a_hub_that_does_not_answer_or_a_folder_that_cannot_be_written_is_named(
-    hub, commits, options, tmp_path
+    hub, options, tmp_path
 ):
-    (tmp_path / "file").write_text("a file")
-    asked = {**options, "out": str(tmp_path / "file")}
-    refused("must be a folder that can be written", REPOSITORY, **asked)
-    assert (tmp_path / "file").read_text() == "a file"
     hub.close()
     refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
-    assert not Path(options["out"]).exists()
+    Path(options["out"]).write_text("a file")
+    run = str(write_files(tmp_path / "run", checkpoint_files(1)))
+    refused("must be a folder that can be written", run, **options)
+    assert Path(options["out"]).read_text() == "a file"
 
 
 def test_what_is_neither_a_path_nor_a_repository_is_told_both(hub, options):
