@@ -21,7 +21,7 @@ PROJECT = PYPROJECT["project"]
 
 def run(code):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -71,7 +71,7 @@ def python_with(folder, extra, *arguments):
     command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
     path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False
+        command, capture_output=True, text=True, timeout=600, cwd=ROOT, env=path, check=False
     )
 
 
