@@ -86,7 +86,7 @@ def test_two_ranks_give_what_one_gives(tmp_path, options):
     assert main(["ablate", "--model", run, *given[0]]) == 0
     ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
     command = [sys.executable, "-m", "embedgeo.cli", "ablate", "--model", run, *given[1], *ddp]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     a, b = (changes(out["out"]) for out in (one, two))
     np.testing.assert_allclose(a["value"], b["value"], rtol=1e-6, atol=1e-6)
