@@ -20,7 +20,7 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=200,
+        timeout=600,
         check=True,
     )
 
