@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from tests.shared_runs import demo, made_once, reported, swept  # noqa: F401 (fixtures)
+
 # The same examples every time in the ordinary run; `--hypothesis-profile=fuzz` draws new and many
 # more ones for the tests that do not fix their number.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=100)
