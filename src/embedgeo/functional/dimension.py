@@ -1,12 +1,13 @@
-"""Intrinsic dimension of the distinct rows: by TwoNN, by GRIDE, or by any estimator of scikit-dimension.
+"""Intrinsic dimension of the distinct rows: by TwoNN, by GRIDE, or by any estimator of
+scikit-dimension.
 
-Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al. 2024 (arXiv 2311.05928) for embeddings.
+Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al. 2024 (arXiv
+2311.05928) for embeddings.
 """
 
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -28,10 +29,16 @@ DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless told."""
 
+FAR_SIGHTED = 1024
+"""Most rows whose third and fourth neighbours are used, too: enough for a dimension to 2 %."""
+
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
-_CONVERGED = 1e-9  # a step of Newton's method, relative, after which the square of it is left of the error
-_ITERATIONS = 12  # at most, of Newton's method, which starts within a factor of 2 and squares the relative error
+# a step of Newton's method, relative, after which the square of it is left of the error
+_CONVERGED = 1e-9
+# at most, of Newton's method, which starts within a factor of 2 and squares the relative error
+_ITERATIONS = 12
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly
 
 
 class GlobalEstimator(Protocol):
@@ -48,8 +55,10 @@ class DimensionEstimate(NamedTuple):
 
     dimension: float  # NaN where it is undefined
     num_points: int  # number of distinct points
-    left_out: Tensor | None = None  # the estimates without the points of each group, shape (G,), float64
-    next_scale: float = math.nan  # that of GRIDE from the neighbours of rank 2 and 4, of TwoNN alone
+    # the estimates without the points of each group, shape (G,), float64
+    left_out: Tensor | None = None
+    # that of GRIDE from the neighbours of rank 2 and 4, of TwoNN alone
+    next_scale: float = math.nan
 
 
 def twonn_dimension(
@@ -63,47 +72,73 @@ def twonn_dimension(
 ) -> DimensionEstimate:
     """TwoNN intrinsic dimension of the distinct rows of ``x``.
 
-    With μ_i the ratios of the distances to the second and the first neighbour, ascending, of which the
-    m = ⌊N (1 - discard_fraction) + 1e-9⌋ smallest are used, it is, by ``method``:
+    With μ_i the ratios of the distances to the second and the first neighbour, ascending, of which
+    the m = ⌊N (1 - discard_fraction) + 1e-9⌋ smallest are used, it is, by ``method``:
 
-    - ``"fit"``: the slope of the least-squares line through the origin of -log(1 - i/N) on log μ_i (Facco et al. 2017).
-      scikit-dimension 0.5 has it, too, with one ratio fewer where rounding makes the product less than an integer.
-    - ``"mle"``: (m - 1) / (Σ log μ_i + (N - m) log μ_m), the maximum-likelihood estimate without its bias, where of the
-      others only is known that they are larger (Epstein & Sobel 1953). For m = N it is (N - 1) / Σ log μ_i, which is
-      DADApy's ``algorithm="ml"`` (DADApy leaves out none there, whatever its ``mu_fraction``).
+    - ``"fit"``: the slope of the least-squares line through the origin of -log(1 - i/N) on log μ_i
+      (Facco et al. 2017). scikit-dimension 0.5 has it, too, with one ratio fewer where rounding
+      makes the product less than an integer.
+    - ``"mle"``: (m - 1) / (Σ log μ_i + (N - m) log μ_m), the maximum-likelihood estimate without
+      its bias, where of the others only is known that they are larger (Epstein & Sobel 1953). For m
+      = N it is (N - 1) / Σ log μ_i, which is DADApy's ``algorithm="ml"`` (DADApy leaves out none
+      there, whatever its ``mu_fraction``).
 
-    Beside it stands GRIDE's dimension at scale 2, the next one, of at most 1,024 of the points: where some have near
-    copies, TwoNN sees the distance to the copy, and is far lower: see `gride_dimensions`.
+    Beside it stands GRIDE's dimension at scale 2, the next one, of at most 1,024 of the points:
+    where some have near copies, TwoNN sees the distance to the copy, and is far lower: see
+    `gride_dimensions`.
 
-    Without a group only the fit is repeated, for the μ_i of the other points, those with copies in other groups among
-    them: their neighbours are those among all points. If these were searched for again, the estimates would be those of
-    a thinner sample, and copies of a point, or its absence, move nearest neighbours in a way that resampling does not
-    reproduce (Abadie & Imbens 2008, on the bootstrap of matching estimators).
+    Without a group only the fit is repeated, for the μ_i of the other points, those with copies in
+    other groups among them: their neighbours are those among all points. If these were searched for
+    again, the estimates would be those of a thinner sample, and copies of a point, or its absence,
+    move nearest neighbours in a way that resampling does not reproduce (Abadie & Imbens 2008, on
+    the bootstrap of matching estimators).
 
     Args:
         x: shape (n, d), any floating dtype, finite.
         method: ``"fit"`` or ``"mle"``.
-        discard_fraction: share of the largest ratios that are not used: in (0, 1), and 0 for ``"mle"``. Default: 0.1 of
-            the fit, none of the maximum likelihood.
+        discard_fraction: share of the largest ratios that are not used: in (0, 1), and 0 for
+            ``"mle"``. Default: 0.1 of the fit, none of the maximum likelihood.
         duplicate_tolerance: see `merge_duplicates`.
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
 
     Returns:
-        The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to use, are left, where
-        all these ratios are 1 (rows on a grid), and where a squared distance overflows or vanishes.
+        The estimate. It is NaN where fewer than three distinct rows, or fewer than two ratios to
+        use, are left, where all these ratios are 1 (rows on a grid), and where a squared distance
+        overflows or vanishes.
     """
-    nearest, place = distinct_nearest(x, duplicate_tolerance, rounded_rows(x))
+    order = torch.arange(len(x), device=x.device) * _GOLDEN % 1
+    nearest, place = _nearest_points(Neighbors(x), duplicate_tolerance, order)
     group = None if groups is None else point_groups(groups, place, len(nearest.distances))
     return _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
 
 
+def _nearest_points(
+    rows: Neighbors, duplicate_tolerance: float, order: Tensor, apart: Tensor | None = None
+) -> tuple[Nearest, Tensor]:
+    """Find the nearest distinct rows of each distinct row, and for each row the place of its copy.
+
+    Only the `FAR_SIGHTED` distinct rows with the smallest ``order`` of a copy, shape (n,), have a
+    third and fourth neighbour.
+    """
+    kept, place = rows.distinct(duplicate_tolerance)
+    nearest = rows.nearest(4, None if len(kept) == len(place) else kept, apart)
+    least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
+    nearest.distances[least.argsort()[FAR_SIGHTED:], 2:] = torch.nan
+    return nearest, place
+
+
 def _of_distances(
-    distances: Tensor, method: str, discard_fraction: float | None, group: Tensor | None, num_groups: int
+    distances: Tensor,
+    method: str,
+    discard_fraction: float | None,
+    group: Tensor | None,
+    num_groups: int,
 ) -> DimensionEstimate:
-    """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the points' groups."""
+    """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the
+    points' groups.
+    """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    rate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     distances = distances.cpu().double()
     first, second = distances[:, :2].unbind(1)
     left_out = None if group is None else first.new_full((num_groups,), math.nan)
@@ -116,27 +151,37 @@ def _of_distances(
     log_mu, order = (second / first).log().sort()
     if group is not None:
         in_order = group.cpu()[order]
-        left_out = torch.stack([rate(log_mu[in_order != i]) for i in range(num_groups)])
-    return DimensionEstimate(float(rate(log_mu)), len(first), left_out, next_scale)
+        others = (log_mu[in_order != i] for i in range(num_groups))
+        left_out = torch.stack([_rate_of_ratios(each, method, discarded) for each in others])
+    dimension = float(_rate_of_ratios(log_mu, method, discarded))
+    return DimensionEstimate(dimension, len(first), left_out, next_scale)
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
-    """The group that has all copies of each point, shape (num_points,), given those of the rows; -1 if none has."""
+    """The group that has all copies of each point, shape (num_points,), given those of the rows; -1
+    if none has.
+    """
     none = groups.new_zeros(num_points)
-    least, most = (none.scatter_reduce(0, place, groups, by, include_self=False) for by in ("amin", "amax"))
+    least, most = (
+        none.scatter_reduce(0, place, groups, by, include_self=False) for by in ("amin", "amax")
+    )
     return torch.where(least == most, least, -1)
 
 
 def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Tensor:
-    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``; a float64 scalar."""
+    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``; a float64
+    scalar.
+    """
     num_used = math.floor(len(log_mu) * (1 - discard_fraction) + 1e-9)
     if method == "fit":
         num_used = min(num_used, len(log_mu) - 1)  # the last one's rank has no logarithm
-    if num_used < 2:
+    used = log_mu[: max(0, num_used)]
+    if num_used < 2 or not bool(used.sum() > _EQUAL * num_used):
         return log_mu.new_tensor(math.nan)
-    used = log_mu[:num_used]
     if method == "fit":
-        log_rank = -torch.log1p(-torch.arange(1, num_used + 1, dtype=used.dtype, device="cpu") / len(log_mu))
+        log_rank = -torch.log1p(
+            -torch.arange(1, num_used + 1, dtype=used.dtype, device="cpu") / len(log_mu)
+        )
         return ratio(used @ log_rank, used @ used)
     return ratio(used.new_tensor(num_used - 1), used.sum() + (len(log_mu) - num_used) * used[-1])
 
@@ -147,7 +192,8 @@ def estimated_dimension(
     """Intrinsic dimension of the distinct rows of ``x`` by any scikit-dimension global estimator.
 
     Returns:
-        The estimate; NaN where fewer than three distinct rows are left or the estimator raises a ValueError.
+        The estimate; NaN where fewer than three distinct rows are left or the estimator raises a
+        ValueError.
     """
     points = merge_duplicates(x, duplicate_tolerance)
     dimension = math.nan
@@ -176,14 +222,15 @@ def gride_dimensions(
 ) -> ScaleEstimates:
     """GRIDE intrinsic dimension of the distinct rows of ``x`` at each of some scales.
 
-    At scale n1 it is the d that makes the ratios μ of the distances to the neighbours of rank 2 n1 and n1 most likely,
-    if μ^-d has the law Beta(n1, n1), as it has where the density is constant up to the 2 n1-th neighbour; with N - 1 in
-    place of N, which makes the estimate at scale 1 unbiased, and without the ratios above their median by more than 20
-    times the distance from it to their 95th percentile, which are those of near copies. Both as in DADApy. (In one
-    dimension 0.3 % of the ratios at scale 1 lie beyond, and the estimate is 1.6 % high; in two it is 0.2 %.)
+    At scale n1 it is the d that makes the ratios μ of the distances to the neighbours of rank 2 n1
+    and n1 most likely, if μ^-d has the law Beta(n1, n1), as it has where the density is constant up
+    to the 2 n1-th neighbour; with N - 1 in place of N, which makes the estimate at scale 1
+    unbiased, and without the ratios above their median by more than 20 times the distance from it
+    to their 95th percentile, which are those of near copies. Both as in DADApy. (In one dimension
+    0.3 % of the ratios at scale 1 lie beyond, and the estimate is 1.6 % high; in two it is 0.2 %.)
 
-    The standard error takes ratios of different rows as independent, but rows share neighbours: simulated estimates
-    vary by 0.75 to 1.4 of it up to scale 16, and by up to 1.9 at 64.
+    The standard error takes ratios of different rows as independent, but rows share neighbours:
+    simulated estimates vary by 0.75 to 1.4 of it up to scale 16, and by up to 1.9 at 64.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
@@ -194,21 +241,30 @@ def gride_dimensions(
         num_groups: G, the number of groups.
 
     Returns:
-        The estimates, on the CPU. They are NaN at scales for which there are not 2 n1 + 1 distinct rows, where all
-        ratios are 1 (a simplex), and where a squared distance overflows or vanishes.
+        The estimates, on the CPU. They are NaN at scales for which there are not 2 n1 + 1 distinct
+        rows, where all ratios are 1 (a simplex), and where a squared distance overflows or
+        vanishes.
 
-    >>> x = torch.rand(2000, 2, generator=torch.Generator().manual_seed(0)) @ torch.ones(2, 3).triu()
+    >>> x = (
+    ...     torch.rand(2000, 2, generator=torch.Generator().manual_seed(0))
+    ...     @ torch.ones(2, 3).triu()
+    ... )
     >>> gride_dimensions(x, (1, 4, 16)).dimensions.round()
     tensor([2., 2., 2.], dtype=torch.float64)
     """
-    kept, place = distinct_rows(x, duplicate_tolerance)
-    points = x if len(kept) == len(x) else x[kept]
+    rows = Neighbors(x)
+    kept, place = rows.distinct(duplicate_tolerance)
+    nearest = rows.nearest(2 * max(scales), kept)
     group = None if groups is None else point_groups(groups, place, len(kept))
-    return _at_scales(nearest_distances(points, 2 * max(scales)), scales, group, num_groups)
+    return _at_scales(nearest.distances, scales, group, num_groups)
 
 
-def _at_scales(distances: Tensor, scales: Sequence[int], group: Tensor | None, num_groups: int) -> ScaleEstimates:
-    """The estimates from the distances of points to their nearest, shape (N, k), and the points' groups."""
+def _at_scales(
+    distances: Tensor, scales: Sequence[int], group: Tensor | None, num_groups: int
+) -> ScaleEstimates:
+    """The estimates from the distances of points to their nearest, shape (N, k), and the points'
+    groups.
+    """
     nearest = distances.cpu().double()
     group = None if group is None else group.cpu()
     found, left_out = [], []
@@ -226,16 +282,18 @@ def _at_scales(distances: Tensor, scales: Sequence[int], group: Tensor | None, n
 
 
 def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
-    """The most likely dimension, given the log μ of points, shape (N,), and its standard error; shape (2,), float64.
+    """The most likely dimension, given the log μ of points, shape (N,), and its standard error;
+    shape (2,), float64.
 
-    The derivative of the log likelihood, (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, is convex and falls in d.
-    As 1/d < share < 1/d + log μ, it is positive where Newton's method starts, which so comes nearer from below.
+    The derivative of the log likelihood, (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, is
+    convex and falls in d. As 1/d < share < 1/d + log μ, it is positive where Newton's method
+    starts, which so comes nearer from below.
     """
     if len(log_mu) < 2:
         return log_mu.new_full((2,), torch.nan)
     mu = log_mu.exp()
     middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
-    used = log_mu[mu < middle + 20 * (high - middle)]
+    used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
     count, total = len(used), used.sum()
     if count < 2 or not bool(total > _EQUAL * count):
         return log_mu.new_full((2,), torch.nan)
@@ -251,22 +309,31 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
 
 
 def _information(log_mu: Tensor, dimension: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-    """The share log μ / (1 - μ^-d), shape (N,), 1/d where μ is 1; and the observed information on d, a scalar."""
+    """The share log μ / (1 - μ^-d), shape (N,), 1/d where μ is 1; and the observed information on
+    d, a scalar.
+    """
     scaled = dimension * log_mu
     share = torch.where(scaled > 0, log_mu / -torch.expm1(-scaled), 1 / dimension)
-    return share, len(log_mu) / dimension**2 + (scale - 1) * (share.square() * (-scaled).exp()).sum()
+    return share, len(log_mu) / dimension**2 + (scale - 1) * (
+        share.square() * (-scaled).exp()
+    ).sum()
 
 
 class RowLabels(NamedTuple):
     """Token types and sequences of rows."""
 
-    types: Tensor | None  # shape (n,), int64; a row with a negative one has none; None: no row has one
+    # shape (n,), int64; a row with a negative one has none; None: no row has one
+    types: Tensor | None
     sequences: Tensor | None  # shape (n,), int64; None: each row is one
-    order: Tensor  # random numbers, shape (n,), all different: of rows with equal labels, that with the least is drawn
+    # random numbers, shape (n,), all different: of rows with equal labels, that with the least is
+    # drawn
+    order: Tensor
 
 
 class LabelledEstimates(NamedTuple):
-    """Dimensions of rows in all, between and within token types, and who their neighbours are; None if unknown."""
+    """Dimensions of rows in all, between and within token types, and who their neighbours are; None
+    if unknown.
+    """
 
     every: DimensionEstimate | ScaleEstimates
     between: DimensionEstimate | ScaleEstimates | None = None
@@ -275,7 +342,6 @@ class LabelledEstimates(NamedTuple):
     same_sequence: Tensor | None = None
 
 
-@stepwise
 def labelled_dimensions(
     x: Tensor,
     labels: RowLabels,
@@ -287,131 +353,83 @@ def labelled_dimensions(
     groups: Tensor | None = None,
     num_groups: int = 0,
     apart: bool = False,
-    projected: Projections | None = None,
-) -> Computation[LabelledEstimates]:
-    """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those within them.
+) -> LabelledEstimates:
+    """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those
+    within them.
 
-    Both estimators take rows for independent draws from one density. But occurrences of one token type are near each
-    other, and so are rows of one text: where the nearest row is of the same type and the next one is not, the ratio of
-    their distances says nothing of a dimension, and the estimate for all rows is low. So there are, too:
+    Both estimators take rows for independent draws from one density. But occurrences of one token
+    type are near each other, and so are rows of one text: where the nearest row is of the same type
+    and the next one is not, the ratio of their distances says nothing of a dimension, and the
+    estimate for all rows is low. So there are, too:
 
-    - between: that of one occurrence of each token type, drawn at random, so that types weigh equally. It is of rows of
-      different types, each in its context, and not of the means of types.
-    - within: that of the distances of rows to the nearest occurrences of their own type in other sequences, of all
-      types with 8 distinct rows or more; rows weigh equally. The fewer occurrences a type has, the farther are a row's
-      neighbours, and the lower is the estimate.
+    - between: that of one occurrence of each token type, drawn at random, so that types weigh
+      equally. It is of rows of different types, each in its context, and not of the means of types.
+    - within: that of the distances of rows to the nearest occurrences of their own type in other
+      sequences, of all types with 8 distinct rows or more; rows weigh equally. The fewer
+      occurrences a type has, the farther are a row's neighbours, and the lower is the estimate.
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        labels: of the rows; on the CPU where these are on a device.
+        labels: of the rows, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.
         discard_fraction: of TwoNN.
-        duplicate_tolerance: rows as near as this are merged first, in all three; of copies within a type, one counts.
+        duplicate_tolerance: rows as near as this are merged first, in all three; of copies within a
+            type, one counts.
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
         apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
-        projected: the `projections` of ``x``, where they are known; used where ``x`` is on a device.
 
     Returns:
-        The estimates, and the shares of rows whose nearest distinct row is of their type and sequence.
+        The estimates, and the shares of rows whose nearest distinct row is of their type and
+        sequence.
     """
-    if is_asynchronous(x.device):
-        labels, (groups,) = yield from on_host(labels, (groups,))
-        found = yield from _neighbors_on_device(x, labels, scales, duplicate_tolerance, projected, apart=apart)
+    types, sequences = (
+        None if each is None else each.to(x.device) for each in (labels.types, labels.sequences)
+    )
+    labels = RowLabels(types, sequences, labels.order.to(x.device))
+    groups = None if groups is None else groups.to(x.device)
+    others = sequences if apart else None
+    searched = Neighbors(x)
+    if scales:
+        kept, place = searched.distinct(duplicate_tolerance)
+        every = searched.nearest(2 * max(scales), kept, others)
     else:
-        found = _neighbors(x, labels, scales, duplicate_tolerance, apart=apart)
+        every, place = _nearest_points(searched, duplicate_tolerance, labels.order, others)
 
     def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
         if scales:
             return _at_scales(distances, scales, group, num_groups)
         return _of_distances(distances, method, discard_fraction, group, num_groups)
 
-    def of_some(rows: Tensor, distances: Tensor) -> DimensionEstimate | ScaleEstimates:
-        has_all = distances.isfinite().all(1)
+    def among(rows: Tensor, *of_neighbors: Tensor) -> DimensionEstimate | ScaleEstimates:
+        """Of these rows, those that have all neighbours with the right labels."""
+        distances = searched.nearest(2 * max(scales, default=1), rows, *of_neighbors).distances
+        has_all = distances.isfinite().all(1) if of_neighbors else slice(None)
         return estimate(distances[has_all], None if groups is None else groups[rows][has_all])
 
     def shares(of: Tensor | None) -> Tensor | None:
-        return None if of is None or scales else same_label_shares(found.every, found.place, of)
+        return None if of is None or scales else same_label_shares(every, place, of)
 
-    every = found.every.distances
+    between = within = None
+    if types is not None:
+        between = among(_one_of_each_type(labels, place))
+    if types is not None and sequences is not None:
+        within = among(_repeated(labels, place), sequences, types)
+    group = None if groups is None else point_groups(groups, place, len(every.distances))
     return LabelledEstimates(
-        estimate(every, None if groups is None else point_groups(groups, found.place, len(every))),
-        None
-        if found.between is None
-        else estimate(found.between[1], None if groups is None else groups[found.between[0]]),
-        None if found.within is None else of_some(*found.within),
-        shares(labels.types),
-        shares(labels.sequences),
+        estimate(every.distances, group),
+        between,
+        within,
+        shares(types),
+        shares(sequences),
     )
 
 
-class _Neighbors(NamedTuple):
-    """Nearest of the distinct rows, and of those between and within token types, where these are known."""
-
-    every: Nearest
-    place: Tensor  # among the distinct rows of each row, shape (n,)
-    between: tuple[Tensor, Tensor] | None = None  # indices of the rows, and distances
-    within: tuple[Tensor, Tensor] | None = None
-
-
-def _neighbors(
-    x: Tensor, labels: RowLabels, scales: Sequence[int], duplicate_tolerance: float, *, apart: bool
-) -> _Neighbors:
-    """Neighbours of rows on a CPU, one search after the other."""
-    sequences = labels.sequences if apart else None
-    operand = None if scales else rounded_rows(x)
-    if scales:
-        kept, place = distinct_rows(x, duplicate_tolerance)
-        distances = nearest_distances(x[kept], 2 * max(scales), None if sequences is None else sequences[kept])
-        every = Nearest(distances, kept[:0])
-    else:
-        every, place = distinct_nearest(x, duplicate_tolerance, operand, labels.order, sequences)
-
-    def neighbors(rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if not scales:
-            return rows, few_nearest(x, 2, operand, among=rows, apart=apart, together=together).distances
-        apart, together = (None if each is None else each[rows] for each in (apart, together))
-        return rows, nearest_distances(x[rows], 2 * max(scales), apart, together)
-
-    found = _Neighbors(every, place)
-    if labels.types is not None:
-        found = found._replace(between=neighbors(_one_of_each_type(labels, place)))
-    if labels.types is not None and labels.sequences is not None:
-        found = found._replace(within=neighbors(_repeated(labels, place), labels.sequences, labels.types))
-    return found
-
-
-def _neighbors_on_device(
-    x: Tensor,
-    labels: RowLabels,
-    scales: Sequence[int],
-    duplicate_tolerance: float,
-    projected: Projections | None,
-    *,
-    apart: bool,
-) -> Computation[_Neighbors]:
-    """Neighbours of rows on a device, all searches side by side and with those of other layers."""
-    projected = (yield from projections(x)) if projected is None else projected
-    kept, place = yield from distinct_by_projections(x, projected, duplicate_tolerance)
-    k = 2 * max(scales) if scales else 2
-    searches = [Search(x, kept, k if scales else 4, labels.sequences if apart else None)]
-    if labels.types is not None:
-        searches.append(Search(x, _one_of_each_type(labels, place), k))
-    if labels.types is not None and labels.sequences is not None:
-        searches.append(Search(x, _repeated(labels, place), k, labels.sequences, labels.types))
-    every, *others = yield from at_once(*(called(nearest_of_searches, each) for each in searches))
-    if not scales:
-        near_sighted = torch.ones(len(kept), dtype=torch.bool, device="cpu").index_fill(
-            0, far_sighted(labels.order, place), False
-        )
-        every.distances[near_sighted, 2:] = torch.nan
-    found = [(search.rows, nearest.distances) for search, nearest in zip(searches[1:], others, strict=True)]
-    return _Neighbors(every, place, *found)
-
-
 def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
-    """Indices of the rows with the least ``order`` of each label, both of shape (n,), by ascending label."""
+    """Indices of the rows with the least ``order`` of each label, both of shape (n,), by ascending
+    label.
+    """
     by_order = order.argsort(stable=True)
     ascending, at = labels[by_order].sort(stable=True)
     is_first = torch.ones_like(at, dtype=torch.bool)

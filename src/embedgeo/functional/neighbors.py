@@ -4,7 +4,8 @@ uses.
 `Neighbors` computes all distances among at most 512 rows, in float64. Among more rows it finds the
 few nearest of each row in three turns:
 
-1. It multiplies rows that are rounded to bfloat16. The products tell roughly how far rows are apart.
+1. It multiplies rows that are rounded to bfloat16. Their products tell roughly how far rows are
+   apart.
 2. It computes the distances to the rows with the smallest products from differences. These say how
    large the product of a nearer row can be, and it computes the distances of all rows up to that.
 3. It leaves rows for which there are too many of these to products in float64.
@@ -103,10 +104,10 @@ class Nearest(NamedTuple):
 
 
 class Neighbors:
-    """Finds copies and nearest neighbours among the rows of ``x``, shape (n, d), any floating dtype,
-    finite.
+    """Finds copies and nearest neighbours among the same rows, once or several times.
 
-    Several searches among the same rows share what can be computed once.
+    Args:
+        x: shape (n, d), any floating dtype, finite.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -138,7 +139,9 @@ class Neighbors:
             reach = share * float(_distances_from_mean(points).median()) if share else 0.0
             reach = reach if reach < torch.inf else 0.0
             if projected is None:
-                near = self._distances if len(kept) == len(self.x) else self._distances[kept][:, kept]
+                near = (
+                    self._distances if len(kept) == len(self.x) else self._distances[kept][:, kept]
+                )
                 i, j = (near <= reach).nonzero(as_tuple=True)
             else:
                 i, j = projected.pairs(kept, reach, most)
@@ -167,11 +170,14 @@ class Neighbors:
             apart: labels of all rows, shape (n,), int64: see `nearest_distances`.
             together: labels of all rows.
         """
-        rows = self.every if rows is None else rows
-        apart, together = (None if each is None else each[rows] for each in (apart, together))
+        if rows is not None:
+            apart, together = (None if each is None else each[rows] for each in (apart, together))
         if len(self.x) <= _FEW_ROWS:
-            distances = self._distances[rows[:, None], rows]
-            return _smallest(_exclude(distances, slice(None), apart, together), k)
+            distances = self._distances if rows is None else self._distances[rows][:, rows]
+            if apart is not None or together is not None:
+                distances = _exclude(distances.clone(), slice(None), apart, together)
+            return _smallest(distances, k)
+        rows = self.every if rows is None else rows
         if together is None:
             return self._nearest(k, rows, apart)
         order, windows = _windows(together)
@@ -182,7 +188,9 @@ class Neighbors:
             for window in windows
         ]
         distances = torch.cat([each.distances for each in found])
-        places = torch.cat([window[each.places] for window, each in zip(windows, found, strict=True)])
+        places = torch.cat(
+            [window[each.places] for window, each in zip(windows, found, strict=True)]
+        )
         back = order.argsort()
         return Nearest(distances[back], places[back])
 
@@ -220,7 +228,7 @@ def _windows(labels: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _exclude(
-    distances: Tensor, rows: slice, apart: Tensor | None, together: Tensor | None
+    distances: Tensor, rows: Tensor | slice, apart: Tensor | None, together: Tensor | None
 ) -> Tensor:
     """Make distances of some rows to all infinite, in place, where labels forbid neighbours."""
     if apart is not None:
@@ -231,7 +239,7 @@ def _exclude(
 
 
 def _smallest(distances: Tensor, k: int) -> Nearest:
-    """Take the k smallest of the distances of each row, shape (m, n); NaN where they are infinite."""
+    """Take the k smallest distances of each row of shape (m, n); NaN where they are infinite."""
     nearest, places = distances.topk(min(k, distances.shape[1]), largest=False)
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
     missing = k - nearest.shape[1]
@@ -265,6 +273,7 @@ class Float64Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
+        """Centre the rows of ``x``, shape (n, d)."""
         centred = x.to(accumulator_dtype(x.device))
         centred = centred - centred.mean(0)
         return cls(x, centred, torch.linalg.vecdot(centred, centred))
@@ -282,7 +291,8 @@ class Float64Rows(NamedTuple):
         With ``k`` only those to the k nearest rows need to be right.
         """
         sums = self.squares[rows, None] + self.squares
-        squared = torch.addmm(sums, self.centred[rows], self.centred.T, alpha=-2)
+        left = self.centred if len(rows) == len(self.centred) else self.centred[rows]
+        squared = torch.addmm(sums, left, self.centred.T, alpha=-2)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         error = 2 * (self.x.shape[1] + 24) * torch.finfo(sums.dtype).eps
@@ -313,16 +323,17 @@ class Float64Rows(NamedTuple):
 class RoundedRows(NamedTuple):
     """Centred rows, rounded to bfloat16, as the rows (b, ‖b‖² in three parts, three ones).
 
-    The product with (-2a, three ones, ‖a‖² in three parts) is the squared distance ‖a - b‖². Numbers
-    of bfloat16 have exact products in float32, also where the process lets it round its operands.
+    The product with (-2a, three ones, ‖a‖² in three parts) is the squared distance ‖a - b‖².
+    Numbers of bfloat16 have exact products in float32, also where the process has its operands
+    rounded.
 
     How large can the product of a and b be, if the rows that they were rounded from are at a
-    distance of at most r? The rows are moved by at most ρ‖a‖ and ρ‖b‖, so that
-    ‖a - b‖ ≤ r + ρ (‖a‖ + ‖b‖). It follows that ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), which gives
-    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. The sum of the products
-    of coordinates is wrong by at most (d + 24) ε (‖a‖ + B)², where ε is that of float32. So the
-    product is at most (r + ρ (‖a‖ + B))² + (d + 24) ε (‖a‖ + B)², or what this is rounded to, since
-    rounding keeps the order. No norm but that of a is in it: a row far off blurs no other ones.
+    distance of at most r? Rounding moved the rows by at most ρ‖a‖ and ρ‖b‖, so that ‖a - b‖ is at
+    most r + ρ (‖a‖ + ‖b‖). Then ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), from which it follows that
+    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. Summing the products of
+    coordinates in float32 is wrong by at most (d + 24) ε (‖a‖ + B)². So the product is at most
+    (r + ρ (‖a‖ + B))² + (d + 24) ε (‖a‖ + B)², or what that is rounded to, since rounding keeps the
+    order. No norm but ‖a‖ is in it: a row far off does not blur the others.
     """
 
     values: Tensor  # shape (n, d + 6)
@@ -332,6 +343,7 @@ class RoundedRows(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
+        """Centre, scale and round the rows of ``x``, shape (n, d)."""
         n, dim = x.shape
         precise = torch.promote_types(x.dtype, torch.float32)
         center = x.mean(0, dtype=precise)
@@ -408,7 +420,7 @@ class RoundedRows(NamedTuple):
             minima = groups.amin(1)
             guessed, guessed_distances = self._guess(x, rows, own, groups, minima, k)
             limit = self.largest_products(own, guessed_distances.amax(1))
-            of_block.scatter_(1, guessed, torch.inf)  # they are measured already
+            of_block[torch.arange(len(of_block), device=x.device)[:, None], guessed] = torch.inf
             # of a group of products only the smallest is looked at, unless that is small enough
             is_near = minima <= limit[:, None]
             is_crowded = is_near.sum(1) > n // _CROWDED
@@ -500,6 +512,7 @@ class Projections(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
+        """Project the rows of ``x``, shape (n, d)."""
         dtype = accumulator_dtype(x.device)
         center = x.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
         directions = _generic_directions(x.shape[1], dtype, x.device)
