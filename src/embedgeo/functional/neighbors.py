@@ -24,6 +24,7 @@ from embedgeo.functional.precision import (
     is_normal,
     power_of_two,
     row_norms,
+    scaled_row_norms,
     search_dtype,
 )
 
@@ -253,7 +254,7 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
     parts = [
-        row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)))
+        scaled_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)), x.dtype)
         for i, j in zip(rows.split(step), others.split(step), strict=True)
     ]
     return torch.cat(parts)
@@ -292,7 +293,8 @@ class Float64Rows(NamedTuple):
         """
         sums = self.squares[rows, None] + self.squares
         left = self.centred if len(rows) == len(self.centred) else self.centred[rows]
-        squared = torch.addmm(sums, left, self.centred.T, alpha=-2)
+        # in place, which autocast leaves alone
+        squared = sums.clone().addmm_(left, self.centred.T, alpha=-2)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         error = 2 * (self.x.shape[1] + 24) * torch.finfo(sums.dtype).eps
@@ -330,10 +332,10 @@ class RoundedRows(NamedTuple):
     How large can the product of a and b be, if the rows that they were rounded from are at a
     distance of at most r? Rounding moved the rows by at most ρ‖a‖ and ρ‖b‖, so that ‖a - b‖ is at
     most r + ρ (‖a‖ + ‖b‖). Then ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), from which it follows that
-    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. Summing the products of
-    coordinates in float32 is wrong by at most (d + 24) ε (‖a‖ + B)². So the product is at most
-    (r + ρ (‖a‖ + B))² + (d + 24) ε (‖a‖ + B)², or what that is rounded to, since rounding keeps the
-    order. No norm but ‖a‖ is in it: a row far off does not blur the others.
+    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. The sum of the
+    products of coordinates, in float32, is wrong by at most (d + 24) ε (‖a‖ + B)². So the product
+    is at most (r + ρ (‖a‖ + B))² + (d + 24) ε (‖a‖ + B)², or what that is rounded to, as rounding
+    keeps the order. No norm but ‖a‖ is in it: a row far off does not blur the others.
     """
 
     values: Tensor  # shape (n, d + 6)
