@@ -349,7 +349,8 @@ class RoundedRows(NamedTuple):
         n, dim = x.shape
         precise = torch.promote_types(x.dtype, torch.float32)
         center = x.mean(0, dtype=precise)
-        unit = power_of_two(torch.stack(x.aminmax()).abs().max().to(precise))
+        largest = torch.stack(x.aminmax()).abs().max() if dim else x.new_ones(())
+        unit = power_of_two(largest.to(precise))
         values = torch.ones(n, dim + 2 * _NORM_PARTS, dtype=search_dtype(x.device), device=x.device)
         norms = torch.empty(n, dtype=accumulator_dtype(x.device), device=x.device)
         lost = torch.empty_like(norms)
