@@ -24,8 +24,8 @@ from embedgeo.functional.dimension import (
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Projections, projections
-from embedgeo.functional.precision import is_asynchronous, sent
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
+from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
@@ -419,10 +419,10 @@ class IntrinsicDimension(GeometryMetric):
         ``sequence_ids``; ``groups`` are not used.
         """
         batches, sample = yield from self._batches()
-        labels, group = torch.cat([batch.labels[:, 0] for _, batch, _ in batches]).unique(
+        labels, group = torch.cat([batch.labels[:, 0] for _, batch in batches]).unique(
             return_inverse=True
         )
-        of_batches = group.split([len(batch.keys) for _, batch, _ in batches])
+        of_batches = group.split([len(batch.keys) for _, batch in batches])
         of_groups = [(each, len(labels)) if len(labels) else () for each in of_batches]
         estimates = yield from at_once(
             *(
@@ -445,22 +445,18 @@ class IntrinsicDimension(GeometryMetric):
 
     def _batches(
         self,
-    ) -> Computation[tuple[list[tuple[Tensor, Sample, Projections | None]], Sample]]:
-        """The rows of each batch, all else of its sample, and their projections; and all else of
-        the whole sample.
+    ) -> Computation[tuple[list[tuple[Tensor, Sample]], Sample]]:
+        """The rows of each batch and all else of its sample; and all else of the whole sample.
 
         All but the rows is on the CPU. In place of these a sample has their places, in a column.
         """
         held = self.load(Sample)
         places = torch.arange(len(held.keys), device="cpu")
-        is_searched = isinstance(self.estimator, str) and is_asynchronous(held.rows.device)
-        (keys, labels), *projected = yield from at_once(
-            on_host(held.keys, held.labels), *([projections(held.rows)] if is_searched else [])
-        )
+        keys, labels = yield from on_host(held.keys, held.labels)
         sample = held._replace(
             rows=places[:, None], keys=keys, labels=labels, positions=places
         ).counted()
-        batches = list[tuple[Tensor, Sample, Projections | None]]()
+        batches = list[tuple[Tensor, Sample]]()
         for batch in sample_batches(sample, self.batch_size):
             at = batch.rows[:, 0]
             x = (
@@ -468,7 +464,7 @@ class IntrinsicDimension(GeometryMetric):
                 if at.equal(places)
                 else held.rows.index_select(0, sent(at, held.rows.device))
             )
-            batches.append((x, batch, projected[0].of(at) if is_searched else None))
+            batches.append((x, batch))
         return batches, sample
 
     def _keys(self, infix: str) -> list[str]:
@@ -479,7 +475,6 @@ class IntrinsicDimension(GeometryMetric):
         self,
         x: Tensor,
         batch: Sample,
-        projected: Projections | None,
         groups: Tensor | None = None,
         num_groups: int = 0,
     ) -> Computation[LabelledEstimates]:
@@ -505,7 +500,6 @@ class IntrinsicDimension(GeometryMetric):
             groups=groups,
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
-            projected=projected,
         )
         return (yield from of_batch)
 
