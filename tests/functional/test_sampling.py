@@ -159,7 +159,11 @@ def test_rows_that_are_left_out_move_no_other_row(parts, seed, size, left_out):
     kept = torch.tensor([i not in left_out for i in range(40)])
     sample = Sample.empty(1, size)
     for part in parts:
-        sample = sample.extend(NUMBERS[part][kept[part]], kept=kept[part], seed=seed)
+        numbers = kept[part].nonzero().flatten()
+        num_rows = len(NUMBERS[part])
+        sample = sample.extend(
+            NUMBERS[part][numbers], numbers=numbers, num_rows=num_rows, seed=seed
+        )
     whole = Sample.empty(1, 40).extend(NUMBERS, seed=seed)
     in_order = whole.rows[whole.keys.argsort()].flatten().long()
     assert drawn(sample) == sorted(in_order[kept[in_order]][:size].tolist())

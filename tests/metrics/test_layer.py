@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import embedgeo
 from embedgeo import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments, observe
 from embedgeo.functional.lockstep import at_once, called, computed, steps, stepwise
 from embedgeo.functional.moments import CHUNK_ELEMENTS, row_moments
@@ -19,7 +18,6 @@ from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.layer import LayerMetrics
 from tests.data import floats, gaussian, texts
 from tests.models import gpt_neox, token_batch
-from tests.pretended import COMPILER, CPU, GPU, pretended
 from tests.ranks import WORLD_SIZE, on_two_ranks
 
 SIZES = (6, 6, 6, 6, 5)  # rank 1 has no last batch, which is smaller
@@ -276,35 +274,6 @@ class Watched(TorchDispatchMode):
         return result
 
 
-@pytest.mark.skipif(COMPILER is None, reason="needs g++, for a device guard")
-@pytest.mark.parametrize("jackknife", [0, 4])
-@pytest.mark.parametrize("nonfinite", [[], [3, 70, 200]])
-def test_a_further_layer_does_not_wait_for_a_device_and_has_its_values(jackknife, nonfinite):
-    x, ids, sequences = (each.view(8, 64, *each.shape[1:]) for each in texts(512, 16))
-    x = x.float()
-    x.view(512, 16)[nonfinite] = torch.nan
-    mask = torch.arange(64) < torch.arange(40, 64, 3)[:, None]
-    options = {"make": embedgeo.default_metrics, "dim": 16, "jackknife": jackknife}
-    expected = LayerMetrics(**options, device=CPU)
-    for _ in range(2):
-        expected.update(x, row_ids(x, ids, mask, sequences))
-    expected = expected.compute()
-    with pretended() as count:
-        on_device = x.to(GPU)
-        of_rows = [each.to(GPU) for each in (ids, mask, sequences)]
-        first, second = (LayerMetrics(**options, device=GPU) for _ in range(2))
-        for _ in range(2):
-            prepared = row_ids(on_device, *of_rows)
-            first.update(on_device, prepared)
-            count.clear()
-            second.update(on_device, prepared)
-            assert count.asked().waits == 0, count.waits
-        got = {key: pair.tolist() for key, pair in second.compute().items()}
-    assert got.keys() == expected.keys()
-    for key, pair in expected.items():
-        assert got[key] == pytest.approx(pair.tolist(), rel=1e-6, nan_ok=True), key
-
-
 class Picky(EmbeddingMoments):
     """Moments, whose values are computed for all layers together, and not where Q is above 100."""
 
@@ -326,7 +295,10 @@ def test_a_layer_that_fails_beside_others_fails_alone(jackknife):
     for scale in (1.0, 100.0, 0.5):
         layers.append(
             LayerMetrics(
-                lambda dim: [Picky(dim), TokenMoments(dim)], 16, device=CPU, jackknife=jackknife
+                lambda dim: [Picky(dim), TokenMoments(dim)],
+                16,
+                device=torch.device("cpu"),
+                jackknife=jackknife,
             )
         )
         x, ids, sequences = (each.view(8, 64, *each.shape[1:]) for each in texts(512, 16))
