@@ -265,16 +265,6 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
         ).ignore_token_ids == [0, 7]
 
 
-@pytest.mark.parametrize("given", ["1e9", "1000000000"])
-def test_bytes_can_be_given_as_they_are_written(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert (
-        sweep_settings(monkeypatch, "--model", "m", "--max-state-bytes", given).max_state_bytes
-        == 10**9
-    )
-
-
 @pytest.mark.parametrize("option", ["--num-tokens", "--num_tokens", "--num-tok"])
 def test_hyphens_underscores_and_the_beginning_of_an_option_are_the_same(
     option: str, monkeypatch: pytest.MonkeyPatch

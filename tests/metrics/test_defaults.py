@@ -1,9 +1,7 @@
-"""Sets of metrics by width, and the memory that metrics take."""
+"""Sets of metrics by width, the choice of a monitor, and the memory that metrics take."""
 
 import logging
-import math
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,51 +15,24 @@ from embedgeo import (
     IntrinsicDimension,
     StepMonitor,
     TokenMoments,
-    auto_metrics,
-    load_sample,
     observe,
 )
-from embedgeo.formatting import size
-from embedgeo.geometry import Geometry
-from embedgeo.metrics import MAX_STATE_BYTES, default_metrics, full_metrics, streaming_metrics
-from embedgeo.metrics.defaults import metric_factory, metric_name, width_notes
-from embedgeo.results.folder import SweepFolder
+from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
+from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory, metric_name, table_bytes
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
-from tests.models import VOCABULARY, gpt_neox, token_batch
-from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import TEXT, local_run
-from tests.training.runs import TinyLM, fit
-
-KINDS = {64: "TAI", 1600: "TAI", 2048: "EAI", 4096: "EAI", 8192: "ESI", 16_384: "ES"}
-
-NAMES = {
-    "T": "TokenMoments",
-    "E": "EmbeddingMoments",
-    "A": "Anisotropy",
-    "S": "Anisotropy (sketch)",
-    "I": "IntrinsicDimension",
-}
+from tests.models import gpt_neox, token_batch
+from tests.ranks import on_two_ranks
+from tests.training.runs import TinyLM, fit, steps
 
 
 def kinds(metrics):
     return [metric_name(metric) for metric in metrics]
 
 
-@pytest.mark.parametrize("dim", KINDS)
-def test_what_is_measured_at_a_width(dim):
-    assert kinds(auto_metrics(dim)) == [NAMES[letter] for letter in KINDS[dim]]
-
-
-def test_a_small_vocabulary_leaves_room_for_its_table_also_at_a_large_width():
-    found = kinds(auto_metrics(8192, num_token_types=32))
-    assert found == ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
-
-
 def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
     for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sketch)")):
-        assert (Anisotropy(dim).state_bytes(0) > MAX_STATE_BYTES) == ("sketch" in name)
         for make in (
             default_metrics,
             streaming_metrics,
@@ -69,10 +40,6 @@ def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
             sweep_factory(SweepSettings("m")),
         ):
             assert kinds(make(dim))[1] == name
-    assert kinds(default_metrics(5793, max_state_bytes=2**29))[1] == "Anisotropy"
-    assert kinds(metric_factory(None, max_state_bytes=2**20)(1024))[1] == "Anisotropy (sketch)"
-    # a sketch would be no smaller
-    assert kinds(default_metrics(512, max_state_bytes=1))[1] == "Anisotropy"
 
 
 def test_what_only_a_scatter_tells_keeps_it():
@@ -82,40 +49,6 @@ def test_what_only_a_scatter_tells_keeps_it():
         streaming_metrics(8192, anisotropy_batch=9),
     ):
         assert kinds(metrics)[1] == "Anisotropy"
-
-
-@pytest.mark.parametrize("limit", [1, 1000, 3000, 20_000, 30_000, 400_000, 10_000_000])
-@pytest.mark.parametrize("jackknife", [0, 3])
-@pytest.mark.slow
-def test_what_a_layer_holds_stays_within_the_limit(limit, jackknife):
-    torch.manual_seed(0)
-    with observe(
-        gpt_neox(), metrics="auto", max_state_bytes=limit, jackknife=jackknife
-    ) as geometry:
-        for seed in range(3):
-            geometry.model(**token_batch(8, 40, seed=seed))
-    for each in geometry.measured_layers():
-        held = sum(
-            state.nbytes
-            for metric in each.metrics.with_copies
-            for state in metric.metric_state.values()
-        )
-        least = sum(m.state_bytes(0) for m in (1 + jackknife) * [embedgeo.EmbeddingMoments(16)])
-        assert held <= max(limit, least)
-    assert geometry.compute()["block.00"]["n"] == 960
-
-
-def test_what_is_left_out_is_told_with_its_copies_for_standard_errors():
-    (note,) = width_notes(partial(auto_metrics, jackknife=16), 8192)
-    assert f"Anisotropy ({size(17 * Anisotropy(8192).state_bytes(0))})" in note
-
-
-def test_what_is_left_out_at_a_width_is_told_with_its_bytes():
-    assert list(width_notes(metric_factory("auto"), 4096)) == [
-        'metrics="auto" leaves out TokenMoments (538 MB) at layers of width 4096, with '
-        "EmbeddingMoments in place of "
-        "TokenMoments. To have it raise max_state_bytes."
-    ]
 
 
 @pytest.mark.parametrize("n", [7, 5000])
@@ -130,139 +63,200 @@ def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
     assert metric.of_width(9).dim == 9
 
 
-def test_what_is_left_out_is_said_in_one_line_when_training_starts(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(metrics="auto", max_state_bytes=1000, on_error="raise")
-    fit(tmp_path, monitor, max_steps=1)
-    said = [line for record in caplog.records for line in record.getMessage().splitlines()]
-    (line,) = [line for line in said if "leaves out" in line]
-    assert line == (
-        'GeometryMonitor: metrics="auto" leaves out TokenMoments (17.4 kB), Anisotropy (2.21 kB), '
-        "IntrinsicDimension (426 kB) at layers of width 16, with EmbeddingMoments in place of "
-        "TokenMoments. To have "
-        "them raise max_state_bytes."
+def held_by_tables(geometry):
+    return sum(
+        state.nbytes
+        for layer in geometry.measured_layers()
+        for metric in layer.metrics.with_copies
+        for name, state in metric.metric_state.items()
+        if name.startswith(("type_", "table_")) and len(state)
     )
-    assert any("EmbeddingMoments, every 100 steps" in line for line in said)
-    found = {record["metric"] for record in monitor.history}
-    assert {"Q", "V_W_unbiased"} <= found
-    assert not found & {"anisotropy", "V_W", "intrinsic_dimension"}
 
 
-def test_with_room_for_all_auto_gives_the_default_numbers():
-    model, batch = gpt_neox(), token_batch()
-    histories = []
-    for metrics in (None, "auto"):
-        monitor = StepMonitor(model, metrics=metrics, seed=3, on_error="raise")
-        with monitor.step(0, batch):
-            model(**batch)
-        monitor.close()
-        histories.append(
-            [
-                (r["layer"], r["metric"], r["value"])
-                for r in monitor.history
-                if not math.isnan(r["value"])
-            ]
-        )
-    assert histories[0] == histories[1]
-
-
-@pytest.mark.slow
-def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
-    settings = SweepSettings("m", metrics="auto", max_state_bytes=3000, spectrum=True)
-    (_, anisotropy) = sweep_factory(settings)(16)
-    assert isinstance(anisotropy, Anisotropy)
-    assert anisotropy.spectrum
-    asked = settings.as_manifest("")
-    assert (asked["metrics"], asked["max_state_bytes"]) == ("auto", 3000)
-    with pytest.raises(ValueError, match="full_metrics does not take max_state_bytes"):
-        sweep_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
-
-
-def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):
+@pytest.mark.parametrize("jackknife", [0, 4])
+@pytest.mark.parametrize("layers", ["blocks", "residual"])
+def test_token_tables_take_at_most_the_bytes_that_are_told_beforehand(layers, jackknife):
     model = gpt_neox()
-    for step, limit in enumerate((10_000, 10_000, 20_000)):
-        with observe(model, metrics="auto", max_state_bytes=limit) as geometry:
-            model(**token_batch())
-        if limit == 10_000:
-            geometry.save(tmp_path, model="m", step=step)
-    with pytest.raises(ValueError, match=r"settings|other"):
-        geometry.save(tmp_path, model="m", step=2)
-    assert geometry.settings["metrics"]["num_token_types"] == VOCABULARY
+    bytes_of_rows = []
+    for num_types in (96, 20):
+        ids = torch.arange(8 * 40).view(8, 40) % num_types
+        with observe(model, layers, jackknife=jackknife) as geometry:
+            model(ids)
+        bytes_of_rows.append(held_by_tables(geometry))
+    # 40 rows in each of 8 sequences have all of the vocabulary where groups have two or more
+    told = geometry.table_bytes(8 * 40, num_ranks=1)
+    with_ranks = geometry.table_bytes(8 * 40, num_ranks=3)
+    assert bytes_of_rows[1] < bytes_of_rows[0] <= told
+    assert bytes_of_rows[0] > 0.8 * told
+    assert 2 * told <= with_ranks <= 3 * told
+
+
+def test_a_table_has_no_more_types_than_rows_nor_than_there_are():
+    of_types = TokenMoments(64).state_bytes(0, 1) - TokenMoments(64).state_bytes(0)
+    metrics = default_metrics(64)
+    assert table_bytes(metrics, 100, 7) == 7 * of_types
+    assert table_bytes(metrics, 5, 7) == 5 * of_types
+    assert table_bytes(metrics, 5, 7, num_ranks=2) == (5 + 7) * of_types
+    assert table_bytes(metrics, 100, 70, jackknife=4) == (70 + 4 * 25) * of_types
+    assert table_bytes(streaming_metrics(64), 100, 7) == 0
+
+
+def in_words(window, **options):
+    """Options of a monitor whose token types are as many as words, and whose window so long."""
+    words = torch.arange(12).expand(4, 12) // 2
+    return {
+        "every_n_steps": 2 * window,
+        "window": window,
+        "rows": "words",
+        "word_ids": lambda batch: words[:1].expand(len(batch["input_ids"]), 12),
+        "on_error": "raise",
+        **options,
+    }
+
+
+MANY = 1_000_000  # batches, whose words have too many types
+FEW = 100
+
+
+def said(caplog):
+    return [line for record in caplog.records for line in record.getMessage().splitlines()]
+
+
+@pytest.mark.parametrize("metrics", [None, "auto"])
+def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(
+    tmp_path, caplog, metrics
+):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(**in_words(MANY, metrics=metrics))
+    fit(tmp_path, monitor, max_steps=2)
+    assert any("EmbeddingMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
+    (line,) = [line for line in said(caplog) if "in place of TokenMoments" in line]
+    assert "may take 42.2 GB on a rank, more than 2.15 GB" in line
+    assert "metrics=embedgeo.default_metrics has the tables" in line
+    found = {record["metric"] for record in monitor.history}
+    assert {"Q", "V_W_unbiased", "anisotropy", "intrinsic_dimension"} <= found
+    assert not found & {"V_W", "token_types"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": FEW},  # few rows
+        {"window": MANY, "rows": "tokens", "word_ids": None},  # few types
+        {"window": MANY, "metrics": default_metrics},  # asked for
+    ],
+    ids=["few rows", "few types", "asked for"],
+)
+def test_token_tables_that_fit_or_are_asked_for_are_held(tmp_path, caplog, options):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(**in_words(**options))
+    fit(tmp_path, monitor, max_steps=2)
+    assert any("TokenMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
+    assert not any("in place of TokenMoments" in line for line in said(caplog))
+    assert "V_W" in {record["metric"] for record in monitor.history}
+
+
+def test_a_resumed_run_keeps_its_metrics():
+    model, batch = gpt_neox(), token_batch(4, 12)
+
+    def run(state, step, **options):
+        monitor = StepMonitor(model, **in_words(**options))
+        monitor.load_state_dict(state)
+        for each in (step, step + 1):
+            with monitor.step(each, batch):
+                model(**batch)
+        monitor.close()
+        assert steps(monitor)
+        return monitor.state_dict(), {record["metric"] for record in monitor.history}
+
+    state, without = run({}, 0, window=MANY)
+    assert "V_W" not in without
+    _, resumed = run(state, 2 * FEW, window=FEW)
+    assert resumed == without
+    state, with_tables = run({}, 0, window=FEW)
+    assert "V_W" in with_tables
+    _, resumed = run(state, 2 * MANY, window=MANY)
+    assert resumed == with_tables
+
+
+def keys_of_a_run(rank):
+    """The tables of rank 0 would fit."""
+    model, batch = gpt_neox(), token_batch(16 if rank else 4, 12)
+    monitor = StepMonitor(model, **in_words(8000, metrics="auto"))
+    for step in range(2):
+        with monitor.step(step, batch):
+            model(**batch)
+    monitor.close()
+    return sorted({record["metric"] for record in monitor.history})
+
+
+def test_ranks_choose_alike(tmp_path):
+    first, second = on_two_ranks(keys_of_a_run, tmp_path)
+    assert first == second
+    assert "V_W_unbiased" in first
+    assert "V_W" not in first
+
+
+def test_what_a_description_says_is_what_a_monitor_does():
+    model = gpt_neox()
+    few = GeometryMonitor().describe(model, batch_size=2, seq_len=16)
+    assert few.metrics[0].name == "TokenMoments"
+    assert few.exchange_bytes == 0
+    with torch.device("meta"):
+        large = gpt_neox(hidden_size=512, vocab_size=100_000, num_hidden_layers=8)
+    on_one = GeometryMonitor().describe(large, batch_size=8, seq_len=1024, ranks=1)
+    on_many = GeometryMonitor().describe(large, batch_size=8, seq_len=1024, ranks=64)
+    assert on_one.metrics[0].name == "TokenMoments"
+    assert on_many.metrics[0].name == "EmbeddingMoments"
+    assert "in place of TokenMoments" in on_many.warnings[0]
+    assert not on_one.warnings
+    assert 0 < on_many.exchange_bytes < 2 * on_many.state_bytes
+    assert "sent by each of 64 ranks" in str(on_many)
+    forced = GeometryMonitor(metrics=default_metrics)
+    described = forced.describe(large, batch_size=8, seq_len=1024, ranks=64)
+    assert described.metrics[0].name == "TokenMoments"
+    assert "more than 2.15 GB" in described.warnings[0]
+    assert described.exchange_bytes > 10 * TABLE_BYTES
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: GeometryMonitor(max_state_bytes=10**9),
+        lambda: StepMonitor(gpt_neox(), max_state_bytes=10**9),
+        lambda: observe(gpt_neox(), max_state_bytes=10**9),
+    ],
+)
+def test_a_limit_of_bytes_is_refused_with_what_bounds_states_now(call):
+    with pytest.raises(TypeError, match=r"'max_state_bytes'\. It is gone: .* at most 2 GiB"):
+        call()
 
 
 def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
     with pytest.raises(
-        TypeError, match="metrics must be \"auto\" or a function of a layer's width; got 'all'"
+        TypeError, match=r"metrics must be a function of .*, or of a monitor \"auto\"; got 'all'"
     ):
         GeometryMonitor(metrics="all")
-    with pytest.raises(
-        ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"
-    ):
-        GeometryMonitor(metrics="auto", max_state_bytes=0)
 
 
-LIMIT = 3_000_000  # bytes: between what a sketch and a scatter take at a width of 640
 IN_A_SKETCH = (
-    "Anisotropy holds a sketch (2.62 MB) at layers of width 640, not the scatter (3.28 MB): "
-    "anisotropy_error says how "
-    "far off it may be, anisotropy_standardized is absent. To have the scatter raise "
-    "max_state_bytes."
+    "Anisotropy holds a sketch (23.8 MB) at layers of width 5800, not the scatter (269 MB): "
+    "anisotropy_error says how far off it may be, anisotropy_standardized is absent."
 )
 
 
+@pytest.mark.slow
 def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog):
     caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(max_state_bytes=LIMIT, on_error="raise")
-    fit(tmp_path, monitor, module=TinyLM(hidden_size=640), max_steps=1)
-    said = [line for record in caplog.records for line in record.getMessage().splitlines()]
-    assert [line for line in said if "sketch (" in line] == [f"GeometryMonitor: {IN_A_SKETCH}"]
-    assert any(
-        "TokenMoments, Anisotropy (sketch), IntrinsicDimension, every 100 steps" in line
-        for line in said
-    )
+    monitor = GeometryMonitor(on_error="raise")
+    module = TinyLM(hidden_size=5800, intermediate_size=16, num_hidden_layers=1)
+    fit(tmp_path, monitor, module=module, max_steps=1)
+    assert [line for line in said(caplog) if "sketch (" in line] == [
+        f"GeometryMonitor: {IN_A_SKETCH}"
+    ]
     found = {record["metric"] for record in monitor.history}
     assert {"anisotropy", "anisotropy_error", "participation_ratio", "anisotropy_null"} <= found
     assert "anisotropy_standardized" not in found
-
-
-@pytest.mark.slow
-def test_a_sweep_says_it_once_and_writes_the_errors(tmp_path, capsys):
-    local_run(tmp_path / "run", steps=(0, 8), kind="gpt_neox_sketched")
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(TEXT), encoding="utf-8")
-    options = {
-        "text": str(text),
-        "num_tokens": 64,
-        "seq_len": 16,
-        "out": str(tmp_path / "out"),
-        "save_samples": True,
-    }
-    assert sweep(str(tmp_path / "run"), max_state_bytes=LIMIT, **options) == 0
-    printed = capsys.readouterr().out.replace("\n", " ")
-    assert printed.count(IN_A_SKETCH) == 1
-    records = SweepFolder(tmp_path / "out").read("step8").set_index(["layer", "metric"])["value"]
-    assert records["block.01", "anisotropy_error"] > 0
-    sample = load_sample(tmp_path / "out", "step8").layers["block.01"]
-    assert float(sample.mean.square().sum()) == pytest.approx(records["block.01", "M"], rel=1e-6)
-    assert sample.eigenvalues is None
-
-
-def test_another_limit_of_the_default_metrics_is_recorded_with_what_is_saved():
-    given: list[dict[str, int]] = [{}, {"max_state_bytes": 2**28}, {"max_state_bytes": 2000}]
-    metrics = [Geometry(gpt_neox(), **options).settings["metrics"] for options in given]
-    assert metrics[0] == metrics[1]
-    assert metrics[2] == {"max_state_bytes": 2000, "metrics": metrics[0]}
-
-
-def test_of_two_metrics_of_a_class_the_one_that_fits_is_kept():
-    whole = [
-        metric.state_bytes(2**20)
-        for metric in auto_metrics(8192, extra=("scales",), max_state_bytes=math.inf)
-    ]
-    one = auto_metrics(8192, extra=("scales",), max_state_bytes=8192 * 24 + 1.5 * whole[-1])
-    assert [
-        metric.estimator for metric in one if isinstance(metric, embedgeo.IntrinsicDimension)
-    ] == ["twonn"]
 
 
 METRICS = {

@@ -185,36 +185,6 @@ def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
     assert found.num_types == VOCABULARY
 
 
-def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
-    with torch.device("meta"):
-        model = gpt_neox(hidden_size=8192, intermediate_size=64)
-    found = describe(
-        model, batch_size=1, seq_len=16, metrics=lambda dim: [embedgeo.Anisotropy(dim)]
-    )
-    (warning,) = found.warnings
-    assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
-    assert "Anisotropy(dim, sketch=512)" in warning
-    auto = describe(model, batch_size=1, seq_len=16, metrics="auto")
-    names = ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
-    assert [metric.name for metric in auto.metrics] == names
-    default = describe(model, batch_size=1, seq_len=16)
-    assert [metric.name for metric in default.metrics] == names
-    assert default.warnings == auto.warnings
-    assert default.warnings == (
-        "Anisotropy holds a sketch (33.6 MB) at layers of width 8192, not the scatter (537 MB): "
-        "anisotropy_error says "
-        "how far off it may be, anisotropy_standardized is absent. To have the scatter raise "
-        "max_state_bytes.",
-    )
-    whole = describe(model, batch_size=1, seq_len=16, max_state_bytes=10**9)
-    assert [metric.name for metric in whole.metrics] == [
-        "TokenMoments",
-        "Anisotropy",
-        "IntrinsicDimension",
-    ]
-    assert not whole.warnings
-
-
 def test_all_monitors_describe_and_nothing_is_changed():
     model = gpt_neox(hidden_dropout=0.5)
     model.gpt_neox.layers[1].eval()
@@ -287,7 +257,9 @@ def test_the_rows_of_a_probe_are_those_of_its_batches():
 def test_rows_of_sequences_have_one_row_each_and_means_no_token_types():
     found = describe(gpt_neox(), batch_size=6, rows="mean")
     assert (found.num_rows, found.num_types, found.rows) == (6, 0, "1 × 6 sequences, by mean")
-    with pytest.raises(ValueError, match="batch_size and seq_len must be positive; got 0 and 512"):
+    with pytest.raises(
+        ValueError, match="batch_size, seq_len and ranks must be positive; got 0, 512 and 1"
+    ):
         GeometryMonitor().describe(gpt_neox(), batch_size=0)
 
 

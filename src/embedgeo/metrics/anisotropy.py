@@ -181,10 +181,6 @@ class Anisotropy(GeometryMetric):
     terms = _TERMS
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
     has_samples = True
-    remedy = (
-        "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers "
-        "(layers=)."
-    )
 
     mean: Tensor
 

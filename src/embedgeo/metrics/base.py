@@ -128,11 +128,6 @@ class GeometryMetric(Metric):
     embedding.
     """
 
-    remedy: ClassVar[str] = ""
-    """Advice to users where the states are too large; empty where that is only to measure fewer
-    layers.
-    """
-
     _warned_of_rows_without_type = False
     settings: Tensor
     num_rows: Tensor  # number of rows that masks have kept; on the CPU

@@ -227,11 +227,6 @@ class TokenMoments(GeometryMetric):
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
-    remedy = (
-        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor "
-        "has "
-        'metrics="auto" where it is too large; or measure fewer layers (layers=).'
-    )
 
     def __init__(
         self,
