@@ -11,7 +11,6 @@ from benchmarks import (
     communication,
     compare,
     estimators,
-    launches,
     long_runs,
     peers,
     scaling,
@@ -164,13 +163,6 @@ def test_scaling():
     update, compute = scaling.slopes(1, {"width": [8, 16]})
     assert (update.name, compute.name) == ("update, width", "compute, width")
     assert scaling.measurement("rows", 1024).token_ids.shape == (2, 512)
-
-
-def test_what_a_gpu_is_asked_for():
-    asked = launches.Asked(launches=2.5, waits=1, copies=0, bytes_to_host=8)
-    holds(launches.Stage("name", asked))
-    holds(launches.Stage(next(iter(launches.LIMITS)), asked))
-    holds(launches.Rows(100, 2.5))
 
 
 @pytest.mark.slow

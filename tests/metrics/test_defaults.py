@@ -87,7 +87,7 @@ def test_token_tables_take_at_most_the_bytes_that_are_told_beforehand(layers, ja
     told = geometry.table_bytes(8 * 40, num_ranks=1)
     with_ranks = geometry.table_bytes(8 * 40, num_ranks=3)
     assert bytes_of_rows[1] < bytes_of_rows[0] <= told
-    assert bytes_of_rows[0] > 0.8 * told
+    assert bytes_of_rows[0] > 0.7 * told
     assert 2 * told <= with_ranks <= 3 * told
 
 
@@ -216,7 +216,7 @@ def test_what_a_description_says_is_what_a_monitor_does():
     described = forced.describe(large, batch_size=8, seq_len=1024, ranks=64)
     assert described.metrics[0].name == "TokenMoments"
     assert "more than 2.15 GB" in described.warnings[0]
-    assert described.exchange_bytes > 10 * TABLE_BYTES
+    assert described.exchange_bytes > 2 * TABLE_BYTES
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 mask.
 """
 
+import math
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -284,8 +285,8 @@ class Rows:
             x = x[torch.unravel_index(kept, x.shape[:-1])]
         if x.dtype.itemsize == 1:  # float8 has no arithmetic
             x = x.float()
-        total = x @ x.new_ones(x.shape[1]) if x.dtype == torch.float16 else x.sum()
-        if bool(total.isfinite().all()):  # one sum in the usual case
+        total = x.sum(dtype=torch.float32 if x.dtype == torch.float16 else None)
+        if math.isfinite(float(total)):  # one sum in the usual case
             return cls(x, ids)
         # a sum may overflow although every term is finite
         numbers = torch.isfinite(x).all(dim=1).nonzero().flatten()

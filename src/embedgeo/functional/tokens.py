@@ -485,7 +485,7 @@ class TypeRuns:
         if num_streams is not None:
             return self._table_in(wide, x, num_streams)
         table = self._table_in(torch.promote_types(x.dtype, torch.float32), x)
-        if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
+        if x.dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
             return table
         return self._table_in(wide, x)  # differences exceed the range of float32
 

@@ -355,22 +355,8 @@ class GeometryMetric(Metric):
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
         found = to_state(state)
-        if type(state) not in self._untouched:
-            self.store(self.load(type(state)).merge(found))
-            return
-        _, empty = self._declared[type(state)]
-        dtypes = {
-            name: each.dtype for name, each in empty._asdict().items() if isinstance(each, Tensor)
-        }
-        fields = {name: getattr(found, name) for name in dtypes}
-        self.store(
-            found._replace(
-                **{
-                    name: x.to(torch.promote_types(dtypes[name], x.dtype))
-                    for name, x in fields.items()
-                }
-            )
-        )
+        is_first = type(state) in self._untouched
+        self.store(found if is_first else self.load(type(state)).merge(found))
 
     @stepwise
     def hold(self, whole: Self) -> Computation[None]:
