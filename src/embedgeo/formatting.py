@@ -83,12 +83,12 @@ GONE = {
         "decide otherwise, and all else is bounded by a layer's width."
     )
 }
-"""What to do in place of arguments that earlier versions had."""
+"""Remedies, by the names of arguments that earlier versions had."""
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """What to put after an unknown name: what became of it, where it is gone, or a question; empty
-    where none that is known is like it, to the cutoff or more.
+    """A question to be put after an unknown name, or what became of it; empty where none that is
+    known is like it, to the cutoff or more.
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'

@@ -197,7 +197,7 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
         ),
         ({"extra": "scale"}, r"each once; got \('scale',\)\. Did you mean scales\?"),
         (
-            {"extra": "scales,scales", "metrics": "auto"},
+            {"extra": "scales,scales", "metrics": "embedgeo.streaming_metrics"},
             r"^extra must be .* got \('scales', 'scales'\)",
         ),
         (

@@ -543,13 +543,15 @@ class AnisotropyBatches(NamedTuple):
         device = self.pending.device
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
-        num_whole = len(rows) // self.size * self.size
-        n, mean, m2 = self.n, self.mean, self.m2
-        for batch in rows[:num_whole].split(self.size) if num_whole else ():
-            value = anisotropy(batch).to(mean)
-            one = (torch.ones_like(value), value, torch.zeros_like(value))
-            n, mean, m2 = merge_parts([(n, mean, m2), one])
-        return AnisotropyBatches(n, mean, m2, rows[num_whole:].clone(), self.size)
+        num_whole = len(rows) // self.size
+        moments = self.n, self.mean, self.m2
+        for number in range(num_whole):
+            batch = rows[number * self.size : (number + 1) * self.size]
+            value = anisotropy(batch).to(self.mean)
+            moments = merge_parts(
+                [moments, (torch.ones_like(value), value, torch.zeros_like(value))]
+            )
+        return AnisotropyBatches(*moments, rows[num_whole * self.size :].clone(), self.size)
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""

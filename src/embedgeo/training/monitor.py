@@ -422,8 +422,9 @@ class Monitor(ABC):
             "last_step": self._last_step,
             "window_start": self._window_start,
             "is_new": self._is_new,
-            "has_tables": self._has_tables,
         }
+        if self._has_tables is not None:
+            state["has_tables"] = self._has_tables
         if self._drift is not None:
             state["drift"] = self._drift.state()
         if self.alarm is not None:
