@@ -176,8 +176,10 @@ def next_tokens(rows):
 def similarities(rows):
     rows, directions = with_directions(rows)
     distances, _ = sequence_distances(sequence_similarity(rows, directions))
-    distances |= type_distances(token_table(directions.x, rows.token_ids, rows.sequence_ids))
-    spread = cosine_deviation(row_scatter(directions.x, directions.weights))
+    distances |= type_distances(
+        token_table(directions.embeddings, rows.token_ids, rows.sequence_ids)
+    )
+    spread = cosine_deviation(row_scatter(directions.embeddings))
     return {key: 1 - distance for key, distance in distances.items()} | {"cosine_std": spread}
 
 
