@@ -143,7 +143,10 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
             ["tests.models:gpt_neox", "--metrics", "os.getcwd"],
             "cannot start on this model (TypeError",
         ),
-        (["tests.models:gpt_neox", "--seq-len", "0"], "batch_size and seq_len must be positive"),
+        (
+            ["tests.models:gpt_neox", "--seq-len", "0"],
+            "batch_size, seq_len and ranks must be positive",
+        ),
     ],
 )
 def test_what_cannot_start_is_one_line_and_status_2(

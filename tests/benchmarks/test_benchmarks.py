@@ -14,7 +14,6 @@ from benchmarks import (
     compare,
     estimators,
     gpu,
-    launches,
     long_runs,
     peers,
     sampling,

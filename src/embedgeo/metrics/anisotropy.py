@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
-from embedgeo.functional.lockstep import Computation, at_once, steps, stepwise
+from embedgeo.functional.lockstep import Computation, on_host, steps, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
@@ -160,8 +160,7 @@ class Anisotropy(GeometryMetric):
             and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
-            averaged. Batches do not span ranks, and rows that do not fill one are left out. On a
-            GPU up to four of them are held as they are.
+            averaged. Batches do not span ranks, and rows that do not fill one are left out.
         sketch: k, the columns of the sketch: 8 d k bytes in place of 8 d². None: the scatter is
             held.
         alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
@@ -182,10 +181,6 @@ class Anisotropy(GeometryMetric):
     terms = _TERMS
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
     has_samples = True
-    remedy = (
-        "Its scatter is d × d: Anisotropy(dim, sketch=512) has none; or measure fewer layers "
-        "(layers=)."
-    )
 
     mean: Tensor
 
@@ -234,20 +229,17 @@ class Anisotropy(GeometryMetric):
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
-        x, weights = rows.x, rows.weights
         if self.sketch is None:
-            self.extend(row_scatter(x, weights, small=self.spectrum))
+            self.extend(row_scatter(rows.embeddings, small=self.spectrum))
         else:
-            self.extend(row_sketch(x, self.sketch, weights))
+            self.extend(row_sketch(rows.embeddings, self.sketch))
         if self.batch_size is not None:
-            self.store(
-                self.load(AnisotropyBatches).extend(x, None if weights is None else weights > 0)
-            )
+            self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
         matrix = self.dim**2 - 1 if self.sketch is None else (self.dim - 1) * self.sketch
-        return super().state_bytes(num_rows) + 8 * matrix + pending * (itemsize * self.dim + 1)
+        return super().state_bytes(num_rows) + 8 * matrix + pending * itemsize * self.dim
 
     @property
     def label(self) -> str:
@@ -305,12 +297,14 @@ class Anisotropy(GeometryMetric):
         if self.sketch is not None:
             return sketch_values(self.load(ScatterSketch))
         scatter = self.load(Scatter).expanded()
-        of_all = steps(spectrum_values, scatter, full=self.spectrum, alpha_window=self.alpha_window)
+        values = yield from steps(
+            spectrum_values, scatter, full=self.spectrum, alpha_window=self.alpha_window
+        )
         if self.batch_size is None:
-            return (yield from of_all)
-        batches = steps(AnisotropyBatches.completed, self.load(AnisotropyBatches))
-        values, found = yield from at_once(of_all, batches)
-        return values | batch_values(*found[:3])
+            return values
+        batches = self.load(AnisotropyBatches)
+        of_batches = yield from on_host(batches.n, batches.mean, batches.m2)
+        return values | batch_values(*of_batches)
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

@@ -78,12 +78,17 @@ class AfterProcessing(GeometryMetric):
         self.declare(Sample.empty(dim, sample_size, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_scatter(rows.x, rows.weights))
+        self.extend(row_scatter(rows.embeddings))
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
         self.store(
             sample.extend(
-                rows.x, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first
+                rows.embeddings,
+                numbers=rows.numbers,
+                num_rows=rows.num_kept,
+                stream=stream,
+                num_streams=num_streams,
+                first=rows.first,
             )
         )
 
@@ -110,7 +115,7 @@ class AfterProcessing(GeometryMetric):
         scatter, sample = self.load(Scatter).expanded(), self.load(Sample)
         if self.dim <= SMALL_DIM:
             scatter, sample = yield from on_host(scatter, sample)
-        return processed_values(scatter, sample.counted().rows, top=self.top)
+        return processed_values(scatter, sample.rows, top=self.top)
 
 
 def is_processed(key: str) -> bool:
