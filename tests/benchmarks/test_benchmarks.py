@@ -55,10 +55,6 @@ QUICK = {
     "background": lambda: [steps.background(TINY, rounds=1)],
     "scaling": lambda: scaling.slopes(1, {"width": [8, 16]}),
     "long runs": lambda: long_runs.growth((1, 2), TINY),
-    "launches": lambda: [
-        launches.Stage("name", launches.Asked(launches=2.5, waits=1, copies=0, bytes_to_host=8)),
-        launches.Rows(100, 2.5),
-    ],
 }
 SLOW = {
     "compiled": lambda: [

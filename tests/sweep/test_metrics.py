@@ -150,7 +150,7 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             r"^extra must be a list of names out of scales, .*, each once; got \('nearness'",
         ),
         (
-            {"extra": "scales,scales", "metrics": "auto"},
+            {"extra": "scales,scales", "metrics": "embedgeo.streaming_metrics"},
             r"^extra must be .* got \('scales', 'scales'\)",
         ),
         (
@@ -174,10 +174,6 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             "discard_fraction must be between 0 and 1, both excluded; got 1.0",
         ),
         ({"id_batches": 0}, "id_batches must be at least 1 sample; got 0"),
-        (
-            {"max_state_bytes": float("nan")},
-            "max_state_bytes must be a positive number of bytes a layer; got nan",
-        ),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (
             {"rows": "max", "token_tables": True},
