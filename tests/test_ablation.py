@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import embedgeo
-from embedgeo.functional.ablation import RowStatistics, Substitutes, paired_change, replacements
 from embedgeo.glossary import term
+from embedgeo.studies.ablation import RowStatistics, Substitutes, paired_change, replacements
 from tests import models
 
 DIM = 6

@@ -16,7 +16,6 @@ from embedgeo.functional import (
     linearity_values,
     twonn_dimension,
 )
-from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
@@ -30,6 +29,7 @@ from embedgeo.metrics import (
     TokenSimilarity,
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+from embedgeo.studies.ablation import replacements
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GAUSSIAN, GRIDE, KEYS, TEXT, TWONN, keys_under
 

@@ -11,10 +11,10 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import main
-from embedgeo.functional.ablation import replacements
 from embedgeo.report.figures import ablation_figures
 from embedgeo.report.runs import read_folder
-from tests.sweep.sweeping import sweep
+from embedgeo.studies.ablation import replacements
+from tests.sweep.sweeping import ablate, sweep
 from tests.sweep.tiny import (
     TEXT,
     local_run,
@@ -60,7 +60,7 @@ def test_a_sweep_with_ablation_has_the_values_of_the_function(tmp_path, options)
 
 def test_the_number_of_passes_is_said_and_the_share_of_unseen_types(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", (0,))
-    assert sweep(str(run), **options, ablate=True) == 0
+    assert ablate(str(run), **options) == 0
     printed = capsys.readouterr().out
     assert "178 forward passes (2 batches, 1 + 22 × 4 layers)" in printed
     assert "unseen_type_share" in printed
@@ -69,7 +69,7 @@ def test_the_number_of_passes_is_said_and_the_share_of_unseen_types(tmp_path, op
 def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", (0,))
     chosen = {"removed_directions": (5, 2), "layers": "block.00"}
-    assert sweep(str(run), **options, ablate=True, after_processing=True, **chosen) == 0
+    assert ablate(str(run), **options, after_processing=True, **chosen) == 0
     assert "38 forward passes (2 batches, 1 + 18 × 1 layers)" in capsys.readouterr().out
     metrics = set(pd.read_csv(f"{options['out']}/metrics.csv")["metric"])
     numbers = {
@@ -87,9 +87,9 @@ def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, optio
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"removed_directions": (1,)}, "neither is asked for"),
+        ({"removed_directions": (1,)}, "which is not asked for"),
         (
-            {"removed_directions": (0,), "ablate": True},
+            {"removed_directions": (0,)},
             r"numbers, 1 or more, as 1,3,10; got \(0,\)",
         ),
         ({"removed_directions": (3, 3), "after_processing": True}, "top must be distinct numbers"),
@@ -107,17 +107,17 @@ def test_wrong_numbers_of_directions_are_refused_before_anything_is_measured(
 def test_shards_and_a_sweep_that_goes_on_end_with_the_same_values(tmp_path, options):
     run = local_run(tmp_path / "run", (0, 1, 2))
     whole = {**options, "out": str(tmp_path / "whole")}
-    assert sweep(str(run), **whole, ablate=True) == 0
+    assert ablate(str(run), **whole) == 0
     for shard in ("0/2", "1/2"):
-        assert sweep(str(run), **options, ablate=True, shard=shard) == 0
+        assert ablate(str(run), **options, shard=shard) == 0
     (tmp_path / "out" / "checkpoints" / "step1.parquet").unlink()
-    assert sweep(str(run), **options, ablate=True) == 0
+    assert ablate(str(run), **options) == 0
     pd.testing.assert_frame_equal(changes(options["out"]), changes(whole["out"]))
 
 
 def test_an_encoder_has_the_masks_of_its_loss(tmp_path, options):
     run = local_run(tmp_path / "run", (0,), kind="bert")
-    assert sweep(str(run), **options, ablate=True) == 0
+    assert ablate(str(run), **options) == 0
     found = changes(options["out"])
     assert len(found)
     assert found["value"].notna().all()
@@ -127,7 +127,7 @@ def test_a_model_without_a_head_fails_with_the_reason(tmp_path, options, capsys)
     folder = tmp_path / "run" / "step0"
     model(0).gpt_neox.save_pretrained(folder)
     write_files(folder, tokenizer_files())
-    assert sweep(str(tmp_path / "run"), **options, ablate=True) == 3
+    assert ablate(str(tmp_path / "run"), **options) == 3
     assert "language model head" in capsys.readouterr().out
 
 
@@ -137,7 +137,7 @@ def test_two_ranks_give_what_one_gives(tmp_path, options):
     one, two = (
         {**options, "batch_size": 1, "out": str(tmp_path / name)} for name in ("one", "two")
     )
-    assert sweep(run, **one, ablate=True) == 0
+    assert ablate(run, **one) == 0
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in two.items()]
     ddp = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.accelerator=cpu"]
     command = [sys.executable, "-m", "embedgeo.cli", "ablate", "--model", run, *arguments, *ddp]

@@ -28,7 +28,7 @@ from embedgeo.sweep.plan import Planned, SweepPlan
 from embedgeo.sweep.processes import make_fabric, versions
 from embedgeo.sweep.run import Sweep
 from embedgeo.sweep.settings import SweepSettings
-from tests.sweep.sweeping import sweep
+from tests.sweep.sweeping import ablate, sweep
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run
 
 # ray 2.50, of the processes of a cluster that it starts
@@ -148,12 +148,11 @@ def test_a_worker_and_a_node_are_killed_and_the_files_are_those_of_a_local_sweep
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
 def test_stopped_and_killed_the_driver_goes_on_where_it_was(cluster, hub, run, options, tmp_path):
-    options |= {"ablate": True}
     local = {**options, "out": str(tmp_path / "local")}
-    assert sweep(REPOSITORY, **local) == 3
+    assert ablate(REPOSITORY, **local) == 3
     hub.fail(WEIGHTS, run[2], "stall", "stall")
     given = {**options, **on(cluster, workers=1)}
-    command = [sys.executable, "-m", "embedgeo.cli", "sweep", "--model", REPOSITORY]
+    command = [sys.executable, "-m", "embedgeo.cli", "ablate", "--model", REPOSITORY]
     command += [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     environment = {
         **os.environ,
