@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation
     from embedgeo.studies.ablation import logit_lens as logit_lens
-    from embedgeo.training.alarm import GeometryAlarm as GeometryAlarm
+    from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
@@ -39,7 +39,7 @@ _MODULES = {  # by public name
     "Anisotropy": "metrics",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
-    "GeometryAlarm": "training.alarm",
+    "GeometryAlarm": "studies.alarm",
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
