@@ -101,20 +101,18 @@ def measured_step(
     options = {
         "layers": "blocks.*",
         "measure_last": False,
-        "no_grad_passes": True,
         "on_error": "raise",
         **options,
     }
-    with torch.no_grad():
-        monitor = StepMonitor(model, 1, **options)
-        for step in range(3):
-            with mock.patch.multiple(
-                dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}
-            ):
-                sizes.clear()
-                with monitor.step(step):
-                    model(tokens)
-        monitor.close()
+    monitor = StepMonitor(model, 1, **options)
+    for step in range(3):
+        with mock.patch.multiple(
+            dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}
+        ):
+            sizes.clear()
+            with monitor.step(step):
+                model(tokens)
+    monitor.close()
     return sizes
 
 

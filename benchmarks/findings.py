@@ -32,7 +32,7 @@ from embedgeo.formatting import with_error
 from embedgeo.glossary import headlines, term
 from embedgeo.results.files import replacing
 from embedgeo.results.records import Record, block_means, model_record
-from embedgeo.training.alarm import Alarm
+from embedgeo.studies.alarm import Alarm
 
 PAGE = Path("docs/findings.md")
 IMAGES = "images"
@@ -654,8 +654,7 @@ class Replay(NamedTuple):
 def raised(alarm: GeometryAlarm, measured: Iterator[tuple[int, list[Record]]]) -> list[Alarm]:
     """All alarms of a run that is given step by step."""
     for step, records in measured:
-        for each in alarm.test(step, records):
-            alarm.accept(each)
+        alarm(step, records)
     return alarm.alarms
 
 

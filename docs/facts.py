@@ -17,12 +17,12 @@ from torchmetrics import Metric
 
 from embedgeo.formatting import number
 from embedgeo.functional import anisotropy_null
-from embedgeo.functional.ablation import replacements
 from embedgeo.functional.dimension import SCALES
 from embedgeo.glossary import GROUPS, OWN
 from embedgeo.metrics import Anisotropy, IntrinsicDimension, full_metrics
 from embedgeo.metrics.base import metric_classes
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+from embedgeo.studies.ablation import replacements
 
 PAGE = Path(__file__).parent / "definitions.md"
 FAMILIES = {"scale": SCALES, "other": ("previous", "first", "below"), "part": replacements()}

@@ -25,8 +25,6 @@ OPTIONS = {
     "after_processing": True,
     "extra": ["coordinates", "scales"],
     "jackknife": 4,
-    "ablate": True,
-    "logit_lens": True,
 }
 """Of the shared sweep."""
 DEMO_STEPS = [0, 1, 2, 4, 5]
@@ -68,7 +66,8 @@ def swept(made_once: Callable[..., Path]) -> Path:
     """The folder of a sweep with all tables over steps 0, 1, 2, 8, and 9, which has the weights of
     step 8; and what `embedgeo drift` adds.
     """
-    from embedgeo.sweep import SweepSettings, drift, sweep
+    from embedgeo.studies.commands import AblationSettings, ablate, drift
+    from embedgeo.sweep import SweepSettings
     from tests.sweep.tiny import TEXT, checkpoint_files, local_run, write_files
 
     def make(folder: Path) -> None:
@@ -76,7 +75,7 @@ def swept(made_once: Callable[..., Path]) -> Path:
         write_files(run / "step9", checkpoint_files(8))
         (folder / "text.txt").write_text("\n".join(TEXT * 8))
         asked = {**OPTIONS, "text": str(folder / "text.txt"), "out": str(folder / "out")}
-        assert sweep(SweepSettings(str(run), **asked)) == 0
+        assert ablate(AblationSettings("both"), SweepSettings(str(run), **asked)) == 0
         drift(folder / "out")
 
     return made_once("swept", make) / "out"

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import embedgeo
-from embedgeo.functional.ablation import replacements
+from embedgeo.studies.ablation import replacements
 from tests import models
 
 DIM = 6

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo import plot as plot
-    from embedgeo.ablations import ablation as ablation
-    from embedgeo.ablations import logit_lens as logit_lens
     from embedgeo.geometry import Geometry as Geometry
     from embedgeo.geometry import observe as observe
     from embedgeo.metrics import AfterProcessing as AfterProcessing
@@ -25,7 +23,9 @@ if TYPE_CHECKING:
     from embedgeo.metrics import streaming_metrics as streaming_metrics
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
-    from embedgeo.training.alarm import GeometryAlarm as GeometryAlarm
+    from embedgeo.studies.ablation import ablation as ablation
+    from embedgeo.studies.ablation import logit_lens as logit_lens
+    from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
@@ -38,7 +38,7 @@ _MODULES = {  # by public name
     "Anisotropy": "metrics",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
-    "GeometryAlarm": "training.alarm",
+    "GeometryAlarm": "studies.alarm",
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
@@ -49,8 +49,8 @@ _MODULES = {  # by public name
     "TokenMoments": "metrics",
     "TokenOccurrences": "metrics",
     "TokenSimilarity": "metrics",
-    "ablation": "ablations",
-    "logit_lens": "ablations",
+    "ablation": "studies.ablation",
+    "logit_lens": "studies.ablation",
     "default_metrics": "metrics",
     "full_metrics": "metrics",
     "load_results": "results",

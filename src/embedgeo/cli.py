@@ -14,9 +14,16 @@ from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
-from embedgeo.reproduce import PaperSettings, reproduce
-from embedgeo.sweep import SweepSettings, ablate, check, drift, sweep
-from embedgeo.vocabulary import VocabularySettings, vocabulary
+from embedgeo.studies.commands import (
+    AblationSettings,
+    PaperSettings,
+    VocabularySettings,
+    ablate,
+    drift,
+    reproduce,
+    vocabulary,
+)
+from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that
@@ -94,7 +101,7 @@ def examples(name: str | None = None) -> None:
 COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
-    "ablate": (ablate, SweepSettings),
+    "ablate": (ablate, AblationSettings, SweepSettings),
     "reproduce": (reproduce, PaperSettings, SweepSettings),
     "check": (check, check),
     "vocabulary": (vocabulary, VocabularySettings),

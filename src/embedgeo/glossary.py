@@ -41,6 +41,8 @@ class Term(NamedTuple):
             width or size.
         spread: the key of its standard deviation over batches of rows, drawn as a band where errors
             are unknown.
+        is_scalar: monitors log it, as they log the headlines, unless told otherwise: see
+            ``scalars`` of `embedgeo.GeometryMonitor`.
         follows: the key whose figures its own come after in the report, whatever its order.
     """
 
@@ -53,6 +55,7 @@ class Term(NamedTuple):
     order: int = 1000
     gaussian: float | None = None
     spread: str = ""
+    is_scalar: bool = False
     follows: str = ""
 
     def is_logarithmic(self, values: NDArray[np.float64]) -> bool:
@@ -364,4 +367,14 @@ def _other_changes(key: str) -> Term | None:
     return _change(found[1], part, what, found[4] or "")._replace(group="more", order=765)
 
 
+def _alarm(key: str) -> Term | None:
+    """The term of what an alarm adds to a monitor's history."""
+    metric = key.removeprefix("alarm_")
+    if metric == key:
+        return None
+    meaning = "By how many of its usual deviations the number was off when it alarmed."
+    return Term(f"alarm: {term(metric).name}", "deviations", meaning, is_drawn=False)
+
+
 register(_OF_MODELS, _other_changes, is_own=True)
+register({}, _alarm, is_own=True)

@@ -12,7 +12,7 @@ import pytest
 from embedgeo.cli import main
 from embedgeo.report.figures import ablation_figures
 from embedgeo.report.runs import read_folder
-from tests.sweep.sweeping import sweep
+from tests.sweep.sweeping import ablate, sweep
 from tests.sweep.tiny import local_run, model, tokenizer_files, write_files
 
 
@@ -24,7 +24,7 @@ def changes(out):
 def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, options, capsys):
     run = local_run(tmp_path / "run", (0,))
     chosen = {"removed_directions": (5, 2), "layers": "block.00"}
-    assert sweep(str(run), **options, ablate=True, after_processing=True, **chosen) == 0
+    assert ablate(str(run), **options, after_processing=True, **chosen) == 0
     printed = capsys.readouterr().out
     assert "38 forward passes (2 batches, 1 + 18 × 1 layers)" in printed
     assert "unseen_type_share" in printed
@@ -44,11 +44,8 @@ def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, optio
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"removed_directions": (1,)}, "neither is asked for"),
-        (
-            {"removed_directions": (0,), "ablate": True},
-            r"numbers, 1 or more, as 1,3,10; got \(0,\)",
-        ),
+        ({"removed_directions": (1,)}, "which is not asked for"),
+        ({"removed_directions": (0,)}, r"numbers, 1 or more, as 1,3,10; got \(0,\)"),
         ({"removed_directions": (3, 3), "after_processing": True}, "top must be distinct numbers"),
     ],
 )
@@ -62,7 +59,7 @@ def test_wrong_numbers_of_directions_are_refused_before_anything_is_measured(
 
 def test_an_encoder_has_the_masks_of_its_loss(tmp_path, options):
     run = local_run(tmp_path / "run", (0,), kind="bert")
-    assert sweep(str(run), **options, ablate=True) == 0
+    assert ablate(str(run), **options) == 0
     found = changes(options["out"])
     assert len(found)
     assert found["value"].notna().all()
@@ -72,7 +69,7 @@ def test_a_model_without_a_head_fails_with_the_reason(tmp_path, options, capsys)
     folder = tmp_path / "run" / "step0"
     model(0).gpt_neox.save_pretrained(folder)
     write_files(folder, tokenizer_files())
-    assert sweep(str(tmp_path / "run"), **options, ablate=True) == 3
+    assert ablate(str(tmp_path / "run"), **options) == 3
     assert "language model head" in capsys.readouterr().out
 
 

@@ -63,6 +63,10 @@ def command(model, options, **more):
     return ["sweep", "--model", model, *(f"--{k.replace('__', '.')}={v}" for k, v in given.items())]
 
 
+def ablation(options):
+    return ["ablate", *command(REPOSITORY, options)[1:]]
+
+
 def results(out):
     """Bytes of the Parquet files and of metrics.csv; TensorBoard's values, of which there is one a
     tag and step.
@@ -95,14 +99,14 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
         files = checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0)
         hub.add(REPOSITORY, f"step{step}", files)
-    options |= dict.fromkeys(("token_tables", "save_samples", "spectrum", "ablate"), "true")
+    options |= dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
-    (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
+    (status,), _, (seconds,) = forked(environment, {"args": ablation(undisturbed)})
     assert status == 0
     longest = seconds * min(1, 3 / NUM_KILLS)
     seed = random.SystemRandom().randrange(10**6)
     moments = [random.Random(seed + i).uniform(0, longest) for i in range(NUM_KILLS)]
-    args = command(REPOSITORY, options)
+    args = ablation(options)
     statuses, said, _ = forked(
         environment, *({"args": args, "kill_after": t} for t in moments), {"args": args}
     )

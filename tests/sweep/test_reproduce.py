@@ -14,10 +14,10 @@ import yaml
 
 from embedgeo.cli import main
 from embedgeo.presets import preset
-from embedgeo.reproduce import command
-from embedgeo.reproduce.claims import read_claims
-from embedgeo.reproduce.command import peak, phase, printed_value, trend
 from embedgeo.results.folder import SweepFolder
+from embedgeo.studies import reproduce as command
+from embedgeo.studies.claims import read_claims
+from embedgeo.studies.reproduce import peak, phase, printed_value, trend
 from tests.sweep.papers import FEWER, dataset_files, decoder_files, model_files, ranked_files
 
 pytestmark = pytest.mark.usefixtures("unpainted")

@@ -12,9 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import embedgeo
 from embedgeo.functional import debiased_cka, twonn_dimension, types_by_frequency
-from embedgeo.functional.ablation import replacements
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
+from embedgeo.studies.ablation import replacements
 from tests import references
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
 

@@ -1,41 +1,40 @@
-"""GeometryAlarm: by hand, in each monitor, over a resumed run and on ranks."""
+"""GeometryAlarm and other listeners: by hand, in each monitor, over a resumed run and on ranks."""
 
 import json
 import math
 import warnings
-from dataclasses import asdict
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryAlarm, GeometryMonitor, StepMonitor
+from embedgeo.report.runs import read_folder
+from embedgeo.report.summary import flags
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import token_batch
 from tests.ranks import on_two_ranks
 from tests.training.hf_runs import hf_trainer
-from tests.training.runs import TinyLM, fit, loader, moments
+from tests.training.runs import TinyLM, assert_same_training, fit, loader, moments
 
 JUMP = 24
 """The step at which the weights are changed."""
 
 
-def records(step, *, jump_at=50, blocks=4, metric="anisotropy", sign=1.0):
-    """Values of a step: noise, and a jump of 8 standard deviations at all blocks."""
-    random = np.random.default_rng(step)
-    noise = random.standard_normal(blocks)
-    values = sign * (10 + noise + (8 if step >= jump_at else 0))
+def records(step, *, jump_at=50, size=12.0, blocks=4, offset=10.0, **fields):
+    """Values of a step: noise, and a jump at all blocks."""
+    values = offset + np.random.default_rng(step).standard_normal(blocks)
+    values += size * (step >= jump_at)
     found = [
         {
             "layer": f"block.{i:02d}",
             "layer_index": i,
             "width": 8,
-            "metric": metric,
+            "metric": "anisotropy",
             "value": value,
             "stderr": math.nan,
+            **fields,
         }
         for i, value in enumerate(values.tolist())
     ]
@@ -43,273 +42,238 @@ def records(step, *, jump_at=50, blocks=4, metric="anisotropy", sign=1.0):
 
 
 def watched(alarm, steps, **options):
-    """All alarms of a run."""
-    for step in steps:
-        for found in alarm.test(step, records(step, **options)):
-            alarm.accept(found)
-    return alarm.alarms
+    """All alarms of a run, and the records that it adds."""
+    added = [record for step in steps for record in alarm(step, records(step, **options))]
+    return alarm.alarms, added
 
 
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_jump_is_said_once_with_where_and_since_when(sign):
-    (found,) = watched(GeometryAlarm(), range(80), sign=sign)
+@pytest.mark.parametrize("size", [12.0, -12.0])
+def test_a_jump_is_said_once_with_where_and_since_when(size):
+    (found,), added = watched(GeometryAlarm(), range(80), size=size)
     assert (found.step, found.since, found.metric) == (51, 50, "anisotropy")
-    assert found.layers[0] == "mean"
-    assert {*found.layers} >= {"block.00", "block.01", "block.02", "block.03"}
-    assert math.copysign(1, found.standard_errors) == sign
-    assert abs(found.standard_errors) > 5
-    assert abs(found.value - sign * 18) < 2
-    assert abs(found.expected - sign * 10) < 2
-    verb = "rose" if sign > 0 else "fell"
-    assert str(found).startswith(f"step 51: anisotropy {verb} at the mean over blocks (also block.")
-    assert "since step 50" in str(found)
+    assert {*found.layers} == {"block.00", "block.01", "block.02", "block.03", "mean"}
+    assert math.copysign(1, found.deviations) == math.copysign(1, size)
+    assert abs(found.deviations) > 7
+    assert abs(found.value - 10 - size) < 3
+    assert abs(found.expected - 10) < 2
+    verb = "rose" if size > 0 else "fell"
+    assert str(found).startswith(f"step 51: anisotropy {verb} at ")
+    assert str(found).endswith("since step 50.")
+    assert {record["metric"] for record in added} == {"alarm_anisotropy"}
+    assert {record["layer"]: record["value"] for record in added}[found.layers[0]] == (
+        found.deviations
+    )
 
 
-@pytest.mark.slow
-def test_nothing_is_said_of_a_sound_run():
-    assert watched(GeometryAlarm(), range(100), jump_at=1000) == []
+def test_a_large_offset_hides_no_jump():
+    alarms, _ = watched(GeometryAlarm(), range(80), offset=1e15, size=20.0)
+    assert [each.since for each in alarms] == [50]
+
+
+def test_neither_noise_nor_one_outlier_nor_a_trend_alarms():
+    assert watched(GeometryAlarm(), range(200), jump_at=1000) == ([], [])
+    alarm = GeometryAlarm()
+    for step in range(120):
+        alarm(step, records(step, jump_at=1000, offset=10 + 0.3 * step + 40 * (step == 90)))
+    assert alarm.alarms == []
+
+
+def test_a_number_that_is_lost_alarms_at_once_and_once():
+    alarm = GeometryAlarm(layers=["block.02"])
+    for step in range(9):
+        alarm(step, records(step, **({"value": math.nan} if step in (3, 4, 6) else {})))
+    (found,) = alarm.alarms
+    assert (found.step, found.layers) == (3, ("block.02",))
+    assert "is nan at block.02" in str(found)
 
 
 def test_other_metrics_and_layers_are_not_watched():
-    assert watched(GeometryAlarm(metrics=["M_over_Q"]), range(60)) == []
-    assert watched(GeometryAlarm(layers=["embed"]), range(60)) == []
-    (found,) = watched(GeometryAlarm(layers=["block.02"]), range(60))
-    assert found.layers == ("block.02",)
+    assert watched(GeometryAlarm(metrics=["M_over_Q"]), range(60)) == ([], [])
+    assert watched(GeometryAlarm(layers=["embed"]), range(60)) == ([], [])
+    inside = [record | {"layer": "block.00.mlp"} for record in records(0)[:1]]
+    alarm = GeometryAlarm()
+    for step in range(60):
+        alarm(step, [record | {"value": 40.0 * (step > 50)} for record in inside])
+    assert alarm.alarms == []
 
 
 def test_a_resumed_run_goes_on_and_a_step_counts_once():
-    whole = watched(GeometryAlarm(), range(80))
+    whole, _ = watched(GeometryAlarm(), range(80))
     first, second = GeometryAlarm(), GeometryAlarm()
     watched(first, range(51))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     # resumed from a checkpoint before the last measurements
-    assert watched(second, range(45, 80)) == whole
-
-
-def test_blocks_and_their_means_are_watched_and_nothing_inside_of_them():
-    names = ["encoder.block.00", "decoder.block.00", "encoder.mean", "decoder.mean"]
-    others = [
-        "encoder.block.00.mlp",
-        "encoder.mlp.mean",
-        "encoder.embed",
-        "decoder.final_norm",
-        "mean",
-    ]
-    alarm = GeometryAlarm()
-    for step in range(60):
-        (record,) = records(step, blocks=1)[:1]
-        alarm_records = [record | {"layer": name} for name in [*names, *others]]
-        for found in alarm.test(step, alarm_records):
-            alarm.accept(found)
-    (found,) = alarm.alarms
-    assert {*found.layers} == {*names}
-
-
-def test_a_number_that_is_lost_is_an_alarm_once_and_one_that_was_never_safe_is_none():
-    def run(lost, value=math.nan, steps=70, alarm=None):
-        alarm = alarm or GeometryAlarm()
-        for step in range(steps):
-            found = records(step, jump_at=1000)
-            found = [each | {"value": value} if step in lost else each for each in found]
-            for each in alarm.test(step, found):
-                alarm.accept(each)
-        return alarm.alarms
-
-    (found,) = run(range(60, 70))
-    assert (found.step, found.since, found.standard_errors) == (61, 60, math.inf)
-    assert found.layers == ("mean", "block.00", "block.01", "block.02", "block.03")
-    assert "anisotropy is nan at the mean over blocks (also block.00" in str(found)
-    assert str(found).endswith(f"since step 60; before that it was {found.expected:.4g}.")
-    assert abs(found.expected - 10) < 2
-    (found,) = run(range(60, 62), math.inf)  # and comes back
-    assert "is inf at" in str(found)
-    assert run({10, 60, 62, 64, 66, 67}) == []
-    assert run(range(30, 70)) == []  # too early to know what it is
-    half, resumed = GeometryAlarm(), GeometryAlarm()
-    run({60}, steps=61, alarm=half)
-    resumed.load_state_dict(json.loads(json.dumps(half.state_dict())))
-    assert len(run(range(60, 70), alarm=resumed)) == 1
+    assert watched(second, range(45, 80))[0] == whole
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"false_alarms": 0}, "false_alarms must be more than 0 and less than 1"),
-        ({"false_alarms": 1}, "false_alarms must be more than 0 and less than 1"),
-        ({"warm_up": 10}, "warm_up must be at least 20"),
+        ({"metrics": "Q"}, TypeError, "metrics and layers must be lists of names"),
+        ({"threshold": 0}, ValueError, "threshold must be a number of deviations above 0; got 0"),
+        ({"warm_up": 3}, ValueError, "warm_up must be at least 8 values; got 3"),
     ],
 )
-def test_arguments_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_arguments_outside_their_range_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
         GeometryAlarm(**options)
-    with pytest.raises(TypeError, match="must be lists of names"):
-        GeometryAlarm(metrics="anisotropy")
 
 
-def alarm_of_norms(call=None):
-    return GeometryAlarm(call, metrics=["norm_mean"], warm_up=20)
+# ── listeners of monitors
 
 
-def disturbed(model):
-    """Change the weights as a step that is far too large would."""
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, torch.nn.Embedding):
-                module.weight += 1
+class Heard:
+    """A listener that keeps what it is called with, and fails at a step."""
+
+    def __init__(self, fails_at=None, adds=False):
+        self.fails_at = fails_at
+        self.adds = adds
+        self.steps = []
+
+    def __call__(self, step, records):
+        if step == self.fails_at:
+            raise RuntimeError("not this one")
+        self.steps.append(step)
+        assert {record["step"] for record in records} == {step}
+        assert {"mean", "block.00"} <= {record["layer"] for record in records}
+        return [records[0] | {"metric": "heard", "value": 1.0}] if self.adds else None
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = list(state["steps"])
 
 
-class Disturbed(TinyLM):
-    """Trained, and changed once."""
-
-    def training_step(self, batch, batch_idx):
-        if self.trainer.global_step == JUMP:
-            disturbed(self.model)
-        return super().training_step(batch, batch_idx)
-
-    def test_step(self, batch, batch_idx):
-        self.model(**batch)
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-4)
-
-
-def plain_loop(alarm, **options):
-    """A loop whose model is changed once; gives the monitor."""
-    torch.manual_seed(0)
-    model = TinyLM().model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    with StepMonitor(
-        model, 1, metrics=moments, alarm=alarm, **{"on_error": "raise", **options}
-    ) as monitor:
-        for step in range(JUMP + 6):
-            if step == JUMP:
-                disturbed(model)
-            batch = token_batch(seed=step)
+def loop(monitor, model, last, first=0):
+    """Steps of a loop, at one of which the weights are multiplied."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    with monitor:
+        for step in range(first, last):
+            batch = token_batch(seed=step % 4)
             with monitor.step(step, batch):
-                model(**batch, labels=batch["input_ids"]).loss.backward()
+                model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    return monitor
+            if step == JUMP - 1:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.mul_(30)
 
 
-@pytest.mark.slow
-def test_a_loop_of_ones_own():
+def test_an_alarm_in_a_loop_is_in_the_history_and_the_report(tmp_path, capsys):
+    torch.manual_seed(0)
+    model = TinyLM()
     called = []
-    monitor = plain_loop(alarm_of_norms(called.append))
-    (found,) = called
-    assert (found.step, found.since) == (JUMP + 1, JUMP)
-    assert monitor.alarm.alarms == called
-
-
-@pytest.mark.slow
-def test_lightning_says_it_and_saves_a_checkpoint(tmp_path, caplog):
-    model, saved = Disturbed(), tmp_path / "alarm.ckpt"
-    alarm = alarm_of_norms(lambda _: model.trainer.save_checkpoint(saved))
-    monitor = GeometryMonitor(every_n_steps=1, metrics=moments, alarm=alarm, on_error="raise")
-    logger = TensorBoardLogger(tmp_path / "logs")
-    with caplog.at_level("INFO"):
-        _, trainer = fit(
-            tmp_path,
-            monitor,
-            module=model,
-            data=loader(rows=4 * (JUMP + 8)),
-            max_steps=JUMP + 4,
-            logger=logger,
-        )
+    alarm = GeometryAlarm(called.append, metrics=["Q"], warm_up=12)
+    monitor = StepMonitor(model, 1, metrics=moments, listeners=[alarm], folder=tmp_path)
+    loop(monitor, model, JUMP + 4)
     (found,) = alarm.alarms
+    assert called == [found]
     assert found.since == JUMP
-    assert f"GeometryMonitor: {found}" in caplog.text
-    assert saved.exists()
-    state = torch.load(saved, weights_only=False)["callbacks"]
-    assert state["GeometryMonitor{'prefix': 'geometry'}"]["alarm"]["alarms"] == [asdict(found)]
-    trainer.test(model, loader(rows=4), verbose=False)
-    assert alarm.alarms == [found]
-    events = EventAccumulator(logger.log_dir)
-    events.Reload()
-    tags = events.Tags()["tensors"]
-    assert f"geometry/alarm at step {JUMP + 1}/text_summary" in tags
+    added = [record for record in monitor.history if record["metric"] == "alarm_Q"]
+    assert {record["step"] for record in added} == {JUMP + 1}
+    flag = next(each for each in flags(read_folder(tmp_path)[0]) if each.title == "Alarms")
+    assert flag.details[0].startswith(f"step {JUMP + 1}: Q rose by ")
 
 
-def train_disturbed(trainer, **resume):
-    """Train with the Hugging Face Trainer, and change the model once."""
-    inner = trainer.training_step
+def test_every_monitor_calls_its_listeners_and_training_is_the_same(tmp_path):
+    heard = Heard(adds=True)
+    monitor = GeometryMonitor(2, metrics=moments, listeners=[heard], measure_last=False)
+    plain, watched_run = fit(tmp_path / "a"), fit(tmp_path / "b", callbacks=[monitor])
+    assert_same_training(plain, watched_run)
+    assert heard.steps == sorted({record["step"] for record in monitor.history})
+    assert {r["step"] for r in monitor.history if r["metric"] == "heard"} == {*heard.steps}
+    callback = GeometryCallback(2, metrics=moments, listeners=[other := Heard()])
+    hf_trainer(tmp_path / "hf", callbacks=[callback]).train()
+    assert other.steps == sorted({record["step"] for record in callback.history})
 
-    def changed(*args, **kwargs):
-        if trainer.state.global_step == JUMP:
-            disturbed(trainer.model)
-        return inner(*args, **kwargs)
 
-    trainer.training_step = changed
-    trainer.train(**resume)
+def test_one_that_fails_is_taken_out_with_one_warning_or_raises():
+    heard, failing = Heard(), Heard(fails_at=2)
+    model = TinyLM()
+    monitor = StepMonitor(model, 1, metrics=moments, listeners=[failing, heard])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(monitor, model, 5)
+    (warning,) = (str(each.message) for each in caught)
+    assert "the listener Heard failed at step 2" in warning
+    assert "RuntimeError: not this one" in warning
+    assert failing.steps == [0, 1]
+    assert heard.steps == [0, 1, 2, 3, 4, 5]
+    options = {"metrics": moments, "on_error": "raise"}
+    with pytest.raises(RuntimeError, match="not this one"):
+        loop(StepMonitor(model, 1, listeners=[Heard(fails_at=2)], **options), model, 5)
+
+
+def test_the_state_of_a_listener_is_saved_and_an_old_alarm_s_is_left_out(capsys):
+    model = TinyLM()
+    first = StepMonitor(model, 1, metrics=moments, listeners=[Heard()], measure_last=False)
+    loop(first, model, 3)
+    state = first.state_dict()
+    second = StepMonitor(model, 1, metrics=moments, listeners=[heard := Heard()])
+    second.load_state_dict(state | {"alarm": {"past": []}})
+    assert heard.steps == [0, 1, 2]
+
+
+def test_what_is_no_listener_is_refused():
+    with pytest.raises(TypeError, match=r"listeners must be a list of functions .*; got int"):
+        GeometryMonitor(listeners=[3])
+    with pytest.raises(TypeError, match="listeners must be a list of functions"):
+        GeometryMonitor(listeners=GeometryAlarm())
+
+
+def test_a_configuration_makes_listeners():
+    made = {"class_path": "embedgeo.GeometryAlarm", "init_args": {"threshold": 9.0}}
+    (alarm,) = GeometryMonitor(listeners=[made]).listeners
+    assert isinstance(alarm, GeometryAlarm)
+    assert alarm.threshold == 9.0
+
+
+def failing_on_one(rank):
+    model = TinyLM()
+    heard = Heard()
+    monitor = StepMonitor(
+        model, 1, metrics=moments, listeners=[Heard(fails_at=1 if rank else None), heard]
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(monitor, model, 3)
+    return [str(each.message) for each in caught], len(monitor.listeners), heard.steps
 
 
 @pytest.mark.slow
-def test_a_resumed_hugging_face_run_goes_on_from_its_history(tmp_path):
-    def trained(max_steps, alarm, **resume):
-        callback = GeometryCallback(every_n_steps=1, metrics=moments, alarm=alarm)
-        trainer = hf_trainer(
-            tmp_path, callback, max_steps=max_steps, save_strategy="steps", save_steps=JUMP
+def test_one_that_fails_on_a_rank_is_taken_out_on_all(tmp_path):
+    (first, *left), (second, *others) = on_two_ranks(failing_on_one, tmp_path)
+    assert left == others == [1, [0, 1, 2, 3]]
+    assert second == []
+    assert len(first) == 1
+    assert "not this one" in first[0]
+
+
+def test_alarms_of_a_resumed_fit_go_on(tmp_path):
+    def run(steps, alarm, **options):
+        monitor = GeometryMonitor(
+            1, metrics=moments, listeners=[alarm], measure_last=False, prefix="g"
         )
-        train_disturbed(trainer, **resume)
+        trainer = L.Trainer(
+            max_steps=steps,
+            accelerator="cpu",
+            callbacks=[monitor],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(TinyLM(), loader(), **options)
+        return trainer
 
-    trained(JUMP, alarm_of_norms())
-    resumed = alarm_of_norms()
-    trained(JUMP + 4, resumed, resume_from_checkpoint=True)
-    assert [found.since for found in resumed.alarms] == [JUMP]
-
-
-def test_a_function_that_fails_ends_neither_training_nor_the_monitor():
-    def fails(alarm):
-        raise OSError("no space left")
-
-    with pytest.warns(UserWarning, match="what alarm= calls has failed at step .* no space left"):
-        monitor = plain_loop(alarm_of_norms(fails), on_error="warn")
-    assert max(record["step"] for record in monitor.history) >= JUMP + 4
-
-
-def on_rank(rank):
-    """Alarms of a run on this rank, of one whose logger fails on rank 0 at the step of the first,
-    and what is said of an alarm on one rank.
-    """
-
-    def call(alarm):
-        # as a sharded checkpoint has: it hangs unless every rank calls
-        torch.distributed.barrier()
-        called.append(alarm)
-
-    def log(step, values):
-        if rank == 0 and step >= JUMP + 1:
-            raise OSError("the server is away")
-
-    found = []
-    for options in ({}, {"log": log, "on_error": "warn"}):
-        called = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            plain_loop(alarm_of_norms(call), **options)
-        found.append([asdict(alarm) for alarm in called])
-    with pytest.raises(ValueError, match=r"on every rank or on none, .*; got it on 0 of 2"):
-        plain_loop(alarm_of_norms() if rank == 0 else None)
-    return found
-
-
-@pytest.mark.slow
-def test_all_ranks_call_at_the_same_step_also_where_a_logger_fails_on_one(tmp_path):
-    first, second = on_two_ranks(on_rank, tmp_path)
-    assert first == second
-    for called in first:
-        assert [found["since"] for found in called] == [JUMP]
-
-
-@pytest.mark.slow
-def test_loggers_are_told_what_happened(tmp_path):
-    with SummaryWriter(tmp_path) as writer:
-        monitor = plain_loop(None, log=writer)
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    (tag,) = [each for each in events.Tags()["tensors"] if "what happened" in each]
-    last = events.Tensors(tag)[-1]
-    told = last.tensor_proto.string_val[0].decode()
-    assert last.step == max(record["step"] for record in monitor.history)
-    assert "mean cosine rose from" in told
-    assert f"by step {JUMP} (all 3 blocks)" in told
+    run(4, GeometryAlarm()).save_checkpoint(tmp_path / "saved.ckpt")
+    resumed = GeometryAlarm()
+    run(6, resumed, ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
+    whole = GeometryAlarm()
+    run(6, whole)
+    assert [step for *_, past in resumed.state_dict()["past"] for step, _ in past] == [
+        step for *_, past in whole.state_dict()["past"] for step, _ in past
+    ]

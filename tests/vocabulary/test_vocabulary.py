@@ -24,7 +24,7 @@ from embedgeo.checkpoints.sources import local_files
 from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
 from embedgeo.report.runs import read_runs
-from embedgeo.vocabulary import VocabularySettings, vocabulary
+from embedgeo.studies.commands import VocabularySettings, vocabulary
 from tests.data import floats
 from tests.models import t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)

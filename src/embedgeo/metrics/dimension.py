@@ -73,6 +73,7 @@ _TERMS = {
             "other, make it smaller: see those between and within tokens.",
             ranges=True,
             spread="intrinsic_dimension_std",
+            is_scalar=True,
             follows="intrinsic_dimension_between",
         ),
         intrinsic_dimension_within=Term(

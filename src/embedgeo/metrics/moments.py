@@ -54,22 +54,40 @@ _TERMS = {
     **in_group(
         "size and variance",
         210,
-        Q=Term("Q", f"mean of ‖x‖², {SQUARED}", "Size of the embeddings; Q = M + V.", ranges=True),
+        Q=Term(
+            "Q",
+            f"mean of ‖x‖², {SQUARED}",
+            "Size of the embeddings; Q = M + V.",
+            ranges=True,
+            is_scalar=True,
+        ),
         M=Term(
             "M",
             f"‖mean of x‖², {SQUARED}",
             "Size of the offset common to all embeddings.",
             ranges=True,
+            is_scalar=True,
         ),
         V=Term(
-            "V", f"mean of ‖x − mean‖², {SQUARED}", "How much the embeddings vary.", ranges=True
+            "V",
+            f"mean of ‖x − mean‖², {SQUARED}",
+            "How much the embeddings vary.",
+            ranges=True,
+            is_scalar=True,
         ),
-        M_over_V=Term("M / V", "ratio", "The common offset relative to the variance.", ranges=True),
+        M_over_V=Term(
+            "M / V",
+            "ratio",
+            "The common offset relative to the variance.",
+            ranges=True,
+            is_scalar=True,
+        ),
         V_W_unbiased=Term(
             "V_W, unbiased",
             f"estimate from pairs in different sequences, {SQUARED}",
             "Variance within the occurrences of a token: what context does.",
             ranges=True,
+            is_scalar=True,
         ),
         V_B_unbiased=Term(
             "V_B, unbiased",

@@ -111,6 +111,7 @@ _TERMS = {
             "share of the variance, plug-in estimate",
             "The published share, of exactly the rows seen: comparable only to values from equally "
             "large samples.",
+            is_scalar=True,
         ),
         V_over_Q=Term("V / Q", "share of the mean squared norm", "1 − M / Q.", is_drawn=False),
         V_W_over_Q=Term(

@@ -1,7 +1,6 @@
 """Pictures for loggers, beside the scalars, while a model trains."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,6 @@ from embedgeo import drawing
 from embedgeo.drawing import Png
 from embedgeo.glossary import headlines
 from embedgeo.report import figures
-from embedgeo.report.reference import read_references, with_references
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.story import story
 from embedgeo.results.records import Record
@@ -27,12 +25,10 @@ class LivePictures:
 
     For each metric to look at first: curves, a heatmap and a profile; and the shares of M, V_W and
     V_B at each layer. All of them are drawn when they are due, at other times curves and heatmaps.
-    Earlier runs, from folders, stand behind the curves: see `embedgeo.report.reference`.
     """
 
-    def __init__(self, prefix: str = "geometry", reference: Sequence[str | Path] = ()) -> None:
+    def __init__(self, prefix: str = "geometry") -> None:
         self.prefix = prefix
-        self._references = read_references([Path(folder) for folder in reference])
         self._num_drawn = dict.fromkeys(("curves", "heatmap", "profile", "shares"), 0)
 
     def draw(self, history: Sequence[Record], *, is_due: bool) -> Iterator[tuple[str, Png]]:
@@ -41,7 +37,7 @@ class LivePictures:
         kinds = [kind for kind in outdated if is_due or kind in _OFTEN]
         self._num_drawn |= dict.fromkeys(kinds, len(history))
         if kinds:
-            yield from draw_pictures(history, self.prefix, kinds, self._references)
+            yield from draw_pictures(history, self.prefix, kinds)
 
     def story(self, history: Sequence[Record]) -> list[str]:
         """Sentences on what happened so far: see `embedgeo.report.story.story`."""
@@ -50,13 +46,12 @@ class LivePictures:
 
 
 def draw_pictures(
-    history: Sequence[Record], prefix: str, kinds: Collection[str], references: Sequence[Run] = ()
+    history: Sequence[Record], prefix: str, kinds: Collection[str]
 ) -> Iterator[tuple[str, Png]]:
-    """The tags and pictures of some kinds, of what there are values for, before earlier runs."""
+    """The tags and pictures of some kinds, of what there are values for."""
     run = _run_of(history, {*headlines(), *_OF_SHARES, "n"})
     if run is None:
         return
-    (run,) = with_references([run], references)
     metrics = [
         metric
         for metric in headlines()

@@ -98,8 +98,26 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     yield Flag("Loss outliers", text, details)
 
 
+def _alarms(run: Run) -> Iterator[str]:
+    """What alarms have told, a line for each number and step."""
+    for key in map(str, run.values):
+        values = run.values[key]
+        metric = key.removeprefix("alarm_")
+        if metric == key:
+            continue
+        for step, of_step in values.dropna().groupby("step"):
+            off = of_step.droplevel("step").sort_values(key=abs, ascending=False)
+            verb = "rose" if off.iloc[0] > 0 else "fell"
+            yield (
+                f"step {step:,}: {term(metric).name} {verb} by {abs(off.iloc[0]):.1f} of its usual "
+                f"deviations at {listed([*off.index], 4)}"
+            )
+
+
 def _layer_flags(run: Run) -> Iterator[Flag]:
     values = run.values
+    text = "These numbers departed from the run's own recent values while it trained."
+    yield Flag("Alarms", text, [*_alarms(run)])
     rows = run.table("n_nonfinite") if "n_nonfinite" in values else pd.DataFrame()
     details = []
     for layer in rows:

@@ -3,13 +3,14 @@
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from math import nan
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
-from embedgeo.glossary import GROUPS, in_order, term
+from embedgeo.glossary import GROUPS, OWN, in_order, term
 from embedgeo.results.records import MEANS, Record, block_means
 
 EVENTS = "events.out.tfevents."  # the start of an event file's name
@@ -20,15 +21,53 @@ _LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_ep
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
 
 
-def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[str, float]:
+Scalars: TypeAlias = 'Literal["headlines", "all"] | Sequence[str]'
+"""Which scalars loggers get: see `is_logged`."""
+
+
+def require_scalars(scalars: Scalars) -> Scalars:
+    """The argument ``scalars``; ValueError if it is none."""
+    is_known = (
+        scalars in ("headlines", "all")
+        if isinstance(scalars, str)
+        else all(isinstance(each, str) for each in scalars)
+    )
+    if not is_known:
+        raise ValueError(
+            f'scalars must be "headlines", "all", or a list of keys and patterns; got {scalars!r}.'
+        )
+    return scalars
+
+
+def is_logged(record: Record, scalars: Scalars) -> bool:
+    """Tell whether the value of a record is among the scalars that loggers get.
+
+    Those of ``"headlines"`` are the headlines, terms with ``is_scalar``, keys from outside the
+    package, and ``n_nonfinite`` where it is not 0.
+    """
+    key = record["metric"]
+    if scalars == "all":
+        return True
+    if scalars == "headlines":
+        if key == "n_nonfinite":
+            return record["value"] != 0
+        own = OWN.find(key)
+        return own is None or own.is_scalar or own.group == GROUPS[0]
+    return any(fnmatchcase(key, pattern) for pattern in scalars)
+
+
+def tagged_scalars(
+    records: Iterable[Record], prefix: str = "geometry", scalars: Scalars = "all"
+) -> dict[str, float]:
     """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks,
     ``{prefix}.{metric}/mean``.
 
     Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
+    ``scalars`` says which: see `is_logged`.
     """
-    records = list(records)
+    records = [record for record in records if is_logged(record, scalars)]
     layers = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
-    scalars = {
+    of_layers = {
         f"{_chart(prefix, record['metric'])}/{layers[record['layer']]}": record["value"]
         for record in records
     }
@@ -36,7 +75,7 @@ def tagged_scalars(records: Iterable[Record], prefix: str = "geometry") -> dict[
         f"{_chart(prefix, mean['metric'])}/{mean['layer']}": mean["value"]
         for mean in block_means(records)
     }
-    return scalars | means
+    return of_layers | means
 
 
 def _tag_part(name: str) -> str:

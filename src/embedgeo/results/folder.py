@@ -46,6 +46,10 @@ checkpoint and layer b.
 """
 
 
+# options of earlier versions, and the values of them that a manifest may have
+_DROPPED = {"ablate": False, "logit_lens": False}
+
+
 def drift_file(folder: Path, name: str) -> Path:
     """Path of the records of a checkpoint that need its saved sample and those of others."""
     return folder / "drift" / f"{name}.parquet"
@@ -129,6 +133,9 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
+        for option, value in _DROPPED.items():
+            if option not in now and before.get(option) == value:
+                del before[option]
         if before.keys() != now.keys():
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"

@@ -1,5 +1,4 @@
-"""Geometry over the checkpoints of training runs: the commands ``sweep``, ``check`` and ``drift``
-of ``embedgeo``.
+"""Geometry over the checkpoints of training runs: the commands ``sweep`` and ``check``.
 
 The command line imports this module; the commands import what they need when they run.
 """
@@ -8,11 +7,13 @@ import gc
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from embedgeo.extras import require_extra
 from embedgeo.sweep.settings import SweepSettings as SweepSettings
+
+if TYPE_CHECKING:
+    from embedgeo.sweep.measure import Study
 
 _RAY_OPTIONS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -22,7 +23,7 @@ _RAY_OPTIONS = {
 }
 
 
-def sweep(settings: SweepSettings) -> int:
+def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
     """Measure the geometry of every checkpoint of a training run on the same text.
 
     The results are written to a folder: ``checkpoints/<name>.parquet``, ``metrics.csv`` and
@@ -31,6 +32,7 @@ def sweep(settings: SweepSettings) -> int:
 
     Args:
         settings: the options of the sweep.
+        study: what to measure beside the geometry, for commands that are sweeps.
 
     Returns:
         Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries
@@ -48,9 +50,9 @@ def sweep(settings: SweepSettings) -> int:
             raise ValueError(
                 f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME."
             )
-    if settings.removed_directions and not (settings.after_processing or settings.ablate):
+    if settings.removed_directions and not settings.after_processing and study is None:
         raise ValueError(
-            "removed_directions are those of after_processing and of ablate; neither is asked for."
+            "removed_directions are those of after_processing, which is not asked for."
         )
     if settings.on == "ray":
         require_extra("ray", "embedgeo sweep --on ray")
@@ -60,24 +62,7 @@ def sweep(settings: SweepSettings) -> int:
     with without_garbage_collection():
         from embedgeo.sweep.run import run_sweep
 
-    return run_sweep(settings)
-
-
-def ablate(settings: SweepSettings) -> int:
-    """Measure what the loss needs of each layer's output, over the checkpoints of a training run.
-
-    It is a sweep that also replaces the output of one layer after the other by what lacks its
-    offset, its top directions, its largest coordinates, its context or its tokens
-    (`embedgeo.ablation`), and writes the change of the loss beside the geometry: ``embedgeo sweep
-    --ablate true``.
-
-    Args:
-        settings: the options of the sweep.
-
-    Returns:
-        As ``sweep`` does, which also tells what is raised.
-    """
-    return sweep(replace(settings, ablate=True))
+    return run_sweep(settings, study)
 
 
 def check(
@@ -109,44 +94,6 @@ def check(
         from embedgeo.sweep.run import run_check
 
     return run_check(model, steps, revisions, lineage)
-
-
-def drift(folder: Path, rows: int = 1024) -> None:
-    """Compare the same rows over the checkpoints of a sweep and through the layers, from its saved
-    samples.
-
-    ``embedgeo sweep --save-samples true`` and ``Geometry.save(…, save_samples=True)`` save them.
-    Each checkpoint is compared with the one before and the first one, and each layer with the one
-    below, in ``drift/<name>.parquet``: the report, ``metrics.csv`` and ``tensorboard/`` have these
-    records with the others. ``cka.parquet`` has the similarity of steps with steps at some layers,
-    and of layers with layers at some steps. What was interrupted goes on where it was; what is
-    there already, of the same samples, is not computed again.
-
-    Args:
-        folder: of the sweep.
-        rows: how many of the saved rows are compared; the adjusted linearity takes more than there
-            are coordinates.
-
-    Raises:
-        ImportError: a package is missing: see `embedgeo.extras`.
-        ValueError: there are no saved samples, a file is damaged, or ``rows`` is less than 4.
-        OSError: the folder is not there, or cannot be written.
-    """
-    require_extra("report", "embedgeo drift", "pandas", "pyarrow", "rich", "safetensors")
-    if rows < 4:
-        raise ValueError(f"rows must be at least 4, or no similarity is defined; got {rows}.")
-    if not Path(folder).is_dir():
-        raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
-    with without_garbage_collection():
-        from embedgeo.sweep.comparison import Comparison
-
-    comparison = Comparison(Path(folder), rows)
-    comparison.write()
-    if comparison.fewest_rows < rows:
-        print(
-            f"compared down to {comparison.fewest_rows} rows instead of {rows}: no more were "
-            f"saved, or are in both"
-        )
 
 
 @contextmanager

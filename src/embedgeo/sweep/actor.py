@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from embedgeo.formatting import reason
 
 if TYPE_CHECKING:
-    from embedgeo.sweep.measure import Measured
+    from embedgeo.sweep.measure import Measured, Study
     from embedgeo.sweep.plan import Planned
     from embedgeo.sweep.settings import SweepSettings
     from embedgeo.sweep.texts import ProbeText
@@ -44,7 +44,12 @@ class RayWorker:
     def __init__(self, environment: Mapping[str, str]) -> None:
         os.environ.update(environment)
 
-    def start(self, settings: "SweepSettings", texts: "Mapping[str, ProbeText]") -> Started:
+    def start(
+        self,
+        settings: "SweepSettings",
+        texts: "Mapping[str, ProbeText]",
+        study: "Study | None",
+    ) -> Started:
         """Import what is needed and choose the device."""
         from embedgeo.sweep.measure import Downloads, Worker
         from embedgeo.sweep.processes import make_fabric, versions
@@ -54,7 +59,7 @@ class RayWorker:
             folder.mkdir(mode=0o700, exist_ok=True)
             self._downloads = Downloads(folder, evict=settings.evict)
             self._worker = Worker(
-                make_fabric(settings.trainer or {}), settings, texts, self._downloads
+                make_fabric(settings.trainer or {}), settings, texts, self._downloads, study
             )
         except Exception as error:
             return Started(socket.gethostname(), versions(), reason(error))

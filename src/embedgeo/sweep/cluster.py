@@ -19,6 +19,7 @@ from huggingface_hub import constants
 
 from embedgeo.formatting import listed, reason
 from embedgeo.sweep.actor import Answer, RayWorker, Started
+from embedgeo.sweep.measure import Study
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.processes import versions
 from embedgeo.sweep.run import POLL_SECONDS, Sweep
@@ -101,12 +102,12 @@ class RemoteWorkers:
     to three deaths.
     """
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, study: Study | None) -> None:
         num_originals = sum(not planned.duplicate_of for planned in sweep.plan.pending)
         self._sweep = sweep
         self._resources = {"CPU": 1, **(sweep.settings.resources or {})}
         self._num_workers = min(sweep.settings.workers, max(1, num_originals))
-        self._arguments = ray.put(sweep.settings), ray.put(sweep.texts)
+        self._arguments = ray.put(sweep.settings), ray.put(sweep.texts), study
         self._workers: list[_RemoteWorker] = []
         self._answers: dict[Any, _RemoteWorker] = {}  # that are waited for
         self._deaths: Counter[str] = Counter()

@@ -23,12 +23,9 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedgeo.ablations import Ablation, lens_layers, text_batch
-from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import listed, reason
-from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, default_metrics
@@ -63,6 +60,34 @@ class Measured:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     sample: dict[str, LayerSample] | None = None
+
+
+@dataclass(frozen=True)
+class RunningCheckpoint:
+    """A checkpoint whose geometry has been measured, and whose model can still be run."""
+
+    fabric: Fabric
+    settings: SweepSettings
+    geometry: Geometry
+    text: ProbeText
+    has_loss: bool  # the model gives logits, whose loss has been measured
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a sweep measures of each checkpoint beside its geometry.
+
+    Every process has the study, which is pickled on the way.
+
+    Attributes:
+        options: what the results depend on, as recorded in ``manifest.json``.
+        measure: gives the further records of a checkpoint; every process calls it.
+        announce: gives a sentence on what the study takes, for a model without weights.
+    """
+
+    options: Mapping[str, Any]
+    measure: Callable[[RunningCheckpoint], list[Record]]
+    announce: Callable[[nn.Module, SweepSettings, ProbeText], str]
 
 
 class Downloads:
@@ -123,6 +148,7 @@ class Worker:
     settings: SweepSettings
     texts: Mapping[str, ProbeText]
     downloads: Downloads
+    study: "Study | None" = None
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
     _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
 
@@ -209,15 +235,12 @@ class Worker:
             with torch.inference_mode(), self.fabric.autocast():
                 with all_agree(self.fabric):
                     loss = self._run(geometry, loaded, text)
-                with all_agree(self.fabric):
-                    ablation = self._ablation(geometry, text, loss) if settings.ablate else None
-                    lens = self._logit_lens(geometry, text, loss) if settings.logit_lens else None
-                others = (
-                    []
-                    if ablation is None
-                    else [each for each in ablation.records() if each["metric"] != "loss"]
-                )
-                others += [] if lens is None else lens.lens_records()
+                others: list[Record] = []
+                if self.study is not None:
+                    running = RunningCheckpoint(
+                        self.fabric, settings, geometry, text, has_loss=loss.is_wanted
+                    )
+                    others = self.study.measure(running)
             network = measured_model(model)
             # "meta" unties those tied
             num_parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -258,55 +281,6 @@ class Worker:
             # they may be the logits of the whole batch, and the next ones are made in their place
             del states
         return loss
-
-    def _ablation(self, geometry: Geometry, text: ProbeText, loss: "TokenLoss") -> Ablation:
-        """The ablation of the layers on this rank's batches; its sequences have the numbers of all
-        ranks' batches.
-        """
-        if not loss.is_wanted or len(text.lengths) < 2:
-            raise ValueError(
-                "ablate needs a model with a language model head, and at least 2 sequences; this "
-                "one has "
-                f"{'a' if loss.is_wanted else 'no'} head, and the text {len(text.lengths)}."
-            )
-        return self._with_batches(geometry, dict(enumerate(geometry.layers)), text)
-
-    def _logit_lens(self, geometry: Geometry, text: ProbeText, loss: "TokenLoss") -> Ablation:
-        """The logit lens at those of the layers that it reads, on the same batches."""
-        if not loss.is_wanted:
-            raise ValueError(
-                "logit_lens needs a model with a language model head, and a mask token of a masked "
-                "one; "
-                f"{type(measured_model(geometry.model)).__name__} has none. Leave it out."
-            )
-        return self._with_batches(geometry, lens_layers(geometry.model, geometry.layers), text)
-
-    def _with_batches(
-        self, geometry: Geometry, layers: Mapping[int, Layer], text: ProbeText
-    ) -> Ablation:
-        settings = self.settings
-        rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
-        device = weights_device(geometry.model)
-        batches = []
-        for i, on_cpu in enumerate(text.batches(settings.batch_size, rank, num_ranks)):
-            batch = move_data_to_device(on_cpu, device)
-            numbers = (i * num_ranks + rank) * settings.batch_size + torch.arange(
-                len(batch.token_ids)
-            )
-            batches.append(
-                text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers)
-            )
-        return Ablation(
-            geometry.model,
-            layers,
-            batches,
-            len(text.batches(settings.batch_size)) * settings.batch_size,
-            settings.skip_first_positions,
-            settings.ignore_token_ids,
-            num_removed=settings.removed_directions or NUM_REMOVED,
-            agree=partial(all_agree, self.fabric),
-            has_ranks=num_ranks > 1,
-        )
 
     def _row_numbers(self, text: ProbeText) -> list[range]:
         """Numbers of the tokens that count of each batch of all ranks, which ranks draw their

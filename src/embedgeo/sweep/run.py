@@ -25,7 +25,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, loss_outliers, model_record, shared_files
 from embedgeo.results.samples import load_sample
-from embedgeo.sweep.measure import Downloads, Measured, Worker, metrics_function
+from embedgeo.sweep.measure import Downloads, Measured, Study, Worker, metrics_function
 from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
 from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
@@ -36,13 +36,15 @@ POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with
 _VALUES = ("loss", *headlines()[:4], "unseen_type_share")  # as many as fit in a line
 
 
-def run_sweep(settings: SweepSettings) -> int:
+def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
     """Run a sweep: see `embedgeo.sweep.sweep`."""
     metrics_function(settings)  # which is refused before anything is downloaded
     documents = Documents(settings.texts)
     folder = SweepFolder(settings.folder)
     settings = replace(settings, **as_recorded(settings, folder))
     manifest = settings.as_manifest(documents.sha256)
+    if study is not None:
+        manifest = {**manifest, "study": dict(study.options)}
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
@@ -61,7 +63,7 @@ def run_sweep(settings: SweepSettings) -> int:
                 f"{settings.device_map!r}. Take one process, with --trainer.devices 1."
             )
         work = (
-            _prepared(settings, documents, folder, manifest, fabric.world_size)
+            _prepared(settings, study, documents, folder, manifest, fabric.world_size)
             if fabric.is_global_zero
             else None
         )
@@ -72,10 +74,11 @@ def run_sweep(settings: SweepSettings) -> int:
             sweep = Sweep(fabric, settings, plan, texts, folder)
             with sweep.at_work():
                 if on_ray:
-                    RemoteWorkers(sweep).measure_all()
+                    RemoteWorkers(sweep, study).measure_all()
                 else:
                     with Downloads(folder.path, evict=settings.evict) as downloads:
-                        measure_here(sweep, Worker(fabric, settings, texts, downloads).measure)
+                        worker = Worker(fabric, settings, texts, downloads, study)
+                        measure_here(sweep, worker.measure)
     if not fabric.is_global_zero:
         return 0  # a status other than 0 makes lightning end the process that writes
     return finish(sweep)
@@ -83,6 +86,7 @@ def run_sweep(settings: SweepSettings) -> int:
 
 def _prepared(
     settings: SweepSettings,
+    study: Study | None,
     documents: Documents,
     folder: SweepFolder,
     manifest: Mapping[str, Any],
@@ -96,7 +100,8 @@ def _prepared(
         )
     texts: dict[str, ProbeText] = {}
     if plan.pending or not folder.manifest():
-        texts, lines = prepare_texts(documents, plan.checkpoints, settings)
+        announce = None if study is None else study.announce
+        texts, lines = prepare_texts(documents, plan.checkpoints, settings, announce)
         for model, text in texts.items():
             text.batches(settings.batch_size, world_size=world_size)
             if less := shortfall(settings, text):

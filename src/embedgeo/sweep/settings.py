@@ -88,19 +88,13 @@ class SweepSettings:
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and
             removal of the top directions (`embedgeo.AfterProcessing`).
         removed_directions: how many of the top directions are removed by ``after_processing``
-            (default: 3), and of these and of the largest coordinates by ``ablate`` (default: 1, 3
-            and 10), each number by itself: ``1,5``.
+            (default: 3), and of these and of the largest coordinates by ``embedgeo ablate``
+            (default: 1, 3 and 10), each number by itself: ``1,5``.
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas
             between them or as a list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
             there are none. Also writes ``jackknife/<name>.parquet``, from which the report has the
             errors of changes between checkpoints.
-        ablate: also measure how the loss changes when a layer's output is replaced by what lacks
-            its offset, its top directions, its largest coordinates, its context or its tokens
-            (`embedgeo.ablation`): 22 more passes a layer and one, as long as ``removed_directions``
-            are three; with ``skip_first_positions`` (or 1) of them replaced, and as they are.
-        logit_lens: also measure the loss of what the final norm and the head make of each layer's
-            hidden state (`embedgeo.logit_lens`): one more pass a layer.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the
             eigenvalues at each layer, see `embedgeo.load_sample`.
         out: the folder; default: ``runs/sweep-<name>``.
@@ -160,8 +154,6 @@ class SweepSettings:
     removed_directions: Sequence[int] = ()
     extra: str | list[str] | tuple[()] = ()
     jackknife: int = 0
-    ablate: bool = False
-    logit_lens: bool = False
     save_samples: bool = False
     out: str | None = None
     shard: str = "0/1"
@@ -375,12 +367,9 @@ class SweepSettings:
 
     @property
     def folder(self) -> Path:
-        """The sweep folder: ``out``, or ``runs/sweep-`` (``runs/ablate-``) and the name of the
-        first model.
-        """
-        command = "ablate" if self.ablate else "sweep"
+        """The sweep folder: ``out``, or ``runs/sweep-`` and the name of the first model."""
         return Path(
-            self.out or f"runs/{command}-{Path(self.models[0]).name.replace('*', '') or 'model'}"
+            self.out or f"runs/sweep-{Path(self.models[0]).name.replace('*', '') or 'model'}"
         )
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:

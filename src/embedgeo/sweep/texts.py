@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from embedgeo.ablations import passes_line
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub, loading
@@ -25,7 +24,6 @@ from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile
 from embedgeo.checkpoints.sources import is_local
 from embedgeo.formatting import listed, reason
 from embedgeo.functional import types_by_frequency
-from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
@@ -135,7 +133,10 @@ class ProbeText:
 
 
 def prepare_texts(
-    documents: Documents, plan: Sequence[Planned], settings: SweepSettings
+    documents: Documents,
+    plan: Sequence[Planned],
+    settings: SweepSettings,
+    announce: Callable[[nn.Module, SweepSettings, "ProbeText"], str] | None = None,
 ) -> tuple[dict[str, ProbeText], list[str]]:
     """The text of each model, which it fits; and sentences about models that have no tokenizer of
     their own.
@@ -185,14 +186,8 @@ def prepare_texts(
             texts[model_name] = prepared[key]
             if model is not None:
                 require_fit(model, texts[model_name], fitted)
-                if settings.ablate:
-                    num_batches = len(texts[model_name].batches(settings.batch_size))
-                    num_layers = len(resolve_layers(model, settings.layer_patterns))
-                    removed = settings.removed_directions or NUM_REMOVED
-                    lines.append(
-                        f"{model_name}: for each checkpoint, "
-                        f"{passes_line(num_layers, num_batches, removed)}"
-                    )
+                if announce is not None:
+                    lines.append(f"{model_name}: {announce(model, settings, texts[model_name])}")
                 fitting[config, identity] = texts[model_name]
     return texts, lines
 

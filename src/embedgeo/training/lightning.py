@@ -85,9 +85,6 @@ class GeometryMonitor(Monitor, Callback):
         folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix
             than the default one); default: the folder of the first logger. See
             `embedgeo.results.parquet.HistoryFile`.
-        no_grad_passes: whether forward passes of a training batch without gradients count:
-            generation, a reference model, a teacher. By default those count whose outermost call
-            began with gradients on, activation checkpointing or not. A probe's passes always count.
         jackknife: number of groups of whole sequences for the standard errors in ``history``, such
             as 16, which takes so many times the memory and computing time again; 0: there are none.
             See `embedgeo.observe`.
@@ -109,11 +106,16 @@ class GeometryMonitor(Monitor, Callback):
             wide. A checkpoint holds the rows, so that a resumed run goes on from them.
         pictures: draw pictures for loggers that show them, at the first and the last measurement
             and in between in at most 5 % of the run's time; ``False``: none.
-        reference: folders of earlier runs, such as several seeds: the range of their means over
-            blocks stands behind the curves of the pictures, at equal steps. Where they were
-            measured with another number of rows, there are no pictures, and a warning says why.
-        alarm: tells when a number departs from its own past, and calls a function of yours:
-            `embedgeo.GeometryAlarm`.
+        scalars: what loggers get at each layer and as means over blocks: ``"headlines"`` (those of
+            `embedgeo.glossary.Term.is_scalar`, ``n_nonfinite`` where it is not 0, and all keys of
+            metrics from outside the package), ``"all"``, or a list of keys and patterns of them.
+            ``history``, ``callback_metrics`` and the files have all.
+        listeners: functions that are called with the step and its records, with the means over
+            blocks, after each measurement, on every rank in step; such as
+            `embedgeo.GeometryAlarm`. What one returns, if anything, are records that join the
+            history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
+            all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
+            configuration each is a ``class_path`` and its ``init_args``.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
@@ -304,8 +306,9 @@ class GeometryMonitor(Monitor, Callback):
         self._last_values = scalars
         self._trainer.callback_metrics.update(_tensors(scalars))
         self._make_strict()
+        logged = self._scalars(records)
         for logger in self._trainer.loggers:
-            logger.log_metrics(scalars, step=step)
+            logger.log_metrics(logged, step=step)
 
     def _loggers(self) -> Iterable[object]:
         return self._trainer.loggers if self._trainer.is_global_zero else ()

@@ -20,10 +20,8 @@ from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import (
-    CometLogger,
     CSVLogger,
     Logger,
-    MLFlowLogger,
     TensorBoardLogger,
     WandbLogger,
 )
@@ -32,7 +30,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
-from embedgeo.results.events import chart_title, custom_scalars_layout
+from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
 from embedgeo.results.records import Record
 
 if TYPE_CHECKING:
@@ -50,8 +48,6 @@ COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
 _SHARE = 0.05  # of a run's time so far that its pictures take at most
 _LAST = 3.0  # seconds that those after the last measurement take at most
 _GROWTH = 1.05  # in measurements, from one time that some pictures are drawn to the next
-_MOST_STEPS = 128  # in a chart, a row of a table for each
-_MOST_ROWS = 10_000  # of a table that Weights & Biases draws
 _LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
 # the key with which the callback of the Hugging Face Trainer logs
 _TRAINER_STEP = "train/global_step"
@@ -96,9 +92,7 @@ class Adapter:
         """
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
-        """Write a text: what the metrics mean, at the first measurement; an alarm; what happened so
-        far.
-        """
+        """Write a text: what the metrics mean, at the first measurement; what happened so far."""
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
         """Write a picture when it is drawn."""
@@ -115,8 +109,8 @@ class Media:
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures. ``num_earlier`` records in the monitor's history are of other runs;
-    ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn; ``reference`` are folders
-    of earlier runs, behind the curves; ``clock`` gives seconds.
+    ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn; ``scalars`` are those that
+    loggers get; ``clock`` gives seconds.
     """
 
     def __init__(
@@ -127,7 +121,7 @@ class Media:
         on_error: Literal["warn", "raise"] = "warn",
         *,
         pictures: bool = True,
-        reference: Sequence[str | Path] = (),
+        scalars: Scalars = "headlines",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._prefix = prefix
@@ -139,7 +133,7 @@ class Media:
         self._adapters: list[Adapter] | None = None
         self._pictures: LivePictures | None = None
         self._can_draw = pictures
-        self._reference = reference
+        self._scalars = scalars
         self._clock = clock
         self._started = clock()
         self._spent = 0.0  # seconds
@@ -164,7 +158,8 @@ class Media:
         is_due = is_first or last or (has_doubled and self._has_time(is_due=True))
         has_grown = not has_doubled and self._num_measurements >= _GROWTH * self._num_drawn
         if is_first:
-            self._metrics = in_order(record["metric"] for record in history)
+            logged = (record for record in history if is_logged(record, self._scalars))
+            self._metrics = in_order(record["metric"] for record in logged)
         charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
         self._write_to_all(methodcaller("write_charts", charts, history))
         if is_first:
@@ -182,13 +177,6 @@ class Media:
         self._num_due = self._num_measurements if is_due else self._num_due
         self._took[is_due] = self._clock() - started
         self._spent += self._took[is_due]
-
-    def write_alarm(self, text: str, step: int) -> None:
-        """Write what an alarm says at a step, to the loggers that were written to before."""
-        if self._adapters:
-            self._write_to_all(
-                methodcaller("write_text", f"{self._prefix}/alarm at step {step}", text, step)
-            )
 
     def _has_time(self, *, is_due: bool) -> bool:
         """Tell whether pictures, if they take as long as the last time, stay within their share of
@@ -231,7 +219,7 @@ class Media:
                 require_extra("report", "drawing them")
                 from embedgeo.report.live import LivePictures
 
-                self._pictures = LivePictures(self._prefix, self._reference)
+                self._pictures = LivePictures(self._prefix)
             yield from self._pictures.draw(history, is_due=is_due)
         except ImportError as error:
             self._can_draw = False
@@ -371,10 +359,11 @@ class Wandb(Adapter):
         if not self._prefix and self._axis:
             self._run.define_metric(f"{charts.tag_start}{charts.prefix}.*", step_metric=self._axis)
         self._prefix = charts.prefix
-        # each chart takes a table of the whole history
         if charts.is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
-            self._log(self._prefix, history[-1]["step"], dict(_line_charts(charts, history)))
+            columns, rows = _newest(history)
+            table = sys.modules["wandb"].Table(columns=columns, data=rows)
+            self._log(self._prefix, history[-1]["step"], {f"{self._prefix}/newest": table})
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:
         from markdown import markdown as to_html  # type: ignore[import-untyped]  # TensorBoard's own renderer
@@ -444,32 +433,14 @@ def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]
     run.log({**values, _wandb_axis(prefix): step}, commit=_is_shared_run(run))
 
 
-def _line_charts(charts: Charts, history: Sequence[Record]) -> Iterator[tuple[str, Any]]:
-    """The charts by key: lines of defined values; of too many steps some are left out evenly, never
-    the last one.
-    """
-    lines: dict[str, dict[str, dict[int, float]]] = {}
-    for record in history:
-        if math.isfinite(record["value"]) and record["layer_index"] >= 0:  # no mean
-            line = lines.setdefault(record["metric"], {}).setdefault(record["layer"], {})
-            line[record["step"]] = record["value"]
-    for metric in (metric for metric in charts.metrics if metric in lines):
-        layers = lines[metric]
-        steps = sorted({step for line in layers.values() for step in line}, reverse=True)
-        drawn = sorted(
-            steps[:: math.ceil(len(steps) / min(_MOST_STEPS, _MOST_ROWS // len(layers)))]
-        )
-        yield (
-            f"{charts.prefix}.charts/{metric}",
-            sys.modules["wandb"].plot.line_series(
-                [[step for step in drawn if step in line] for line in layers.values()],
-                [[line[step] for step in drawn if step in line] for line in layers.values()],
-                keys=list(layers),
-                title=chart_title(metric),
-                xname="step",
-                split_table=True,
-            ),
-        )
+def _newest(history: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of the newest measurement: a row for each layer, a column for each key."""
+    newest = [record for record in history if record["step"] == history[-1]["step"]]
+    keys = in_order(record["metric"] for record in newest)
+    layers: dict[str, dict[str, float]] = {}
+    for record in newest:
+        layers.setdefault(record["layer"], {})[record["metric"]] = record["value"]
+    return ["layer", *keys], [[name, *map(of.get, keys)] for name, of in layers.items()]
 
 
 class Csv(Adapter):
@@ -540,142 +511,7 @@ def _keep_earlier(path: Path, step: int) -> None:
             file.truncate(size)
 
 
-class Aim(Adapter):
-    """Pictures and the explanation among the images and texts of a run."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-
-    @classmethod
-    def of(cls, logger: Any) -> "Aim | None":
-        kinds = ("pytorch_lightning", "AimLogger"), ("hugging_face", "AimCallback")
-        is_aim = any(
-            is_instance(logger, f"aim.sdk.adapters.{module}", name) for module, name in kinds
-        )
-        return cls(logger.experiment) if is_aim else None
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        self._run.track(sys.modules["aim"].Text(markdown), name=tag, step=step)
-
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
-        from PIL import Image
-
-        image = sys.modules["aim"].Image(Image.open(io.BytesIO(picture[0])))
-        self._run.track(image, name=tag, step=step)
-
-
-class Comet(Adapter):
-    """Pictures, and the explanation as a text without a name, in a ``CometExperiment``, online or
-    offline.
-    """
-
-    def __init__(self, experiment: Any) -> None:
-        self._experiment = experiment
-
-    @classmethod
-    def of(cls, logger: Any) -> "Comet | None":
-        if isinstance(logger, CometLogger):
-            return cls(logger.experiment)
-        if is_instance(logger, "comet_ml", "CometExperiment"):
-            return cls(logger)
-        is_callback = is_instance(logger, HF_CALLBACKS, "CometCallback")
-        experiment = sys.modules["comet_ml"].get_running_experiment() if is_callback else None
-        return None if experiment is None else cls(experiment)
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        self._experiment.log_text(markdown, step=step, metadata={"name": tag})
-
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
-        self._experiment.log_image(io.BytesIO(picture[0]), name=tag, step=step)
-
-
-class MLflow(Adapter):
-    """Pictures, and the explanation as a Markdown file, among the artifacts of a run."""
-
-    def __init__(self, client: Any, run_id: str | None) -> None:
-        self._client = client
-        self._run_id = run_id
-
-    @classmethod
-    def of(cls, logger: Any) -> "MLflow | None":
-        if isinstance(logger, MLFlowLogger):
-            return cls(logger.experiment, logger.run_id)
-        mlflow: Any = sys.modules.get("mlflow")
-        if mlflow is None or not (
-            logger is mlflow or is_instance(logger, HF_CALLBACKS, "MLflowCallback")
-        ):
-            return None
-        run = mlflow.active_run()
-        return cls(mlflow.MlflowClient(), run.info.run_id) if run else None
-
-    def artifact_uri(self) -> str:
-        """Address of the run's artifacts: a folder on this machine, or elsewhere."""
-        uri: str = self._client.get_run(self._run_id).info.artifact_uri
-        return uri
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        self._client.log_text(self._run_id, markdown, f"{_artifact_name(tag)}.md")
-
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
-        from PIL import Image
-
-        # of a palette, thumbnails would leave out pixels
-        image = Image.open(io.BytesIO(picture[0])).convert("RGB")
-        self._client.log_image(self._run_id, image, key=_artifact_name(tag), step=step)
-
-
-def _artifact_name(tag: str) -> str:
-    # MLflow refuses the others in the name of an image
-    return re.sub(r"[^a-zA-Z0-9_\-./ ]", "", tag)
-
-
-class Trackio(Adapter):
-    """Pictures, and the explanation as Markdown, in a run.
-
-    With ``counts_logs`` its steps are the number of times that something was logged, as with the
-    Hugging Face Trainer: what is written then has the step of the scalars before it, and the
-    caption the step of training.
-    """
-
-    def __init__(self, run: Any, *, counts_logs: bool = False) -> None:
-        self._run = run
-        self._counts_logs = counts_logs
-
-    @classmethod
-    def of(cls, logger: Any) -> "Trackio | None":
-        if is_instance(logger, "trackio", "Run"):
-            return cls(logger)
-        trackio: Any = sys.modules.get("trackio")
-        counts_logs = is_instance(logger, HF_CALLBACKS, "TrackioCallback")
-        if trackio is None or not (counts_logs or logger is trackio):
-            return None
-        run = trackio.context_vars.current_run.get()
-        return cls(run, counts_logs=counts_logs) if run else None
-
-    def write_text(self, tag: str, markdown: str, step: int) -> None:
-        self._log(tag, sys.modules["trackio"].Markdown(markdown), step)
-
-    def write_image(self, tag: str, picture: Png, step: int) -> None:
-        with png_file(picture) as path:
-            self._log(tag, sys.modules["trackio"].Image(path, caption=f"step {step}"), step)
-
-    def _log(self, tag: str, value: object, step: int) -> None:
-        if self._counts_logs:
-            # without a step, Trackio would count this, too
-            step = getattr(self._run, "_next_step", step + 1) - 1
-        self._run.log({tag: value}, step=step)
-
-
-_ADAPTERS: tuple[type[Adapter], ...] = (
-    Adapter,
-    TensorBoard,
-    Wandb,
-    Csv,
-    MLflow,
-    Comet,
-    Trackio,
-    Aim,
-)
+_ADAPTERS: tuple[type[Adapter], ...] = (Adapter, TensorBoard, Wandb, Csv)
 
 
 def adapters(loggers: Iterable[object]) -> list[Adapter]:
@@ -696,7 +532,7 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
     one: its run's own.
 
     Of Weights & Biases the directory in which the run began, also where another process goes on
-    with it; of MLflow the artifacts of the run.
+    with it.
     """
     first = next(iter(loggers), None)
     folders = [getattr(first, "log_dir", None), getattr(first, "save_dir", None)]
@@ -704,8 +540,6 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
         run = _wandb_run(first.experiment if isinstance(first, WandbLogger) else first)
         if run is not None and not run.disabled:
             folders.insert(0, _first_wandb_folder(run))
-        elif (of_mlflow := MLflow.of(first)) is not None:
-            folders.insert(0, of_mlflow.artifact_uri())
     local = (_local_folder(str(folder)) for folder in folders if isinstance(folder, str | Path))
     return next((folder for folder in local if folder is not None), None)
 

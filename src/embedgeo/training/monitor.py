@@ -51,8 +51,8 @@ from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
+from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.records import Record, block_means
-from embedgeo.training.alarm import Alarm, GeometryAlarm
 from embedgeo.training.describe import (
     DescribedMonitor,
     Description,
@@ -178,15 +178,14 @@ class MonitorOptions(TypedDict, total=False):
     rows: RowUnit
     measure_last: bool
     folder: str | Path | None
-    no_grad_passes: bool
     jackknife: int
     word_ids: Callable[[Any], Tensor] | None
     compiled: Compiled
     background: bool
     drift: bool | int
     pictures: bool
-    reference: Sequence[str | Path]
-    alarm: GeometryAlarm | None
+    scalars: Scalars
+    listeners: Sequence[Any]
 
 
 class _SharedKeys:
@@ -237,15 +236,14 @@ class Monitor(ABC):
         rows: RowUnit = "tokens",
         measure_last: bool = True,
         folder: str | Path | None = None,
-        no_grad_passes: bool = False,
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
         compiled: Compiled = "eager",
         background: bool = False,
         drift: bool | int = False,
         pictures: bool = True,
-        reference: Sequence[str | Path] = (),
-        alarm: GeometryAlarm | None = None,
+        scalars: Scalars = "headlines",
+        listeners: Sequence[Any] = (),
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
@@ -279,8 +277,8 @@ class Monitor(ABC):
         self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
         self.pictures = pictures
-        self.reference = _require_folders(reference)
-        self.alarm = alarm
+        self.scalars = require_scalars(scalars)
+        self.listeners = _require_listeners(listeners)
         self.history: list[Record] = []
         self._exclusions = {
             "skip_first_positions": skip_first_positions,
@@ -296,7 +294,7 @@ class Monitor(ABC):
             skip_first_positions=skip_first_positions,
             ignore_token_ids=ignore_token_ids,
             rows=rows,
-            no_grad_passes=no_grad_passes,
+            no_grad_passes=False,
             jackknife=jackknife,
         )
         self._keeps_batches = measure_last and probe is None
@@ -409,8 +407,9 @@ class Monitor(ABC):
         self._failed = False
         self._cannot_write = False
         self._is_new = False  # not resumed, and without a record yet
-        if self.alarm is not None:
-            self.alarm.reset()
+        for listener in self.listeners:
+            if callable(reset := getattr(listener, "reset", None)):
+                reset()
 
     def _state(self) -> dict[str, Any]:
         """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty
@@ -427,9 +426,12 @@ class Monitor(ABC):
             state["has_tables"] = self._has_tables
         if self._drift is not None:
             state["drift"] = self._drift.state()
-        if self.alarm is not None:
-            state["alarm"] = self.alarm.state_dict()
-        return state
+        states = {
+            _listener_name(i, listener): listener.state_dict()
+            for i, listener in enumerate(self.listeners)
+            if callable(getattr(listener, "state_dict", None))
+        }
+        return {**state, "listeners": states} if states else state
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self._last_step = state.get("last_step")
@@ -438,14 +440,21 @@ class Monitor(ABC):
         self._has_tables = state.get("has_tables")
         if self._drift is not None and "drift" in state:
             self._drift.load(state["drift"])
-        if self.alarm is not None and "alarm" in state:
-            self.alarm.load_state_dict(state["alarm"])
+        states = state.get("listeners", {})
+        for i, listener in enumerate(self.listeners):
+            if (name := _listener_name(i, listener)) in states:
+                listener.load_state_dict(states[name])
+        if "alarm" in state:
+            rank_zero_info(
+                f"{type(self).__name__}: the checkpoint's state of alarm= is of an earlier version "
+                f"and is left out; listeners=[GeometryAlarm()] begins anew."
+            )
 
     def _start(self, run: TrainingRun, step: int) -> None:
         try:
             self._join_ranks(run.process_group)
             with together(self._ranks):
-                self._require_alarm_on_all_ranks()
+                self._require_same_listeners()
                 geometry = self._make_geometry(run.model, run)
             self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
@@ -472,7 +481,7 @@ class Monitor(ABC):
             self._tag_start,
             self.on_error,
             pictures=self.pictures,
-            reference=self.reference,
+            scalars=self.scalars,
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
@@ -869,19 +878,15 @@ class Monitor(ABC):
             for key, value in {"step": step, **record}.items():
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
             measured.append(vars(dated))
-        # all ranks agree on it before anything that can fail on one of them
-        alarms = [] if alone else self._departures(step, [*records, *means])
+        if not alone:
+            measured += self._hear(step, measured)
         self.history += measured
         self._is_new = False
-        try:
-            if self._file is not None:
-                self._write(partial(self._file.add, measured))
-            self._log(step, records)
-            if not self._failed:
-                self._media.write(self._loggers(), self.history)
-        finally:
-            for each in alarms:
-                self._tell(each)
+        if self._file is not None:
+            self._write(partial(self._file.add, measured))
+        self._log(step, records)
+        if not self._failed:
+            self._media.write(self._loggers(), self.history)
         if not measurement.is_first:
             return
         # on all ranks
@@ -902,53 +907,49 @@ class Monitor(ABC):
                 f"{why if causes else 'the batches are empty'}."
             )
 
-    def _require_alarm_on_all_ranks(self) -> None:
+    def _require_same_listeners(self) -> None:
         if self._ranks is None:
             return
-        have_one = all_gather_object(self.alarm is not None, self._ranks)
-        if any(have_one) and not all(have_one):
-            ranks = listed([rank for rank, has_one in enumerate(have_one) if has_one])
+        names = [_listener_name(i, listener) for i, listener in enumerate(self.listeners)]
+        if any(each != names for each in all_gather_object(names, self._ranks)):
             raise ValueError(
-                f"alarm= must be given on every rank or on none, for they agree on its verdict; "
-                f"got it on {ranks} of "
-                f"{len(have_one)}."
+                f"listeners= must be the same on every rank, for they are called in step; this "
+                f"rank has {listed(names) or 'none'}."
             )
 
-    def _departures(self, step: int, records: list[Record]) -> list[Alarm]:
-        """Alarms of these values on all ranks, by the verdict of rank 0."""
-        if self.alarm is None:
-            return []
-        with together(self._ranks):
-            alarms = self.alarm.test(step, records)
-            return alarms if self._ranks is None else all_gather_object(alarms, self._ranks)[0]
+    def _hear(self, step: int, records: list[Any]) -> list[Any]:
+        """Call the listeners with the records of a step, and return those that they add.
 
-    def _tell(self, alarm: Alarm) -> None:
-        """Say what has departed, and call the user's function."""
-        assert self.alarm is not None
-        self.alarm.accept(alarm)
-        rank_zero_info(f"{type(self).__name__}: {alarm}")
-        self._media.write_alarm(str(alarm), alarm.step)
-        if self.alarm.call is None:
-            return
-        try:
-            self.alarm.call(alarm)
-        except Exception as error:
-            if self.on_error == "raise":
-                raise
-            self._warn(
-                f"what alarm= calls has failed at step {alarm.step}, training goes on: "
-                f"{reason(error)}"
-            )
-
-    def _recall(self, step: int) -> None:
-        """Give the alarm the values before this step that the history file has, where a checkpoint
-        has none of them.
+        One that fails is taken out on all ranks, with one warning.
         """
-        if self.alarm is None or self._file is None:
-            return
-        with self._guarded():
-            for earlier, records in self._file.before(step).items():
-                self.alarm.add(earlier, records)
+        added: list[Any] = []
+        for listener in tuple(self.listeners):
+            error: Exception | None = None
+            found: list[Any] = []
+            try:
+                found = [{**each, "step": step} for each in listener(step, records) or ()]
+            except Exception as caught:
+                error = caught
+            if error is not None and self.on_error == "raise":
+                raise error
+            failures = [None if error is None else reason(error)]
+            if self._ranks is not None:
+                with together(self._ranks):
+                    failures = all_gather_object(failures[0], self._ranks)
+            if failure := next(filter(None, failures), None):
+                self.listeners.remove(listener)
+                if current_rank() == 0:
+                    self._warn(
+                        f"the listener {type(listener).__name__} failed at step {step} and is not "
+                        f"called any more, measuring and training go on: {failure}"
+                    )
+                continue
+            added += found
+        return added
+
+    def _scalars(self, records: Iterable[Record]) -> dict[str, float]:
+        """The scalars by tag that loggers get."""
+        return tagged_scalars(records, self.prefix, self.scalars)
 
     def _write(self, write: Callable[[], Path | None]) -> None:
         """Write the history file; where that fails, measuring and logging go on, and it is tried
@@ -1045,12 +1046,20 @@ def instantiated(value: Any) -> Any:
     return instantiate_class((), items)
 
 
-def _require_folders(reference: Sequence[str | Path]) -> Sequence[str | Path]:
-    """Check that earlier runs are where they are said to be."""
-    folders = [reference] if isinstance(reference, str | Path) else list(reference)
-    if missing := [folder for folder in folders if not Path(folder).exists()]:
-        raise FileNotFoundError(f"reference must be folders of earlier runs; {missing[0]} is none.")
-    return folders
+def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
+    """The listeners, those of a configuration made; TypeError if one cannot be called."""
+    rule = "listeners must be a list of functions of a step and its records"
+    if not isinstance(listeners, list | tuple):
+        raise TypeError(f"{rule}; got {type(listeners).__name__}.")
+    made = [instantiated(listener) for listener in listeners]
+    for listener in made:
+        if not callable(listener):
+            raise TypeError(f"{rule}; got {type(listener).__name__}.")
+    return made
+
+
+def _listener_name(number: int, listener: object) -> str:
+    return f"{number} {type(listener).__name__}"
 
 
 def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:

@@ -19,7 +19,6 @@ from embedgeo.capture.calls import mode_restorer
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
-from embedgeo.results.events import tagged_scalars
 from embedgeo.results.records import Record
 from embedgeo.training.distributed import (
     PipelineStage,
@@ -342,7 +341,7 @@ class StepMonitor(Monitor):
             self._model(batch)
 
     def _log(self, step: int, records: list[Record]) -> None:
-        self._write_scalars(step, tagged_scalars(records, self.prefix))
+        self._write_scalars(step, self._scalars(records))
 
     def _loggers(self) -> Iterable[object]:
         return [self._logger]

@@ -15,8 +15,7 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from embedgeo.results.events import tagged_scalars
-from embedgeo.results.records import Record
+from embedgeo.results.records import MEANS, Record
 from embedgeo.training.monitor import Monitor, TrainingRun
 
 
@@ -24,10 +23,9 @@ class GeometryCallback(Monitor, TrainerCallback):
     """Measures the geometry of embeddings at chosen layers, at chosen steps of a
     ``transformers.Trainer``.
 
-    Scalars go through ``Trainer.log``, dated with the measured step: to every integration in
-    ``report_to`` and to ``trainer.state.log_history``, but not to the console, which they would
-    fill, and not through a ``log`` of a subclass, which may add, and drop, means that it keeps
-    between the Trainer's own logs. Integrations that show more than scalars get charts, pictures
+    Scalars go to every integration in ``report_to``, dated with the measured step, and not to the
+    console, which they would fill. ``trainer.state.log_history`` has the means over blocks alone,
+    for every checkpoint holds it. Integrations that show more than scalars get charts, pictures
     and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
     and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
     default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
@@ -73,7 +71,6 @@ class GeometryCallback(Monitor, TrainerCallback):
             batches_a_step=args.gradient_accumulation_steps,
         )
         self._start(run, state.global_step)
-        self._recall(state.global_step)
         self._trainer = trainer
         self._wrap_training_step(trainer)
 
@@ -168,12 +165,20 @@ class GeometryCallback(Monitor, TrainerCallback):
         now = state.global_step
         should_log = control.should_log
         callbacks = handler.callbacks
-        state.global_step = step  # `log` dates values with it
+        scalars = self._scalars(records)
+        layers = {record["layer"] for record in records}
+        names = {tag: tag.rpartition("/")[2] for tag in scalars}
+        means = {
+            tag: scalars[tag] for tag, name in names.items() if name in MEANS and name not in layers
+        }
+        epoch = {} if state.epoch is None else {"epoch": state.epoch}
+        state.global_step = step  # integrations date values with it
         handler.callbacks = [
             each for each in callbacks if not isinstance(each, PrinterCallback | ProgressCallback)
         ]
         try:
-            Trainer.log(self._trainer, tagged_scalars(records, self.prefix))
+            state.log_history.append({**means, **epoch, "step": step})
+            handler.on_log(self._trainer.args, state, control, {**scalars, **epoch})
         finally:
             handler.callbacks = callbacks
             state.global_step = now

@@ -23,13 +23,13 @@ from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table
 from embedgeo.results.records import Record, model_record
+from embedgeo.studies.commands import VocabularySettings
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.measure import Downloads, Measured, metrics_function
 from embedgeo.sweep.plan import Planned, as_recorded, plan_sweep, plan_table
 from embedgeo.sweep.processes import make_fabric, muted_libraries, versions
 from embedgeo.sweep.run import Sweep, finish, measure_here
 from embedgeo.sweep.texts import MissingTokenizerError, by_model, find_tokenizer, small_files
-from embedgeo.vocabulary import VocabularySettings
 
 _INPUT = "input_embedding"
 _OUTPUT = "output_embedding"
@@ -38,7 +38,7 @@ _MOST_NAMED = 6  # rows of each kind, in a line
 
 
 def run_vocabulary(settings: VocabularySettings) -> int:
-    """Measure the matrices: see `embedgeo.vocabulary.vocabulary`."""
+    """Measure the matrices: see `embedgeo.studies.commands.vocabulary`."""
     folder = SweepFolder(settings.folder)
     settings = replace(settings, **as_recorded(settings.as_sweep(), folder))
     of_sweep = settings.as_sweep()

@@ -27,9 +27,9 @@ from embedgeo.presets import preset
 from embedgeo.report import write_report
 from embedgeo.report.runs import Run, read_folder, with_baseline
 from embedgeo.report.tokens import chosen_types
-from embedgeo.reproduce.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
+from embedgeo.studies.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
 from embedgeo.sweep import SweepSettings
 
 HOLDS = "holds"
@@ -801,7 +801,7 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
     pictures = {path.stem: path for path in sorted((report.parent / "figures").glob("*.png"))}
     found = rows(paper, measured, [*pictures])
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("embedgeo.reproduce", "."),
+        loader=jinja2.PackageLoader("embedgeo.studies", "."),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -813,7 +813,7 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
         for verdict in (HOLDS, FAILS, OPEN)
     }
     with replacing(page) as temporary:
-        text = environment.get_template("page.html.jinja").render(
+        text = environment.get_template("reproduce.html.jinja").render(
             paper=paper,
             counts=counts,
             claims=[
