@@ -36,7 +36,7 @@ MAX_STATE_BYTES = 2**28
 """Default of the bytes that the metrics of a layer may hold where they are chosen by width: 268 MB.
 """
 
-SKETCH_COLUMNS = 512  # of the sketch that stands in for a scatter which is too large
+SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
 
 EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
     "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
@@ -93,7 +93,7 @@ def default_metrics(
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
     Where the scatter of `Anisotropy` takes more than ``max_state_bytes``, above a width of 5792 if
-    that is not said, it has a sketch of 512 columns instead, unless ``spectrum`` or
+    that is not said, it has a sample of 1,024 rows instead, unless ``spectrum`` or
     ``anisotropy_batch`` ask for what only a scatter tells.
 
     Args:
@@ -112,14 +112,14 @@ def default_metrics(
     Raises:
         ValueError: as these metrics do.
 
-    >>> default_metrics(4096)[1].sketch, default_metrics(8192)[1].sketch
-    (None, 512)
+    >>> default_metrics(4096)[1].sample_size, default_metrics(8192)[1].sample_size
+    (None, 1024)
     """
     whole = Anisotropy(dim, spectrum, anisotropy_batch)
     is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= max_state_bytes
     return [
         TokenMoments(dim, count_range),
-        whole if is_small else _in_a_sketch(whole),
+        whole if is_small else _of_a_sample(whole, seed),
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
         ),
@@ -222,7 +222,7 @@ def auto_metrics(
     as long as the sum stays within ``max_state_bytes``; a `TokenMoments` takes the place of the
     `EmbeddingMoments`. With the default limit of 268 MB all are taken up to a width of 1600. Above
     it there is no token table: 8 d bytes a token type. `Anisotropy`, whose scatter takes 8 d²
-    bytes, is taken up to a width of 4800, and above it with a sketch of 512 columns (4096 d bytes)
+    bytes, is taken up to a width of 4800, and above it with a sample of 1,024 rows (4096 d bytes)
     in place of the scatter where there is still room; `IntrinsicDimension`, whose sample takes
     16,384 d bytes, up to one of 16,000.
 
@@ -246,7 +246,7 @@ def auto_metrics(
     >>> [metric_name(metric) for metric in auto_metrics(4096)]
     ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
     >>> [metric_name(metric) for metric in auto_metrics(8192)]
-    ['EmbeddingMoments', 'Anisotropy (sketch)', 'IntrinsicDimension']
+    ['EmbeddingMoments', 'Anisotropy (sample)', 'IntrinsicDimension']
     """
     moments = EmbeddingMoments(dim)
     wanted: list[Any] = default_metrics(
@@ -271,9 +271,9 @@ def auto_metrics(
         if more <= left:
             kept[place] = metric
             left -= more
-    sketch = _in_a_sketch(wanted[1])
-    if 1 not in kept and num_bytes(sketch) <= left:
-        kept[1] = sketch
+    sampled = _of_a_sample(wanted[1], seed)
+    if 1 not in kept and num_bytes(sampled) <= left:
+        kept[1] = sampled
     return [kept[place] for place in sorted(kept)]
 
 
@@ -324,7 +324,7 @@ def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on what is left out at a width, and on a sketch in place of a scatter; none where
+    """Sentences on what is left out at a width, and on a sample in place of a scatter; none where
     nothing is.
     """
     function = _as_partial(make)
@@ -371,10 +371,11 @@ def metric_name(metric: Metric) -> str:
     return metric.label if isinstance(metric, GeometryMetric) else type(metric).__name__
 
 
-def _in_a_sketch(whole: Anisotropy) -> Anisotropy:
-    """The metric with a sketch in place of the scatter, if that is smaller."""
-    sketch = Anisotropy(whole.dim, sketch=SKETCH_COLUMNS)
-    return sketch if sketch.state_bytes(0) < whole.state_bytes(0) else whole
+def _of_a_sample(whole: Anisotropy, seed: int) -> Anisotropy:
+    """The metric with a sample of the rows in place of their scatter, if that is smaller."""
+    sampled = Anisotropy(whole.dim, sample_size=SAMPLED_ROWS, seed=seed)
+    is_smaller = sampled.state_bytes(_NUM_ROWS) < whole.state_bytes(_NUM_ROWS)
+    return sampled if is_smaller else whole
 
 
 def _held_bytes(

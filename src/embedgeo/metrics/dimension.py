@@ -23,9 +23,8 @@ from embedgeo.functional.dimension import (
 )
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import deviations
-from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Projections, projections
-from embedgeo.functional.precision import is_asynchronous, sent
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
+from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
@@ -404,32 +403,29 @@ class IntrinsicDimension(GeometryMetric):
             },
         }
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        batches, sample = yield from self._batches()
-        estimates = yield from at_once(*(self._estimate(*batch) for batch in batches))
-        return self._values(estimates, sample)
+    def compute(self) -> dict[str, Tensor]:
+        sample = self._sample_on_host()
+        batches = sample_batches(sample, self.batch_size)
+        return self._values([self._estimate(batch) for batch in batches], sample)
 
-    @stepwise
-    def compute_with_errors(self, groups: Sequence[Self] = ()) -> Computation[ValuesAndErrors]:
+    def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
         have NaN.
 
         The groups of the jackknife are those of the sampled rows, by default their
         ``sequence_ids``; ``groups`` are not used.
         """
-        batches, sample = yield from self._batches()
-        labels, group = torch.cat([batch.labels[:, 0] for _, batch, _ in batches]).unique(
+        sample = self._sample_on_host()
+        batches = sample_batches(sample, self.batch_size)
+        labels, group = torch.cat([batch.labels[:, 0] for batch in batches]).unique(
             return_inverse=True
         )
-        of_batches = group.split([len(batch.keys) for _, batch, _ in batches])
+        of_batches = group.split([len(batch.keys) for batch in batches])
         of_groups = [(each, len(labels)) if len(labels) else () for each in of_batches]
-        estimates = yield from at_once(
-            *(
-                self._estimate(*batch, *of_group)
-                for batch, of_group in zip(batches, of_groups, strict=True)
-            )
-        )
+        estimates = [
+            self._estimate(batch, *of_group)
+            for batch, of_group in zip(batches, of_groups, strict=True)
+        ]
         values = self._values(estimates, sample)
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
@@ -443,46 +439,21 @@ class IntrinsicDimension(GeometryMetric):
                     errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
-    def _batches(
-        self,
-    ) -> Computation[tuple[list[tuple[Tensor, Sample, Projections | None]], Sample]]:
-        """The rows of each batch, all else of its sample, and their projections; and all else of
-        the whole sample.
-
-        All but the rows is on the CPU. In place of these a sample has their places, in a column.
-        """
-        held = self.load(Sample)
-        places = torch.arange(len(held.keys), device="cpu")
-        is_searched = isinstance(self.estimator, str) and is_asynchronous(held.rows.device)
-        (keys, labels), *projected = yield from at_once(
-            on_host(held.keys, held.labels), *([projections(held.rows)] if is_searched else [])
+    def _sample_on_host(self) -> Sample:
+        """The sampled rows that count, with all but the rows on the CPU."""
+        held = self.load(Sample).counted()
+        return held._replace(
+            keys=held.keys.cpu(), labels=held.labels.cpu(), positions=held.positions.cpu()
         )
-        sample = held._replace(
-            rows=places[:, None], keys=keys, labels=labels, positions=places
-        ).counted()
-        batches = list[tuple[Tensor, Sample, Projections | None]]()
-        for batch in sample_batches(sample, self.batch_size):
-            at = batch.rows[:, 0]
-            x = (
-                held.rows
-                if at.equal(places)
-                else held.rows.index_select(0, sent(at, held.rows.device))
-            )
-            batches.append((x, batch, projected[0].of(at) if is_searched else None))
-        return batches, sample
 
     def _keys(self, infix: str) -> list[str]:
         scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
         return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
 
     def _estimate(
-        self,
-        x: Tensor,
-        batch: Sample,
-        projected: Projections | None,
-        groups: Tensor | None = None,
-        num_groups: int = 0,
-    ) -> Computation[LabelledEstimates]:
+        self, batch: Sample, groups: Tensor | None = None, num_groups: int = 0
+    ) -> LabelledEstimates:
+        x = batch.rows
         if not isinstance(self.estimator, str):
             # several layers, which may be given the same one, are computed at a time
             own = copy(self.estimator)
@@ -492,8 +463,7 @@ class IntrinsicDimension(GeometryMetric):
         _, types, sequences = batch.labels.unbind(1)
         has_types = not len(types) or bool((types >= 0).any())
         has_sequences = bool((sequences >= 0).any())
-        of_batch = steps(
-            labelled_dimensions,
+        return labelled_dimensions(
             x,
             RowLabels(
                 types if has_types else None, sequences if has_sequences else None, batch.keys
@@ -505,9 +475,7 @@ class IntrinsicDimension(GeometryMetric):
             groups=groups,
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
-            projected=projected,
         )
-        return (yield from of_batch)
 
     def _values(self, estimates: Sequence[LabelledEstimates], sample: Sample) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}

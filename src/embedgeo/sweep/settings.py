@@ -70,7 +70,7 @@ class SweepSettings:
             ``package.function``, which may be in the working directory. Only its name is recorded:
             change that with what it makes.
         max_state_bytes: what the metrics of a layer may hold together with ``auto``; else what its
-            scatter may take, above which the default metrics have a sketch.
+            scatter may take, above which the default metrics have a sample.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
         spectrum: also compute what needs all eigenvalues, such as the effective rank, and write
             them to ``spectra/<name>.parquet``.
