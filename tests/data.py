@@ -103,7 +103,6 @@ def listed_metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
         ),
         "Anisotropy": Anisotropy(dim, **kwargs),
         "Anisotropy with all parts": Anisotropy(dim, spectrum=True, batch_size=7, **kwargs),
-        "Anisotropy with a sketch": Anisotropy(dim, sketch=16, **kwargs),
         "IntrinsicDimension": IntrinsicDimension(
             dim, batch_size=20, num_batches=2, seed=seed, **kwargs
         ),

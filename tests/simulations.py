@@ -1,15 +1,16 @@
 """Simulated embeddings whose population values are known."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torchmetrics import Metric
 
-from embedgeo.functional.rows import row_ids
-from embedgeo.metrics import default_metrics
-from embedgeo.metrics.layer import LayerMetrics
+from embedgeo import Geometry, default_metrics, observe
 
 DIMENSIONS = "intrinsic_dimension", "intrinsic_dimension_between", "intrinsic_dimension_within"
 
@@ -118,6 +119,31 @@ class Corpus:
         }
 
 
+class GivenRows(nn.Module):
+    """A model whose only layer has the rows that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Identity()
+
+    def forward(self, x: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.rows(x)
+
+
+def observe_rows(
+    metrics: Callable[[int], list[Metric]], jackknife: int
+) -> AbstractContextManager[Geometry]:
+    """Watch the rows, token ids and masks that the geometry's model is called with."""
+    return observe(
+        GivenRows(),
+        "rows",
+        metrics,
+        jackknife=jackknife,
+        token_ids=lambda batch: batch["ids"],
+        mask=lambda batch: batch["mask"],
+    )
+
+
 def coverage(
     num_runs: int,
     corpus: Corpus,
@@ -144,15 +170,14 @@ def coverage(
     """
     runs = []
     for seed in range(100, 100 + num_runs):
-        metrics = LayerMetrics(
-            default_metrics, len(corpus.scale), device=torch.device("cpu"), jackknife=num_groups
-        )
         embeddings, token_ids = corpus.draw(num_sequences, 128, seed)
-        for x, ids in zip(embeddings.split(8), token_ids.split(8), strict=True):
-            sequences = torch.arange(8)[:, None].expand(ids.shape) if by_sequence else None
-            metrics.update(x, row_ids(x, ids, None, sequences))
-        values = metrics.compute()
-        runs.append({key: pair.tolist() for key, pair in values.items()})
+        if not by_sequence:
+            embeddings, token_ids = embeddings.flatten(0, 1)[:, None], token_ids.view(-1, 1)
+        size = 8 if by_sequence else 8 * 128
+        with observe_rows(default_metrics, num_groups) as geometry:
+            for x, ids in zip(embeddings.split(size), token_ids.split(size), strict=True):
+                geometry.model(x, ids, torch.ones_like(ids))
+        runs.append({r["metric"]: (r["value"], r["stderr"]) for r in geometry.records()})
     population, rows = corpus.population(), {}
     dimensions = [key for key in DIMENSIONS if key in runs[0]]  # that within types needs sequences
     for key in (*population, "anisotropy", *dimensions):

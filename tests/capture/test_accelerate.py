@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 import torch
 from accelerate import dispatch_model
-from accelerate.hooks import AlignDevicesHook, add_hook_to_module, remove_hook_from_submodules
 from transformers import AutoModelForCausalLM
 
 from embedgeo import GeometryMonitor, observe
@@ -51,43 +50,6 @@ def test_the_numbers_and_the_output_are_those_of_the_whole_model(whole, spread, 
     )
     pd.testing.assert_frame_equal(frame, expected, rtol=1e-9)
     assert torch.equal(logits, expected_logits)
-
-
-def test_all_that_accelerate_has_put_there_is_there_afterwards_and_nothing_else(whole, spread):
-    before = [
-        (type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks))
-        for m in spread.modules()
-    ]
-    measured(spread)
-    assert before == [
-        (type(m), set(vars(m)), m.__dict__.get("forward"), len(m._forward_hooks))
-        for m in spread.modules()
-    ]
-    assert torch.equal(spread(**BATCH).logits, whole(**BATCH).logits)
-    assert spread.gpt_neox.layers[1].attention.dense.weight.is_meta  # back on the disk
-
-
-def test_hooks_put_on_while_a_model_is_observed_work_then_and_later(whole):
-    class Counting(AlignDevicesHook):
-        calls = 0
-
-        def pre_forward(self, module, *args, **kwargs):
-            self.calls += 1
-            return super().pre_forward(module, *args, **kwargs)
-
-    expected, hook, own = measured(whole)[0], Counting(io_same_device=True), type(whole)
-    with observe(whole) as geometry, torch.no_grad():
-        add_hook_to_module(whole, hook)
-        whole(**BATCH)
-    pd.testing.assert_frame_equal(geometry.to_frame(), expected)
-    assert hook.calls == 1
-    pd.testing.assert_frame_equal(measured(whole)[0], expected)
-    whole(**BATCH)
-    assert hook.calls == 3
-    remove_hook_from_submodules(whole)
-    assert type(whole) is own
-    pd.testing.assert_frame_equal(measured(whole)[0], expected)
-    assert hook.calls == 3
 
 
 def test_training_a_dispatched_model_is_the_same_with_the_monitor(tmp_path):

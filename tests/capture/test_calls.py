@@ -3,33 +3,15 @@ alone.
 """
 
 import copy
-import inspect
 import io
-from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch.strategies.strategy import _ForwardRedirection
 from torch import nn
 
 from embedgeo import observe
-from tests.models import FAMILIES, NanoGPT, TorchEncoder, gpt_neox, token_batch
+from tests.models import FAMILIES, gpt_neox, token_batch
 from tests.observed import Rows, observed, rows_seen
-
-
-class SentenceEncoder(nn.Module):
-    """Calls the forward of its encoder, as sentence-transformers does, and means over the
-    tokens.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.auto_model = FAMILIES["bert"].build().base_model
-
-    def forward(self, sentences):
-        hidden = self.auto_model.forward(**sentences, return_dict=True).last_hidden_state
-        keep = sentences["attention_mask"][..., None]
-        return (hidden * keep).sum(1) / keep.sum(1)
 
 
 @pytest.mark.parametrize(
@@ -49,29 +31,6 @@ def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whol
         for seen, rows in zip(rows_seen(geometry, layer), rows_seen(expected, layer), strict=True):
             assert torch.equal(seen, rows), layer
     assert len(rows_seen(geometry, "encoder.block.01" if family == "t5" else "block.01")[0]) == 36
-
-
-def test_means_of_sentences_leave_padding_out():
-    model, batch = SentenceEncoder().eval(), token_batch(padding="right")
-    with (
-        observe(model, "block.02", lambda dim: [Rows(dim)], rows="mean") as geometry,
-        torch.no_grad(),
-    ):
-        means = model(batch)
-    torch.testing.assert_close(rows_seen(geometry, "block.02")[0], means)
-
-
-def test_a_forward_that_is_wrapped_on_the_instance_is_watched_too():
-    model, batch = gpt_neox().eval(), token_batch(padding="left")
-    model.forward = partial(model.forward)  # as accelerate does for mixed precision
-    given = model.__dict__["forward"]
-    base = model.gpt_neox
-    with observe(model, "block.01", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        model.forward(**batch)
-        base.forward(**batch)
-    assert len(rows_seen(geometry, "block.01")[0]) == 2 * 36
-    assert model.__dict__["forward"] is given
-    assert "forward" not in base.__dict__
 
 
 def test_a_block_run_outside_of_any_call_of_a_hugging_face_model_is_refused():
@@ -104,18 +63,6 @@ def test_observe_takes_a_mask_and_token_ids_or_functions_of_the_batch(as_functio
         options = {"mask": lambda b: b["input_ids"] > 40, "token_ids": lambda b: b["input_ids"] + 7}
     geometry = observed(model, batch, "block.01", **options)
     assert torch.equal(rows_seen(geometry, "block.01")[1], ids[keep])
-
-
-def test_a_batch_is_the_only_argument_or_the_arguments_by_name():
-    model, batch = NanoGPT().eval(), token_batch()["input_ids"]
-    with observe(model, "block.01", lambda dim: [Rows(dim)], mask=lambda ids: ids > 40) as geometry:
-        model(batch)
-    assert torch.equal(rows_seen(geometry, "block.01")[1], batch[batch > 40])
-    encoder = TorchEncoder().eval()
-    by_name = {"mask": lambda b: b["ids"] > 40, "token_ids": lambda b: b["ids"]}
-    with observe(encoder, "block.01", lambda dim: [Rows(dim)], **by_name) as geometry:
-        encoder(batch, None)
-    assert torch.equal(rows_seen(geometry, "block.01")[1], batch[batch > 40])
 
 
 def test_functions_of_the_batch_need_a_call_and_must_return_a_tensor():
@@ -168,80 +115,6 @@ def test_a_copy_is_a_model_of_its_own_and_holds_nothing_of_the_probe():
     hooks = [hook for module in twin.modules() for hook in module._forward_hooks.values()]
     assert hooks
     assert all(not any(vars(hook).values()) for hook in hooks)
-
-
-class SaysHowItIsCopied(NanoGPT):
-    """Makes its copies by itself."""
-
-    def __deepcopy__(self, memo):
-        twin = type(self)()
-        twin.load_state_dict(self.state_dict())
-        return twin
-
-
-@pytest.mark.parametrize("make", [SaysHowItIsCopied, lambda: torch.fx.symbolic_trace(NanoGPT())])
-def test_a_class_that_says_how_it_is_copied_makes_copies_of_itself(make):
-    model, ids = make().eval(), token_batch()["input_ids"]
-    own = type(model)
-    with observe(model, "*.h.02.ln_2", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        twin = copy.deepcopy(model)
-        assert torch.equal(twin(ids), model(ids))
-    assert type(model) is own
-    assert not any(base.__module__.startswith("embedgeo") for base in type(twin).__mro__)
-    assert len(rows_seen(geometry, "transformer.h.02.ln_2")[0]) == 48
-
-
-def test_a_class_that_is_changed_while_the_model_is_measured_stays_changed():
-    model, ids = NanoGPT().eval(), token_batch()["input_ids"]
-
-    class Sharded:
-        pass
-
-    with observe(model, "block.02"):
-        model.__class__ = type("ShardedGPT", (Sharded, type(model)), {})  # as fully_shard does
-        model(ids)
-    changed = type(model)
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
-        model(ids)
-    assert type(model) is changed
-    assert len(rows_seen(geometry, "block.02")[0]) == 48
-
-
-def test_a_replica_runs_its_own_forward_and_is_not_counted():
-    model, batch = gpt_neox().eval(), token_batch()
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        model(**batch)
-        replica = model._replicate_for_data_parallel()
-        assert replica.forward.__self__ is replica
-        assert "wrapped" not in inspect.getsource(replica.forward)
-    assert len(rows_seen(geometry, "block.02")[0]) == 48
-
-
-def test_a_forward_taken_from_a_watched_model_and_put_back_stays_its_own():
-    model, batch = NanoGPT().eval(), token_batch()["input_ids"]
-    model.training_step = model.forward
-    for _ in range(3):  # under Lightning's DDP in each measured step
-        with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-            _ForwardRedirection()(model, model, "training_step", batch)
-            twin = copy.deepcopy(model)
-        assert len(rows_seen(geometry, "block.02")[0]) == 48
-        assert model.__dict__["forward"].__self__ is model
-        assert twin.__dict__["forward"].__self__ is twin
-
-
-def test_a_class_that_registers_its_subclasses_does_not_learn_of_the_watched_one():
-    subclasses = []
-
-    class Registered(NanoGPT):
-        def __init_subclass__(cls, *, name):
-            subclasses.append(name)
-
-    model = Registered()
-    with observe(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
-        assert isinstance(model, Registered)
-        model(token_batch()["input_ids"])
-    assert len(rows_seen(geometry, "block.02")[0]) == 48
-    assert not subclasses
 
 
 def test_two_probes_may_end_in_any_order():

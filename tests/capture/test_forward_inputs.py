@@ -28,15 +28,6 @@ def test_first_positions_are_those_of_every_packed_sequence():
     assert rows_seen(geometry, "block.01")[1].tolist() == expected
 
 
-def test_position_ids_of_one_row_hold_for_all_and_padding_is_no_position():
-    model, batch = gpt_neox().eval(), token_batch(rows=2, length=8)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0]])
-    packed = {"attention_mask": mask, "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])}
-    geometry = observed(model, {**batch, **packed}, skip_first_positions=1)
-    kept = torch.tensor([[0, 0, 0, 1, 0, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0]]).bool()
-    assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][kept])
-
-
 def test_packed_sequences_are_told_by_an_argument_positions_as_well():
     class Titan(nn.Module):  # as torchtitan names it
         def __init__(self):
@@ -59,17 +50,6 @@ def test_packed_sequences_are_told_by_an_argument_positions_as_well():
     coordinates = torch.tensor([[0.7, 0.1, 0.9, 0.2, 0.5, 0.3, 0.8, 0.4]])
     geometry = observed(Titan(), {"tokens": ids, "positions": coordinates}, skip_first_positions=2)
     assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, 2:].flatten())
-
-
-def test_positions_that_padding_makes_stand_still_start_no_sequence():
-    model, batch = gpt_neox().eval(), token_batch(rows=4, length=8, padding="left")
-    positions = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)  # as generation numbers them
-    options = {"skip_first_positions": 2}
-    with_positions = observed(model, {**batch, "position_ids": positions}, **options)
-    assert torch.equal(
-        rows_seen(with_positions, "embed")[1],
-        rows_seen(observed(model, batch, **options), "embed")[1],
-    )
 
 
 def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():
@@ -200,21 +180,3 @@ def test_virtual_tokens_are_no_rows(prefix, family, padding):
         states = model.base_model(**batch, output_hidden_states=True).hidden_states
     if family == "gpt_neox":  # BERT adds positions, which the prompt shifts
         assert torch.equal(rows_seen(geometry, "embed")[0], states[0][keep])
-
-
-def test_positions_to_skip_are_those_after_the_virtual_tokens():
-    model, batch = Prompted(5).eval(), token_batch(padding="left")
-    kept = batch["attention_mask"].bool() & (batch["attention_mask"].cumsum(1) > 2)
-    geometry = observed(model, batch, skip_first_positions=2)
-    assert torch.equal(rows_seen(geometry, "block.01")[1], batch["input_ids"][kept])
-
-
-def test_embeddings_looked_up_and_changed_have_no_token_ids():
-    model, ids = gpt_neox().eval(), token_batch()["input_ids"]
-    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        embeddings = model.get_input_embeddings()(ids)
-        model(inputs_embeds=embeddings.flip(1))
-    assert rows_seen(geometry, "block.01")[1] is None
-    with observe(model, metrics=lambda dim: [Rows(dim)]) as geometry, torch.no_grad():
-        model(inputs_embeds=model.get_input_embeddings()(ids))
-    assert torch.equal(rows_seen(geometry, "block.01")[1], ids.flatten())

@@ -6,8 +6,7 @@ import transformers as hf
 from torch import nn
 
 from embedgeo import observe
-from embedgeo.capture.layers import resolve_layers
-from embedgeo.capture.structure import input_embedding, token_embeddings
+from embedgeo.capture.structure import token_embeddings
 from tests.models import VOCABULARY, Block, NanoGPT, token_batch
 from tests.observed import Rows, layer_names, observed, rows_seen
 
@@ -90,19 +89,6 @@ def test_the_table_of_tokens_is_told_by_names_and_the_head(model, expected):
     assert token_embeddings(model) == [getattr(model, name) for name in expected]
 
 
-def test_tables_in_the_blocks_hold_no_tokens():
-    model = Tables(a=9)
-    model.blocks[0].bias = nn.Embedding(32, 2)
-    assert token_embeddings(model) == [model.a]
-
-
-def test_a_model_may_name_its_table_itself():
-    model = Tables(a=64, tokens=9)
-    model.get_input_embeddings = lambda: model.a
-    assert token_embeddings(model) == [model.a]
-    assert input_embedding(model) is model.a
-
-
 def test_of_tables_that_nothing_tells_apart_the_ids_must_fit_or_be_given():
     model, ids = Tables(a=VOCABULARY, b=64), token_batch()["input_ids"]
     positions = torch.arange(12)
@@ -150,12 +136,6 @@ def test_blocks_in_a_module_dict():
         assert torch.equal(rows, x.flatten(0, 1))
         assert torch.equal(seen, ids.flatten())
     assert len(layer_names(Titan([4, 5]))) == 4
-
-
-def test_a_dict_of_named_modules_is_no_list_of_blocks():
-    model = NanoGPT()
-    model.adapters = nn.ModuleDict({"english": nn.Linear(99, 99), "french": nn.Linear(99, 99)})
-    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
 
 
 @pytest.mark.parametrize("layers", ["blocks", "block.01", "*.mlp"])
@@ -281,35 +261,6 @@ def test_the_hidden_states_of_blocks_that_are_lists_are_those_between_them(name)
     assert torch.equal(rows_seen(geometry, hidden[1])[0], blocks.states[1].flatten(0, 1))
 
 
-def test_blocks_that_are_lists_and_do_not_tell_their_order_are_refused_with_a_pattern_that_works():
-    class Mixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            parts = [nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4), nn.Identity()]) for _ in "ab"]
-            self.layers = nn.ModuleList(parts)
-
-        def forward(self, x):
-            for inner, norm, residual in self.layers:
-                x = residual(inner(norm(x)) + x)
-            return x
-
-    model = nn.ModuleDict({"net": Mixed()})
-    pattern = "net.layers.??.02"
-    message = (
-        "needs blocks that are called; those of Mixed are a ModuleList of modules each.*such as "
-        "layers='"
-    )
-    with pytest.raises(ValueError, match=message + pattern.replace("?", r"\?")):
-        resolve_layers(model)
-    x = torch.randn(2, 3, 4)
-    with observe(model, pattern, lambda dim: [Rows(dim)]) as geometry:
-        output = model["net"](x)
-    assert list(geometry.compute()) == ["net.layers.00.02", "net.layers.01.02"]
-    assert torch.equal(rows_seen(geometry, "net.layers.01.02")[0], output.flatten(0, 1))
-    with pytest.raises(ValueError, match="the model has 0"):
-        resolve_layers(model, "mean(last2)")
-
-
 def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
     size = {
         "hidden_size": 16,
@@ -327,24 +278,3 @@ def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
     rows, seen = rows_seen(observed(model, {"input_ids": ids}), "final_norm")
     assert torch.equal(rows, last.flatten(0, 1))
     assert torch.equal(seen, ids.flatten())
-
-
-class Adapted(nn.Module):
-    """As PEFT wraps a module of which it trains a copy."""
-
-    def __init__(self, module, copy):
-        super().__init__()
-        self.original_module, self.copies = module, nn.ModuleDict({"default": copy})
-
-    def forward(self, x):
-        return self.copies["default"](x)
-
-
-def test_a_final_norm_that_an_adapter_wraps_is_one_and_another_module_is_not():
-    model, ids = NanoGPT(), token_batch()["input_ids"]
-    model.transformer["drop"] = nn.Dropout(0.0)
-    model.transformer["pooler"] = Adapted(nn.LayerNorm(16), nn.Linear(16, 16))
-    model.transformer.ln_f = Adapted(model.transformer.ln_f, nn.LayerNorm(16))
-    assert layer_names(model) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
-    rows, _ = rows_seen(observed(model, {"idx": ids}), "final_norm")
-    assert torch.equal(rows, model.transformer.ln_f(model.states(ids)[-1]).flatten(0, 1))

@@ -1,4 +1,3 @@
-import itertools
 import math
 
 import numpy as np
@@ -23,17 +22,6 @@ from tests.data import floats, gaussian, generator
 MEASURES = [debiased_cka, biased_cka, procrustes_distance, neighbor_overlap]
 
 
-def hsic(k, m):
-    """The unbiased estimate as a mean over all quadruples of distinct rows: of what equation 5 is
-    the closed form.
-    """
-    terms = [
-        k[i, j] * (m[i, j] + m[q, r] - 2 * m[i, q])
-        for i, j, q, r in itertools.permutations(range(len(k)), 4)
-    ]
-    return np.mean(terms)
-
-
 def unit(x):
     x = np.asarray(x, dtype=np.float64)
     x = x - x.mean(0)
@@ -44,14 +32,6 @@ def related(n, d1, d2, *, mean=0.0):
     x = gaussian(n, d1, seed=1)
     noise, mix = gaussian(n, d2, seed=2), gaussian(d1, d2, seed=3)
     return mean + x, mean + x @ mix + noise
-
-
-@pytest.mark.parametrize("widths", [(2, 3), (12, 9)])
-def test_debiased_cka_is_that_of_all_quadruples_of_rows(widths):
-    x, y = related(7, *widths, mean=10.0)
-    k, m = (each.numpy() @ each.numpy().T for each in (x, y))
-    expected = hsic(k, m) / math.sqrt(hsic(k, k) * hsic(m, m))
-    assert float(debiased_cka(x, y)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("widths", [(6, 8), (70, 90)])
@@ -108,16 +88,6 @@ def test_overlap_is_that_of_the_sets_of_neighbours(k):
     assert float(neighbor_overlap(x, y, k)) == pytest.approx(np.mean(shares), rel=1e-6)
 
 
-def test_overlap_does_not_depend_on_the_order_of_equal_rows():
-    x = gaussian(20, 3).repeat_interleave(6, 0)
-    order = torch.randperm(len(x), generator=generator(4))
-    y = x + 0.1 * gaussian(20, 3, seed=5).repeat_interleave(6, 0)
-    assert float(neighbor_overlap(x, x, 30)) == 1
-    assert float(neighbor_overlap(x[order], y[order], 8)) == pytest.approx(
-        float(neighbor_overlap(x, y, 8)), rel=1e-9
-    )
-
-
 @pytest.mark.parametrize("adjusted", [False, True])
 @pytest.mark.parametrize("residual", [False, True])
 def test_linearity_is_that_of_least_squares(adjusted, residual):
@@ -129,12 +99,6 @@ def test_linearity_is_that_of_least_squares(adjusted, residual):
     if adjusted:
         key = "linearity" if residual else "linearity_without_residual"
         assert float(linearity_values(x, y)[key]) == pytest.approx(expected, rel=1e-9)
-
-
-def test_linearity_counts_the_directions_of_the_lower_layer_not_its_coordinates():
-    x, y = related(60, 4, 9)
-    wide = torch.cat((x, x @ gaussian(4, 30), torch.full((60, 2), 1e3)), 1)
-    assert float(linearity(wide, y)) == pytest.approx(float(linearity(x, y)), rel=1e-9)
 
 
 def test_independent_rows():
@@ -192,17 +156,6 @@ def test_rows_that_are_not_finite_in_one_of_them_are_left_out():
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_that_of_the_same_numbers(dtype):
-    x, y = (each.to(dtype) for each in related(40, 5, 5))
-    assert floats(drift_values(x, y)) == pytest.approx(
-        floats(drift_values(x.double(), y.double())), rel=1e-9
-    )
-    assert floats(linearity_values(x, y)) == pytest.approx(
-        floats(linearity_values(x.double(), y.double())), rel=1e-9
-    )
-
-
 def undefined(values):
     return [key for key, value in values.items() if math.isnan(value)]
 
@@ -238,8 +191,3 @@ def test_other_rows_are_refused(measure):
         measure(torch.zeros(4, 2), torch.zeros(5, 2))
     with pytest.raises(ValueError, match="same rows"):
         measure(torch.zeros(4), torch.zeros(4, 2))
-
-
-def test_no_neighbours_are_refused():
-    with pytest.raises(ValueError, match="at least 1; got 0"):
-        neighbor_overlap(torch.zeros(4, 2), torch.zeros(4, 2), 0)

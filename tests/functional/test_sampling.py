@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from embedgeo.functional import Sample
 from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_positions
-from tests.data import gaussian
 from tests.strategies import seeds, splits
 
 NUMBERS = torch.arange(40.0)[:, None]
@@ -31,23 +30,6 @@ def test_keys_are_uniform_and_depend_on_seed_stream_and_place():
     assert lagged[0, 1].abs() < 0.02
 
 
-@pytest.mark.slow
-def test_every_row_is_drawn_as_often():
-    repeats, size = 1500, 8
-    counts, together = torch.zeros(40), 0
-    for seed in range(repeats):
-        first = Sample.empty(1, size).extend(NUMBERS[:25], seed=seed, stream=0)
-        second = Sample.empty(1, size).extend(NUMBERS[25:], seed=seed, stream=1)
-        rows = first.merge(second).rows.flatten().long()
-        counts[rows] += 1
-        together += int(0 in rows and 39 in rows)
-    mean = repeats * size / 40
-    chi_square = ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40
-    assert chi_square < 72.1  # the 0.999 quantile for 39 degrees of freedom
-    # standard deviations of a binomial
-    assert abs(together - repeats * size / 40 * (size - 1) / 39) < 4 * 7.2
-
-
 def streams_of(batches, num_streams, size, seed):
     """The samples of streams that take batches in turn, each of which is a slice of `NUMBERS`."""
     samples = [Sample.empty(1, size, seed=seed)] * num_streams
@@ -63,19 +45,17 @@ def merged(samples):
     return functools.reduce(Sample.merge, samples)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ends", [[3, 10, 12, 30, 31, 40], [20, 20, 25, 30, 40], [16, 28, 40]])
-@pytest.mark.parametrize("num_streams", [2, 3])
-def test_every_row_is_drawn_as_often_where_batches_of_streams_differ_in_size(ends, num_streams):
-    batches = [slice(*pair) for pair in itertools.pairwise([0, *ends])]
-    repeats, size = 1500, 8
+@pytest.mark.parametrize("num_streams", [1, 3])
+def test_every_row_is_drawn_as_often_where_batches_of_streams_differ_in_size(num_streams):
+    batches = [slice(*pair) for pair in itertools.pairwise([0, 3, 10, 12, 30, 31, 40])]
+    repeats, size = 500, 8
     counts = torch.zeros(40)
     for seed in range(repeats):
         rows = merged(streams_of(batches, num_streams, size, seed)).rows.flatten().long()
         assert rows.unique().numel() == size
         counts[rows] += 1
     mean = repeats * size / 40
-    assert ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40 < 72.1  # as above
+    assert ((counts - mean) ** 2 / (mean * (1 - size / 40))).sum() * 39 / 40 < 72.1  # 0.999
 
 
 @given(st.integers(1, 9), st.integers(1, 40), seeds, st.integers(1, 4))
@@ -87,15 +67,6 @@ def test_streams_of_even_batches_but_the_last_draw_what_one_does(
     one = Sample.empty(1, size, seed=seed).extend(NUMBERS)
     if not alone_has_the_last:  # which else takes the others to be as small
         assert drawn(merged(streams_of(batches, num_streams, size, seed))) == drawn(one)
-
-
-@pytest.mark.parametrize("num_streams", [1, 2, 3])
-def test_a_stream_that_goes_on_among_fewer_or_more_has_no_key_twice(num_streams):
-    sample = streams_of([slice(5 * i, 5 * i + 5) for i in range(6)], 2, 40, 0)[0]
-    sample = sample.extend(NUMBERS[:20], num_streams=num_streams).extend(
-        NUMBERS[20:25], num_streams=num_streams
-    )
-    assert sample.keys.unique().numel() == sample.positions.unique().numel() == 40
 
 
 def test_keys_are_those_of_earlier_versions():
@@ -113,32 +84,6 @@ def test_any_split_gives_the_same_sample(parts, seed, size):
     assert drawn(sample) == drawn(whole)
     assert len(set(drawn(sample))) == min(size, 40)
     assert sample.seen == 40
-
-
-def test_merging_samples_is_commutative_and_associative():
-    a, b, c = (
-        Sample.empty(1, 7).extend(NUMBERS[10 * i : 10 * i + 10], seed=3, stream=i) for i in range(3)
-    )
-    results = {
-        tuple(drawn(x.merge(y).merge(z)))
-        for x, y, z in ((a, b, c), (c, b, a), (b, c, a), (b, a, c))
-    }
-    assert len(results) == 1
-
-
-def test_seeds_and_streams_differ():
-    samples = {
-        tuple(drawn(Sample.empty(1, 8).extend(NUMBERS, seed=seed, stream=stream)))
-        for seed in range(5)
-        for stream in range(5)
-    }
-    assert len(samples) == 25
-
-
-def test_the_sample_is_kept_in_float32_until_it_sees_float64():
-    sample = Sample.empty(2, 10).extend(gaussian(5, 2, dtype=torch.bfloat16), seed=0)
-    assert sample.rows.dtype == torch.float32
-    assert sample.extend(gaussian(5, 2), seed=0).rows.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
@@ -165,21 +110,6 @@ def test_rows_that_are_left_out_move_no_other_row(parts, seed, size, left_out):
     assert drawn(sample) == sorted(in_order[kept[in_order]][:size].tolist())
     assert sample.seen == 40
     assert sample.positions.equal(sample.rows.flatten().long())
-
-
-def test_keys_are_those_of_the_positions():
-    streams = [Sample.empty(1, 9).extend(NUMBERS, seed=3, stream=stream) for stream in range(3)]
-    sample = streams[0].merge(streams[1]).merge(streams[2])
-    keys = {
-        int(position): float(key)
-        for stream in range(3)
-        for position, key in zip(
-            stream_positions(0, 40, stream=stream),
-            row_keys(0, 40, seed=3, stream=stream),
-            strict=True,
-        )
-    }
-    assert [keys[position] for position in sample.positions.tolist()] == sample.keys.tolist()
 
 
 @given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 4))

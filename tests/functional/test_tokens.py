@@ -12,19 +12,16 @@ from hypothesis import strategies as st
 
 from embedgeo.functional import (
     TokenTable,
-    coefficient_of_variation,
     least_squares,
     token_table,
     type_regressions,
     type_values,
     types_by_frequency,
-    unbiased_split,
     variance_split,
     within_variance,
 )
-from embedgeo.functional.tokens import SequenceCount, within_moments
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows, zipf_ids
+from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
 from tests.strategies import splits
 
 
@@ -48,18 +45,11 @@ def test_table_equals_the_loop(dtype, mean):
     )
 
 
-def test_token_types_are_merged_over_chunks():
-    """Of 40 types of that width, at most 8 are merged at a time."""
+def test_rows_may_be_wide():
     x, ids = token_rows(300, 1 << 14, mean=1000.0)
     assert_table(
         token_table(x[:120], ids[:120]).merge(token_table(x[120:], ids[120:])), x, ids, rtol=1e-9
     )
-
-
-def test_types_are_centred_over_chunks():
-    """Of that width, 16 rows are centred at a time, or a type of more."""
-    x, ids = token_rows(300, 1 << 14, mean=1000.0)
-    assert_table(token_table(x, ids), x, ids, rtol=1e-9)
 
 
 @settings(max_examples=20)
@@ -70,15 +60,6 @@ def test_tables_of_parts_merge_to_that_of_the_whole(parts):
     for part in parts:
         table = table.merge(token_table(x[part], ids[part]))
     assert_table(table, x, ids, rtol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_identical_rows_per_token_have_no_variance_within(dtype):
-    x, ids = token_rows(60, 8, mean=3.0)
-    ids = zipf_ids(5000)
-    table = token_table(x.to(dtype)[ids], ids)
-    assert table.m2.tolist() == [0.0] * len(table.token_ids)
-    assert variance_split(table)["V_W"] == 0
 
 
 @pytest.mark.parametrize("mean", [0.0, 0.2, 10.0])
@@ -125,14 +106,6 @@ def test_float32_rows_of_one_type_keep_their_digits(rows):
     torch.testing.assert_close(table.mean[0], mean, rtol=1e-6, atol=1e-6 * rows.std().item())
 
 
-@pytest.mark.parametrize("scale", [1e-20, 1e-22, 1e-30, 1e20])
-def test_a_type_of_another_scale_keeps_its_digits(scale):
-    x, ids = gaussian(200, 16).float(), torch.arange(200) % 2
-    x[ids == 1] *= scale
-    expected = [mean_and_m2(x[ids == i])[1] for i in (0, 1)]
-    assert token_table(x, ids).m2.tolist() == pytest.approx(expected, rel=1e-6, abs=0)
-
-
 @pytest.mark.parametrize("scale", [1e25, 1e-22, 1e-30])
 def test_the_scale_of_float32_rows_does_not_matter(scale):
     x, ids = token_rows(200, 8)
@@ -141,22 +114,6 @@ def test_the_scale_of_float32_rows_does_not_matter(scale):
     expected = references.token_values(x.double() / scale, ids)
     assert split["V_W_over_V"].item() == pytest.approx(expected["V_W_over_V"], rel=1e-6)
     assert split["V_W"].item() == pytest.approx(expected["V_W"] * scale**2, rel=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_differences_may_be_larger_than_the_dtype_holds(dtype):
-    x, ids = (3e38 * gaussian(50, 4).sign()).to(dtype), torch.arange(50) % 7
-    split = variance_split(token_table(x, ids))
-    expected = references.token_values(x.double(), ids, regression_count_range=(1, 50))
-    assert_values(split, {key: expected[key] for key in split}, rtol=1e-9)
-
-
-def test_selecting_types_keeps_their_moments():
-    x, ids = token_rows(100, 3)
-    table = token_table(x, ids)
-    some = table.select(table.n > 5)
-    kept = torch.isin(ids, some.token_ids)
-    assert_table(some, x[kept], ids[kept], rtol=1e-9)
 
 
 def of_table(x, ids, sequences=None):
@@ -177,23 +134,6 @@ def test_within_variance_is_that_of_all_pairs_in_different_sequences(num_sequenc
         references.within_by_pairs(x, ids, sequences), rel=rtol
     )
     assert of_table(x, ids) == pytest.approx(references.within_by_pairs(x, ids), rel=rtol)
-
-
-@pytest.mark.parametrize("dim", [3, 4000])
-def test_a_token_type_or_a_run_of_one_in_a_sequence_may_be_longer_than_what_is_centred_at_a_time(
-    dim,
-):
-    x, ids, sequences = texts(2000 if dim < 10 else 300, dim, num_sequences=3)
-    x, ids = torch.cat((x, x + 1)), torch.cat((ids, torch.full_like(ids, 7)))
-    sequences = torch.cat((sequences, sequences.clamp(max=0)))
-    assert of_table(x, ids, sequences) == pytest.approx(
-        references.within_by_pairs(x, ids, sequences), rel=1e-9
-    )
-    for name, state in token_table(x, ids, sequences)._asdict().items():
-        if "sequence" not in name:
-            torch.testing.assert_close(
-                state, getattr(token_table(x, ids), name), rtol=1e-9, atol=1e-9
-            )
 
 
 def test_tables_of_whole_sequences_merge_in_any_order():
@@ -242,56 +182,11 @@ def test_identical_rows_per_token_have_a_variance_of_exactly_zero(dtype, mean):
     assert within_variance(merged.without_rounding(), torch.tensor(40)) == 0
 
 
-def test_pairs_far_apart_in_one_sequence_do_not_drown_those_in_different_ones():
-    x, sequences = torch.zeros(1001, 1, dtype=torch.float64), torch.zeros(1001).long()
-    x[:1000] = 1e6 * gaussian(1000, 1)
-    sequences[-1] = 1
-    ids = torch.zeros_like(sequences)
-    assert of_table(x, ids, sequences) == pytest.approx(
-        references.within_by_pairs(x, ids, sequences), rel=1e-9
-    )
-
-
-def test_unbiased_split_without_a_variance_within_is_undefined():
-    assert all_nan(floats(unbiased_split(*torch.tensor([4.0, 2.0, torch.nan]))))
-
-
-def test_the_variance_within_batches_is_weighted_by_rows():
-    x, ids, sequences = texts(100, 3)
-    whole, expected = None, []
-    for part in (slice(0, 40), slice(40, 40), slice(40, 99), slice(99, 100)):
-        table = token_table(x[part], ids[part], sequences[part])
-        batch = within_moments(table, len(sequences[part].unique()))
-        whole = batch if whole is None else whole.merge(batch)
-        expected.append(
-            references.within_by_pairs(x[part], ids[part], sequences[part])
-            if part.stop - part.start > 1
-            else 0
-        )
-    within = 40 * expected[0] + 59 * expected[2]
-    assert_values(
-        whole._asdict(), {"n_with_ids": 100.0, "n_paired": 99.0, "within": within}, rtol=1e-9
-    )
-
-
-def test_numbers_of_sequences_add_up():
-    assert SequenceCount(torch.tensor(2.0)).merge(SequenceCount(torch.tensor(3.0))) == (5,)
-
-
 def test_least_squares_equals_the_naive_line():
     x, y = 1000 + gaussian(2, 50)
     slope, r2 = least_squares(x, x + y)
     expected = dict(zip(("slope", "r2"), references.line(x.numpy(), (x + y).numpy()), strict=True))
     assert_values({"slope": slope, "r2": r2}, expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize("num_types", [0, 1])
-def test_regressions_need_two_types(num_types):
-    values = type_values(token_table(torch.ones(num_types, 2), torch.arange(num_types)))
-    regressions = floats(type_regressions(values))
-    assert regressions.pop("token_types_regressed") == num_types
-    assert str(regressions.pop("Q_t_cv")) == ("0.0" if num_types else "nan")
-    assert all_nan(regressions)
 
 
 def test_a_regression_on_values_that_are_all_equal_is_undefined():
@@ -302,11 +197,6 @@ def test_a_regression_on_values_that_are_all_equal_is_undefined():
         values = floats(type_regressions(type_values(token_table(x[kept], ids[kept]))))
         assert all_nan({key: value for key, value in values.items() if "freq" in key})
         assert values["V_on_M_slope"] != 0
-
-
-def test_coefficient_of_variation():
-    assert coefficient_of_variation(torch.tensor([1.0, 3.0])) == 0.5
-    assert coefficient_of_variation(torch.zeros(0)).isnan()
 
 
 def expected_sizes(counts, may_be_shown):
@@ -340,17 +230,6 @@ def test_of_each_bin_as_many_types_are_drawn_as_the_paper_says(types, seed):
     assert [len(set(chosen) & set(each)) for each in bins] == sizes
     assert len(chosen) == sum(sizes)
     assert [counts[i] for i in chosen] == sorted((counts[i] for i in chosen), reverse=True)
-
-
-def test_every_type_of_a_bin_is_drawn_as_often():
-    counts = torch.tensor([10] * 40 + [1000] * 5)
-    drawn = torch.cat([types_by_frequency(counts, seed=seed) for seed in range(1000)]).bincount(
-        minlength=45
-    )
-    assert drawn[:40].sum() == 4000
-    assert drawn[40:].sum() == 2000
-    chi_square = (drawn[:40] - 100.0).square().sum() / 90
-    assert chi_square < 72.1  # the 0.999 quantile for 39 degrees of freedom
 
 
 @pytest.mark.parametrize("counts", [[], [9], [100_001, 3]])

@@ -2,11 +2,9 @@
 
 import math
 from html.parser import HTMLParser
-from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchmetrics import Metric
 
@@ -95,14 +93,6 @@ def test_standard_errors_stand_beside_the_values():
     assert with_error(record["value"], record["stderr"]) in Table(geometry._repr_html_()).rows[2]
 
 
-def test_before_anything_was_measured_it_is_a_sentence():
-    with observe(gpt_neox()) as geometry:
-        assert (
-            Table(geometry._repr_html_()).words == "Geometry of 5 layers: nothing was measured yet."
-        )
-        geometry.model(token_batch()["input_ids"])
-
-
 def test_names_are_escaped_undefined_is_a_dash_and_layers_that_were_not_reached_are_named():
     model = nn.Sequential()
     for name, layer in (("<i>", nn.Linear(2, 3)), ("b", nn.Linear(3, 2)), ("c", nn.Linear(2, 2))):
@@ -124,17 +114,3 @@ def test_what_cannot_be_computed_is_said_and_not_raised():
     )._repr_html_()
     assert "&lt;b&gt;no&lt;/b&gt;" in html
     assert "it cannot be computed" in html
-
-
-def test_it_calls_on_no_other_rank():
-    geometry = seen(nn.Sequential(nn.Linear(2, 2)), torch.ones(4, 2), layers="0")
-    shown = geometry._repr_html_()
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert geometry._repr_html_() == shown
-        records = mock.patch.object(geometry, "records")  # which every rank would have to call
-        with mock.patch.object(dist, "get_world_size", return_value=2), records as called:
-            assert "on several ranks" in geometry._repr_html_()
-        called.assert_not_called()
-    finally:
-        dist.destroy_process_group()

@@ -43,27 +43,6 @@ def measured(model, batches, **options):
     return geometry
 
 
-def test_the_sampled_rows_are_the_same_tokens_at_every_layer_and_checkpoint():
-    batches = [{"input_ids": token_batch(8, 12, seed=i)["input_ids"]} for i in range(4)]
-    ids = torch.cat([batch["input_ids"] for batch in batches]).flatten()
-    in_order = IntrinsicDimension(1, batch_size=len(ids))
-    in_order.update(torch.arange(float(len(ids)))[:, None])
-    in_order = in_order.sample().rows.flatten().long()
-    good = in_order[ids[in_order] % 5 != 0]
-    assert not in_order[:SIZE].equal(good[:SIZE])
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        model = Branches()
-        samples = measured(model, batches, layers=["whole", "faulty"]).samples()
-        assert samples["whole"].row_numbers.equal(in_order[:SIZE])
-        assert samples["faulty"].row_numbers.equal(good[:SIZE])
-        assert (samples["whole"].n, samples["faulty"].n) == (len(ids), int((ids % 5 != 0).sum()))
-        x = model.table(ids).detach()
-        for name in ("whole", "faulty"):
-            hidden = getattr(model, name).forward(x).detach()
-            torch.testing.assert_close(samples[name].rows, hidden[samples[name].row_numbers])
-
-
 @pytest.mark.parametrize("padding", [None, "left"])
 def test_rows_are_those_of_the_hidden_states_by_number_and_the_same_at_each_step(padding):
     batches = [token_batch(8, 12, seed=i, padding=padding) for i in range(3)]
@@ -127,19 +106,6 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
     assert not torch.isnan(torch.tensor(values["block.02"]["intrinsic_dimension"]))
 
 
-def test_eigenvalues_are_those_of_the_covariance():
-    x = torch.randn(
-        50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
-    ) * torch.arange(1.0, 5)
-    metric = Anisotropy(4)
-    metric.update(x)
-    torch.testing.assert_close(
-        metric.eigenvalues(), torch.linalg.eigvalsh(torch.cov(x.T, correction=0)).flip(0)
-    )
-    assert Anisotropy(4).eigenvalues().isnan().all()
-    assert Anisotropy(4).eigenvalues().shape == (4,)
-
-
 def test_of_no_finite_rows_mean_and_eigenvalues_are_unknown(tmp_path):
     model = Branches()
     model.faulty.bias.data.fill_(torch.nan)
@@ -152,29 +118,3 @@ def test_of_no_finite_rows_mean_and_eigenvalues_are_unknown(tmp_path):
     assert faulty.mean.isnan().all()
     assert faulty.eigenvalues.isnan().all()
     assert whole.mean.isfinite().all()
-
-
-def test_batches_of_the_estimate_follow_each_other_in_the_sample():
-    metric = IntrinsicDimension(3, batch_size=10, num_batches=2)
-    metric.update(torch.rand(100, 3, generator=torch.Generator().manual_seed(0)))
-    rows = metric.sample().rows
-    expected = sum(twonn_dimension(rows[part : part + 10]).dimension for part in (0, 10)) / 2
-    assert float(metric.compute()["intrinsic_dimension"]) == pytest.approx(expected, rel=1e-9)
-
-
-def test_layers_hold_what_their_metrics_have():
-    batches = [token_batch()]
-    (sample,) = (
-        measured(gpt_neox(), batches, layers="block.01", metrics=lambda dim: [Anisotropy(dim)])
-        .samples()
-        .values()
-    )
-    assert sample.rows is sample.row_numbers is None
-    assert len(sample.eigenvalues) == len(sample.mean) == 16
-    drawn = measured(
-        gpt_neox(), batches, layers="block.01", metrics=lambda dim: [IntrinsicDimension(dim)]
-    )
-    assert drawn.samples()["block.01"].eigenvalues is None
-    means = measured(gpt_neox().bfloat16(), batches, rows="mean").samples()["block.01"]
-    assert means.rows.dtype == torch.float32
-    assert sorted(means.row_numbers.tolist()) == [0, 1, 2, 3]

@@ -5,7 +5,6 @@ same report.
 import copy
 import json
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,16 +14,13 @@ from embedgeo import (
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
-    OutlierCoordinates,
     TokenMoments,
     observe,
 )
-from embedgeo.report import write_report
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import SCHEMA, TABLES, read_table
+from embedgeo.results.parquet import SCHEMA, read_table
 from embedgeo.sweep import SweepSettings, sweep
-from tests.docs.blocks import blocks
 from tests.files import contents
 from tests.models import gpt2, gpt_neox, token_batch
 from tests.ranks import WORLD_SIZE, on_two_ranks
@@ -92,71 +88,6 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert (asked["layers"], asked["rows"], asked["jackknife"]) == ("blocks", "tokens", 2)
 
 
-@pytest.mark.slow
-def test_there_are_spectra_where_the_metrics_have_them(tmp_path):
-    measured(metrics=None).save(tmp_path / "default", model="a", step=1)
-    assert not (tmp_path / "default" / "spectra").exists()
-    assert measured(metrics=None).layer_tables() == {}
-    geometry = measured()
-    geometry.save(tmp_path / "with", model="a", step=1)
-    (tmp_path / "with" / "spectra" / "a--step1.parquet").unlink()  # as an earlier version left it
-    folder = SweepFolder(tmp_path / "with")
-    assert folder.read_tables("a--step1") == {}
-    with pytest.raises(ValueError, match=r"spectra/a--step1.parquet must be a Parquet file"):
-        folder.read_tables("a--step1", ["spectra"])
-    assert read_runs([tmp_path / "with"])[0].steps == [1]
-    measured(seed=1).save(tmp_path / "with", model="a", step=2)
-    assert folder.tables("spectra").keys() == {"a--step2"}
-
-
-def test_the_largest_coordinates_are_saved_where_they_were_measured(tmp_path):
-    geometry = measured(metrics=lambda dim: [*metrics(dim), OutlierCoordinates(dim)])
-    geometry.save(tmp_path, model="lab/tiny", step=8)
-    table = read_table(tmp_path / "coordinates" / "lab--tiny--step8.parquet")
-    pd.testing.assert_frame_equal(table, geometry.layer_tables()["coordinates"])
-    assert list(table) == TABLES["coordinates"].names
-    assert list(table["layer"].unique()) == [layer.name for layer in geometry.layers]
-    values = geometry.compute()
-    for layer, of_layer in table.groupby("layer"):
-        assert of_layer["coordinate"].is_monotonic_increasing
-        assert of_layer["share_of_V"].max() == pytest.approx(values[layer]["top_dim_share"])
-        assert of_layer["max_abs"].max() <= values[layer]["max_abs"]
-    measured().save(tmp_path / "without", model="lab/tiny", step=8)
-    assert not (tmp_path / "without" / "coordinates").exists()
-    assert "coordinates" not in measured().layer_tables()
-
-
-@pytest.mark.slow
-def test_deviations_of_the_groups_of_the_jackknife_are_saved_and_give_the_errors_of_changes(
-    tmp_path,
-):
-    models = [measured(jackknife=4, seed=seed, batches=range(4)) for seed in (0, 1)]
-    for step, geometry in enumerate(models):
-        geometry.save(tmp_path, model="lab/tiny", step=step)
-    tables = [
-        read_table(tmp_path / "jackknife" / f"lab--tiny--step{step}.parquet") for step in (0, 1)
-    ]
-    assert list(tables[0]) == TABLES["jackknife"].names
-    (run,) = read_runs([tmp_path])
-    for metric in ("M_over_Q", "V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension"):
-        of_steps = run.deviations[metric]
-        errors = np.sqrt(np.square(of_steps).sum(axis=1))
-        known = run.errors[metric].reindex(errors.index)
-        assert errors.to_numpy() == pytest.approx(known.to_numpy(), rel=1e-9, nan_ok=True)
-        (of_blocks,) = run.deviations_of_blocks(metric, run.steps).values()
-        assert of_blocks.shape == (2, 4, len(run.all_blocks))
-        assert of_blocks[1, :, 0] == pytest.approx(of_steps.loc[1, run.all_blocks[0]].to_numpy())
-    with observe(models[0].model, metrics=metrics, jackknife=4) as geometry, torch.no_grad():
-        models[0].model(**token_batch(seed=0, padding="right"))
-        geometry.records()
-        assert "jackknife" in geometry.layer_tables()
-        models[0].model(**token_batch(seed=1, padding="right"))
-        assert "jackknife" not in geometry.layer_tables()  # of other rows
-    measured().save(tmp_path / "without", model="a", step=1)
-    assert not (tmp_path / "without" / "jackknife").exists()
-    assert read_runs([tmp_path / "without"])[0].deviations == {}
-
-
 def test_a_model_without_a_step_is_main(tmp_path):
     measured().save(tmp_path, model="..tiny")
     folder = SweepFolder(tmp_path)
@@ -203,15 +134,6 @@ def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_pat
     ]
 
 
-def test_the_longest_name_is_written_and_read(tmp_path):
-    measured().save(tmp_path, model="m" * 192, step=8, save_samples=True, token_tables=True)
-    assert (
-        set(embedgeo.load_results(tmp_path)["model"])
-        == {embedgeo.load_sample(tmp_path).model}
-        == {"m" * 192}
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "second"), [(("a/b", 1), ("a--b", 1)), (("a--step5", None), ("a", 5))]
 )
@@ -222,36 +144,6 @@ def test_another_checkpoint_of_the_same_file_name_is_refused(tmp_path, first, se
     with pytest.raises(ValueError, match=f"one checkpoint of a name; .* of {first[0]}"):
         geometry.save(tmp_path, model=second[0], step=second[1])
     assert contents(tmp_path) == before
-
-
-@pytest.mark.filterwarnings("ignore:save replaces")
-def test_where_replacing_ends_in_the_middle_new_samples_are_not_left_beside_old_records(
-    tmp_path, monkeypatch
-):
-    measured().save(tmp_path, model="a", save_samples=True)
-    again = measured(seed=1)
-    with monkeypatch.context() as patched:
-        patched.setattr("embedgeo.results.folder.write_parquet", full)
-        with pytest.raises(OSError, match="full"):
-            again.save(tmp_path, model="a", save_samples=True)
-    assert SweepFolder(tmp_path).done() == set()
-    again.save(tmp_path, model="a", save_samples=True)
-    assert SweepFolder(tmp_path).done() == {"a"}
-
-
-def full(*args):
-    raise OSError("the disk is full")
-
-
-@pytest.mark.slow
-def test_the_report_draws_a_saved_folder(tmp_path, unpainted):
-    for step in (0, 10):
-        # each figure takes a second
-        few = {"layers": "block.01", "metrics": lambda dim: [TokenMoments(dim)]}
-        measured(seed=step, **few).save(tmp_path, model="lab/tiny", step=step, token_tables=True)
-    page = write_report([tmp_path]).read_text()
-    assert "lab--tiny" in page or tmp_path.name in page
-    assert len(pd.read_csv(tmp_path / "report" / "metrics.csv")) > 0
 
 
 def test_saving_changes_nothing(tmp_path):
@@ -389,20 +281,3 @@ def test_two_ranks_save_what_one_process_saves(tmp_path):
         assert len(sample.rows) == len(sample.row_numbers.unique()) == 20
         torch.testing.assert_close(sample.rows, rows[sample.row_numbers])
         assert sample.row_numbers.equal(kept.layers["embed"].row_numbers)
-
-
-@pytest.mark.slow
-def test_the_example_of_the_documentation_saves_what_it_says(tmp_path, monkeypatch, unpainted):
-    monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    names = {
-        "torch": torch,
-        "model": gpt_neox().eval(),
-        "batches": [token_batch(8, 12, seed=i) for i in range(3)],
-    }
-    measured, saved = blocks("docs/how-to/by-hand.md", "python")[:2]
-    exec(measured.code + saved.code, names)
-    values = names["table"].set_index(["layer", "metric"])["value"]
-    assert values["block.02", "anisotropy"] == pytest.approx(float(names["share"]), rel=1e-9)
-    assert float(names["again"].compute()["n_points"]) == values["block.02", "n_points"]
-    assert write_report([tmp_path / "runs" / "by-hand"]).exists()

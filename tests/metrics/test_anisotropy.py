@@ -37,51 +37,6 @@ def test_batch_values_are_over_consecutive_batches_of_whole_size():
     assert_values(values, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("n", "mean_defined", "std_defined"), [(0, False, False), (5, True, False), (10, True, True)]
-)
-def test_batch_values_need_one_and_two_batches(n, mean_defined, std_defined):
-    values = updated(Anisotropy(3, batch_size=5), gaussian(n, 3)).compute()
-    assert values["anisotropy_batch_mean"].isnan() != mean_defined
-    assert values["anisotropy_batch_std"].isnan() != std_defined
-
-
-@pytest.mark.parametrize("batch_size", [1, 0, -3])
-def test_wrong_batch_size_is_refused(batch_size):
-    with pytest.raises(ValueError, match="batch_size must be at least 2 rows"):
-        Anisotropy(3, batch_size=batch_size)
-
-
-def test_a_full_batch_keeps_no_rows_alive():
-    metric = updated(Anisotropy(3, batch_size=10), gaussian(1000, 3))
-    assert metric.batch_pending.untyped_storage().nbytes() == 0
-
-
-def test_a_sketch_tells_estimates_and_their_errors_without_the_scatter():
-    x = spectral(500, [0.8**i for i in range(200)])
-    metric = updated(Anisotropy(200, sketch=32), x, None, [slice(0, 100), slice(100, 500)])
-    values, exact = metric.compute(), updated(Anisotropy(200), x).compute()
-    of_sketch = {"anisotropy", "participation_ratio"}
-    assert values.keys() == of_sketch | {f"{key}_error" for key in of_sketch} | {"anisotropy_null"}
-    for key in of_sketch:
-        assert 0 < abs(values[key] - exact[key]) <= values[f"{key}_error"] < exact[key] / 2
-    assert max(state.numel() for state in metric.metric_state.values()) == 200 * 32
-    with pytest.raises(ValueError, match="eigenvalues need the whole scatter; got sketch=32"):
-        metric.eigenvalues()
-
-
-@pytest.mark.parametrize("arguments", [{"sketch": 7}, {"sketch": True}, {"sketch": 16.0}])
-def test_wrong_numbers_of_columns_are_refused(arguments):
-    with pytest.raises(ValueError, match="sketch must be a number of columns, 8 or more"):
-        Anisotropy(3, **arguments)
-
-
-@pytest.mark.parametrize("arguments", [{"spectrum": True}, {"batch_size": 5}])
-def test_what_needs_the_scatter_is_refused_with_a_sketch(arguments):
-    with pytest.raises(ValueError, match="sketch must be None with spectrum or batch_size"):
-        Anisotropy(3, sketch=16, **arguments)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("mean", [0.0, 10.0])
 def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_more(dtype, mean):
@@ -97,6 +52,20 @@ def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_m
         expected = references.spectrum(x.double())
         ranks = ("effective_rank", "rankme", "effective_rank_eigenvalues")
         assert_values(values, {key: expected[key] for key in ranks}, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"batch_size": 1},
+        {"alpha_window": (11, 12)},
+        {"alpha_window": (0, 99)},
+        {"alpha_window": 11},
+    ],
+)
+def test_wrong_arguments_are_refused(arguments):
+    with pytest.raises(ValueError, match=f"{next(iter(arguments))} must be"):
+        Anisotropy(3, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -117,22 +86,3 @@ def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
         )
         assert values.compute()["alpha_req"].isnan() != is_defined
         assert values.compute()["alpha_req_r2"].isnan() != is_defined
-
-
-@pytest.mark.parametrize("window", [(11, 12), (0, 99), (99, 11), 11, (1.0, 9.0), (1, 2, 9), None])
-def test_wrong_windows_are_refused(window):
-    with pytest.raises(
-        ValueError, match="alpha_window must be the first and the last of three eigenvalues or more"
-    ):
-        Anisotropy(3, alpha_window=window)
-
-
-def test_metrics_of_other_windows_share_no_state_and_that_of_none_keeps_its_digest():
-    one, other, sketched = (
-        Anisotropy(9, True),
-        Anisotropy(9, True, alpha_window=(2, 8)),
-        Anisotropy(9, sketch=8),
-    )
-    assert one.settings.equal(Anisotropy(9, True, alpha_window=[11, 99]).settings)
-    assert not one.settings.equal(other.settings)
-    assert not one.settings.equal(sketched.settings)

@@ -15,11 +15,10 @@ from embedgeo.metrics import (
     extra_metrics,
 )
 from tests import references
-from tests.data import all_nan, assert_values, floats, gaussian
+from tests.data import assert_values, floats, gaussian
 from tests.models import gpt_neox, token_batch
 
 DIM = 6
-DTYPES = {"64": torch.float64, "32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def batch(num_sequences=12, positions=9, dim=DIM, *, mean=0.0, seed=0):
@@ -39,13 +38,18 @@ def first_of(positions, num_sequences):
     return (torch.arange(positions) == 0).repeat(num_sequences)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 5, 6])
+@pytest.mark.parametrize("dim", [1, 2, 6])
 @pytest.mark.parametrize(
     ("dtype", "mean"),
-    [(dtype, mean) for dtype in DTYPES for mean in (0.0, 1000.0) if dtype != "fp16" or not mean],
+    [
+        (torch.float64, 1000.0),
+        (torch.float32, 0.0),
+        (torch.bfloat16, 1000.0),
+        (torch.float16, 0.0),
+    ],
+    ids=str,
 )
 def test_values_equal_the_naive_ones(dtype, dim, mean):
-    dtype = DTYPES[dtype]
     x = batch(dim=max(dim, 5), mean=mean)[..., :dim].to(dtype)
     if dtype == torch.float16:
         x = x.clamp(-6e4, 6e4)
@@ -56,34 +60,6 @@ def test_values_equal_the_naive_ones(dtype, dim, mean):
     values = metric.compute()
     assert values.keys() == expected.keys()
     assert_values(values, expected, rtol=1e-9)
-
-
-def test_massive_activations_of_first_positions_are_told_from_the_rest():
-    x = gaussian(4000, 64).view(40, 100, 64)
-    x[:30, 0, 7] = 5000.0
-    x[:, 1:, 7] += 3
-    metric = OutlierCoordinates(64)
-    metric.update(x)
-    values = floats(metric.compute())
-    assert values["massive_fraction_first"] == 30 / 40
-    assert values["massive_fraction_rest"] == 0
-    assert values["massive_fraction"] == 30 / 4000
-    assert (values["max_abs_first"], values["max_abs"]) == (5000, 5000)
-    assert values["max_abs_rest"] < 10
-    assert values["kurtosis"] > 2 > abs(values["kurtosis_rest"])
-
-
-def test_an_entry_must_be_over_100_and_over_1000_times_the_median_of_its_row():
-    x = torch.full((1, 5, 5), 0.1)
-    x[0, 4] = 1.0
-    x[0, :, 2] = torch.tensor([99.0, 100.0, 100.5, 101.0, 101.0])
-    metric = OutlierCoordinates(5)
-    for scale, massive in ((1, 2), (0.1, 0)):
-        metric.reset()
-        metric.update(scale * x)
-        values = floats(metric.compute())
-        assert values["massive_fraction"] == massive / 5
-        assert (values["massive_fraction_1000x"], values["massive_fraction_100x"]) == (2 / 5, 1)
 
 
 def test_the_kurtosis_is_the_mean_over_the_coordinates_that_vary():
@@ -108,15 +84,6 @@ def test_the_first_row_is_the_first_that_counts():
     metric = OutlierCoordinates(DIM)
     metric.update(x, mask=mask)
     assert_values(metric.compute(), references.outliers(x[counted], is_first[counted]), rtol=1e-9)
-
-
-def test_a_row_of_no_sequence_is_one_of_its_own():
-    x = batch().view(-1, DIM)
-    metric = OutlierCoordinates(DIM)
-    metric.update(x)
-    values = floats(metric.compute())
-    assert all_nan({key: value for key, value in values.items() if key.endswith("_rest")})
-    assert values["kurtosis"] == values["kurtosis_first"]
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -157,11 +124,6 @@ def test_shares_of_coordinates_equal_the_naive_ones(kind, mean, is_merged):
         assert float(table["share_of_V"].max()) == pytest.approx(
             float(metric.compute()["top_dim_share"]), rel=1e-12
         )
-
-
-def test_coordinates_of_a_count_range_are_refused():
-    with pytest.raises(ValueError, match="coordinates need all rows; got count_range"):
-        TokenMoments(3, (2, 9)).coordinates()
 
 
 def test_the_largest_coordinates_are_those_of_each_share():

@@ -5,8 +5,8 @@ import pytest
 import skdim.id
 import torch
 
-from embedgeo.functional import gride_dimensions, merge_duplicates, twonn_dimension
-from embedgeo.metrics import IntrinsicDimension, extra_metrics
+from embedgeo.functional import gride_dimensions, merge_duplicates
+from embedgeo.metrics import IntrinsicDimension
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
 from tests.simulations import typed_rows
@@ -38,24 +38,6 @@ def test_value_is_that_of_scikit_dimension_on_the_distinct_rows(dtype):
     assert_values(values, expected, rtol=1e-6)
 
 
-def test_four_in_five_rows_duplicated_warn_of_nothing():
-    """The rows of a rotary model at layer 0: one for each token type."""
-    x = gaussian(180, 8)
-    ids = torch.cat(
-        (
-            torch.arange(180),
-            torch.randint(0, 180, (820,), generator=torch.Generator().manual_seed(0)),
-        )
-    )
-    values, alone = (updated(IntrinsicDimension(8), rows).compute() for rows in (x[ids], x))
-    expected = {
-        "intrinsic_dimension": alone["intrinsic_dimension"],
-        "duplicate_fraction": 0.82,
-        "n_points": 180.0,
-    }
-    assert_values(values, expected, rtol=1e-9)
-
-
 @pytest.mark.parametrize("estimator", ["twonn", skdim.id.lPCA()])
 def test_near_copies_count_as_duplicates(estimator):
     x = gaussian(400, 10)
@@ -74,33 +56,6 @@ def test_near_copies_count_as_duplicates(estimator):
     assert_values(exact, {"duplicate_fraction": 0.0, "n_points": 500.0}, rtol=0)
 
 
-def test_mean_and_spread_over_batches():
-    metric = updated(IntrinsicDimension(6, batch_size=100, num_batches=3), gaussian(1000, 6))
-    batches = metric.rows[metric.keys.argsort()].split(100)
-    dimensions = torch.tensor(
-        [float(skdim.id.TwoNN().fit(batch.numpy()).dimension_) for batch in batches]
-    ).double()
-    expected = {
-        "intrinsic_dimension": dimensions.mean(),
-        "intrinsic_dimension_std": dimensions.std(),
-        "n_points": 300.0,
-    }
-    assert_values(metric.compute(), expected, rtol=1e-6)
-
-
-@pytest.mark.parametrize("seen", [10, 99, 100, 101, 250])
-def test_no_more_rows_are_kept_than_wanted_and_all_where_there_are_fewer(seen):
-    metric = updated(
-        IntrinsicDimension(4, batch_size=50, num_batches=2),
-        gaussian(seen, 4),
-        None,
-        [slice(0, 7), slice(7, seen)],
-    )
-    assert len(metric.rows) == min(seen, 100)
-    assert metric.seen == seen
-    assert metric.compute()["n_points"] == {10: 10, 99: 50}.get(seen, 100)
-
-
 @pytest.mark.parametrize("n", [4, 5, 26, 900])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
@@ -114,15 +69,6 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     )
 
 
-@pytest.mark.parametrize("dim", [2, 16, 128])
-def test_the_dimension_at_the_next_scale_of_many_rows_is_that_of_enough_of_them(dim):
-    x = gaussian(4096, dim, dtype=torch.float32)
-    estimates = gride_dimensions(x, (2,))
-    found = updated(IntrinsicDimension(dim), x).compute()["intrinsic_dimension_next_scale"]
-    assert found == pytest.approx(estimates.dimensions.item(), abs=4 * 2 * estimates.errors.item())
-    assert found != estimates.dimensions.item()
-
-
 def test_near_copies_move_twonn_and_not_the_next_scale():
     x = gaussian(4000, 10, dtype=torch.float32)
     x[3600:] = x[:400] + 1e-3 * gaussian(400, 10, seed=1, dtype=torch.float32)
@@ -130,6 +76,14 @@ def test_near_copies_move_twonn_and_not_the_next_scale():
     assert values["duplicate_fraction"] == 0
     assert values["intrinsic_dimension"] < 0.5
     assert values["intrinsic_dimension_next_scale"] == pytest.approx(9, rel=0.15)
+
+
+def test_twonn_by_maximum_likelihood_uses_all_ratios():
+    x = gaussian(300, 5)
+    first, second = references.nearest(x, 2).T
+    values = updated(IntrinsicDimension(5, method="mle"), x).compute()
+    expected = 299 / np.log(second / first).sum()
+    assert_values(values, {"intrinsic_dimension": expected, "n_points": 300.0}, rtol=1e-6)
 
 
 def test_discard_fraction_is_passed_on():
@@ -145,15 +99,6 @@ def test_any_estimator_object(estimator):
     values = updated(IntrinsicDimension(3, estimator=estimator), x).compute()
     expected = float(type(estimator)().fit(merge_duplicates(x).numpy()).dimension_)
     assert_values(values, {"intrinsic_dimension": expected, "n_points": 300.0}, rtol=1e-9)
-
-
-def test_seeds_draw_other_rows():
-    x = gaussian(500, 4)
-    samples = [
-        updated(IntrinsicDimension(4, batch_size=50, seed=seed), x).rows.sum().item()
-        for seed in (0, 0, 1)
-    ]
-    assert samples[0] == samples[1] != samples[2]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
@@ -174,29 +119,21 @@ def test_rows_that_do_not_vary_have_no_dimension(n):
         ({"batch_size": 2}, "batch_size must be at least 3 rows"),
         ({"num_batches": 0}, "num_batches at least 1"),
         ({"discard_fraction": 0.0}, "discard_fraction must be between 0 and 1"),
-        ({"discard_fraction": 1.0}, "discard_fraction must be between 0 and 1"),
         ({"discard_fraction": math.nan}, "discard_fraction must be between 0 and 1"),
-        (
-            {"method": "mle", "discard_fraction": 1.0},
-            "discard_fraction must be between 0 and 1, 1 excluded; got 1.0",
-        ),
+        ({"method": "mle", "discard_fraction": 1.0}, "between 0 and 1, 1 excluded; got 1.0"),
         ({"method": "ml"}, "method must be one of .* got 'ml'"),
-        (
-            {"scales": ()},
-            r"scales must be ranks of neighbours, distinct integers from 1 up; got \(\)",
-        ),
+        ({"scales": ()}, r"scales must be ranks of neighbours, .* from 1 up; got \(\)"),
         ({"scales": (1, 1)}, "scales must be"),
-        ({"scales": (0, 2)}, "scales must be"),
         ({"scales": (1.5,)}, "scales must be"),
-        ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
+        ({"neighbors": "other"}, 'neighbors must be "all" or "other_sequences"'),
         (
-            {"duplicate_tolerance": math.nan},
-            "duplicate_tolerance must be at least 0 and less than 1",
+            {"estimator": skdim.id.lPCA(), "neighbors": "other_sequences"},
+            'needs "twonn" or "gride"',
         ),
+        ({"duplicate_tolerance": -1e-9}, "duplicate_tolerance must be at least 0 and less than 1"),
         ({"seed": -1}, r"seed must be at least 0 and less than 2\*\*63; got -1"),
         ({"seed": 2**63}, "seed must be at least 0"),
         ({"estimator": "mle"}, "estimator must be .* got 'mle'"),
-        ({"estimator": None}, "estimator must be .* got None"),
         ({"estimator": skdim.id.lPCA}, "estimator must be .* object; got <class"),
     ],
 )
@@ -222,70 +159,6 @@ def test_dimensions_at_scales_are_means_over_batches_with_their_errors():
     assert_values(values, expected, rtol=1e-9)
 
 
-def test_standard_errors_of_dimensions_at_scales_are_those_of_groups_of_sequences():
-    """Of independent rows in a fixed number of groups: those of maximum likelihood, and a little
-    more.
-    """
-    metric = IntrinsicDimension(4, 900, estimator="gride", scales=(1, 16, 450))
-    metric.update(gaussian(900, 4), sequence_ids=torch.arange(900) % 50)
-    values, errors = metric.compute_with_errors()
-    assert values.keys() == errors.keys()
-    for scale in (1, 16):
-        key = f"intrinsic_dimension_at_{scale}"
-        assert 0.7 < errors[key] / values[f"{key}_error"] < 2
-        assert errors[f"{key}_error"].isnan()
-    assert errors["intrinsic_dimension_at_450"].isnan()
-
-
-@pytest.mark.parametrize("estimator", ["twonn", "gride"])
-def test_without_rows_there_are_no_standard_errors(estimator):
-    metric = IntrinsicDimension(4, estimator=estimator)
-    metric.update(gaussian(0, 4), sequence_ids=torch.zeros(0, dtype=torch.int64))
-    values, errors = metric.compute_with_errors()
-    assert values.keys() == errors.keys()
-    assert all_nan(floats(errors))
-
-
-def test_scales_stand_beside_twonn_under_keys_of_their_own():
-    twonn, gride = IntrinsicDimension(3), extra_metrics(3, ["scales"], seed=0)[0]
-    for metric in (twonn, gride):
-        updated(metric, gaussian(300, 3))
-    assert not gride.compute().keys() & twonn.compute().keys()
-    assert gride.of_width(5).scales == (1, 2, 4, 8, 16, 32, 64)
-    assert float(gride.compute()["intrinsic_dimension_at_16"]) == pytest.approx(3, abs=0.7)
-    assert math.isnan(
-        updated(gride.of_width(3), gaussian(100, 3)).compute()["intrinsic_dimension_at_64"]
-    )
-
-
-def test_twonn_by_maximum_likelihood_uses_all_ratios_unless_told():
-    x = gaussian(300, 5)
-    first, second = references.nearest(x, 2).T
-    values = updated(IntrinsicDimension(5, method="mle"), x).compute()
-    assert_values(
-        values,
-        {"intrinsic_dimension": 299 / np.log(second / first).sum(), "n_points": 300.0},
-        rtol=1e-6,
-    )
-    censored = updated(IntrinsicDimension(5, method="mle", discard_fraction=0.1), x).compute()
-    expected = twonn_dimension(x, method="mle", discard_fraction=0.1).dimension
-    assert_values(censored, {"intrinsic_dimension": expected}, rtol=1e-9)
-    assert expected != values["intrinsic_dimension"]
-
-
-def test_dimensions_at_scales_of_all_rows_do_not_depend_on_how_they_came():
-    x, whole = gaussian(400, 5), IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16))
-    parts = [
-        IntrinsicDimension(5, 400, estimator="gride", scales=(1, 16), seed=seed)
-        for seed in range(3)
-    ]
-    for part, rows in zip(parts, x.split([7, 300, 93]), strict=True):
-        part.update(rows)
-    parts[0].merge_state(parts[1])
-    parts[2].merge_state(parts[0])
-    assert_values(parts[2].compute(), updated(whole, x).compute(), rtol=1e-9)
-
-
 def labelled(x, ids, sequences, parts=(slice(None),), **options):
     metric = IntrinsicDimension(x.shape[1], **options)
     for part in parts:
@@ -307,16 +180,6 @@ def test_dimensions_and_neighbours_by_label_are_those_of_loops(dtype):
     order = torch.cat((first.nonzero(), (~first).nonzero())).flatten()
     expected = references.labelled_dimensions(x[order], ids[order], sequences[order], halves.keys)
     assert_values(halves.compute(), expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
-
-
-def test_two_updates_with_the_same_sequence_ids_are_of_other_sequences():
-    x, ids, _ = texts(200, 5)
-    sequences = torch.zeros(100, dtype=torch.int64)
-    metric = IntrinsicDimension(5)
-    for part in (slice(0, 100), slice(100, 200)):
-        metric.update(x[part], ids[part], sequence_ids=sequences)
-    expected = references.labelled_dimensions(x, ids, torch.arange(200) // 100, metric.keys)
-    assert_values(metric.compute(), expected, rtol=1e-9)
 
 
 def test_copies_count_by_their_share_and_ties_by_half():
@@ -407,19 +270,15 @@ def test_neighbours_of_other_sequences_alone(estimator):
         assert values["intrinsic_dimension_at_1"].item() == pytest.approx(
             float(599 / 600 / mean), rel=0.02
         )
-    with pytest.raises(ValueError, match='neighbors must be "all" or "other_sequences"'):
-        IntrinsicDimension(4, neighbors="other")
-    with pytest.raises(ValueError, match='needs "twonn" or "gride"'):
-        IntrinsicDimension(4, estimator=skdim.id.lPCA(), neighbors="other_sequences")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("between", "within"), [(16, 16), (16, 4), (4, 16)])
+@pytest.mark.parametrize(("between", "within"), [(16, 4), (4, 16)])
 def test_they_are_those_of_rows_without_repetition(between, within):
-    """Means of 8 seeds, within 5 %: of as many rows of fresh types; of the within part alone, in
+    """Means of 4 seeds, within 5 %: of as many rows of fresh types; of the within part alone, in
     equal groups.
     """
-    found = [typed_rows(between, within, seed) for seed in range(8)]
+    found = [typed_rows(between, within, seed) for seed in range(4)]
     values, expected = [], []
     for rows in found:
         of_rows = labelled(rows.x, rows.token_ids, rows.sequence_ids).compute()

@@ -12,44 +12,9 @@ import pickle
 import lightning
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from embedgeo.functional import (
-    gride_dimensions,
-    moment_values,
-    outlier_values,
-    processed_values,
-    row_coordinates,
-    row_moments,
-    row_scatter,
-    row_sketch,
-    sketch_values,
-    spectrum_values,
-    token_table,
-    twonn_dimension,
-    type_regressions,
-    type_values,
-    unbiased_split,
-    variance_split,
-    within_variance,
-)
-from embedgeo.functional.moments import variance_values
-from embedgeo.functional.next_tokens import (
-    alignment_values,
-    class_distance_values,
-    collapse_values,
-    labelled_by_next,
-)
-from embedgeo.functional.rows import select_rows
-from embedgeo.functional.sampling import row_keys
-from embedgeo.functional.similarity import (
-    cosine_deviation,
-    sequence_distances,
-    sequence_similarity,
-    type_distances,
-    with_directions,
-)
 from embedgeo.glossary import term
 from tests.data import (
     KINDS,
@@ -62,9 +27,21 @@ from tests.data import (
     token_rows,
     updated,
 )
-from tests.strategies import calls, scales, seeds, splits
+from tests.strategies import calls
 
-KIND = pytest.mark.parametrize("kind", KINDS)
+REPRESENTATIVE = {
+    *("EmbeddingMoments", "TokenMoments", "Anisotropy with all parts", "IntrinsicDimension"),
+    *("OutlierCoordinates", "TokenSimilarity"),
+}
+"""One kind for each kind of state; the others run with the slow tests."""
+
+KIND = pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in REPRESENTATIVE else pytest.mark.slow)
+        for kind in KINDS
+    ],
+)
 LISTED_KIND = pytest.mark.parametrize("kind", LISTED)
 
 DIM, N = 4, 120
@@ -114,181 +91,65 @@ def test_every_key_has_a_term_and_every_picture_a_key(kind):
     assert plotted <= metric.terms.keys()
 
 
-def types_of(rows):
-    return token_table(rows.embeddings, rows.token_ids, rows.sequence_ids)
-
-
-def moments(rows):
-    values = moment_values(row_moments(rows.embeddings))
-    within = within_variance(types_of(rows).without_rounding(), torch.tensor(rows.num_sequences))
-    return values | unbiased_split(values["n"], values["V"], within)
-
-
-def token_moments(rows):
-    types = types_of(rows).without_rounding()
-    in_range = types.select((types.n >= 2) & (types.n <= 1000))
-    return moments(rows) | variance_split(types) | type_regressions(type_values(in_range))
-
-
-def in_a_count_range(rows):
-    types = types_of(rows).without_rounding()
-    counted = types.select((types.n >= 2) & (types.n <= 9))
-    regressed = types.select((types.n >= 2) & (types.n <= 1000))
-    values = variance_values(*counted.pooled())
-    within = within_variance(counted, torch.tensor(rows.num_sequences))
-    split = variance_split(counted) | unbiased_split(values["n"], values["V"], within)
-    return values | split | type_regressions(type_values(regressed))
-
-
-def sampled(rows):
-    """Two batches of the rows with the smallest keys."""
-    return rows.embeddings[row_keys(0, len(rows.embeddings), seed=0).argsort()[:40]].split(20)
-
-
-def dimension(rows):
-    estimates = [twonn_dimension(batch) for batch in sampled(rows)]
-    dimensions = torch.stack(
-        [torch.as_tensor(each.dimension, dtype=torch.float64) for each in estimates]
-    )
-    next_scale = torch.tensor([each.next_scale for each in estimates], dtype=torch.float64).mean()
-    return {
-        "intrinsic_dimension": dimensions.mean(),
-        "intrinsic_dimension_std": dimensions.std(),
-        "intrinsic_dimension_next_scale": next_scale,
-    }
-
-
-def dimensions_at_scales(rows):
-    dimensions = torch.stack(
-        [gride_dimensions(batch, (1, 4)).dimensions for batch in sampled(rows)]
-    ).mean(0)
-    return {f"intrinsic_dimension_at_{scale}": dimensions[i] for i, scale in enumerate((1, 4))}
-
-
-def next_tokens(rows):
-    labelled = labelled_by_next(rows)
-    types = types_of(labelled).without_rounding()
-    frequent = types.select(types.n >= 10)
-    of_pairs = class_distance_values(frequent) | alignment_values(frequent, None)
-    return collapse_values(types, torch.tensor(labelled.num_sequences)) | of_pairs
-
-
-def similarities(rows):
-    rows, directions = with_directions(rows)
-    distances, _ = sequence_distances(sequence_similarity(rows, directions))
-    distances |= type_distances(token_table(directions.x, rows.token_ids, rows.sequence_ids))
-    spread = cosine_deviation(row_scatter(directions.x, directions.weights))
-    return {key: 1 - distance for key, distance in distances.items()} | {"cosine_std": spread}
-
-
-FUNCTIONS = {
-    "EmbeddingMoments": moments,
-    "TokenMoments": token_moments,
-    "TokenMoments in a count range": in_a_count_range,
-    "Anisotropy": lambda rows: spectrum_values(row_scatter(rows.embeddings)),
-    "Anisotropy with all parts": lambda rows: spectrum_values(
-        row_scatter(rows.embeddings, small=True), full=True
-    ),
-    "Anisotropy with a sketch": lambda rows: sketch_values(row_sketch(rows.embeddings, 16)),
-    "IntrinsicDimension": dimension,
-    "IntrinsicDimension at scales": dimensions_at_scales,
-    "AfterProcessing": lambda rows: processed_values(
-        row_scatter(rows.embeddings), rows.embeddings, top=3
-    ),
-    "OutlierCoordinates": lambda rows: outlier_values(
-        row_coordinates(rows.embeddings, rows.ids.is_first)
-    ),
-    "NextTokenGeometry": next_tokens,
-    "TokenSimilarity": similarities,
-}
-"""Values of the rows of one update by `embedgeo.functional`."""
-
-assert FUNCTIONS.keys() == {*LISTED}
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@LISTED_KIND
-def test_values_are_those_of_the_functions(kind, dtype):
-    x, ids, sequences = texts(200, DIM, mean=3.0)
-    metric = metrics(DIM)[kind]
-    metric.update(x.to(dtype), ids, sequence_ids=sequences)
-    expected = FUNCTIONS[kind](select_rows(x.to(dtype), ids, None, sequences, dim=DIM))
-    assert_values(metric.compute(), expected, rtol=1e-9, atol=1e-12)
-
-
 @KIND
-@settings(max_examples=5)
-@given(places=st.lists(st.integers(0, 2), min_size=20, max_size=20))
-@pytest.mark.slow
-def test_any_split_of_whole_sequences_over_updates_and_metrics_gives_the_same(kind, places):
+def test_any_split_of_whole_sequences_gives_the_same(kind):
     x, ids, sequences = texts(200, DIM, mean=100.0)
-    place = torch.tensor(places)[(sequences + 5) // 10**12]
-    whole, in_parts, merged = metrics(DIM)[kind], metrics(DIM)[kind], part_of(kind, 3)
+    numbers = (sequences + 5) // 10**12
+    whole = metrics(DIM)[kind]
     whole.update(x, ids, sequence_ids=sequences)
-    for index in range(3):
-        of = place == index
-        part = part_of(kind, index)
-        for metric in (in_parts, part):
-            metric.update(x[of], ids[of], sequence_ids=sequences[of])
-        merged.merge_state(part)
-    if kind.startswith("IntrinsicDimension"):  # of other rows
-        assert in_parts.seen == merged.seen == 200
-        return
-    expected = independent_of_updates(kind, whole.compute())
-    # these are of rows in their order
-    expected = {key: value for key, value in expected.items() if "batch" not in key}
-    for metric in (in_parts, merged):
-        assert_values(metric.compute(), expected, rtol=1e-9, atol=1e-12)
+    of_order = ("anisotropy_batch", *(["V_"] if kind == "EmbeddingMoments" else []))
+    expected = {
+        key: value
+        for key, value in whole.compute().items()
+        if not key.startswith(of_order) or key == "V_over_Q"
+    }
+    for place in (numbers % 3, (numbers == 4).long(), (numbers < 0).long()):
+        in_parts, merged = metrics(DIM)[kind], part_of(kind, 3)
+        for index in range(3):
+            part = part_of(kind, index)
+            for metric in (in_parts, part):
+                metric.update(
+                    x[place == index],
+                    ids[place == index],
+                    sequence_ids=sequences[place == index],
+                )
+            merged.merge_state(part)
+        for metric in (in_parts, merged):
+            if kind.startswith("IntrinsicDimension"):  # of other rows
+                assert metric.seen == 200
+                assert len(metric.rows) == metric.keys.unique().numel() == 40
+            else:
+                assert_values(metric.compute(), expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+SPLITS = (
+    [slice(0, 7), slice(7, 8), slice(8, 8), slice(8, N)],
+    [slice(i, i + 5) for i in range(0, N, 5)],
+    [slice(0, 0), slice(0, N), slice(N, N)],
+)
+
+
 @KIND
-@settings(max_examples=20)
-@given(parts=splits(N))
-def test_any_split_over_updates_gives_the_same(kind, parts):
-    whole = updated(metrics(DIM)[kind], *rows()).compute()
-    in_parts = updated(metrics(DIM)[kind], *rows(), parts).compute()
-    assert whole.keys() == in_parts.keys()
-    assert_values(in_parts, independent_of_updates(kind, whole), rtol=1e-9)
-
-
-@pytest.mark.slow
-@KIND
-@settings(max_examples=15)
-@given(parts=splits(N))
-def test_any_split_over_forward_gives_the_same(kind, parts):
-    metric = metrics(DIM)[kind]
+def test_any_split_over_updates_and_forward_gives_the_same(kind):
     x, ids = rows()
-    for part in parts:
-        batch = metric(x[part], ids[part])
-        assert_values(batch, updated(metrics(DIM)[kind], x[part], ids[part]).compute(), rtol=1e-12)
+    random_state = torch.get_rng_state()
     whole = updated(metrics(DIM)[kind], x, ids).compute()
-    assert_values(metric.compute(), independent_of_updates(kind, whole), rtol=1e-9)
+    expected = independent_of_updates(kind, whole)
+    assert torch.get_rng_state().equal(random_state)
+    for parts in SPLITS:
+        values = updated(metrics(DIM)[kind], x, ids, parts).compute()
+        assert whole.keys() == values.keys()
+        assert_values(values, expected, rtol=1e-9)
+    forward = metrics(DIM)[kind]
+    for part in SPLITS[0]:
+        batch = forward(x[part], ids[part])
+        assert_values(batch, updated(metrics(DIM)[kind], x[part], ids[part]).compute(), rtol=1e-12)
+    assert_values(forward.compute(), expected, rtol=1e-9)
 
 
 def part_of(kind, index, **kwargs):
     """One of several metrics to be merged: those that sample need different seeds."""
     return metrics(DIM, seed=index, **kwargs)[kind]
-
-
-@pytest.mark.slow
-@KIND
-@settings(max_examples=20)
-@given(parts=splits(N))
-def test_any_split_over_merge_state_gives_the_same(kind, parts):
-    x, ids = rows()
-    merged = part_of(kind, 0)
-    for index, part in enumerate(parts):
-        merged.merge_state(updated(part_of(kind, index), x[part], ids[part]))
-    values = merged.compute()
-    if kind.startswith("IntrinsicDimension"):
-        assert (merged.seen, len(merged.rows), merged.keys.unique().numel()) == (N, 40, 40)
-        assert set(merged.rows[:, 0].tolist()) <= set(x[:, 0].tolist())
-    else:
-        whole = independent_of_updates(kind, updated(metrics(DIM)[kind], x, ids).compute())
-        # these start anew in each metric
-        batches = {"anisotropy_batch_mean", "anisotropy_batch_std"}
-        assert_values(values, {key: v for key, v in whole.items() if key not in batches}, rtol=1e-9)
 
 
 @KIND
@@ -302,34 +163,21 @@ def test_merging_and_updating_take_turns(kind):
     ).compute()
     if kind.startswith("IntrinsicDimension"):
         assert metric.seen == N
-    elif kind == "Anisotropy with all parts":
-        expected = {key: v for key, v in expected.items() if "batch" not in key}
-        assert_values(metric.compute(), expected, rtol=1e-9)
     else:
+        expected = {key: value for key, value in expected.items() if "batch" not in key}
         assert_values(metric.compute(), expected, rtol=1e-9)
 
 
 @KIND
-@pytest.mark.parametrize("as_dict", [False, True])
-def test_merging_with_an_empty_metric_changes_nothing(kind, as_dict):
+def test_merging_with_an_empty_metric_changes_nothing(kind):
     full = updated(metrics(DIM)[kind], *rows())
     expected = full.compute()
-    empty = metrics(DIM)[kind]
-    empty.merge_state(full.metric_state if as_dict else full)
+    empty, of_states = metrics(DIM)[kind], metrics(DIM)[kind]
+    empty.merge_state(full)
+    of_states.merge_state(full.metric_state)
     full.merge_state(metrics(DIM)[kind])
-    for metric in (empty, full):
+    for metric in (empty, of_states, full):
         assert_values(metric.compute(), expected, rtol=1e-12)
-
-
-CASTS = {
-    "double": lambda metric: metric.double(),
-    "half": lambda metric: metric.half(),
-    "float": lambda metric: metric.float(),
-    "to bfloat16": lambda metric: metric.to(torch.bfloat16),
-    "set_dtype": lambda metric: metric.set_dtype(torch.float16),
-    "in a module cast to bfloat16": lambda metric: in_module(metric).to(torch.bfloat16).metric,
-    "cpu": lambda metric: metric.cpu(),
-}
 
 
 def in_module(metric):
@@ -338,69 +186,65 @@ def in_module(metric):
     return module
 
 
+CASTS = [
+    lambda metric: metric.double(),
+    lambda metric: metric.half(),
+    lambda metric: metric.float(),
+    lambda metric: metric.to(torch.bfloat16),
+    lambda metric: metric.set_dtype(torch.float16),
+    lambda metric: in_module(metric).to(torch.bfloat16).metric,
+    lambda metric: metric.cpu(),
+]
+
+
 @KIND
-@pytest.mark.parametrize("cast", CASTS.values(), ids=CASTS.keys())
-def test_casts_change_no_state(kind, cast):
+def test_casts_change_no_state(kind):
     x, ids = rows()
-    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
+    halves = [slice(0, 50), slice(50, N)]
+    expected = updated(metrics(DIM)[kind], x, ids, halves).compute()
     metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
     before = {name: state.dtype for name, state in metric.metric_state.items()}
-    cast(metric)
-    assert {name: state.dtype for name, state in metric.metric_state.items()} == before
+    for cast in CASTS:
+        cast(metric)
+        assert {name: state.dtype for name, state in metric.metric_state.items()} == before
     metric.update(x[50:], ids[50:])
     assert_values(metric.compute(), expected, rtol=0)
     metric.reset()
-    assert_values(updated(metric, x, ids, [slice(0, 50), slice(50, N)]).compute(), expected, rtol=0)
+    assert_values(updated(metric, x, ids, halves).compute(), expected, rtol=0)
 
 
-@KIND
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
-def test_copies_go_on_by_themselves(kind, twin):
-    x, ids = rows()
-    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
-    before = metric.compute()
-    other = twin(metric)
-    assert_values(other.compute(), before, rtol=0)
-    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
-    assert_values(updated(other, x[50:], ids[50:]).compute(), expected, rtol=0)
-    assert_values(metric.compute(), before, rtol=0)
-
-
-@KIND
-@pytest.mark.parametrize("wrap", [lambda metric: metric, in_module], ids=["alone", "in a module"])
-def test_a_saved_state_dict_goes_on_in_a_new_metric(kind, wrap):
-    x, ids = rows()
-    metric, other = updated(metrics(DIM)[kind], x[:20], ids[:20]), metrics(DIM)[kind]
-    updated(metric, x[20:50], ids[20:50])
+def reloaded(metric, other, wrap):
+    """The other metric with the state dict of this one, as it is saved and read."""
     for each in (metric, other):
         each.persistent(True)
     file = io.BytesIO()
     torch.save(wrap(metric).state_dict(), file)
     file.seek(0)
     wrap(other).load_state_dict(torch.load(file))
-    for each in (metric, other):
-        updated(each, x[50:], ids[50:])
-    values = other.compute()
-    assert values.keys() == metric.compute().keys()
-    assert_values(values, metric.compute(), rtol=0)
+    return other
 
 
 @KIND
-def test_reset_under_inference_mode_then_update_and_merge(kind):
-    expected = updated(metrics(DIM)[kind], *rows()).compute()
-    metric = metrics(DIM)[kind]
-    with torch.inference_mode():
-        updated(metric, *rows(seed=1)).compute()
-        metric.reset()
-    assert_values(updated(metric, *rows()).compute(), expected, rtol=0)
-    with torch.inference_mode():
-        metric.reset()
-    metric.merge_state(updated(metrics(DIM)[kind], *rows()))
-    assert_values(metric.compute(), expected, rtol=1e-12)
+def test_copied_pickled_and_saved_metrics_go_on_by_themselves(kind):
+    x, ids = rows()
+    expected = updated(metrics(DIM)[kind], x, ids, [slice(0, 50), slice(50, N)]).compute()
+    metric = updated(metrics(DIM)[kind], x[:50], ids[:50])
+    before = metric.compute()
+    twins = [
+        copy.deepcopy(metric),
+        pickle.loads(pickle.dumps(metric)),
+        reloaded(metric, metrics(DIM)[kind], lambda each: each),
+        reloaded(metric, metrics(DIM)[kind], in_module),
+    ]
+    for twin in twins:
+        if twin.update_called:
+            assert_values(twin.compute(), before, rtol=0)
+        assert_values(updated(twin, x[50:], ids[50:]).compute(), expected, rtol=0)
+    assert_values(metric.compute(), before, rtol=0)
 
 
 @KIND
-def test_updates_under_any_context_of_autograd_and_autocast_give_the_same(kind):
+def test_autograd_autocast_inference_and_a_reset_change_no_value(kind):
     x, ids = rows()
     x = x.float()
     expected = updated(metrics(DIM)[kind], x, ids).compute()
@@ -408,13 +252,17 @@ def test_updates_under_any_context_of_autograd_and_autocast_give_the_same(kind):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert_values(updated(metric, x, ids).compute(), expected, rtol=0)
     with torch.inference_mode():
-        assert_values(
-            updated(metrics(DIM)[kind], x.clone(), ids.clone()).compute(), expected, rtol=0
-        )
-    values = updated(metrics(DIM)[kind], (x.requires_grad_() * 1.0), ids).compute()
+        metric.reset()
+        assert_values(updated(metric, x.clone(), ids.clone()).compute(), expected, rtol=0)
+        metric.reset()
+    values = updated(metric, (x.requires_grad_() * 1.0), ids).compute()
     assert not any(value.requires_grad for value in values.values())
     assert_values(values, expected, rtol=0)
     assert x.grad is None
+    with torch.inference_mode():
+        metric.reset()
+    metric.merge_state(updated(metrics(DIM)[kind], x, ids))
+    assert_values(metric.compute(), expected, rtol=1e-12)
 
 
 @KIND
@@ -450,12 +298,11 @@ def test_layout_and_shape_do_not_matter(kind):
 
 
 @KIND
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float32])
-def test_masked_rows_do_not_count(kind, dtype):
+def test_masked_rows_do_not_count(kind):
     x, ids = rows()
     mask = (torch.arange(N) % 3 > 0).view(4, 30)
     metric = metrics(DIM)[kind]
-    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask.to(dtype), torch.arange(N).view(4, 30))
+    metric.update(x.view(4, 30, DIM), ids.view(4, 30), mask, torch.arange(N).view(4, 30))
     kept = mask.flatten()
     assert_values(
         metric.compute(), updated(metrics(DIM)[kind], x[kept], ids[kept]).compute(), rtol=1e-12
@@ -475,48 +322,37 @@ def test_rows_that_are_not_finite_are_left_out_and_counted(kind):
 
 
 @KIND
-@pytest.mark.parametrize("n", [0, 1, 2])
-@pytest.mark.parametrize("updates", [0, 1, 3])
-def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind, n, updates):
+def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind):
     x, ids = rows()
-    metric = metrics(DIM)[kind]
-    for _ in range(updates):
-        metric.update(x[:n], ids[:n])
-        metric.update(x, ids, torch.zeros(N))
-    values = floats(untouched(metric) if updates == 0 else metric.compute())
-    seen = n * updates
-    assert values.get("n", seen) == (
-        seen if kind != "TokenMoments in a count range" or updates == 3 else 0
-    )
-    finite = {key for key, value in values.items() if math.isfinite(value)}
-    if seen == 0:
-        assert [values[key] for key in finite] == [0] * len(finite)
-    if seen == 0 and kind in LISTED:
-        assert (
-            finite
-            <= {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"}
-            | OF_POINTS
+    keys = updated(metrics(DIM)[kind], x, ids).compute().keys()
+    for n, updates in ((0, 0), (0, 1), (1, 1), (1, 3), (2, 1)):
+        metric = metrics(DIM)[kind]
+        for _ in range(updates):
+            metric.update(x[:n], ids[:n])
+            metric.update(x, ids, torch.zeros(N))
+        values = floats(untouched(metric) if updates == 0 else metric.compute())
+        assert values.keys() == keys
+        seen = n * updates
+        assert values.get("n", seen) == (
+            seen if kind != "TokenMoments in a count range" or updates == 3 else 0
         )
-    if seen == 1 and kind == "EmbeddingMoments":
-        assert finite == {
-            "n",
-            "n_nonfinite",
-            "Q",
-            "M",
-            "V",
-            "M_over_Q",
-            "norm_mean",
-            "norm_cv",
-            "norm_max",
-        }
-    full = updated(metrics(DIM)[kind], x, ids).compute()
-    assert values.keys() == full.keys()
+        finite = {key for key, value in values.items() if math.isfinite(value)}
+        if seen == 0:
+            assert [values[key] for key in finite] == [0] * len(finite)
+        if seen == 0 and kind in LISTED:
+            assert finite <= COUNTS | OF_POINTS
+        if seen == 1 and kind == "EmbeddingMoments":
+            assert finite == {*("n", "n_nonfinite", "Q", "M", "V", "M_over_Q"), *OF_NORMS}
 
 
 def untouched(metric):
     with pytest.warns(UserWarning, match="before the ``update`` method"):
         return metric.compute()
 
+
+COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"}
+
+OF_NORMS = {"norm_mean", "norm_cv", "norm_max"}
 
 OF_POINTS = {"n_points", "n_points_between", "n_points_within"}
 
@@ -529,7 +365,7 @@ ONE_ROW = OF_POINTS | {
 
 
 @LISTED_KIND
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_one_row_again_and_again_has_a_mean_and_no_variance(kind, dtype):
     x = gaussian(1, DIM, seed=4).to(dtype)
     # in float64 the means of parts differ in the last digit
@@ -556,13 +392,6 @@ def test_a_refused_update_leaves_the_states_as_they_were(kind):
         with pytest.raises(error):
             metric.update(embeddings)
     assert_values(metric.compute(), before, rtol=0)
-
-
-@KIND
-def test_global_random_numbers_are_left_alone(kind):
-    before = torch.get_rng_state()
-    updated(metrics(DIM)[kind], *rows(), [slice(0, 50), slice(50, N)]).compute()
-    assert torch.get_rng_state().equal(before)
 
 
 LARGEST = {"max_abs", "max_abs_first"}
@@ -614,22 +443,33 @@ def all_values(x, ids):
     }
 
 
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(seeds)
-def test_translation_changes_no_variance_and_no_distance(seed):
+@pytest.mark.parametrize("seed", [0, 1])
+def test_moved_turned_and_reordered_rows_have_the_same_values_but_for_what_is_said_of_it(seed):
     x, ids = token_rows(N, DIM, seed=seed)
-    expected, got = all_values(x, ids), all_values(x + 50 * gaussian(1, DIM, seed=seed), ids)
+    rotation = torch.linalg.qr(gaussian(DIM, DIM, seed=seed + 1))[0]
+    before = all_values(x, ids)
+    for moved, depends in (
+        (x + 50 * gaussian(1, DIM, seed=seed), ABOUT_THE_ORIGIN),
+        (x @ rotation, PER_AXIS),
+    ):
+        expected = {key: value for key, value in before.items() if key not in depends}
+        assert_values(all_values(moved, ids), expected, rtol=1e-8, atol=1e-12)
+    x, ids = x[:40], ids[:40]  # no more than are sampled
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+    before, got = all_values(x, ids), all_values(x[order], ids[order])
+    # which the order of the rows makes
+    of_batches = ("anisotropy_batch", "intrinsic_dimension", "n_points_", "same_")
     assert_values(
-        got, {key: v for key, v in expected.items() if key not in ABOUT_THE_ORIGIN}, rtol=1e-8
+        got,
+        {key: v for key, v in before.items() if not key.startswith(of_batches)},
+        rtol=1e-9,
+        atol=1e-12,
     )
 
 
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(seeds, scales)
-def test_scaling_scales_values_by_their_units(seed, scale):
-    x, ids = token_rows(N, DIM, seed=seed)
+@pytest.mark.parametrize("scale", [1e-12, 7.5, 1e6])
+def test_scaling_scales_values_by_their_units(scale):
+    x, ids = token_rows(N, DIM)
     before, got = all_values(x, ids), all_values(scale * x, ids)
     powers = {
         key: 2 * (key in SQUARED_UNITS) + (key in UNITS)
@@ -643,42 +483,12 @@ def test_scaling_scales_values_by_their_units(seed, scale):
 
 
 @pytest.mark.slow
-@settings(max_examples=10)
-@given(seeds)
-def test_rotation_changes_only_what_is_said_of_axes(seed):
-    x, ids = token_rows(N, DIM, seed=seed)
-    rotation = torch.linalg.qr(gaussian(DIM, DIM, seed=seed + 1))[0]
-    before, got = all_values(x, ids), all_values(x @ rotation, ids)
-    assert_values(
-        got, {key: v for key, v in before.items() if key not in PER_AXIS}, rtol=1e-8, atol=1e-12
-    )
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(seeds)
-def test_the_order_of_rows_does_not_matter(seed):
-    x, ids = token_rows(40, DIM, seed=seed)  # no more than are sampled
-    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
-    before, got = all_values(x, ids), all_values(x[order], ids[order])
-    # which the order of the rows makes
-    of_batches = ("anisotropy_batch", "intrinsic_dimension", "n_points_", "same_")
-    assert_values(
-        got,
-        {key: v for key, v in before.items() if not key.startswith(of_batches)},
-        rtol=1e-9,
-        atol=1e-12,
-    )
-
-
-@pytest.mark.slow
-@given(st.sampled_from([1, 3, 40]), st.booleans(), st.data())
-def test_any_update_is_counted_or_refused_by_a_documented_error(dim, with_ids, data):
+@given(st.sampled_from([1, 3, 40]), st.booleans(), st.sampled_from(KINDS), st.data())
+def test_any_update_is_counted_or_refused_by_a_documented_error(dim, with_ids, kind, data):
+    with_ids = with_ids or kind == "TokenMoments in a count range"
     updates = data.draw(st.lists(calls(dim, with_ids=with_ids), min_size=1, max_size=3))
     before = torch.get_rng_state()
-    for kind in KINDS:
-        if with_ids or kind != "TokenMoments in a count range":
-            update_and_compute(metrics(dim)[kind], updates)
+    update_and_compute(metrics(dim)[kind], updates)
     assert torch.get_rng_state().equal(before)
 
 
@@ -710,7 +520,7 @@ def test_values_of_float64_rows_at_any_scale_are_right_or_are_none(kind):
         key: round(math.log2(twice[key] / value)) if value and not math.isnan(value) else 0
         for key, value in usual.items()
     }
-    for exponent in (*range(-1000, 1001, 250), -532, -514, -268, -134, 125, 266, 505, 509, 520):
+    for exponent in (-1000, -514, -134, 125, 505, 520):
         for key, value in values_at(kind, 2.0**exponent).items():
             if "_freq_" in key:  # regressions of a logarithm of 1 + Q depend on the scale
                 continue

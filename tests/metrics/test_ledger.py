@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 
 from embedgeo import ResidualLedger, TokenMoments
-from embedgeo.glossary import term
 from tests.data import assert_values, floats, gaussian, updated
 from tests.ranks import on_two_ranks
 from tests.strategies import splits
@@ -135,48 +134,12 @@ def test_merged_copied_and_pickled_it_is_the_same():
         assert_values(floats(each.compute()), naive(x, ids), rtol=1e-9, atol=1e-9)
 
 
-def test_rows_that_are_not_finite_are_left_out():
-    x, ids = rows()
-    spoiled = x.clone()
-    spoiled[10, 4] = torch.nan
-    keep = torch.arange(N) != 10
-    assert_values(
-        floats(updated(ledger(), spoiled, ids).compute()),
-        naive(x[keep], ids[keep]),
-        rtol=1e-9,
-        atol=1e-9,
-    )
-
-
 def test_without_rows_there_is_only_their_number_and_without_token_ids_no_variance_within():
     x, _ = rows()
     assert floats(updated(ledger(), x[:0]).compute()) == {"n": 0.0}
     values = updated(ledger(), x).compute()
     assert "V" in values
     assert not [key for key in values if key.startswith("V_W")]
-
-
-def test_a_stream_that_is_zero_has_no_parts_but_rounding_always_has():
-    x, ids = rows()
-    x[:, DIM : 2 * DIM] = 0
-    x[:, 3 * DIM :] = 0
-    values = updated(ledger(), x, ids).compute()
-    assert not [key for key in values if "attention" in key]
-    assert values["Q_from_rounding"] == 0
-
-
-def test_every_key_has_a_term():
-    x, ids = rows()
-    keys = updated(ledger(), x, ids).compute().keys() - {"n", "Q", "M", "V", "V_W", "V_W_unbiased"}
-    assert all(ResidualLedger.family_term(key) is not None for key in keys)
-    assert term("M_share_mlp").unit == "share of M"
-
-
-def test_streams_are_as_wide_as_each_other_and_have_names_of_their_own():
-    with pytest.raises(ValueError, match="multiple of the number of streams"):
-        ResidualLedger(7, STREAMS)
-    with pytest.raises(ValueError, match="distinct"):
-        ResidualLedger(8, ("stream", "stream"))
 
 
 def on_rank(rank):

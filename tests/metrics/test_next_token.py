@@ -6,11 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from embedgeo import observe
-from embedgeo.functional import token_table
-from embedgeo.functional.next_tokens import class_distance_values
 from embedgeo.metrics import NextTokenGeometry, TokenMoments
 from tests.data import all_nan, assert_values, floats, gaussian, generator, texts
 from tests.models import gpt_neox, token_batch
@@ -114,22 +111,6 @@ def test_the_most_frequent_types_are_compared():
     assert_values(updated(metric, x, ids, sequences).compute(), expected, rtol=1e-9)
 
 
-def test_any_split_of_whole_sequences_gives_the_same_token_moments_by_the_next_token():
-    x, ids, sequences = texts(N, DIM, mean=100.0)
-    make_moments = partial(TokenMoments, DIM, labels="next")
-    whole, parts, merged = (
-        updated(make_moments(), x, ids, sequences).compute(),
-        make_moments(),
-        make_moments(),
-    )
-    for group in (0, 1, 2):
-        of = sequences // 10**12 % 3 == group
-        updated(parts, x[of], ids[of], sequences[of])
-        merged.merge_state(updated(make_moments(), x[of], ids[of], sequences[of]))
-    assert_values(parts.compute(), whole, rtol=1e-9)
-    assert_values(merged.compute(), whole, rtol=1e-9)
-
-
 def test_the_token_moments_by_the_next_token_are_those_of_rows_with_these_ids():
     x, ids, sequences = texts(N, DIM)
     values = updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute()
@@ -190,34 +171,6 @@ def test_the_correction_takes_the_noise_out_of_the_variance_and_of_the_distance(
     assert mean["cdnv_plugin"] < 0.4
 
 
-def test_rows_that_the_next_token_says_nothing_of_have_no_distances():
-    """Not any: pairs whose means differ by little more than noise would else outweigh all
-    others.
-    """
-    labels = torch.arange(30).repeat(10)
-    metric = NextTokenGeometry(64)
-    metric.update(gaussian(600, 64).view(300, 2, 64), labels.repeat_interleave(2).view(300, 2))
-    values = floats(metric.compute())
-    assert (values["next_token_types"], values["cdnv_pairs"]) == (30, 0)
-    assert math.isnan(values["cdnv"])
-    assert values["cdnv_plugin"] == pytest.approx(4.5, rel=0.1)
-
-
-def test_types_of_one_mean_have_no_distance_however_many_there_are():
-    """Tokens that follow the same one have rows with the same mean in the first layer: no pair of
-    them counts.
-    """
-    labels = torch.arange(40).repeat_interleave(10)
-    noise = gaussian(10, 64)
-    x = gaussian(20, 64, seed=1)[labels // 2] + (noise - noise.mean(0)).repeat(40, 1)
-    values = floats(class_distance_values(token_table(x, labels)))
-    assert values["cdnv_pairs"] == pytest.approx(38 / 39, abs=1e-12)
-    one_each = floats(
-        class_distance_values(token_table(x[labels % 2 == 0], labels[labels % 2 == 0]))
-    )
-    assert values["cdnv_plugin"] == pytest.approx(one_each["cdnv_plugin"], rel=1e-9)
-
-
 def test_means_along_the_output_embedding_are_aligned():
     labels = torch.arange(DIM).repeat(12)
     x = 3 * torch.eye(DIM)[labels].repeat_interleave(2, dim=0)
@@ -256,24 +209,6 @@ def test_wrong_arguments_are_refused():
         TokenMoments(DIM, labels="next").update(gaussian(3, DIM))
 
 
-def test_standard_errors_are_of_the_same_types():
-    x, ids, sequences = compact(*texts(N, DIM))
-    unembedding = gaussian(60, DIM)
-    whole, groups = (
-        with_unembedding(make(), unembedding),
-        [with_unembedding(make(), unembedding) for _ in range(4)],
-    )
-    updated(whole, x, ids, sequences)
-    for number, group in enumerate(groups):
-        of = sequences // 10**12 % 4 == number
-        updated(group, x[of], ids[of], sequences[of])
-    values, errors = whole.compute_with_errors(groups)
-    assert errors["next_token_types"] == 0
-    assert all(
-        0 < errors[key] < abs(values[key]) * 3 for key in ("nc1", "cdnv", "unembedding_alignment")
-    )
-
-
 def test_a_model_gives_its_own_output_embedding():
     model = gpt_neox().eval()
     batch = token_batch()
@@ -304,29 +239,3 @@ def test_the_weights_are_held_until_the_values_are_computed():
     assert not math.isnan(expected)
     model.to("meta")
     assert geometry.compute()["final_norm"]["unembedding_alignment"] == expected
-
-
-def test_a_model_without_an_output_embedding_has_no_alignment():
-    model = nn.Sequential(nn.Embedding(4, DIM), nn.Linear(DIM, DIM))
-    with observe(model, layers="1", metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry:
-        model(torch.arange(40).view(2, 20) % 4)
-    values = geometry.compute()["01"]
-    assert math.isnan(values["unembedding_alignment"])
-    assert values["nc1"] == pytest.approx(0, abs=1e-12)
-
-
-def test_weights_that_change_after_a_measurement_in_the_background_do_not_count():
-    model = gpt_neox().eval()
-    with (
-        torch.no_grad(),
-        observe(
-            model, layers="final_norm", metrics=lambda dim: [NextTokenGeometry(dim, 2)]
-        ) as geometry,
-    ):
-        model(**token_batch())
-        expected = geometry.compute()["final_norm"]["unembedding_alignment"]
-        reached = geometry.measured_layers(unembedding_may_change=True)
-        model.get_output_embeddings().weight.neg_()
-        (metric,) = reached[0].metrics.with_copies
-        assert float(metric.compute()["unembedding_alignment"]) == expected
-        assert geometry.compute()["final_norm"]["unembedding_alignment"] == pytest.approx(-expected)

@@ -1,11 +1,5 @@
 """A metric written in one file outside the package arrives wherever those of the package do."""
 
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,7 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, observe
-from embedgeo.glossary import Term, foreign_terms, in_order, learn, term
+from embedgeo.glossary import Term, foreign_terms, learn, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
@@ -24,8 +18,6 @@ from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit
 
 KEYS = ("positive_share", "positive_share_spread")
-
-pytestmark = pytest.mark.slow  # a run, a sweep and their report
 
 
 def metrics(dim):
@@ -39,14 +31,6 @@ def run(tmp_path_factory):
     monitor = GeometryMonitor(every_n_steps=2, metrics=metrics, on_error="raise")
     fit(folder, monitor, max_steps=3, logger=TensorBoardLogger(folder, name="", version=""))
     return folder, monitor
-
-
-@pytest.fixture(scope="module")
-def page(run):
-    """The folder of the run's report."""
-    folder, _ = run
-    write_report([folder], folder / "report")
-    return folder / "report"
 
 
 def test_its_values_are_in_the_history(run):
@@ -75,7 +59,9 @@ def test_its_name_unit_and_meaning_are_in_tensorboard(run):
     assert "positive entries (positive_share)" in layout
 
 
-def test_the_report_has_its_name_its_meaning_and_its_baseline(page):
+def test_the_report_has_its_name_its_meaning_and_its_baseline(run, unpainted):
+    folder, _ = run
+    page = write_report([folder], folder / "report").parent
     text = (page / "index.html").read_text()
     for key in KEYS:
         assert term(key).meaning in text
@@ -123,72 +109,6 @@ def test_its_tables_of_kinds_of_their_own_are_saved_and_read(tmp_path):
     assert list(geometry.token_tables("unknown")) == ["layer", "layer_index", "token_id", "n"]
 
 
-@pytest.mark.slow
-def test_a_report_of_a_process_that_does_not_know_the_class_has_its_name_too(run):
-    folder, _ = run
-    code = """import sys
-from pathlib import Path
-from embedgeo.report import write_report
-write_report([Path(sys.argv[1])], Path(sys.argv[2]))
-assert not any(name.startswith("tests") for name in sys.modules)"""
-    subprocess.run([sys.executable, "-c", code, str(folder), str(folder / "elsewhere")], check=True)
-    text = (folder / "elsewhere" / "index.html").read_text()
-    assert all(term(key).name in text and term(key).meaning in text for key in KEYS)
-
-
-SECTION = """## Positive entries
-
-### `positive_share`, `positive_share_spread`
-
-Share of entries above 0, and its standard deviation over coordinates.
-
-- *Gaussian rows*: `positive_share_spread`: about $1/(2 \\sqrt n)$.
-
-"""
-
-
-@pytest.mark.slow
-def test_inside_the_package_it_needs_its_file_and_its_keys_in_the_definitions(tmp_path):
-    root = Path(__file__).parents[2]
-    for folder in ("src", "tests", "docs"):
-        shutil.copytree(
-            root / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
-        )
-    shutil.copy(root / "pyproject.toml", tmp_path)
-    shutil.copy(
-        root / "tests" / "metrics" / "own_metric.py",
-        tmp_path / "src" / "embedgeo" / "metrics" / "positive.py",
-    )
-    page = tmp_path / "docs" / "definitions.md"
-    before, heading, after = page.read_text().partition("## Other definitions")
-    page.write_text(before + SECTION + heading + after)
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'src'}{os.pathsep}{tmp_path}"}
-    subprocess.run([sys.executable, "docs/facts.py"], cwd=tmp_path, env=environment, check=True)
-    assert "From `PositiveShare`; group *shape*." in page.read_text()
-    asked = [
-        "docs/test_definitions.py",
-        "results/test_events.py",
-        "metrics/test_every_metric.py",
-        "metrics/test_ranks.py",
-    ]
-    chosen = ["-k", "test_definitions or test_events or PositiveShare"]
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "0",
-            *chosen,
-            *(f"tests/{file}" for file in asked),
-        ],
-        cwd=tmp_path,
-        env=environment,
-        check=True,
-    )
-
-
 def test_terms_travel_as_text_and_what_is_known_stays():
     written = foreign_terms(["V", "positive_share", "nobody_knows_it"])
     learn(
@@ -201,26 +121,6 @@ def test_terms_travel_as_text_and_what_is_known_stays():
     learn(written.replace("positive entries", "renamed"))
     assert (term("V").name, term("positive_share").name) == ("V", "positive entries")
     assert foreign_terms(["V", "anisotropy_top3_removed", "nobody_knows_it"]) == ""
-
-
-def test_it_stands_in_its_group_and_may_be_a_family():
-    class Quantiles(GeometryMetric):
-        @staticmethod
-        def family_term(key):
-            part = key.removeprefix("own_quantile_")
-            return Term(f"quantile {part}", "of ‖x‖", "…") if part != key else None
-
-    assert term("own_quantile_07").name == "quantile 07"
-    assert term("anisotropy_top3_removed").name == "anisotropy, top 3 removed"
-    assert term("nobody_knows_it").name == "nobody_knows_it"
-    assert "own_quantile_07" in foreign_terms(["own_quantile_07"])
-    assert in_order(["n", "own_quantile_07", "positive_share", "Q"]) == [
-        "Q",
-        "positive_share",
-        "n",
-        "own_quantile_07",
-    ]
-    assert Quantiles.terms == {}
 
 
 def test_a_term_of_no_group_is_refused():

@@ -62,7 +62,7 @@ def updated(x, ids, sequences):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "mean"), [(torch.float64, 0.0), (torch.float32, 5.0), (torch.bfloat16, 5.0)]
+    ("dtype", "mean"), [(torch.float64, 0.0), (torch.float64, 1e4), (torch.bfloat16, 5.0)]
 )
 def test_values_are_those_of_loops_over_pairs(dtype, mean):
     x, ids, sequences = texts(N, DIM, mean=mean)
@@ -72,50 +72,7 @@ def test_values_are_those_of_loops_over_pairs(dtype, mean):
     assert updated(x, ids, sequences).compute().keys() == expected.keys()
 
 
-def test_adjusted_values_keep_their_digits_where_all_rows_are_nearly_parallel():
-    x, ids, sequences = texts(N, DIM, mean=1e4)
-    exact = by_pairs(x, ids, sequences, np.longdouble)
-    adjusted = {key: float(value) for key, value in exact.items() if key.endswith("_adjusted")}
-    values = updated(x, ids, sequences).compute()
-    assert_values(values, adjusted, rtol=1e-9)
-    assert float(values["cosine_std"]) == pytest.approx(float(exact["cosine_std"]), rel=1e-6)
-
-
-def test_the_correction_is_the_mean_cosine():
-    x, ids, sequences = texts(N, DIM, mean=3.0)
-    values = floats(updated(x, ids, sequences).compute())
-    moments = EmbeddingMoments(DIM)
-    moments.update(x)
-    difference = values["self_similarity"] - values["self_similarity_adjusted"]
-    assert difference == pytest.approx(float(moments.compute()["mean_cosine"]), rel=1e-12)
-
-
-def test_intra_sentence_similarity_of_unit_rows_follows_from_the_pairs():
-    """Of n rows of norm 1 with a mean cosine w, the mean cosine with their mean is √((1 + (n - 1)
-    w) / n).
-    """
-    x = torch.nn.functional.normalize(gaussian(7, DIM) + 1, dim=1)
-    values = floats(updated(x, torch.arange(7), torch.zeros(7, dtype=torch.int64)).compute())
-    expected = math.sqrt((1 + 6 * values["within_sequence_similarity"]) / 7)
-    assert values["intra_sentence_similarity"] == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_spread_of_cosines_of_two_rows_is_none_and_of_opposite_ones_that_of_signs():
-    assert (
-        floats(updated(gaussian(2, DIM), torch.arange(2), torch.arange(2)).compute())["cosine_std"]
-        < 1e-8
-    )
-    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
-    values = floats(
-        updated(signs[:, None] * gaussian(1, DIM), torch.arange(5), torch.arange(5)).compute()
-    )
-    # 4 pairs alike, 6 opposite
-    assert values["cosine_std"] == pytest.approx(math.sqrt(1 - 0.2**2), rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("dim", "ratio"), [(1, 2.0), (2, 0.5), (16, 0.0), (16, 0.3), (64, 4.0), (256, 1e4)]
-)
+@pytest.mark.parametrize(("dim", "ratio"), [(2, 0.5), (16, 0.0), (64, 4.0)])
 def test_noise_about_the_offset_has_the_spread_of_the_baseline_and_a_cosine_of_its_share(
     dim, ratio
 ):
@@ -148,12 +105,6 @@ def test_rows_without_a_direction_are_left_out():
     metric = TokenSimilarity(DIM)
     metric.update(x, ids, mask=kept, sequence_ids=sequences)
     assert_values(metric.compute(), expected, rtol=1e-12)
-
-
-def test_identical_occurrences_have_a_similarity_of_exactly_one():
-    x = gaussian(5, DIM).float()[torch.tensor([0, 0, 0, 1, 1, 2])]
-    values = floats(updated(x, torch.tensor([4, 4, 4, 5, 5, 6]), torch.arange(6)).compute())
-    assert values["self_similarity"] == 1
 
 
 def test_what_is_undefined_is_nan():

@@ -13,7 +13,6 @@ from embedgeo.functional import token_table, type_plane
 from embedgeo.metrics import (
     Anisotropy,
     EmbeddingMoments,
-    NextTokenGeometry,
     TokenMoments,
     TokenSimilarity,
 )
@@ -23,7 +22,6 @@ from tests.data import (
     assert_values,
     floats,
     gaussian,
-    generator,
     texts,
     token_rows,
     updated,
@@ -75,10 +73,9 @@ def test_values_equal_the_loop(mean, dtype):
     assert_equals_loop(metric.compute(), x.double(), ids, **tolerances)
 
 
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
 @pytest.mark.parametrize("count_range", [(1, 10**6), (10, 100), (30, 31)])
-def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_range, mean):
-    x, ids = token_rows(2000, 4, mean=mean)
+def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_range):
+    x, ids = token_rows(2000, 4, mean=1000.0)
     metric = updated(
         TokenMoments(4, count_range=count_range), x, ids, [slice(0, 3), slice(3, 2000)]
     )
@@ -95,50 +92,11 @@ def test_count_range_restricts_every_value_to_types_that_occur_as_often(count_ra
     assert metric.table()["token_id"].tolist() == sorted(set(ids[kept].tolist()))
 
 
-def test_count_range_that_nothing_meets():
-    metric = TokenMoments(3, count_range=(1000, 2000), regression_count_range=(1000, 2000))
-    values = floats(updated(metric, *token_rows(50, 3)).compute())
-    assert [
-        values.pop(key) for key in ("n", "token_types", "token_types_regressed", "n_nonfinite")
-    ] == [0] * 4
-    assert all_nan(values)
-
-
 def test_regression_count_range():
     x, ids = token_rows(500, 4)
     values = updated(TokenMoments(4, regression_count_range=(5, 20)), x, ids).compute()
     expected = references.token_values(x, ids, regression_count_range=(5, 20))
     assert_values(values, {key: expected[key] for key in REGRESSIONS}, rtol=1e-7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [0.02, 0.3])
-def test_the_spread_of_q_over_types_is_the_expected_one_where_rows_are_of_one_law(
-    spread,
-):
-    """Of the page of definitions: C.V.(‖x‖²)² ⟨1/n⟩ (T - 1) / T, and (2 norm_cv)² for the first
-    factor if small.
-    """
-    counts = (2000 / torch.arange(1, 121) ** 0.8).long()
-    ids = torch.arange(120).repeat_interleave(counts)
-    share = (1 / counts.double()).mean() * 119 / 120
-    squares, expected, by_norm, of_types = [], [], [], []
-    for seed in range(30):
-        norms = (spread * gaussian(len(ids), 1, seed=seed)).exp()
-        rows = norms * torch.nn.functional.normalize(gaussian(len(ids), 6, seed=100 + seed), dim=1)
-        values = floats(updated(TokenMoments(6), rows, ids).compute())
-        squares.append(values["Q_t_cv"] ** 2)
-        expected.append(float(norms.square().var() / norms.square().mean() ** 2 * share))
-        by_norm.append(float((2 * values["norm_cv"]) ** 2 * share))
-        longer = rows * (1 + 0.2 * (ids % 2))[:, None]
-        of_types.append(floats(updated(TokenMoments(6), longer, ids).compute())["Q_t_cv"] ** 2)
-    found, errors = torch.tensor(squares).mean(), torch.tensor(squares).std() / 30**0.5
-    assert errors < 0.05 * found
-    assert found == pytest.approx(torch.tensor(expected).mean().item(), abs=4 * float(errors))
-    if spread < 0.1:
-        assert found == pytest.approx(torch.tensor(by_norm).mean().item(), abs=4 * float(errors))
-    planted = (1.2**2 - 1) / (1.2**2 + 1)
-    assert torch.tensor(of_types).mean() == pytest.approx(planted**2 + found.item(), rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -157,21 +115,6 @@ def test_table_has_the_moments_of_each_type(dtype):
         torch.testing.assert_close(table[key], expected, rtol=rtol, atol=0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("count_range", [None, (1, 1000)])
-def test_rows_identical_per_token_have_no_variance_within(dtype, count_range):
-    vectors, ids = gaussian(60, 5).to(dtype), token_rows(700, 1)[1] // 1000
-    metric = updated(
-        TokenMoments(5, count_range=count_range),
-        vectors[ids],
-        ids,
-        [slice(0, 300), slice(300, 700)],
-    )
-    values = floats(metric.compute())
-    assert values["V_W"] == values["V_W_over_V"] == values["V_W_unbiased"] == 0
-    assert values["V_B"] == pytest.approx(values["V"], rel=1e-12)
-
-
 def test_one_token_type_has_no_variance_between():
     values = floats(
         updated(TokenMoments(3), 1000 + gaussian(30, 3), torch.zeros(30).long()).compute()
@@ -181,25 +124,6 @@ def test_one_token_type_has_no_variance_between():
     assert values["V"] > 0
     assert (values["token_types_regressed"], values["Q_t_cv"]) == (1, 0)
     assert all_nan({key: values[key] for key in REGRESSIONS - {"token_types_regressed", "Q_t_cv"}})
-
-
-def zipf_split(n, seed, dim=8, vocabulary=50_000):
-    """Plug-in and unbiased fraction on simulated tokens whose true one is 0.6."""
-    weights = 1 / torch.arange(1, vocabulary + 1, dtype=torch.float64)
-    ids = torch.multinomial(weights, n, replacement=True, generator=generator(seed))
-    x = 0.4**0.5 * gaussian(vocabulary, dim, seed=1000 + seed)[ids] + 0.6**0.5 * gaussian(
-        n, dim, seed=2000 + seed
-    )
-    values = updated(TokenMoments(dim), x, ids).compute()
-    return values["V_W_over_V"].item(), values["V_W_over_V_unbiased"].item()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [2_000, 8_000, 32_000])
-def test_the_unbiased_fraction_is_right_where_the_plug_in_is_far_off(n):
-    plug_in, unbiased = torch.tensor([zipf_split(n, seed) for seed in range(20)]).mean(0).tolist()
-    assert unbiased == pytest.approx(0.6, abs=0.02)
-    assert plug_in < 0.6 - 0.1
 
 
 def test_token_ids_must_come_with_every_update_or_with_none():
@@ -219,13 +143,6 @@ def test_token_ids_must_come_with_every_update_or_with_none():
         metric.update(x, second)
     with pytest.raises(ValueError, match="count_range needs token_ids"):
         TokenMoments(3, count_range=(1, 2)).update(x)
-
-
-def test_without_token_ids_there_are_the_values_of_the_rows_alone():
-    x, _ = token_rows(10, 3)
-    assert updated(TokenMoments(3), x).compute().keys() == references.row_values(x).keys() | {
-        "n_nonfinite"
-    }
 
 
 @pytest.mark.parametrize("name", ["count_range", "regression_count_range"])
@@ -250,7 +167,7 @@ def test_plane_has_the_origin_first_and_then_the_most_frequent_types():
 
 
 @pytest.mark.parametrize("count_range", [None, (2, 300)])
-def test_means_are_those_of_the_rows_of_each_type(count_range):
+def test_means_and_their_distances_from_the_mean_of_all_rows_are_those_of_each_type(count_range):
     x, ids = token_rows(300, 5)
     metric = updated(
         TokenMoments(5, count_range=count_range), x, ids, [slice(0, 120), slice(120, 300)]
@@ -259,17 +176,11 @@ def test_means_are_those_of_the_rows_of_each_type(count_range):
     assert found["token_id"].tolist() == table["token_id"].tolist()
     expected = torch.stack([x[ids == token].double().mean(0) for token in found["token_id"]])
     torch.testing.assert_close(found["mean"], expected, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(found["mean"].square().sum(1), table["M"], rtol=1e-9, atol=1e-12)
-
-
-def test_distances_are_those_of_the_types_means_from_the_mean_of_all_rows():
-    x, ids = token_rows(300, 5, mean=100.0)
-    found = updated(TokenMoments(5), x, ids, [slice(0, 120), slice(120, 300)]).distances()
-    means = torch.stack([x[ids == token_id].mean(0) for token_id in found["token_id"]])
-    torch.testing.assert_close(
-        found["distance"], (means - x.mean(0)).square().sum(1), rtol=1e-9, atol=0
-    )
-    assert found["token_id"].tolist() == ids.unique().tolist()
+    if count_range is None:
+        distances = updated(TokenMoments(5), x, ids).distances()
+        expected = (expected - x.mean(0)).square().sum(1)
+        torch.testing.assert_close(distances["distance"], expected, rtol=1e-9, atol=0)
+        assert distances["token_id"].tolist() == found["token_id"].tolist()
 
 
 SEEDS = range(8)
@@ -284,7 +195,7 @@ def mean_share(samples):
     return sum(values) / len(values)
 
 
-@pytest.mark.parametrize("exponent", [-0.1, 0.0, 0.1, 0.2])
+@pytest.mark.parametrize("exponent", [-0.1, 0.2])
 @pytest.mark.parametrize(("n", "tolerance"), [(2_048, 0.035), (8_192, 0.012)])
 def test_it_is_found_where_variances_go_with_frequency(n, exponent, tolerance):
     assert mean_share(independent(n, exponent, seed) for seed in SEEDS) == pytest.approx(
@@ -326,30 +237,6 @@ def floats_of(kind, *batch):
     metric = kind(DIM)
     metric.update(*batch)
     return {key: metric.compute()[key] for key in KEYS}
-
-
-@pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments])
-def test_rows_that_are_not_finite_leave_their_sequences(kind):
-    x, ids, sequences = texts(N, DIM)
-    x[sequences == sequences.max(), 1] = math.nan
-    kept = x[:, 1].isfinite()
-    expected = references.unbiased_values(x[kept], ids[kept], sequences[kept])
-    assert_values(expected, floats_of(kind, x, ids, None, sequences), rtol=1e-9)
-
-
-@pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments])
-def test_one_sequence_alone_counts_as_independent_rows_and_two_without_pairs_as_nothing(kind):
-    x, ids = token_rows(50, DIM)
-    alone = floats_of(kind, x, ids, None, torch.full((50,), 3))
-    assert_values(alone, references.unbiased_values(x, ids), rtol=1e-9)
-    values = floats_of(
-        kind,
-        torch.cat((x, x)),
-        torch.cat((ids, ids + 1)),
-        None,
-        torch.arange(2).repeat_interleave(50),
-    )
-    assert all(math.isnan(value) for value in values.values())
 
 
 OF_TYPES = {
@@ -406,17 +293,6 @@ def test_rows_without_a_type_are_in_no_value_by_type_and_in_all_others(kind, opt
         assert -100 not in metric.plane()["token_id"].tolist()
 
 
-def test_rows_before_a_token_without_type_are_in_no_class():
-    x, ids, sequences = texts(2000, DIM)
-    labels = ids.masked_fill(ids == ids.mode().values, -100)
-    metric = NextTokenGeometry(DIM)
-    with pytest.warns(UserWarning, match="have no token type"):
-        metric.update(x, labels, sequence_ids=sequences)
-    every = NextTokenGeometry(DIM)
-    every.update(x, ids, sequence_ids=sequences)
-    assert metric.compute()["next_token_types"] == every.compute()["next_token_types"] - 1
-
-
 @pytest.mark.parametrize("kind", [TokenMoments, EmbeddingMoments, Anisotropy])
 def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     x, ids = token_rows(20, DIM)
@@ -429,47 +305,6 @@ def test_other_negative_ids_are_refused_unless_they_are_masked(kind):
     assert metric.num_rows == 0
     metric.update(x, ids, ids >= 0)
     assert metric.num_rows == 18
-
-
-def test_token_ids_of_a_batch_without_a_type_are_told_once():
-    model, batch = gpt_neox().eval(), token_batch()
-    labels = batch["input_ids"].masked_fill(batch["input_ids"] % 2 == 0, -100)
-    with observe(model, token_ids=labels) as geometry, torch.no_grad():
-        with pytest.warns(
-            UserWarning, match="token_ids: rows with the token id -100, which labels have"
-        ):
-            model(**batch)
-        model(**batch)
-    assert geometry.compute()["block.01"]["token_types"] == len(labels[labels != -100].unique())
-    with (
-        pytest.raises(ValueError, match=r"token_ids must not be negative, .*; got -3"),
-        observe(model, token_ids=labels.masked_fill(labels == -100, -3)),
-        torch.no_grad(),
-    ):
-        model(**batch)
-
-
-def test_two_updates_of_one_sequence_each_are_two_sequences():
-    x, ids = token_rows(50, DIM)
-    metric = TokenMoments(DIM)
-    for _ in range(2):
-        metric.update(x[None], ids[None])
-    sequences = torch.arange(2).repeat_interleave(50)
-    expected = references.unbiased_values(torch.cat((x, x)), torch.cat((ids, ids)), sequences)
-    assert_values(metric.compute(), expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("sequence_ids", "error", "message"),
-    [
-        (torch.zeros(5), TypeError, "sequence_ids must be an integer tensor"),
-        (torch.zeros(4).long(), ValueError, "sequence_ids must have the shape"),
-        ([0] * 5, TypeError, "sequence_ids must be a tensor"),
-    ],
-)
-def test_wrong_sequence_ids_are_refused(sequence_ids, error, message):
-    with pytest.raises(error, match=message):
-        TokenMoments(DIM).update(gaussian(5, DIM), torch.arange(5), sequence_ids=sequence_ids)
 
 
 def in_forward_passes(model, batches, **options):
@@ -571,10 +406,9 @@ def test_after_a_batch_without_a_finite_row_others_count(bad):
     assert values["n_nonfinite"] == 60
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("growing", [False, True])
-@pytest.mark.parametrize("burst", [0.0, 3.0, 20.0])
-@pytest.mark.parametrize("num_sequences", [32, 128])
+@pytest.mark.parametrize(
+    ("num_sequences", "burst", "growing"), [(32, 20.0, False), (32, 3.0, True), (128, 0.0, False)]
+)
 def test_the_share_of_the_texts_is_found(num_sequences, burst, growing):
     drawn = [nested(seed, num_sequences, burst=burst, growing=growing) for seed in SEEDS]
     found = sum(text_share(sample) for sample, _ in drawn) / len(drawn)
