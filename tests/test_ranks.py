@@ -1,4 +1,4 @@
-import time
+from threading import Event
 
 import pytest
 import torch
@@ -6,12 +6,6 @@ import torch
 from tests.ranks import on_two_ranks
 
 pytestmark = pytest.mark.slow
-
-
-def total(rank):
-    number = torch.tensor(rank + 1)
-    torch.distributed.all_reduce(number)
-    return number.item()
 
 
 def fail_on_rank_1(rank):
@@ -22,11 +16,7 @@ def fail_on_rank_1(rank):
 
 
 def hang(rank):
-    time.sleep(600)
-
-
-def test_results_come_from_both_ranks(tmp_path):
-    assert on_two_ranks(total, tmp_path) == [3, 3]
+    Event().wait()
 
 
 def test_a_failure_on_one_rank_is_raised(tmp_path):

@@ -2,7 +2,6 @@
 it.
 """
 
-import base64
 import json
 import re
 import shutil
@@ -54,8 +53,8 @@ class Browser:
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
             session = self._call("", {"capabilities": {"alwaysMatch": wanted}})
             self.url += f"/{session['sessionId']}"
-            focused = {"cmd": "Emulation.setFocusEmulationEnabled", "params": {"enabled": True}}
-            self._call("/goog/cdp/execute", focused)  # a headless window need not have the focus
+            # a headless window need not have the focus
+            self._devtools("Emulation.setFocusEmulationEnabled", enabled=True)
         except BaseException:
             self._stop()
             raise
@@ -97,20 +96,25 @@ class Browser:
             for entry in self._call("/se/log", {"type": "browser"})
         ]
 
+    def _devtools(self, command, **params):
+        self._call("/goog/cdp/execute", {"cmd": command, "params": params})
+
     def resize(self, width, height):
         self._call("/window/rect", {"width": width, "height": height})
 
     def emulate(self, width, height):
         """Show pages as on a screen of this size, also where no window can be so small."""
-        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
-        self._call(
-            "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": metrics}
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": True}
+        self._devtools("Emulation.setDeviceMetricsOverride", **size)
 
     def prefer(self, scheme):
         """Prefer the colour scheme "light" or "dark"."""
-        features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        self._call("/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": features})
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._devtools("Emulation.setEmulatedMedia", features=features)
+
+    def media(self, name):
+        """Show pages on a medium: "print", or "" for the screen."""
+        self._devtools("Emulation.setEmulatedMedia", media=name)
 
     def point(self, x, y, *, to=None):
         """Move the mouse to a point of the window, and, with the button down, from there to
@@ -123,29 +127,15 @@ class Browser:
             self._mouse("mouseReleased", *to, button="left", clickCount=1)
 
     def _mouse(self, kind, x, y, **others):
-        params = {"type": kind, "x": x, "y": y, **others}
-        self._call("/goog/cdp/execute", {"cmd": "Input.dispatchMouseEvent", "params": params})
+        self._devtools("Input.dispatchMouseEvent", type=kind, x=x, y=y, **others)
 
     def press(self, *keys):
         """Press keys one after the other, by their names in JavaScript."""
         for key in keys:
-            for kind in ("keyDown", "keyUp"):
-                params = {
-                    "type": kind,
-                    "key": key,
-                    "text": key if len(key) == 1 and kind == "keyDown" else "",
-                }
-                params |= {"windowsVirtualKeyCode": 9} if key == "Tab" else {}
-                self._call("/goog/cdp/execute", {"cmd": "Input.dispatchKeyEvent", "params": params})
-
-    def media(self, name):
-        """Show pages on a medium: "print", or "" for the screen."""
-        self._call(
-            "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": {"media": name}}
-        )
-
-    def screenshot(self, path):
-        path.write_bytes(base64.b64decode(self._call("/screenshot", method="GET")))
+            text = {"text": key} if len(key) == 1 else {}
+            code = {"windowsVirtualKeyCode": 9} if key == "Tab" else {}
+            self._devtools("Input.dispatchKeyEvent", type="keyDown", key=key, **text, **code)
+            self._devtools("Input.dispatchKeyEvent", type="keyUp", key=key, **code)
 
     def _call(self, path, body=None, *, method="POST"):
         data = None if body is None else json.dumps(body).encode()

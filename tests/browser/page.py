@@ -10,11 +10,12 @@ return Promise.allSettled(loaded).then(() => true);
 _SCRIPT = Path(__file__).with_name("faults.js").read_text(encoding="utf-8")
 
 
-def faults(browser, page: Path) -> list[str]:
-    """Open a file and all that is folded up in it, and list what its readers would miss, and errors
-    on the console.
+def faults(browser, page: Path | None = None) -> list[str]:
+    """List what readers of a file, and of all that is folded up in it, would miss, and errors on
+    the console; without a file, of the page that is open.
     """
-    browser.open(page)
+    if page is not None:
+        browser.open(page)
     browser.run(_OPEN_ALL)
     found = browser.run(_SCRIPT)
     return found + [

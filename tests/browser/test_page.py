@@ -71,10 +71,10 @@ def test_a_good_page_has_no_faults(browser, tmp_path):
     assert faults(browser, write(tmp_path, GOOD)) == []
 
 
-@pytest.mark.parametrize(("body", "expected"), BAD.values(), ids=BAD.keys())
-def test_a_fault_is_found(browser, tmp_path, body, expected):
-    found = faults(browser, write(tmp_path, GOOD + body))
-    assert [fault for fault in found if expected in fault], found
+def test_every_fault_is_found(browser, tmp_path):
+    found = faults(browser, write(tmp_path, GOOD + "".join(body for body, _ in BAD.values())))
+    for cause, (_, expected) in BAD.items():
+        assert any(expected in fault for fault in found), (cause, found)
 
 
 def test_what_the_page_itself_lacks_is_found(browser, tmp_path):

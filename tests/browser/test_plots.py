@@ -43,22 +43,20 @@ return count;
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    return [
-        make_sweep(folder / "one", STEPS, 3, metrics=METRICS, stderr=0.05),
-        make_sweep(folder / "two", STEPS[:5], 4),
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    return write_report([make_sweep(folder, STEPS, 3, metrics=METRICS, stderr=0.05)])
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    metrics = ("n", "M_over_Q")
+    sweeps = [
+        make_sweep(folder / "one", STEPS, 2, metrics=metrics, stderr=0.05),
+        make_sweep(folder / "two", STEPS[:5], 3, metrics=metrics),
     ]
-
-
-@pytest.fixture(scope="module")
-def page(folders):
-    return write_report(folders[:1])
-
-
-@pytest.fixture(scope="module")
-def both(folders, tmp_path_factory):
-    return write_report(folders, tmp_path_factory.mktemp("both") / "report")
+    return write_report(sweeps, folder / "report")
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +66,12 @@ def wide(browser):
 
 
 def opened(browser, page, address=""):
-    browser.open("about:blank")
-    browser.open(page.as_uri() + address)
+    """Open the page, unless it is open already: then all is chosen as at first."""
+    if address or browser.run("return location.href.split('#')[0]") != page.as_uri():
+        browser.open("about:blank")
+        browser.open(page.as_uri() + address)
+    else:
+        browser.run("location.hash = '#&'")
     return browser
 
 
@@ -154,19 +156,6 @@ def test_layers_go_on_and_off_in_all_figures_and_the_address_keeps_it(wide, page
     )
 
 
-def test_runs_go_on_and_off(wide, both):
-    opened(wide, both)
-    shown(wide, "M_over_Q-compared-dynamics")
-    blue = (0, 0x72, 0xB2)
-    assert wide.run(PIXELS, "M_over_Q-compared-dynamics", blue)
-    wide.run(CHOOSE, "run", "one")
-    assert address(wide) == "#&without-run=one"
-    assert not wide.run(PIXELS, "M_over_Q-compared-dynamics", blue)
-    wide.run("document.querySelector('#view > details > div > button').click()")
-    assert address(wide) == ""
-    assert wide.run(PIXELS, "M_over_Q-compared-dynamics", blue)
-
-
 def test_scales_are_linear_or_logarithmic(wide, page):
     opened(wide, page, "#&values=log&steps=linear")
     shown(wide, "M_over_Q-dynamics")
@@ -210,27 +199,25 @@ def test_a_zoom_ends_where_the_steps_do(wide, page):
     assert wide.run("return document.querySelector('#view [name=from]').value") == "0"
     wide.point(left + width - 1, top + height / 2)
     assert ", step 1,024: " in wide.run(READOUT, "M_over_Q-dynamics")
-    for nowhere in ("5000..6000", "-9..-5", "9..4", "x..4", "1e999..4"):
+    for nowhere in ("5000..6000", "9..4", "x..4"):
         opened(wide, page, f"#&step={nowhere}")
         shown(wide, "M_over_Q-dynamics")
         assert address(wide) == ""
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1300, 420])
-def test_nothing_is_wrong_with_figures_that_answer(browser, both, scheme, width):
-    browser.prefer(scheme)
-    browser.emulate(width, 900)
-    assert faults(browser, both) == []
-    for name in (
-        "M_over_Q-dynamics-small",
-        "M_over_Q-compared-dynamics-small",
-        "M_over_Q-compared-profiles",
-    ):
-        if browser.run("return !!document.querySelector(`[data-plot='${arguments[0]}']`)", name):
-            shown(browser, name)
-    assert faults(browser, both) == []
-    assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+def test_nothing_is_wrong_with_figures_that_answer(browser, both):
+    opened(browser, both)
+    names = ("dynamics-small", "compared-dynamics-small", "compared-profiles")
+    for scheme, width in (("light", 1300), ("dark", 420)):
+        browser.prefer(scheme)
+        browser.emulate(width, 900)
+        assert faults(browser) == []
+        for name in names:
+            there = "return !!document.querySelector(`[data-plot='${arguments[0]}']`)"
+            if browser.run(there, f"M_over_Q-{name}"):
+                shown(browser, f"M_over_Q-{name}")
+        assert faults(browser) == []
+        assert browser.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
     browser.prefer("light")
     browser.emulate(1300, 900)
 

@@ -1,18 +1,16 @@
 """The recipes for TRL, sentence-transformers and PEFT: as scripts, and number for number."""
 
 import copy
-import random
 import runpy
 import sys
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
 from lightning.pytorch import LightningModule
-from peft import IA3Config, LNTuningConfig, LoraConfig, PromptTuningConfig, get_peft_model
+from peft import IA3Config, LoraConfig, PromptTuningConfig, get_peft_model
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
@@ -22,7 +20,7 @@ from embedgeo import GeometryCallback, observe
 from embedgeo.text import train_tokenizer
 from tests import references
 from tests.models import llama, token_batch
-from tests.training.runs import assert_same_values, by_step, token_moments
+from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 
 # transformers 5.23 and trl 1.16 use old names of their own
 pytestmark = pytest.mark.filterwarnings(
@@ -95,42 +93,14 @@ def test_the_script_runs_and_says_what_to_open(tmp_path, monkeypatch, capsys, na
     assert list(tmp_path.rglob("events*"))
 
 
-@every_recipe
-def test_training_is_bit_for_bit_what_it_is_without_the_callback(tmp_path, name):
-    def trained(*callbacks):
-        trainer = make_trainer(name, tmp_path, *callbacks)
-        trainer.train()
-        timed = ("runtime", "per_second")
-        logged = [
-            {key: value for key, value in row.items() if not key.endswith(timed)}
-            for row in trainer.state.log_history
-            if not any(key.startswith("geometry.") for key in row)
-        ]
-        numpy_state = np.random.get_state()[1].tolist()  # noqa: NPY002 - what trainers draw from
-        return (
-            trainer.model.state_dict(),
-            logged,
-            random.getstate(),
-            numpy_state,
-            torch.get_rng_state().tolist(),
-        )
-
-    callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
-    plain, monitored = trained(), trained(callback)
-    assert list(by_step(callback.history)[3]) == RECIPES[name]
-    assert plain[0].keys() == monitored[0].keys()
-    assert all(torch.equal(weight, monitored[0][key]) for key, weight in plain[0].items())
-    assert plain[1:] == monitored[1:]
-
-
-@pytest.mark.parametrize(("step", "attention"), [(0, "sdpa"), (2, "eager")])
-def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention):
+def test_packed_texts_are_told_apart_as_attention_does(tmp_path):
     callback = GeometryCallback(2, metrics=token_moments, on_error="raise")
     of_loss = GeometryCallback(
         2, metrics=token_moments, mask=lambda batch: batch["labels"] != -100, prefix="of_loss"
     )
     trainer = make_trainer("trl_sft", tmp_path, callback, of_loss)
-    trainer.model.double().set_attn_implementation(attention)
+    trainer.model.double().set_attn_implementation("eager")
+    step = 2
     recorder = Recorder(trainer, step)
     trainer.train()
     given = {name: recorder.inputs[name] for name in ("input_ids", "position_ids")}
@@ -159,130 +129,71 @@ def test_packed_texts_are_told_apart_as_attention_does(tmp_path, step, attention
         assert got == pytest.approx(of_unpacked, rel=1e-6, abs=1e-12)
 
 
-@pytest.mark.parametrize("rows", ["tokens", "mean"])
-def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path, rows):
-    callback = GeometryCallback(2, metrics=token_moments, rows=rows, on_error="raise")
-    trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback)
+def test_all_sentences_of_a_step_count_also_at_the_last_weights(tmp_path):
+    callbacks = [
+        GeometryCallback(2, metrics=token_moments, rows=rows, prefix=rows, on_error="raise")
+        for rows in ("tokens", "mean")
+    ]
+    trainer = make_trainer("sentence_transformers_finetune", tmp_path, *callbacks)
     recorder = Recorder(trainer, 2)
     trainer.train()
     pairs = trainer.collect_features(recorder.inputs)[0]
     by_hand = lambda model, inputs: [model(features) for features in pairs]  # noqa: E731
-    assert_same_values(by_step(callback.history)[2], recorder.observed(by_hand, rows=rows))
-    last = by_step(callback.history)[3]["block.03"]
-    if rows == "tokens":
-        assert last["n"] == sum(int(features["attention_mask"].sum()) for features in pairs)
-    else:
-        assert last["n"] == sum(len(features["attention_mask"]) for features in pairs)
-        norms = (
-            torch.cat([features["sentence_embedding"] for features in pairs])
-            .double()
-            .square()
-            .sum(1)
-        )
-        assert by_step(callback.history)[2]["block.03"]["Q"] == pytest.approx(
-            float(norms.mean()), rel=1e-5
-        )
-
-
-def test_a_probe_of_sentences_has_the_moments_of_their_embeddings(tmp_path):
-    trainer = make_trainer("sentence_transformers_finetune", tmp_path, max_steps=2)
-    texts = ["One sentence.", "And one that is longer.", "A third."]
-    probe = {
-        "probe": [trainer.model.preprocess(texts)],
-        "probe_forward": lambda model, texts: model({**texts}),
-    }
-    callback = GeometryCallback(1, metrics=token_moments, rows="mean", **probe, on_error="raise")
-    trainer.add_callback(callback)
-    trainer.train()
-    embeddings = trainer.model.encode(texts, convert_to_tensor=True).double()
-    last = by_step(callback.history)[2]["block.03"]
-    assert last["n"] == len(texts)
-    assert last["Q"] == pytest.approx(float(embeddings.square().sum(1).mean()), rel=1e-5)
-    assert last["M"] == pytest.approx(float(embeddings.mean(0).square().sum()), rel=1e-5)
+    counts = (
+        sum(int(features["attention_mask"].sum()) for features in pairs),
+        sum(len(features["attention_mask"]) for features in pairs),
+    )
+    for callback, rows, count in zip(callbacks, ("tokens", "mean"), counts, strict=True):
+        history = by_step(callback.history)
+        assert_same_values(history[2], recorder.observed(by_hand, rows=rows))
+        assert history[3]["block.03"]["n"] == count
+    embeddings = torch.cat([features["sentence_embedding"] for features in pairs]).double()
+    expected = float(embeddings.square().sum(1).mean())
+    assert history[2]["block.03"]["Q"] == pytest.approx(expected, rel=1e-5)
 
 
 ADAPTERS = {
-    "all linear layers": LoraConfig(target_modules="all-linear"),
     "embeddings": LoraConfig(target_modules=["q_proj", "embed_tokens"]),
     "modules to save": LoraConfig(
         target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head", "norm"]
     ),
     "tokens": LoraConfig(target_modules=["q_proj"], trainable_token_indices=[3, 4]),
     "IA3": IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]),
-    "layer norms": LNTuningConfig(target_modules=["norm", "input_layernorm"]),
     "prompt": PromptTuningConfig(num_virtual_tokens=3),
 }
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
-# PEFT 0.21 tunes it all the same
-@pytest.mark.filterwarnings("ignore:Unsupported layer type .*RMSNorm:UserWarning")
 def test_the_layers_of_every_adapter_are_those_of_the_model(adapter):
     config, batch = ADAPTERS[adapter], token_batch(padding="left")
     config.task_type = "CAUSAL_LM"
     adapted = get_peft_model(llama(), config).eval()
-    with torch.no_grad(), observe(adapted, metrics=token_moments) as geometry:
-        adapted(**batch)
-    values = geometry.compute()
+    values = in_one_process(adapted, [batch], metrics=token_moments)
     assert list(values) == ["embed", "block.00", "block.01", "block.02", "final_norm"]
     kept = batch["input_ids"][batch["attention_mask"].bool()]
     assert {at["n"] for at in values.values()} == {len(kept)}
     assert {at["token_types"] for at in values.values()} == {len(kept.unique())}
 
 
-def test_adapters_keep_the_names_and_the_numbers_of_the_layers(tmp_path):
-    callback = GeometryCallback(
-        2, layers=["blocks", "*.q_proj"], metrics=token_moments, on_error="raise"
-    )
-    trainer = make_trainer("peft_lora", tmp_path, callback)
-    recorder = Recorder(trainer, 2)
-    trainer.train()
-    base = trainer.model.get_base_model()
-    spec = {"layers": ["blocks", "*.q_proj"]}
-    by_hand = recorder.observed(lambda model, inputs: base(input_ids=inputs["input_ids"]), **spec)
-    names = [*RECIPES["peft_lora"], *(f"model.layers.0{i}.self_attn.q_proj" for i in range(4))]
-    assert list(by_hand) == names
-    assert_same_values(by_step(callback.history)[2], by_hand)
-
-
-@pytest.mark.parametrize(
-    "peft_config", [None, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])]
-)
-# the reference's own
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
-def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, peft_config):
+def of_preferences(kind, folder, **given):
+    """A trainer of TRL's on a prompt or two; ``given`` makes its configuration and itself."""
     tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
     tokenizer.pad_token = tokenizer.eos_token
-    data = {
-        "prompt": ["a prompt, "] * 4,
-        "chosen": ["chosen well"] * 4,
-        "rejected": ["rejected as the worst"] * 4,
-    }
-    arguments = {
-        "per_device_train_batch_size": 2,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
-    trainer = DPOTrainer(
-        llama(vocab_size=len(tokenizer)),
-        None if peft_config else llama(vocab_size=len(tokenizer)),
-        DPOConfig(str(tmp_path), max_steps=2, bf16=False, use_cpu=True, **arguments),
-        train_dataset=Dataset.from_dict(data),
-        processing_class=tokenizer,
-        peft_config=peft_config,
-        callbacks=[callback],
+    arguments = {"report_to": "none", "save_strategy": "no", "disable_tqdm": True}
+    arguments |= {"per_device_train_batch_size": 2, "max_steps": 2, "bf16": False, "use_cpu": True}
+    trainer, config = kind
+    models = [make(llama(vocab_size=len(tokenizer))) for make in given.pop("models")]
+    arguments |= given.pop("arguments", {})
+    return trainer(
+        *models, args=config(str(folder), **arguments), processing_class=tokenizer, **given
     )
-    recorder = Recorder(trainer, 1)
-    trainer.train()
-    num_tokens = int(recorder.inputs["attention_mask"].sum())
-    for step in (0, 1, 2):
-        assert by_step(callback.history)[step]["block.01"]["n"] == num_tokens
-    given = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
-    assert_same_values(
-        by_step(callback.history)[1], recorder.observed(lambda model, inputs: model(**given))
-    )
+
+
+PAIRS = {
+    "prompt": ["a prompt, "] * 4,
+    "chosen": ["chosen well"] * 4,
+    "rejected": ["rejected as the worst"] * 4,
+}
 
 
 class Wrapped(LightningModule):
@@ -302,61 +213,47 @@ class Wrapped(LightningModule):
         return self.inner(*args, **kwargs)
 
 
+def plain(model):
+    return model
+
+
+@pytest.mark.parametrize(
+    ("models", "peft_config"),
+    [
+        ([plain] * 2, None),
+        ([Wrapped] * 2, None),
+        ([plain], LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])),
+    ],
+)
 # the reference's own
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True:UserWarning")
 # trl's use of it
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_a_lightning_module_under_dpo_is_measured_as_the_model_in_it(tmp_path):
-    tokenizer = train_tokenizer("a prompt, chosen well or rejected as the worst", 300)
-    tokenizer.pad_token = tokenizer.eos_token
-    data = {
-        "prompt": ["a prompt, "] * 4,
-        "chosen": ["chosen well"] * 4,
-        "rejected": ["rejected as the worst"] * 4,
-    }
-    arguments = {
-        "per_device_train_batch_size": 2,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    histories = []
-    for wrapped in (lambda model: model, Wrapped):
-        torch.manual_seed(0)
-        models = llama(vocab_size=len(tokenizer)), llama(vocab_size=len(tokenizer))
-        callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
-        DPOTrainer(
-            *map(wrapped, models),
-            DPOConfig(
-                str(tmp_path / wrapped.__name__), max_steps=2, bf16=False, use_cpu=True, **arguments
-            ),
-            train_dataset=Dataset.from_dict(data),
-            processing_class=tokenizer,
-            callbacks=[callback],
-        ).train()
-        histories.append(by_step(callback.history))
-    assert list(histories[0]) == [0, 1, 2]
-    for step, values in histories[0].items():
-        assert_same_values(histories[1][step], values)
+def test_dpo_counts_the_pairs_once_and_not_the_reference(tmp_path, models, peft_config):
+    callback = GeometryCallback(1, metrics=token_moments, on_error="raise")
+    given = {"models": models, "peft_config": peft_config, "callbacks": [callback]}
+    given["train_dataset"] = Dataset.from_dict(PAIRS)
+    trainer = of_preferences((DPOTrainer, DPOConfig), tmp_path, **given)
+    recorder = Recorder(trainer, 1)
+    trainer.train()
+    num_tokens = int(recorder.inputs["attention_mask"].sum())
+    for step in (0, 1, 2):
+        assert by_step(callback.history)[step]["block.01"]["n"] == num_tokens
+    inputs = {name: recorder.inputs[name] for name in ("input_ids", "attention_mask")}
+    assert_same_values(
+        by_step(callback.history)[1], recorder.observed(lambda model, _: model(**inputs))
+    )
 
 
 def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
-    tokenizer = train_tokenizer("a prompt and another one", 300)
-    tokenizer.pad_token = tokenizer.eos_token
-    arguments = {
-        "per_device_train_batch_size": 2,
-        "report_to": "none",
-        "save_strategy": "no",
-        "disable_tqdm": True,
-    }
-    arguments |= {"num_generations": 2, "max_completion_length": 6, "logging_steps": 1}
     callback = GeometryCallback(1, metrics=token_moments)
-    trainer = GRPOTrainer(
-        llama(vocab_size=len(tokenizer)),
+    trainer = of_preferences(
+        (GRPOTrainer, GRPOConfig),
+        tmp_path,
+        models=[plain],
+        arguments={"num_generations": 2, "max_completion_length": 6, "logging_steps": 1},
         reward_funcs=lambda completions, **kwargs: [float(len(text)) for text in completions],
-        args=GRPOConfig(str(tmp_path), max_steps=2, bf16=False, use_cpu=True, **arguments),
         train_dataset=Dataset.from_dict({"prompt": ["a prompt", "and another one"]}),
-        processing_class=tokenizer,
         callbacks=[callback],
     )
     with pytest.warns(
@@ -368,24 +265,10 @@ def test_grpo_counts_the_pass_of_the_loss_and_not_the_generation(tmp_path):
     assert measured == [num_tokens[0], num_tokens[1] - num_tokens[0]]
 
 
-@pytest.mark.parametrize("no_grad_passes", [False, True])
-def test_losses_that_embed_twice_count_sentences_once_if_asked(tmp_path, no_grad_passes):
-    options = {"measure_last": no_grad_passes, "no_grad_passes": no_grad_passes}
-    callback = GeometryCallback(2, metrics=token_moments, **options, on_error="raise")
+def test_losses_whose_layers_are_reached_without_gradients_are_told(tmp_path):
+    callback = GeometryCallback(2, metrics=token_moments, measure_last=False, on_error="raise")
     trainer = make_trainer("sentence_transformers_finetune", tmp_path, callback, max_steps=1)
     trainer.loss = CachedMultipleNegativesRankingLoss(trainer.model, mini_batch_size=5)
-    recorder = Recorder(trainer, 0)
-    if no_grad_passes:
+    said = "only forward passes without gradients reached "
+    with pytest.warns(UserWarning, match=said):
         trainer.train()
-        pairs = trainer.collect_features(recorder.inputs)[0]
-        num_tokens = sum(int(features["attention_mask"].sum()) for features in pairs)
-        assert [by_step(callback.history)[step]["block.03"]["n"] for step in (0, 1)] == [
-            num_tokens,
-            num_tokens,
-        ]
-    else:
-        with pytest.warns(
-            UserWarning,
-            match="only forward passes without gradients reached .* no_grad_passes=True",
-        ):
-            trainer.train()

@@ -61,17 +61,6 @@ def axes(run_folder):
     }
 
 
-def charts(run_folder):
-    """The settings of custom charts, by key."""
-    return {
-        item.nested_key[2]: json.loads(item.value_json)
-        for record in records(run_folder)
-        if record.WhichOneof("record_type") == "config"
-        for item in record.config.update
-        if list(item.nested_key[:2]) == ["_wandb", "visualize"]
-    }
-
-
 def finished():
     """End the run and wait until its log is whole, which wandb does not; its folder."""
     folder = Path(wandb.run.dir).parent

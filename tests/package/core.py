@@ -59,10 +59,14 @@ class Module(L.LightningModule):
         return self.model(batch)
 
     def training_step(self, batch, _):
-        return nn.functional.cross_entropy(self(batch).flatten(0, 1), batch.flatten())
+        return loss_of(self.model, batch)
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def loss_of(model, batch):
+    return nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
 
 
 def batches():
@@ -80,19 +84,10 @@ def trained_by_lightning(folder):
     logging.getLogger("lightning.pytorch").addHandler(handler)
     monitor = embedgeo.GeometryMonitor(1, on_error="raise", jackknife=2)
     logger = TensorBoardLogger(folder, "", "")
-    quiet = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    L.Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=logger,
-        callbacks=[monitor],
-        log_every_n_steps=1,
-        **quiet,
-    ).fit(Module(), batches())
+    quiet = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    options = {**dict.fromkeys(quiet, False), "accelerator": "cpu", "log_every_n_steps": 1}
+    trainer = L.Trainer(max_epochs=1, logger=logger, callbacks=[monitor], **options)
+    trainer.fit(Module(), batches())
     logging.getLogger("lightning.pytorch").removeHandler(handler)
     assert {record["step"] for record in monitor.history} == {0, 1, 2}
     ((prefix, written),) = read_events(folder)
@@ -109,9 +104,8 @@ def trained_by_lightning(folder):
     }
     assert not [*folder.rglob("*.parquet")]
     for missing in ("history.parquet", "pictures"):
-        assert (
-            len(re.findall(rf"{missing}.*pip install 'embedgeo\[report\]'", said.getvalue())) == 1
-        ), said.getvalue()
+        told = re.findall(rf"{missing}.*pip install 'embedgeo\[report\]'", said.getvalue())
+        assert len(told) == 1, said.getvalue()
 
 
 def trained_by_hand(folder):
@@ -124,7 +118,7 @@ def trained_by_hand(folder):
     )
     for step, batch in enumerate(batches()):
         with monitor.step(step, batch):
-            nn.functional.cross_entropy(model(batch).flatten(0, 1), batch.flatten()).backward()
+            loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
     writer.close()
@@ -144,7 +138,6 @@ def observed(folder):
     named("report", "pandas", geometry.token_tables)
     value = {"Q": torch.tensor(1.0)}
     named("report", "matplotlib", lambda: embedgeo.TokenMoments(2).plot(value))
-    named("report", "matplotlib", lambda: embedgeo.TokenMoments(2)["Q"].plot(value))
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
     named(
         "report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1)))

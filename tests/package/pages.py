@@ -75,19 +75,13 @@ def made_models(folder):
     blocks, 16 wide.
     """
     tokenizer = train_tokenizer("\n\n".join(builtin_corpus()[:20]), 300)
-    size = {
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "num_hidden_layers": 2,
-        "intermediate_size": 32,
-    }
+    size = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    size |= {"intermediate_size": 32, "max_position_embeddings": 512}
 
     def files(step):
         torch.manual_seed(step)
         place = folder / f"step{step}"
-        model = GPTNeoXForCausalLM(
-            GPTNeoXConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **size)
-        )
+        model = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=len(tokenizer), **size))
         for saved in (model, tokenizer):
             saved.save_pretrained(place)
         return {path.name: path.read_bytes() for path in place.iterdir()}
@@ -102,11 +96,9 @@ def made_models(folder):
 
 def made_sweeps(folder):
     """A sweep over checkpoints, and one of final models."""
-    few = ("--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu")
-    assert (
-        embedgeo_command(["sweep", "--preset", "pythia", *few, "--out", str(folder / "steps")]) == 0
-    )
-    assert embedgeo_command(["sweep", "--model", *FINAL, *few, "--out", str(folder / "final")]) == 0
+    few = ["--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu", "--out"]
+    for name, models in (("steps", ("--preset", "pythia")), ("final", ("--model", *FINAL))):
+        assert embedgeo_command(["sweep", *models, *few, str(folder / name)]) == 0
     return folder
 
 

@@ -3,10 +3,7 @@ monitor.
 """
 
 import warnings
-from contextlib import ExitStack, suppress
-from datetime import timedelta
-from functools import partial
-from time import monotonic, sleep
+from contextlib import ExitStack
 from unittest import mock
 
 import torch
@@ -16,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 
 from embedgeo import StepMonitor
-from embedgeo.functional.distributed import own_group
 from embedgeo.metrics import TokenMoments
 from tests.models import VOCABULARY, token_batch
+from tests.training.runs import of_monitors
 
 STEPS = 2
 
@@ -98,13 +95,6 @@ class SumOfRanks(MeanOfBatches):
         return {"sum_of_ranks": total}
 
 
-class Cloned(TokenMoments):
-    """A metric of this package's kind that computes a copy of itself."""
-
-    def compute(self):
-        return {"cloned": TokenMoments.compute(self.clone())["n"]}
-
-
 def some_metrics(dim):
     return [TokenMoments(dim), MeanOfBatches()]
 
@@ -157,10 +147,6 @@ def train(rank, injected, **options):
     return {"sums": sums, "history": monitor.history, "warned": of_monitors(caught)}
 
 
-def of_monitors(caught):
-    return [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
-
-
 def chosen(events):
     """Numbers of the events beside each collective but the last, after which nothing is exchanged
     any more.
@@ -186,13 +172,11 @@ def at_collectives(rank, stride, **options):
 
 
 def with_failures(rank):
+    probe = [batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)]
     return {
-        "at once": at_collectives(rank, 2),
-        "in the background": at_collectives(rank, 9, background=True),
-        "of the last weights": at_collectives(rank, 7, measure_last=True, every_n_steps=5),
-        "of a probe": at_collectives(
-            rank, 10, probe=[batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)], drift=True
-        ),
+        "in a step": at_collectives(rank, 5),
+        "of the last weights": at_collectives(rank, 9, measure_last=True, every_n_steps=5),
+        "of a probe": at_collectives(rank, 13, probe=probe, drift=True),
         "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
     }
 
@@ -256,49 +240,16 @@ def with_collectives(rank):
     """
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     outcomes = {}
-    ways = {
-        "world": {},
-        "group": {"process_group": dist.new_group([0, 1])},
-        "mesh": {"device_mesh": mesh},
-    }
-    for way, options in ways.items():
-        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim), Cloned(dim)], **options)
+    for way, options in {"world": {}, "mesh": {"device_mesh": mesh}}.items():
+        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim)], **options)
         outcomes[way] = [record["value"] for record in own["history"]], own["warned"]
     return outcomes
-
-
-def seconds_alone(rank, folder):
-    """How long rank 0 waits in a group of the monitors' own where others have a timeout of two
-    seconds.
-    """
-    dist.destroy_process_group()
-    start = partial(dist.init_process_group, "gloo", rank=rank, world_size=2)
-    start(init_method=f"file://{folder}/short", timeout=timedelta(seconds=2))
-    group = own_group()
-    before = monotonic()
-    if rank:
-        sleep(6)
-    else:
-        with suppress(RuntimeError):
-            dist.all_reduce(torch.ones(1), group=group.process_group)
-    seconds = monotonic() - before
-    dist.destroy_process_group()
-    start(init_method=f"file://{folder}/after short")
-    return seconds
 
 
 def without_group(rank, folder):
     """Runs whose process group is destroyed before their state is taken and they are closed."""
     outcomes = {}
-    ways = {
-        "": {},
-        "background": {"background": True},
-        "nothing left": {"measure_last": False},
-        "mesh": {"background": True, "measure_last": False},
-    }
-    for name, options in ways.items():
-        if name == "mesh":
-            options["device_mesh"] = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+    for name, options in {"": {}, "nothing left": {"measure_last": False}}.items():
         model, monitor = monitored(**options)
         go_on(model, monitor, rank, range(3 if options.get("measure_last", True) else 4))
         dist.destroy_process_group()
@@ -316,8 +267,7 @@ def at_the_ends(rank, folder):
     return {
         "with collectives": with_collectives(rank),
         "saved on all": saved_on(rank, (0, 1)),
-        "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh, background=True),
+        "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh),
         "saved on one": saved_on(rank, (0,)),
-        "seconds alone": seconds_alone(rank, folder),
         "without group": without_group(rank, folder),
     }

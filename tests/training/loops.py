@@ -58,6 +58,19 @@ def loop(
     return made, monitor
 
 
+def go_on(monitor, numbers, call):
+    """Steps of a loop that trains nothing; ``call`` runs the model."""
+    for step in numbers:
+        with monitor.step(step):
+            call()
+
+
+def run_whole(monitor, number, call):
+    """So many steps, and the end."""
+    with monitor:
+        go_on(monitor, range(number), call)
+
+
 def assert_same_history(monitor, other):
     pd.testing.assert_frame_equal(
         pd.DataFrame(monitor.history), pd.DataFrame(other.history), check_exact=True

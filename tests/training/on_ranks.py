@@ -16,25 +16,28 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
     RowwiseParallel,
-    SequenceParallel,
     parallelize_module,
 )
-from torch.distributed.tensor.placement_types import Replicate
 from torch.utils.data import DataLoader
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
 
-from embedgeo import EmbeddingMoments, GeometryMonitor
-from embedgeo.geometry import Geometry
+from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, llama, token_batch
 from tests.ranks import WORLD_SIZE
-from tests.training.runs import out_of_memory_on, trainer
+from tests.training.runs import (
+    ANSWERS,
+    Answers,
+    moments,
+    of_monitors,
+    out_of_memory_on,
+    trainer,
+)
 
 STEPS, WINDOW = 4, 2
 REPEATED = ("tensor parallel", "tensor parallel, a layer in parts")
-STRATEGIES = ("ddp", "ddp with unused parameters", "fsdp 1", "fsdp 2", *REPEATED)
+STRATEGIES = ("ddp", "fsdp 1", "fsdp 2", *REPEATED)
 
 
 def batch_of(rank, step):
@@ -82,12 +85,6 @@ class FixedLM(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.0)
 
 
-class UnusedParameters(FixedLM):
-    def __init__(self):
-        super().__init__()
-        self.unused = nn.Linear(3, 3)
-
-
 class ShardedInPlace(FixedLM):
     def configure_model(self):
         mesh = self.device_mesh["data_parallel"]
@@ -131,11 +128,6 @@ def prepared(name):
         )
     return {
         "ddp": lambda: ("ddp", FixedLM(), "blocks"),
-        "ddp with unused parameters": lambda: (
-            "ddp_find_unused_parameters_true",
-            UnusedParameters(),
-            "blocks",
-        ),
         "fsdp 1": lambda: (OnCPU(), FixedLM(), "blocks"),
         "fsdp 2": lambda: (ModelParallelStrategy(2, 1), ShardedInPlace(), "blocks"),
     }[name]()
@@ -169,7 +161,7 @@ def run(rank, folder, module, data, *monitors, **options):
         here.fit(module, DataLoader(data, batch_size=None))
     assert here.global_step == STEPS
     assert here.world_size == WORLD_SIZE
-    return [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
+    return of_monitors(caught)
 
 
 def no_ids(batch):
@@ -195,42 +187,73 @@ class DiskFull(CSVLogger):
             raise OSError("no space left on device")
 
 
+FAULTS = {
+    "in an update": (
+        "ddp",
+        "OutOfMemoryError: tried to allocate",
+        {"metrics": partial(out_of_memory_on, 1, "update")},
+    ),
+    "in an update, of a probe": (
+        "ddp",
+        "OutOfMemoryError",
+        {"probe": probe_batches(), "metrics": partial(out_of_memory_on, 1, "update")},
+    ),
+    "sharded parameters": (
+        "fsdp 2",
+        "KeyError: 'ids'",
+        {"probe": probe_batches(), "token_ids": no_ids},
+    ),
+    "a probe that breaks": ("fsdp 2", "OSError: stale file handle", {"probe": BreaksLater()}),
+    "a probe's forward": (
+        "ddp",
+        "OutOfMemoryError",
+        {"probe": probe_batches(), "probe_forward": out_of_memory},
+    ),
+    "repeated rows": (
+        "tensor parallel",
+        "OutOfMemoryError",
+        {"metrics": partial(out_of_memory_on, 1, "compute")},
+    ),
+    "probes of two lengths": (
+        "fsdp 2",
+        "probe must give the same batches on every rank",
+        {"probe": probe_batches()[:2]},
+    ),
+}
+"""Strategy, what rank 1 says, and the options there."""
+
+
 def faults_on_rank(rank, folder):
-    """A metric that fails on one rank, and a logger that does: each rank's history and warnings."""
-    outcomes = {}
-    data = [batch_of(rank, step) for step in range(STEPS)]
-    for failing in range(WORLD_SIZE):
-        for probe in (None, probe_batches()):
-            monitor = GeometryMonitor(
-                2, metrics=partial(out_of_memory_on, failing, "update"), probe=probe
-            )
-            warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp")
-            outcomes[failing, probe is not None] = (monitor.history, warned)
-    monitor = GeometryMonitor(2, metrics=lambda dim: [EmbeddingMoments(dim)])
-    warned = run(
-        rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=DiskFull(folder / str(rank))
-    )
+    """What each rank says of each fault, and of a logger that fails on rank 0."""
     outcomes = {
-        "metric": outcomes,
-        "logger": ({record["step"] for record in monitor.history}, warned),
+        name: fault_on_rank(rank, folder, strategy, **fault)
+        for name, (strategy, _, fault) in FAULTS.items()
     }
-    return outcomes | {
-        "sharded parameters": fault_on_rank(
-            rank, folder, "fsdp 2", probe=probe_batches(), token_ids=no_ids
-        ),
-        "sharded parameters, a probe that breaks": fault_on_rank(
-            rank, folder, "fsdp 2", probe=BreaksLater()
-        ),
-        "sharded parameters, probes of two lengths": fault_on_rank(
-            rank, folder, "fsdp 2", probe=probe_batches()[:2]
-        ),
-        "a probe's forward": fault_on_rank(
-            rank, folder, "ddp", probe=probe_batches(), probe_forward=out_of_memory
-        ),
-        "repeated rows": fault_on_rank(
-            rank, folder, "tensor parallel", metrics=partial(out_of_memory_on, 1, "compute")
-        ),
-    }
+    monitor = GeometryMonitor(2, metrics=moments)
+    data, logger = [batch_of(rank, step) for step in range(STEPS)], DiskFull(folder / str(rank))
+    warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=logger)
+    return outcomes | {"logger": ({record["step"] for record in monitor.history}, warned)}
+
+
+def answers_on_rank(rank):
+    """Warnings and numbers of records where one rank's metrics, or all ranks', return or raise
+    the wrong.
+    """
+    results = []
+    model, ids = positions_model(), token_batch()["input_ids"]
+    for answer, place, _ in (ANSWERS[0], ANSWERS[1], ANSWERS[-1]):
+        for who in ({0}, {1}, {0, 1}):
+            made = (answer, place) if rank in who else ({"share": torch.tensor(0.5)}, "compute")
+            options = {"layers": "0", "metrics": lambda dim, made=made: [Answers(*made)]}
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with StepMonitor(model, 1, **options) as monitor:
+                    for step in range(2):
+                        with monitor.step(step):
+                            model(ids)
+                        dist.all_reduce(torch.ones(()))  # the training's
+            results.append((of_monitors(caught), len(monitor.history)))
+    return results
 
 
 def fault_on_rank(rank, folder, name, **fault):
@@ -239,32 +262,11 @@ def fault_on_rank(rank, folder, name, **fault):
     """
     strategy, module, layers = prepared(name)
     probe = probe_batches() if "probe" in fault else None
-    options = {"metrics": lambda dim: [EmbeddingMoments(dim)], "probe": probe} | (
-        fault if rank else {}
-    )
+    options = {"metrics": moments, "probe": probe} | (fault if rank else {})
     data = [batch_of(0, step) for step in range(STEPS)]
     return run(
         rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy
     )
-
-
-def sequence_parallel_on_rank(rank):
-    """Hidden states that come as DTensors, one half of the positions on each rank; one of them
-    finds no norm.
-    """
-    mesh = dist.init_device_mesh(
-        "cpu", (1, WORLD_SIZE), mesh_dim_names=("data_parallel", "tensor_parallel")
-    )
-    model = positions_model()
-    placed = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
-    parallelize_module(model, mesh["tensor_parallel"], {"1": placed})
-    parallelize_module(model, mesh["tensor_parallel"], {"1": SequenceParallel()})
-    geometry = Geometry(model, ["0", "1"], process_group=mesh["data_parallel"].get_group())
-    if rank:
-        geometry.norms.expected_size = lambda *given: 0.0
-    with geometry.probe:
-        model(token_batch()["input_ids"])
-    return geometry.compute()
 
 
 def positions_model():
@@ -309,7 +311,7 @@ def everything(rank, folder):
     """One launch for all: starting processes takes longer than what they do."""
     results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
     results["faults"] = faults_on_rank(rank, folder)
-    results["sequence parallel"] = sequence_parallel_on_rank(rank)
+    results["answers"] = answers_on_rank(rank)
     results["hugging face"] = hugging_face_on_rank(rank, folder)
     # the last: the other rank's peer is gone after it
     results["raised"] = raise_on_rank_1(rank, folder)

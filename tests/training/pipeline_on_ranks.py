@@ -2,12 +2,9 @@
 two schedules.
 """
 
-import re
-import textwrap
 import warnings
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,17 +14,17 @@ from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
-    ScheduleInterleaved1F1B,
 )
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from embedgeo import StepMonitor
 from tests.models import VOCABULARY, token_batch
-from tests.training.runs import out_of_memory_on, token_moments
+from tests.training.runs import of_monitors, out_of_memory_on, token_moments
 
 STEPS = 4
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+BOTH = "first", "last"
 MLPS = ["block.*", "*.mlp"]
 REFUSED = ("mean(last2)", "hidden_states", "nothing*", "layers")
 
@@ -87,12 +84,12 @@ class Pipeline:
     ranks each.
     """
 
-    def __init__(self, kind="gpipe", *, masked=("first", "last"), other="dp", num_stages=2):
+    def __init__(self, kind="gpipe", *, masked=BOTH, other="dp", num_stages=2):
         sizes = num_stages, dist.get_world_size() // num_stages
         self.mesh = dist.init_device_mesh("cpu", sizes, mesh_dim_names=("pp", other))
         self.number, self.source = self.mesh.get_coordinate()
         self.is_last = self.number == num_stages - 1
-        self.is_masked = ("first", "last")[self.number] in masked
+        self.is_masked = BOTH[self.number] in masked
         blocks = ((0,), (1, 2)) if num_stages == 2 else ((0, 1, 2),)
         self.model = Transformer(blocks[self.number], numbered=kind == "gpipe")
         if other == "tp":
@@ -127,8 +124,8 @@ class Pipeline:
                 optimizer.zero_grad()
             for monitor in monitors:
                 monitor.close()
-        warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
-        return {"histories": [monitor.history for monitor in monitors], "warned": warned}
+        histories = [monitor.history for monitor in monitors]
+        return {"histories": histories, "warned": of_monitors(caught)}
 
     def monitor(self, **options):
         return StepMonitor(
@@ -142,7 +139,7 @@ class Pipeline:
         return self.monitor(prefix="held", probe=probe_batches(), probe_forward=forward, **options)
 
 
-def measured(kind, masked=("first", "last"), other="dp", **options):
+def measured(kind, masked=BOTH, other="dp", **options):
     """Histories of a monitor of the training batches and of one of a probe, and what the chosen
     rank has logged.
     """
@@ -150,19 +147,7 @@ def measured(kind, masked=("first", "last"), other="dp", **options):
     log = (lambda step, values: logged.append(step)) if dist.get_rank() == 1 else None
     train = pipeline.monitor(window=2, log=log, **options)
     held = pipeline.probing(**{**options, "token_ids": None, "mask": None})
-    later = pipeline.monitor(window=2, prefix="later", background=True, **options)
-    return pipeline.run(train, *([held, later] if masked else [])) | {"logged": logged}
-
-
-def single_stage(ids, mask):
-    """What a monitor measures where each rank has a whole pipeline, and what one of the blocks'
-    mean measures.
-    """
-    pipeline = Pipeline(masked=(), num_stages=1)
-    given = {"token_ids": ids, "mask": mask}
-    return pipeline.run(
-        pipeline.monitor(**given), pipeline.monitor(**given, layers="mean(last2)", prefix="mean")
-    )
+    return pipeline.run(train, *([held] if masked else [])) | {"logged": logged}
 
 
 def weights(*, is_measured):
@@ -194,73 +179,18 @@ def refusals():
     return said
 
 
-def interleaved():
-    """What a monitor of one of the two stages of a rank says, and measures."""
-    pipeline = Pipeline()
-    models = {0: Transformer((0,)), 3: Transformer((2,))}
-    numbers = pipeline.number, pipeline.number + 2
-    stages = [
-        PipelineStage(models.get(i, Transformer((1,))), i, 4, torch.device("cpu")) for i in numbers
-    ]
-    pipeline.schedule = ScheduleInterleaved1F1B(
-        stages, 2, loss_fn=lambda output, target: output.square().mean()
-    )
-    pipeline.model = stages[0].submod
-    return pipeline.run(pipeline.monitor())
-
-
-def documented():
-    """What the loop in the documentation, as it is written there, measures and logs."""
-    page = (
-        Path(__file__)
-        .parents[2]
-        .joinpath("docs", "how-to", "distributed.md")
-        .read_text(encoding="utf-8")
-    )
-    (code,) = (
-        block
-        for block in re.findall(r"```python\n(.*?)```", page, re.S)
-        if "schedule.step(" in block
-    )
-    pipeline, logged = Pipeline(), []
-    names = {
-        "device": "cpu",
-        "num_stages": 2,
-        "num_replicas": 1,
-        "rank": dist.get_rank(),
-        "schedule": pipeline.schedule,
-    }
-    names |= {"stage_module": pipeline.model, "writer": lambda step, values: logged.append(step)}
-    names |= {"is_first": not pipeline.number, "is_last": bool(pipeline.number)}
-    names |= {
-        "loader": [
-            {"input_ids": ids, "labels": ids}
-            for ids in (batch_at(0, i)["input_ids"] for i in range(2))
-        ]
-    }
-    names |= {"optimizer": torch.optim.SGD(pipeline.model.parameters(), lr=0.1)}
-    exec(textwrap.dedent(code), names)
-    grads = [p.grad for p in pipeline.model.parameters() if p.grad is not None]
-    return {"history": names["monitor"].history, "logged": logged, "grads": len(grads)}
-
-
 def on_two(rank):
     ids, mask = (lambda batch: batch["input_ids"]), (lambda batch: batch["attention_mask"])
-    pipelines = Pipeline(), Pipeline(masked=("first",)), Pipeline(), Pipeline()
+    without_ids, masked, fault = (Pipeline(masked=masked) for masked in (BOTH, BOTH[:1], BOTH))
+    out_of_memory = partial(out_of_memory_on, 1, "compute")
     return {
         "gpipe": measured("gpipe"),
         "1f1b": measured("1f1b", masked=(), token_ids=ids, mask=mask, layers=MLPS),
-        "single stage": single_stage(ids, mask),
-        "without ids": pipelines[0].run(pipelines[0].monitor(), gives_batch=False),
-        "masked on one": pipelines[1].run(pipelines[1].monitor(window=2)),
-        "fault": pipelines[2].run(
-            pipelines[2].monitor(metrics=partial(out_of_memory_on, 1, "compute"))
-        ),
-        "drift": pipelines[3].run(pipelines[3].probing(drift=True)),
+        "without ids": without_ids.run(without_ids.monitor(), gives_batch=False),
+        "masked on one": masked.run(masked.monitor(window=2)),
+        "fault": fault.run(fault.monitor(metrics=out_of_memory)),
         "weights": [weights(is_measured=False), weights(is_measured=True)],
         "refused": refusals(),
-        "interleaved": interleaved(),
-        "documented": documented(),
     }
 
 
@@ -268,8 +198,8 @@ def on_four(rank):
     return {"gpipe": measured("gpipe"), "tensor parallel": measured("1f1b", other="tp")}
 
 
-def raise_in_forward(rank, failing):
-    """A measured step of training that raises on one stage; the monitor is closed in a
+def raise_in_forward(rank):
+    """A measured step of training that raises on the first stage; the monitor is closed in a
     ``finally``.
     """
     pipeline = Pipeline(masked=())
@@ -277,7 +207,7 @@ def raise_in_forward(rank, failing):
     def forward(*call):
         raise ZeroDivisionError("in the forward pass")
 
-    if rank == failing:
+    if rank == 0:
         next(pipeline.model.layers.children()).register_forward_hook(forward)
     monitor = pipeline.monitor()
     try:

@@ -2,8 +2,7 @@
 
 import pickle
 import random
-import threading
-import time
+import re
 
 import lightning as L
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
+from torchmetrics import Metric
 
 from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import gpt_neox, token_batch
@@ -154,6 +154,44 @@ def out_of_memory_on(rank, place, dim):
     return [OutOfMemory(dim, place, rank)]
 
 
+class Answers(Metric):
+    """A user's metric; of rows it raises, or returns, what it is given, of none it may look
+    right.
+    """
+
+    full_state_update = False
+
+    def __init__(self, answer, place="compute", *, looks_right=True):
+        super().__init__()
+        self.answer, self.place, self.looks_right = answer, place, looks_right
+        self.add_state("rows", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, embeddings):
+        self.rows = self.rows + len(embeddings)
+        if self.place == "update" and (self.rows or not self.looks_right):
+            raise self.answer("no rows")
+
+    def compute(self):
+        if self.looks_right and not self.rows:
+            return {"share": torch.tensor(1)}  # an integer is a number
+        if self.answer is ZeroDivisionError:
+            raise self.answer("no rows")
+        return self.answer
+
+
+ANSWERS = [
+    (ZeroDivisionError, "compute", "no rows"),
+    (ZeroDivisionError, "update", "no rows"),
+    (None, "compute", "must return a dict of real tensors .*; got NoneType"),
+    (torch.tensor(0.5), "compute", "must return a dict .*; got Tensor"),
+    ({"share": 0.5}, "compute", "got float for 'share'"),
+    ({"share": torch.ones(3)}, "compute", r"got torch.float32 of shape \(3,\) for 'share'"),
+    ({3: torch.tensor(0.5)}, "compute", "got the key 3"),
+    ({"share": torch.tensor(1j)}, "compute", r"got torch.complex64 of shape \(\) for 'share'"),
+]
+"""What a metric may do wrong, where, and what is said of it."""
+
+
 class UserError(Exception):
     """Raised by the user's code."""
 
@@ -178,6 +216,11 @@ def raises_in(place, error):
 
 def random_state():
     return torch.get_rng_state(), random.getstate(), pickle.dumps(np.random.get_state())  # noqa: NPY002
+
+
+def assert_same_random_state(before, after):
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
 
 
 def assert_same_training(plain, monitored):
@@ -220,6 +263,12 @@ def interrupted(folder, before, after, *, at, end=9, make=lambda: None, **option
     fit(folder, *after, again, module=make(), max_steps=end, ckpt_path=saved, **options)
 
 
+def of_monitors(caught):
+    """What a monitor has warned of."""
+    said = (str(warning.message) for warning in caught)
+    return [message for message in said if re.search("Monitor|Callback", message)]
+
+
 def by_step(history):
     """{step: {layer: {metric: value}}}, without means over blocks."""
     table = {}
@@ -242,16 +291,3 @@ def in_one_process(model, batches, **options):
         for batch in batches:
             model(**batch)
     return geometry.compute()
-
-
-class Slow(EmbeddingMoments):
-    """Computed in the background long after the next steps of training, unless these wait."""
-
-    def compute(self):
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.1)
-        return super().compute()
-
-
-def slow(dim):
-    return [Slow(dim)]

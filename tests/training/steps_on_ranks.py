@@ -21,8 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from embedgeo import IntrinsicDimension, StepMonitor
 from embedgeo.metrics import AfterProcessing
 from tests.models import VOCABULARY, llama, token_batch
+from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import out_of_memory_on, token_moments
+from tests.training.runs import of_monitors, out_of_memory_on, token_moments
 
 STEPS = 5
 MLP = {
@@ -32,7 +33,7 @@ MLP = {
 }
 IN_PARTS = "sequence parallel, hidden states in parts"
 FORMS = ("ddp", "fsdp 2", "tensor parallel", "sequence parallel", IN_PARTS)
-FORMS_ON_FOUR = ("fsdp 2 and tensor parallel", "replicated and sharded")
+ON_FOUR = "fsdp 2 and tensor parallel"
 REPEATED = ("tensor parallel", "sequence parallel", IN_PARTS)
 WITHOUT_MESH = f"{IN_PARTS}, without their mesh"
 
@@ -100,11 +101,8 @@ def parallel(form):
             parallelize_module(block, tp, {"norm": SequenceParallel(**local), "mlp": mlp})
         without = {"process_group": mesh["data_parallel"].get_group()}
         return model, without if form == WITHOUT_MESH else {"device_mesh": mesh}
-    if form == "fsdp 2 and tensor parallel":
-        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        return sharded(split(model, mesh["tp"]), mesh["dp"]), {"device_mesh": mesh}
-    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
-    return sharded(model, mesh), {"device_mesh": mesh}
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    return sharded(split(model, mesh["tp"]), mesh["dp"]), {"device_mesh": mesh}
 
 
 def sharded(model, mesh):
@@ -121,14 +119,11 @@ def split(model, mesh):
 
 def source(form, rank):
     """Which of the batches of a step this rank is given."""
-    return {
-        **dict.fromkeys((*REPEATED, WITHOUT_MESH), 0),
-        "fsdp 2 and tensor parallel": rank // 2,
-    }.get(form, rank)
+    return {**dict.fromkeys((*REPEATED, WITHOUT_MESH), 0), ON_FOUR: rank // 2}.get(form, rank)
 
 
 def batch_at(form, rank, step):
-    if form in FORMS_ON_FOUR:
+    if form == ON_FOUR:
         return token_batch(2 + source(form, rank), seed=10 * step + source(form, rank))
     return batch_of(source(form, rank), step)
 
@@ -139,7 +134,6 @@ def run(form, rank, **options):
     values = {}
     options = {"metrics": token_moments, **given, **options}
     train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
-    later = StepMonitor(model, 2, window=2, prefix="later", background=True, **options)
     held = StepMonitor(
         model, 3, probe=probe_batches(), prefix="held", metrics=token_moments, drift=True, **given
     )
@@ -148,17 +142,15 @@ def run(form, rank, **options):
         warnings.simplefilter("always")
         for step in range(STEPS):
             batch = batch_at(form, rank, step)
-            with train.step(step, batch), later.step(step, batch), held.step(step, batch):
+            with train.step(step, batch), held.step(step, batch):
                 out = model(**batch)
                 getattr(out, "logits", out).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            later.state_dict()
-        for monitor in (train, later, held):
-            monitor.close()
-    warned = [str(w.message) for w in caught if "StepMonitor" in str(w.message)]
-    histories = {"train": train.history, "later": later.history, "held": held.history}
-    return {**histories, "logged": list(values), "warned": warned}
+        train.close()
+        held.close()
+    histories = {"train": train.history, "held": held.history}
+    return {**histories, "logged": list(values), "warned": of_monitors(caught)}
 
 
 def refusals():
@@ -185,30 +177,12 @@ def refusals():
     return said
 
 
-def fewer_positions():
-    """What is said of hidden states that have half of the positions, but the same ones on both
-    ranks.
-    """
-    mesh = dist.init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-    model = nn.Sequential(nn.Embedding(VOCABULARY, 4), Halved(), nn.Identity())
-    monitor = StepMonitor(model, layers="1", device_mesh=mesh, metrics=token_moments)
-    with warnings.catch_warnings(record=True) as caught, monitor.step(0):
-        warnings.simplefilter("always")
-        model(token_batch()["input_ids"])
-    return [str(w.message) for w in caught]
-
-
-class Halved(nn.Module):
-    def forward(self, x):
-        return x[:, ::2]
-
-
 def many_rows(rank, num_ranks=1):
     """History of two windows of batches that ranks take in turn, and of a probe with drift, of some
-    12,000 rows.
+    3,000 rows.
     """
     model = Residual()
-    batches = [token_batch(84 if i < 11 else 80, seed=i) for i in range(12)]
+    batches = [token_batch(16 if i < 15 else 12, seed=i) for i in range(16)]
     own = batches[rank::num_ranks]
     train = StepMonitor(model, 10, window=2, metrics=samplers)
     held = StepMonitor(model, 1, probe=batches, prefix="held", metrics=samplers, drift=True)
@@ -224,17 +198,16 @@ def many_rows(rank, num_ranks=1):
 
 
 def samplers(dim):
-    return [IntrinsicDimension(dim, seed=5), AfterProcessing(dim)]
+    return [IntrinsicDimension(dim, 500, seed=5), AfterProcessing(dim, sample_size=500)]
 
 
-def everything(rank):
+def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
-    results["fault"] = run("ddp", rank, metrics=partial(out_of_memory_on, 1, "update"))
-    results["late fault"] = run(
-        "tensor parallel", rank, metrics=partial(out_of_memory_on, 1, "compute")
-    )
-    return results | {"refused": refusals(), "fewer positions": fewer_positions()}
+    for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
+        results[place] = run(form, rank, metrics=partial(out_of_memory_on, 1, place))
+    results["refused"] = refusals()
+    return results | {"failing": with_failures(rank), **at_the_ends(rank, folder)}
 
 
 def on_four(rank):
-    return {form: run(form, rank) for form in FORMS_ON_FOUR}
+    return {ON_FOUR: run(ON_FOUR, rank), "many rows": many_rows(rank, 4)}

@@ -1,17 +1,18 @@
 """The monitors on models that are compiled: `prepare`, and what happens without it."""
 
 import sys
-import warnings
 
 import pytest
 import torch
-from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
 
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
+from tests.training.loops import assert_same_history
 from tests.training.runs import TinyLM, fit, moments, steps, value
+
+OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
 
 
 @pytest.fixture(autouse=True)
@@ -22,31 +23,25 @@ def dynamo():
     torch._dynamo.reset()
 
 
-def loop(monitor, model, num_steps=5):
-    """What the compiler's stance is in each step of a loop."""
-    stances = []
+def trained(monitor, model, *, prepares=False):
+    if prepares:
+        monitor.prepare(model)
     with monitor:
-        for i in range(num_steps):
-            with monitor.step(i, token_batch()):
-                stances.append(eval_frame._stance.stance)
+        for step in range(5):
+            with monitor.step(step, token_batch()):
                 model(**token_batch()).logits.mean().backward()
-    return stances
+    return monitor
 
 
 @pytest.mark.slow
 def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
     model = gpt_neox(use_cache=False, num_hidden_layers=1).eval()
-    expected = StepMonitor(model, every_n_steps=2, metrics=moments, on_error="raise")
-    loop(expected, model)
-    monitor = StepMonitor(
-        model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise"
-    )
+    expected = trained(StepMonitor(model, **OPTIONS), model)
+    monitor = StepMonitor(model, compiled="stable", **OPTIONS)
     monitor.prepare(model)
-    assert loop(monitor, torch.compile(model, backend="eager", fullgraph=True)) == ["default"] * 5
+    trained(monitor, torch.compile(model, backend="eager", fullgraph=True))
     assert counters["stats"]["unique_graphs"] == 1
-    assert [record["value"] for record in monitor.history] == [
-        record["value"] for record in expected.history
-    ]
+    assert_same_history(monitor, expected)
     assert steps(monitor) == [0, 2, 4, 5]
 
 
@@ -54,15 +49,10 @@ def test_a_prepared_model_is_measured_in_the_graphs_of_all_steps():
 @pytest.mark.slow
 def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepares):
     model = torch.compile(gpt_neox(use_cache=False, num_hidden_layers=1), backend="eager")
-    monitor = StepMonitor(
-        model, every_n_steps=2, metrics=moments, compiled="stable", on_error="raise"
-    )
+    monitor = StepMonitor(model, compiled="stable", **OPTIONS)
     cause = "the model was compiled before" if prepares else "it was not called"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if prepares:
-            monitor.prepare(model)
-        assert loop(monitor, model) == ["force_eager", "default"] * 2 + ["force_eager"]
+    with pytest.warns(UserWarning, match="StepMonitor") as caught:
+        trained(monitor, model, prepares=prepares)
     (message,) = [str(each.message) for each in caught]
     assert message.startswith(
         f'StepMonitor: compiled="stable" needs prepare(model) before torch.compile; {cause}'
@@ -70,39 +60,28 @@ def test_a_model_that_is_not_prepared_is_measured_eagerly_with_one_warning(prepa
     assert value(monitor, 2, "block.00", "n") == 48
 
 
-def test_prepare_does_nothing_unless_compiled_is_stable():
+def test_prepare_does_nothing_unless_compiled_is_stable(monkeypatch):
     model = gpt_neox()
     StepMonitor(model).prepare(model)
     assert not any(module._forward_hooks for module in model.modules())
     with pytest.raises(ValueError, match=r'compiled must be "eager" or "stable"; got .fast.'):
         StepMonitor(model, compiled="fast")
-
-
-def test_a_torch_without_what_stable_takes_of_it_is_named_when_the_monitor_is_made(monkeypatch):
+    # of a torch that has not what it takes
     monkeypatch.setitem(sys.modules, "embedgeo.capture.graph_hooks", None)
-    with pytest.raises(
-        ValueError,
-        match=r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.',
-    ):
-        StepMonitor(gpt_neox(), compiled="stable")
+    said = r'"stable" does not work with torch \d.*Error: .*\. Use compiled="eager"\.'
+    with pytest.raises(ValueError, match=said):
+        StepMonitor(model, compiled="stable")
 
 
 @pytest.mark.slow
 def test_a_function_that_ran_before_prepare_is_compiled_once_more_and_read():
     model = gpt_neox(use_cache=False, num_hidden_layers=1)
-    run = torch.compile(lambda: model(**token_batch()), backend="eager")
-    run()
-    monitor = StepMonitor(
-        model,
-        every_n_steps=2,
-        metrics=moments,
-        compiled="stable",
-        measure_last=False,
-        no_grad_passes=True,
-    )
+    run = torch.compile(lambda batch: model(**batch).logits.mean(), backend="eager")
+    run(token_batch()).backward()
+    monitor = StepMonitor(model, compiled="stable", measure_last=False, **OPTIONS)
     monitor.prepare(model)
     with monitor.step(0):
-        run()
+        run(token_batch()).backward()
     monitor.close(1)
     assert value(monitor, 0, "block.00", "n") == 48
 
@@ -116,10 +95,10 @@ class Compiling(TinyLM):
 
 @pytest.mark.slow
 def test_the_lightning_monitor_prepares_the_model_before_it_is_compiled(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, compiled="stable", on_error="raise")
+    monitor = GeometryMonitor(compiled="stable", **OPTIONS)
     fit(tmp_path, monitor, module=Compiling(), max_steps=4)
     assert steps(monitor) == [0, 2, 4]
-    assert value(monitor, 2, "block.00", "n") == value(monitor, 0, "embed", "n") > 0
+    assert value(monitor, 2, "block.00", "n") == value(monitor, 0, "embed", "n") == 48
     assert counters["stats"]["unique_graphs"] >= 1
 
 
@@ -132,7 +111,7 @@ def test_a_model_that_training_makes_is_not_prepared(tmp_path):
         def configure_model(self):
             self.model = self.made[0]
 
-    monitor = GeometryMonitor(2, metrics=moments, compiled="stable", on_error="raise")
+    monitor = GeometryMonitor(compiled="stable", **OPTIONS)
     with pytest.warns(UserWarning, match="it was not called, so measured steps run eagerly"):
         fit(tmp_path, monitor, module=Late(), max_steps=2)
     assert steps(monitor) == [0, 2]
@@ -140,14 +119,9 @@ def test_a_model_that_training_makes_is_not_prepared(tmp_path):
 
 @pytest.mark.slow
 def test_the_callback_prepares_the_model_that_the_trainer_compiles(tmp_path):
-    callback = GeometryCallback(
-        2, metrics=moments, compiled="stable", on_error="raise", measure_last=False
-    )
-    trainer = hf_trainer(
-        tmp_path, callback, torch_compile=True, torch_compile_backend="eager", max_steps=3
-    )
-    before = counters["stats"]["unique_graphs"]
-    trainer.train()
+    callback = GeometryCallback(compiled="stable", measure_last=False, **OPTIONS)
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
+    hf_trainer(tmp_path, callback, max_steps=3, **compiled).train()
     assert steps(callback) == [0, 2]
     assert value(callback, 2, "block.00", "n") == value(callback, 0, "embed", "n") > 0
-    assert counters["stats"]["unique_graphs"] > before
+    assert counters["stats"]["unique_graphs"] > 0

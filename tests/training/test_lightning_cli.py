@@ -9,9 +9,6 @@ from embedgeo import GeometryMonitor
 from tests.models import token_batch
 from tests.training.runs import TinyLM, loader, steps, value
 
-# lightning 2.6 calls old names of jsonargparse
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-
 
 class HeldOut(Dataset):
     """Rows of token ids."""
@@ -34,61 +31,42 @@ class Trained(TinyLM):
         return loader()
 
 
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Trains with the monitor that a configuration makes, and returns it."""
-    monkeypatch.setattr("sys.argv", ["train.py", "fit", "--config", str(tmp_path / "config.yaml")])
-    return lambda **init_args: trained(tmp_path, init_args)
+def of_class(path, **init_args):
+    return {"class_path": path, "init_args": init_args}
 
 
-def trained(folder, init_args):
-    monitor = {
-        "class_path": "embedgeo.GeometryMonitor",
-        "init_args": {"every_n_steps": 2, **init_args},
-    }
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = {
-        "max_steps": 2,
-        "accelerator": "cpu",
-        "enable_checkpointing": False,
-        **quiet,
-        "callbacks": [monitor],
-    }
-    (folder / "config.yaml").write_text(
-        yaml.safe_dump({"trainer": {**trainer, "default_root_dir": str(folder)}})
-    )
-    cli = LightningCLI(
-        Trained, seed_everything_default=0, save_config_kwargs={"config_filename": "saved.yaml"}
-    )
-    (made,) = (
-        callback for callback in cli.trainer.callbacks if isinstance(callback, GeometryMonitor)
-    )
-    return made
-
-
-@pytest.mark.parametrize(
-    ("arguments", "rows"), [({"init_args": {"rows": 8, "seed": 1}}, 8), ({}, 3)]
-)
-def test_the_probe_can_be_a_data_loader_of_a_data_set_given_by_their_class_paths(
-    run, tmp_path, arguments, rows
+# lightning 2.6 calls old names of jsonargparse
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("arguments", "rows"), [({"rows": 8, "seed": 1}, 8), ({}, 3)])
+def test_all_arguments_can_be_given_and_the_probe_by_class_paths(
+    tmp_path, monkeypatch, arguments, rows
 ):
-    dataset = {"class_path": f"{__name__}.HeldOut", **arguments}
-    loader_of = {
-        "class_path": "torch.utils.data.DataLoader",
-        "init_args": {"batch_size": 2, "dataset": dataset},
-    }
-    monitor = run(probe=loader_of, on_error="raise")
-    assert monitor.probe.batch_size == 2
-    assert steps(monitor) == [0, 2]
-    assert value(monitor, 0, "embed", "n") == rows * 12
-    assert yaml.safe_load((tmp_path / "saved.yaml").read_text())["trainer"]["callbacks"][0][
-        "init_args"
-    ]["probe"]
-
-
-def test_the_other_arguments_of_the_monitor_can_be_given_too(run, tmp_path):
-    monitor = run(
-        measure_last=False, folder=str(tmp_path / "told"), extra_steps=[1], layers=["embed"]
+    dataset = of_class(f"{__name__}.HeldOut", **arguments)
+    monitor = of_class(
+        "embedgeo.GeometryMonitor",
+        every_n_steps=2,
+        extra_steps=[1],
+        layers=["embed"],
+        measure_last=False,
+        folder=str(tmp_path / "told"),
+        probe=of_class("torch.utils.data.DataLoader", batch_size=2, dataset=dataset),
+        on_error="raise",
     )
-    assert steps(monitor) == [0, 1]
+    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    trainer = {
+        **dict.fromkeys(quiet, False),
+        "max_steps": 3,
+        "accelerator": "cpu",
+        "callbacks": [monitor],
+        "default_root_dir": str(tmp_path),
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
+    monkeypatch.setattr("sys.argv", ["train.py", "fit", "--config", str(tmp_path / "config.yaml")])
+    saved = {"config_filename": "saved.yaml"}
+    cli = LightningCLI(Trained, seed_everything_default=0, save_config_kwargs=saved)
+    (made,) = (each for each in cli.trainer.callbacks if isinstance(each, GeometryMonitor))
+    assert steps(made) == [0, 1, 2]
+    assert value(made, 0, "embed", "n") == rows * 12
     assert (tmp_path / "told" / "history.parquet").exists()
+    saved = yaml.safe_load((tmp_path / "saved.yaml").read_text())["trainer"]["callbacks"][0]
+    assert saved["init_args"]["probe"]["class_path"] == "torch.utils.data.DataLoader"

@@ -1,12 +1,8 @@
 """Every way to drive a Trainer: what is measured when, and at which step."""
 
 import lightning as L
-import pandas as pd
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
 from torch.utils.data import DataLoader, IterableDataset
 
 from embedgeo import GeometryMonitor, observe
@@ -15,10 +11,14 @@ from tests.training.runs import (
     Manual,
     TinyLM,
     ValidatedLM,
+    assert_same_values,
+    by_step,
     fit,
+    in_one_process,
     loader,
     moments,
     n_at,
+    of_monitors,
     steps,
     trainer,
 )
@@ -40,20 +40,15 @@ BATCH = 4 * 12
 @pytest.mark.parametrize(
     ("module", "options", "expected"),
     [
-        (TinyLM, {"max_steps": 7}, {0: 1, 3: 1, 6: 1}),
-        (TinyLM, {"max_epochs": 1, "limit_train_batches": 5}, {0: 1, 3: 1}),
         (TinyLM, {"max_epochs": 3, "limit_train_batches": 3}, {0: 1, 3: 1, 6: 1}),
         (
             TinyLM,
             {"max_epochs": 2, "limit_train_batches": 5, "accumulate_grad_batches": 2},
             {0: 2, 3: 2},
         ),
-        (TinyLM, {"max_steps": 5, "data": stream()}, {0: 1, 3: 1}),
         (TinyLM, {"max_epochs": 1, "data": stream()}, {0: 1, 3: 1, 6: 1, 9: 1, 12: 1, 15: 1}),
         (TinyLM, {"fast_dev_run": 4}, {0: 1, 3: 1}),
-        (TinyLM, {"fast_dev_run": True}, {0: 1}),
         (TinyLM, {"barebones": True, "log_every_n_steps": None, "max_steps": 4}, {0: 1, 3: 1}),
-        (Manual, {"max_steps": 7}, {0: 1, 3: 1, 6: 1}),
         (lambda: Manual(accumulate=2), {"max_steps": 4}, {0: 2, 3: 2}),
         (lambda: Manual(optimizers=2), {"max_steps": 14}, {0: 1, 4: 1, 6: 1, 10: 1, 12: 1}),
     ],
@@ -109,79 +104,6 @@ def test_a_batch_that_the_module_skips_is_not_measured(tmp_path):
     assert n_at(monitor) == dict.fromkeys(range(4), BATCH)
 
 
-def test_one_monitor_measures_one_run_after_the_other(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, max_steps=3)
-    fit(tmp_path, monitor, module=TinyLM(num_hidden_layers=2), max_steps=3)
-    assert [r["step"] for r in monitor.history if r["layer"] == "embed" and r["metric"] == "n"] == [
-        0,
-        2,
-        3,
-        0,
-        2,
-        3,
-    ]
-
-
-def test_two_monitors_at_once_see_what_each_would_see_alone(tmp_path):
-    def monitors():
-        first = GeometryMonitor(2, layers="block.*", metrics=moments, window=2, on_error="raise")
-        probe = loader(8, seed=5, padding="left")
-        return first, GeometryMonitor(
-            3, layers="embed", metrics=moments, probe=probe, prefix="held", on_error="raise"
-        )
-
-    both, alone = monitors(), monitors()
-    together, run = fit(tmp_path, *both, max_steps=8)
-    plain, _ = fit(tmp_path, max_steps=8)
-    for each in alone:
-        fit(tmp_path, each, max_steps=8)
-    for one, other in zip(both, alone, strict=True):
-        pd.testing.assert_frame_equal(
-            pd.DataFrame(one.history), pd.DataFrame(other.history), check_exact=True
-        )
-    assert steps(both[0]) == [0, 2, 4, 6, 8]
-    assert steps(both[1]) == [0, 3, 6, 8]
-    assert {"geometry.V/block.01", "held.V/embed"} <= run.callback_metrics.keys()
-    assert all(
-        torch.equal(a, b) for a, b in zip(together.parameters(), plain.parameters(), strict=True)
-    )
-
-
-def test_two_monitors_leave_a_compiled_model_as_they_found_it(tmp_path):
-    compiled = torch.compile(torch.nn.Linear(2, 2), backend="eager")
-    compiled(torch.zeros(1, 2))
-    before = torch._dynamo.eval_frame._stance
-    first = GeometryMonitor(2, metrics=moments, on_error="raise")
-    fit(
-        tmp_path,
-        first,
-        GeometryMonitor(3, metrics=moments, prefix="other", on_error="raise"),
-        max_steps=7,
-    )
-    assert steps(first) == [0, 2, 4, 6, 7]
-    assert torch._dynamo.eval_frame._stance is before
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unpainted")
-def test_tensorboard_shows_the_charts_of_both_monitors(tmp_path):
-    second = GeometryMonitor(2, layers="embed", metrics=moments, prefix="second", on_error="raise")
-    first = GeometryMonitor(2, layers="block.*", metrics=moments, on_error="raise")
-    loggers = [
-        TensorBoardLogger(tmp_path, name="tb", version=""),
-        CSVLogger(tmp_path, name="csv", version=""),
-    ]
-    fit(tmp_path, first, second, max_steps=3, logger=loggers)
-    events = EventAccumulator(str(tmp_path / "tb"), size_guidance={"tensors": 0}).Reload()
-    layout = layout_pb2.Layout.FromString(
-        events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
-    )
-    titles = [category.title for category in layout.category]
-    assert {"geometry: at a glance", "second: at a glance"} <= set(titles)
-    assert {title.split(":")[0] for title in titles} == {"geometry", "second"}
-
-
 def test_monitors_of_one_trainer_need_prefixes_of_their_own(tmp_path):
     with pytest.raises(
         RuntimeError, match="more than one stateful callback of type `GeometryMonitor`"
@@ -203,35 +125,17 @@ class TwoTowers(L.LightningModule):
 
 
 @pytest.mark.parametrize("with_probe", [False, True])
-def test_a_monitor_on_a_module_inside(tmp_path, with_probe):
+def test_monitors_on_a_module_inside_and_on_chosen_modules_by_name(tmp_path, with_probe):
     data = loader(4, padding="left")
-    student = GeometryMonitor(
-        2, layers=lambda m: m.student, probe=data if with_probe else None, on_error="raise"
-    )
-    module, _ = fit(tmp_path, student, module=TwoTowers(), data=data, max_steps=2)
-    with observe(module.student) as geometry, torch.no_grad():
-        module.student(**next(iter(data)))
-    for layer, expected in geometry.compute().items():
-        got = {
-            r["metric"]: r["value"]
-            for r in student.history
-            if r["step"] == 0 and r["layer"] == layer
-        }
-        assert got == pytest.approx(expected, nan_ok=True)
-    assert {r["layer"] for r in student.history} == {
-        "embed",
-        "block.00",
-        "block.01",
-        "final_norm",
-        "mean",
-    }
-
-
-def test_a_monitor_of_chosen_modules_by_name(tmp_path):
+    options = {"probe": data if with_probe else None, "on_error": "raise"}
+    student = GeometryMonitor(2, layers=lambda m: m.student, **options)
     layers = lambda m: {"head": m.student.gpt_neox.layers[1].mlp}  # noqa: E731
-    monitor = GeometryMonitor(2, layers=layers, metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, module=TwoTowers(), data=loader(4), max_steps=1)
-    assert {r["layer"] for r in monitor.history} == {"head"}
+    head = GeometryMonitor(2, layers=layers, metrics=moments, prefix="head", on_error="raise")
+    module, _ = fit(tmp_path, student, head, module=TwoTowers(), data=data, max_steps=2)
+    expected = in_one_process(module.student, data)
+    assert [*expected] == ["embed", "block.00", "block.01", "final_norm"]
+    assert_same_values(by_step(student.history)[0], expected, rel=1e-6)
+    assert {record["layer"] for record in head.history} == {"head"}
 
 
 class Evaluated(ValidatedLM):
@@ -245,17 +149,15 @@ class Evaluated(ValidatedLM):
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
 def test_a_monitor_does_nothing_in_evaluation_and_observe_measures_it(tmp_path, stage):
     monitor = GeometryMonitor(1, on_error="raise")
-    run, module, data = (
-        trainer(tmp_path, callbacks=[monitor]),
-        Evaluated(),
-        loader(16, padding="left"),
-    )
+    run, module = trainer(tmp_path, callbacks=[monitor]), Evaluated()
+    given = module, loader(16, padding="left")
+    quiet = {} if stage == "predict" else {"verbose": False}
     with observe(module) as geometry:
-        getattr(run, stage)(module, data, **({} if stage == "predict" else {"verbose": False}))
+        getattr(run, stage)(*given, **quiet)
     assert module.hooks_seen > 0
     assert monitor.history == []
     assert geometry.compute()["block.00"]["n"] == 16 * 9
-    getattr(run, stage)(module, data, **({} if stage == "predict" else {"verbose": False}))
+    getattr(run, stage)(*given, **quiet)
     assert module.hooks_seen == 0
 
 
@@ -271,20 +173,10 @@ class WithGeneration(TinyLM):
         return super().training_step(batch, batch_idx)
 
 
-def test_only_passes_with_gradients_count_unless_asked_for(tmp_path):
-    monitors = [
-        GeometryMonitor(2, metrics=moments, measure_last=False),
-        GeometryMonitor(2, metrics=moments, measure_last=False, prefix="all", no_grad_passes=True),
-    ]
-    fit(tmp_path, *monitors, module=WithGeneration(), max_steps=3)
-    assert n_at(monitors[0]) == {0: BATCH, 2: BATCH}
-    assert all(n > 3 * BATCH for n in n_at(monitors[1]).values())
-
-
-def test_a_probe_counts_although_it_is_run_without_gradients(tmp_path):
-    monitor = GeometryMonitor(2, metrics=moments, probe=loader(rows=4), measure_last=False)
-    fit(tmp_path, monitor, module=WithGeneration(), max_steps=1)
-    assert n_at(monitor) == {0: BATCH}
+def test_only_passes_with_gradients_count(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, measure_last=False)
+    fit(tmp_path, monitor, module=WithGeneration(), max_steps=3)
+    assert n_at(monitor) == {0: BATCH, 2: BATCH}
 
 
 class FrozenBackbone(TinyLM):
@@ -298,14 +190,9 @@ class FrozenBackbone(TinyLM):
         return self.head(states).mean()
 
 
-def test_a_backbone_that_is_run_without_gradients_is_named_once_with_the_way_out(tmp_path):
+def test_a_backbone_that_is_run_without_gradients_is_named_once(tmp_path):
     monitor = GeometryMonitor(1, layers="block.*", metrics=moments)
     with pytest.warns(UserWarning, match="GeometryMonitor") as caught:
         fit(tmp_path, monitor, module=FrozenBackbone(), max_steps=3)
-    reached = "only forward passes without gradients reached block.00, block.01, block.02"
-    messages = [str(w.message) for w in caught if "GeometryMonitor" in str(w.message)]
-    assert messages == [f"GeometryMonitor: {reached}: count them by no_grad_passes=True."]
-    options = {"no_grad_passes": True, "measure_last": False}
-    counting = GeometryMonitor(1, layers="block.*", metrics=moments, **options)
-    fit(tmp_path, counting, module=FrozenBackbone(), max_steps=1)
-    assert n_at(counting) == {0: BATCH}
+    (said,) = of_monitors(caught)
+    assert "only forward passes without gradients reached block.00, block.01, block.02" in said

@@ -2,12 +2,9 @@
 in one process.
 """
 
-import time
-
 import pytest
 import torch
 
-from embedgeo import StepMonitor
 from tests.ranks import on_two_ranks
 from tests.training.pipeline_on_ranks import (
     MLPS,
@@ -40,8 +37,6 @@ def assert_as_in_one_process(ranks, kind, sources=(0,), layers="blocks"):
         assert outcome["warned"] == []
         assert outcome["logged"] == ([0, 2] if number == 1 else [])
         history, *held = outcome["histories"][:2]
-        for later in outcome["histories"][2:]:
-            assert repr(later) == repr(history)  # in the background; with NaN
         for start, table in by_step(history).items():
             batches = [batch_at(source, step) for step in (start, start + 1) for source in sources]
             assert_same_values(table, whole_model(batches, layers))
@@ -64,70 +59,15 @@ def test_the_numbers_are_those_of_one_process_and_the_blocks_have_their_numbers_
     }
 
 
-def test_drift_is_that_of_one_process_but_for_the_first_layer_of_a_stage_which_has_none_below(two):
-    with StepMonitor(
-        Transformer(), 2, probe=probe_batches(), metrics=token_moments, drift=True
-    ) as monitor:
-        for step in range(STEPS):
-            with monitor.step(step):
-                pass
-    expected = by_step(monitor.history)
-    for table in expected.values():
-        below = {
-            key
-            for key in table["block.01"]
-            if key.endswith("_to_below") or key.startswith("linearity")
-        }
-        table["block.01"] = {
-            key: value for key, value in table["block.01"].items() if key not in below
-        }
-        assert len(below) == 5
-    for rank in two:
-        assert rank["drift"]["warned"] == []
-        tables = by_step(rank["drift"]["histories"][0])
-        assert list(tables) == list(expected)
-        for step, table in tables.items():
-            assert_same_values(table, expected[step])
-
-
 def test_token_ids_and_masks_that_functions_of_the_batch_give_are_cut_into_microbatches(two):
     assert_as_in_one_process(two, "1f1b", layers=MLPS)
     assert "layers.02.mlp" in by_step(two[0]["1f1b"]["histories"][0])[0]
-
-
-def test_a_single_stage_with_several_microbatches_is_a_whole_model(two):
-    for rank in two:
-        outcome = rank["single stage"]
-        assert outcome["warned"] == []
-        for history, layers in zip(outcome["histories"], ("blocks", "mean(last2)"), strict=True):
-            tables = by_step(history)
-            assert list(tables) == [0, 2, STEPS]
-            for step, trained in ((0, 0), (2, 2), (STEPS, STEPS - 1)):
-                assert_same_values(
-                    tables[step], whole_model([batch_at(0, trained), batch_at(1, trained)], layers)
-                )
 
 
 def test_a_pipeline_of_sharded_replicas_and_one_of_tensor_parallel_stages(tmp_path):
     four = on_two_ranks(on_four, tmp_path, world_size=4)
     assert_as_in_one_process(four, "gpipe", sources=(0, 1))
     assert_as_in_one_process(four, "tensor parallel")
-
-
-def test_the_loop_in_the_documentation_runs_as_it_is_written(two):
-    for number, rank in enumerate(two):
-        documented = rank["documented"]
-        table = by_step(documented["history"])[0]
-        expected = whole_model([{"input_ids": batch_at(0, 0)["input_ids"]}])
-        assert_same_values(
-            {
-                layer: {key: table[layer][key] for key in values}
-                for layer, values in expected.items()
-            },
-            expected,
-        )
-        assert documented["logged"] == ([0] if number == 0 else [])
-        assert documented["grads"] == 0
 
 
 def test_values_of_token_types_are_left_out_where_later_stages_are_not_told_the_ids(two):
@@ -165,16 +105,6 @@ def test_a_failure_on_one_stage_turns_monitoring_off_on_all(two):
         assert rank["fault"]["histories"] == [[]]
 
 
-def test_several_stages_a_rank_are_refused(two):
-    for rank in two:
-        (warning,) = rank["interleaved"]["warned"]
-        assert (
-            "must have one stage a rank; got 4 stages on 2 ranks, as interleaved schedules have."
-            in warning
-        )
-        assert rank["interleaved"]["histories"] == [[]]
-
-
 def test_training_is_bit_for_bit_what_it_is_without_the_monitor(two):
     for rank in two:
         without, measured = rank["weights"]
@@ -202,13 +132,8 @@ def test_what_a_stage_cannot_have_is_refused_at_set_up(two):
         assert "probe needs probe_forward= under pipeline parallelism" in refused["probe"]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_forward_that_raises_ends_both_ranks_at_once_also_where_the_monitor_is_closed_then(
-    tmp_path, failing
-):
-    started = time.monotonic()
+def test_a_forward_that_raises_ends_both_ranks_before_one_gives_up_waiting(tmp_path):
     with pytest.raises(
         torch.multiprocessing.ProcessRaisedException, match=r"in the forward pass|[Cc]onnection"
     ):
-        on_two_ranks(raise_in_forward, tmp_path, failing)
-    assert time.monotonic() - started < 45  # of the 60 seconds after which a rank gives up waiting
+        on_two_ranks(raise_in_forward, tmp_path, seconds=50)

@@ -6,12 +6,11 @@ import pytest
 
 from embedgeo import StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
-from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import probe_batches
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
 from tests.training.steps_on_ranks import (
     FORMS,
-    FORMS_ON_FOUR,
+    ON_FOUR,
     REPEATED,
     STEPS,
     WITHOUT_MESH,
@@ -27,7 +26,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return on_two_ranks(everything, tmp_path_factory.mktemp("two"), seconds=300)
+    folder = tmp_path_factory.mktemp("two")
+    return on_two_ranks(everything, folder, folder, seconds=400)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,6 @@ def assert_as_in_one_process(ranks, form, sources):
         outcome = rank[form]
         assert outcome["warned"] == []
         assert outcome["logged"] == ([0, 2, 4, STEPS] if number else [])
-        assert repr(outcome["later"]) == repr(outcome["train"])  # with NaN
         train = by_step(outcome["train"])
         assert list(train) == [0, 2, 4, STEPS]
         for start, table in expected.items():
@@ -80,57 +79,36 @@ def test_the_numbers_are_those_of_one_process(two, form):
     assert_as_in_one_process(two, form, range(1 if form in REPEATED else WORLD_SIZE))
 
 
-@pytest.mark.parametrize("form", FORMS_ON_FOUR)
-def test_the_numbers_on_four_ranks_are_those_of_one_process(four, form):
-    assert_as_in_one_process(four, form, (0, 2) if "tensor" in form else range(4))
+def test_the_numbers_on_four_ranks_are_those_of_one_process(four):
+    assert_as_in_one_process(four, ON_FOUR, (0, 2))
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_the_numbers_of_samples_are_those_of_one_process(num_ranks, tmp_path):
+def test_the_numbers_of_samples_are_those_of_one_process(four):
     expected = [by_step(history) for history in many_rows(0)]
-    for rank in on_two_ranks(many_rows, tmp_path, num_ranks, world_size=num_ranks):
-        for history, of_one in zip(map(by_step, rank), expected, strict=True):
+    for rank in four:
+        for history, of_one in zip(map(by_step, rank["many rows"]), expected, strict=True):
             assert history.keys() == of_one.keys()
             for step, table in of_one.items():
                 assert_same_values(history[step], table)
 
 
-def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
-    for rank, cause in zip(
-        two, ("it failed on another rank before step 0", "OutOfMemoryError"), strict=True
-    ):
-        for warning in rank["fault"]["warned"]:
-            assert cause in warning
-        assert len(rank["fault"]["warned"]) == 2
-        assert rank["fault"]["train"] == rank["fault"]["later"] == []
-        assert list(by_step(rank["fault"]["held"])) == [0, 3, STEPS]
-
-
-def test_a_failure_to_compute_on_one_rank_turns_monitoring_off_on_all_also_in_the_background(two):
+@pytest.mark.parametrize("place", ["update", "compute"])
+def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two, place):
     for rank, cause in zip(two, ("it failed on another rank", "OutOfMemoryError"), strict=True):
-        outcome = rank["late fault"]
-        for warning in outcome["warned"]:
-            assert cause in warning
-        assert len(outcome["warned"]) == 2
-        assert outcome["later"] == outcome["train"] == []
+        outcome = rank[place]
+        (warning,) = outcome["warned"]
+        assert cause in warning
+        assert outcome["train"] == []
+        assert list(by_step(outcome["held"])) == [0, 3, STEPS]
 
 
 def test_hidden_states_in_parts_are_refused_where_it_is_unknown_who_has_the_others(two):
     for rank in two:
         outcome = rank[WITHOUT_MESH]
-        assert outcome["train"] == outcome["later"] == outcome["held"] == []
-        assert len(outcome["warned"]) == 3
+        assert outcome["train"] == outcome["held"] == []
+        assert len(outcome["warned"]) == 2
         for warning in outcome["warned"]:
             assert "layer 'embed' must have a row for each token; its rows have shape (" in warning
-
-
-def test_fewer_positions_that_are_the_same_on_all_ranks_are_no_parts(two):
-    for rank in two:
-        (warning,) = rank["fewer positions"]
-        assert (
-            "its rows have shape (4, 6) and are the same on all ranks. Leave the layer out. at "
-            "layer '01'" in warning
-        )
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
@@ -145,22 +123,15 @@ def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
         )
 
 
-@pytest.fixture(scope="module")
-def failing(tmp_path_factory):
-    return on_two_ranks(with_failures, tmp_path_factory.mktemp("failing"), seconds=400)
-
-
-@pytest.mark.parametrize(
-    "how", ["at once", "in the background", "of the last weights", "of a probe"]
-)
+@pytest.mark.parametrize("how", ["in a step", "of the last weights", "of a probe"])
 def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_off_on_all(
-    failing, how
+    two, how
 ):
-    first, second = (rank[how] for rank in failing)
+    first, second = (rank["failing"][how] for rank in two)
     clean = first.pop(-1)
     assert clean["warned"] == []
     assert repr(second.pop(-1)) == repr(clean)  # with NaN
-    assert len(first) > 5
+    assert len(first) > 2
     for place, outcome in first.items():
         other = second[place]
         assert outcome["sums"] == other["sums"] == clean["sums"], place
@@ -172,20 +143,14 @@ def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_
         assert "tried to allocate 1.5 EiB" in cause
 
 
-def test_the_values_of_the_first_rank_are_those_of_all(failing):
-    first, second = (rank["other digits"] for rank in failing)
+def test_the_values_of_the_first_rank_are_those_of_all(two):
+    first, second = (rank["failing"]["other digits"] for rank in two)
     assert repr(first["history"]) == repr(second["history"]) != "[]"
 
 
-@pytest.fixture(scope="module")
-def ends(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ends")
-    return on_two_ranks(at_the_ends, folder, folder)
-
-
 @pytest.mark.parametrize("how", ["saved on all", "saved on all, a mesh"])
-def test_a_measurement_whose_steps_are_over_is_completed_before_the_state_is_taken(ends, how):
-    for rank in ends:
+def test_a_measurement_whose_steps_are_over_is_completed_before_the_state_is_taken(two, how):
+    for rank in two:
         outcome = rank[how]
         assert outcome["saved"] == [(0, 48), (2, 48)]
         assert outcome["all"] == [(0, 48), (2, 48), (4, 48)]
@@ -193,8 +158,8 @@ def test_a_measurement_whose_steps_are_over_is_completed_before_the_state_is_tak
         assert outcome["warned"] == []
 
 
-def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(ends):
-    first, second = (rank["saved on one"] for rank in ends)
+def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(two):
+    first, second = (rank["saved on one"] for rank in two)
     assert first["saved"] == second["saved"] == [(0, 48)]
     assert first["all"] == second["all"] == [(0, 48), (2, 48), (4, 48)]
     assert first["then"] == second["then"] == [(4, 48)]
@@ -203,23 +168,18 @@ def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(ends
     assert second["warned"] == []
 
 
-def test_metrics_of_others_have_collectives_and_copies_of_their_own(ends):
-    for rank in ends:
+def test_metrics_of_others_have_collectives_and_copies_of_their_own(two):
+    for rank in two:
         expected, _ = rank["with collectives"]["world"]
-        assert len(expected) == 4
+        assert len(expected) == 2
         for way, (values, warned) in rank["with collectives"].items():
             assert warned == [], way
             assert values == expected
 
 
-def test_groups_of_the_monitors_own_have_the_timeout_of_the_default_group(ends):
-    assert ends[0]["seconds alone"] < 5
-
-
-def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(ends):
-    for rank in ends:
+def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(two):
+    for rank in two:
         for name, (measured, warned) in rank["without group"].items():
-            # of the mesh, step 2 is pending
             assert measured == ([(0, 48), (2, 48)] if name == "nothing left" else [(0, 48)]), name
             assert len(warned) == (name != "nothing left")
             assert all("process group must be there until" in warning for warning in warned)

@@ -9,14 +9,20 @@ import pytest
 import torch
 import transformers as hf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
-from torch._dynamo import eval_frame
 
-from embedgeo import observe
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.hf_runs import StopsAfterIt, hf_trainer, logged, rows
-from tests.training.runs import Breaks, moments, n_at, steps, value
+from tests.training.runs import (
+    Breaks,
+    assert_same_values,
+    by_step,
+    in_one_process,
+    moments,
+    n_at,
+    steps,
+    value,
+)
 
 BATCH = 2 * 12
 
@@ -31,36 +37,28 @@ def is_unwrapped(trainer):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-def test_values_go_through_the_trainers_log_at_the_step_they_were_measured(tmp_path, monkeypatch):
+def test_values_charts_images_and_text_are_logged_at_the_step_they_were_measured(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
     callback = GeometryCallback(3, on_error="raise")
-    trainer = hf_trainer(tmp_path / "run", callback, report_to="tensorboard")
+    held = GeometryCallback(4, prefix="held", probe=held_out())
+    trainer = hf_trainer(tmp_path / "run", callback, held, report_to="tensorboard")
     trainer.train()
     assert n_at(callback) == dict.fromkeys((0, 3, 6, 7), BATCH)
     blocks = [value(callback, 3, f"block.0{i}", "V") for i in range(3)]
-    assert logged(trainer, "geometry.V/block.01")[3] == value(callback, 3, "block.01", "V")
     assert logged(trainer, "geometry.V/mean")[3] == pytest.approx(sum(blocks) / 3)
     assert list(logged(trainer, "loss")) == [1, 2, 3, 4, 5, 6, 7]
-    (events,) = (tmp_path / "tb").glob("events*")
-    scalars = EventAccumulator(str(events), size_guidance={"scalars": 0}).Reload()
-    assert [event.step for event in scalars.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("with_probe", [False, True])
-def test_training_is_bit_for_bit_the_same_with_the_callback(tmp_path, with_probe):
-    callback = GeometryCallback(3, probe=held_out() if with_probe else None, on_error="raise")
-    plain, monitored = hf_trainer(tmp_path), hf_trainer(tmp_path, callback)
-    hf.set_seed(0)
-    plain.train()
-    hf.set_seed(0)
-    monitored.train()
-    parameters = zip(plain.model.parameters(), monitored.model.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in parameters)
-    assert logged(plain, "loss") == logged(monitored, "loss")
-    assert steps(callback) == [0, 3, 6, 7]
-    assert hooks(monitored.model) == 0
-    assert is_unwrapped(monitored)
+    (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
+    sizes = dict.fromkeys(("scalars", "images", "tensors"), 0)
+    events = EventAccumulator(str(folder), size_guidance=sizes).Reload()
+    assert [event.step for event in events.Scalars("train/geometry.V/block.01")] == [0, 3, 6, 7]
+    layout = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
+    for shown in (b"geometry: at a glance", b"held: at a glance", rb"^train/geometry\.M_over_Q\/"):
+        assert shown in layout
+    assert [image.step for image in events.Images("geometry.heatmap/M_over_Q")][-1] == 7
+    assert events.Images("held.profile/anisotropy")
+    assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
 
 
 @pytest.mark.slow
@@ -85,35 +83,11 @@ def test_evaluation_in_training_is_left_alone(tmp_path):
 
 def test_the_probe_equals_observe_on_the_trained_model(tmp_path):
     callback = GeometryCallback(7, probe=held_out(), on_error="raise")
-    trainer = hf_trainer(tmp_path, callback)
+    trainer = hf_trainer(tmp_path, callback, max_steps=3)
     trainer.train()
-    assert steps(callback) == [0, 7]
-    model = trainer.model.eval()
-    with observe(model) as geometry, torch.no_grad():
-        for batch in held_out():
-            model(**batch)
-    for layer, expected in geometry.compute().items():
-        got = {
-            r["metric"]: r["value"]
-            for r in callback.history
-            if r["step"] == 7 and r["layer"] == layer
-        }
-        assert got == pytest.approx(expected, rel=1e-6, nan_ok=True)
-
-
-@pytest.mark.slow
-def test_ids_and_mask_can_be_taken_from_the_batch_and_the_probe_run_by_hand(tmp_path):
-    mask = lambda batch: batch["input_ids"] % 2 == 0  # noqa: E731
-    callback = GeometryCallback(
-        5, token_ids=lambda batch: batch["input_ids"] * 0 + 7, mask=mask, on_error="raise"
-    )
-    by_hand = GeometryCallback(
-        5, probe=held_out(), probe_forward=lambda m, b: m(b["input_ids"]), prefix="held"
-    )
-    hf_trainer(tmp_path, callback, by_hand).train()
-    assert value(callback, 0, "block.00", "token_types") == 1
-    assert 0 < value(callback, 0, "block.00", "n") < BATCH
-    assert value(by_hand, 0, "block.00", "n") == 8 * 12
+    assert steps(callback) == [0, 3]
+    expected = in_one_process(trainer.model.eval(), held_out())
+    assert_same_values(by_step(callback.history)[3], expected, rel=1e-6)
 
 
 class StopsInTheStep(hf.Trainer):
@@ -129,14 +103,12 @@ class StopsInTheStep(hf.Trainer):
 def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_attached(
     tmp_path, kind
 ):
-    before = eval_frame._stance
     callback = GeometryCallback(1, metrics=moments)
     trainer = hf_trainer(tmp_path, callback, kind=kind)
     with pytest.raises(ZeroDivisionError, match="in the user's code"):
         trainer.train()
     assert steps(callback) == [0, 1]
     assert hooks(trainer.model) == 0
-    assert eval_frame._stance is before
     assert is_unwrapped(trainer) == (kind is StopsInTheStep)  # until it trains again
 
 
@@ -164,18 +136,6 @@ def test_a_resumed_run_goes_on_at_its_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_run_in_the_same_output_folder_keeps_the_history_that_is_there(tmp_path):
-    for max_steps in (5, 2):
-        hf_trainer(
-            tmp_path, GeometryCallback(4, metrics=moments, on_error="raise"), max_steps=max_steps
-        ).train()
-    written = [
-        pd.read_parquet(tmp_path / name) for name in ("history.1.parquet", "history.parquet")
-    ]
-    assert [sorted(each["step"].unique()) for each in written] == [[0, 4, 5], [0, 2]]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("size", ["get_tp_size", "get_cp_size", "get_sp_size"])
 def test_training_whose_ranks_repeat_rows_is_refused(tmp_path, size):
     class Parallel(hf.Trainer):
@@ -200,36 +160,6 @@ def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unpainted")
-def test_tensorboard_gets_the_charts_the_images_and_the_text_that_lightning_gives_it(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
-    first, second = (
-        GeometryCallback(3, on_error="raise"),
-        GeometryCallback(4, prefix="held", probe=held_out()),
-    )
-    hf_trainer(tmp_path / "run", first, second, report_to="tensorboard").train()
-    (folder,) = {path.parent for path in (tmp_path / "tb").rglob("events*")}
-    events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0}).Reload()
-    layout = layout_pb2.Layout.FromString(
-        events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
-    )
-    titles = [category.title for category in layout.category]
-    assert {"geometry: at a glance", "held: at a glance"} <= set(titles)
-    shown = {
-        tag
-        for category in layout.category
-        for chart in category.chart
-        for tag in chart.multiline.tag
-    }
-    assert r"^train/geometry\.M_over_Q\/" in shown
-    assert [image.step for image in events.Images("geometry.heatmap/M_over_Q")][-1] == 7
-    assert events.Images("held.profile/anisotropy")
-    assert "geometry/what the numbers mean/text_summary" in events.Tags()["tensors"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("disable_tqdm", [False, True])
 def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, capsys, disable_tqdm):
     trainer = hf_trainer(tmp_path, GeometryCallback(3), disable_tqdm=disable_tqdm)
@@ -242,49 +172,19 @@ def test_a_measurement_is_not_printed_and_what_the_trainer_logs_is(tmp_path, cap
     assert list(logged(trainer, "geometry.V/mean")) == [0, 3, 6, 7]
 
 
-EXIT = """
-import sys
-from itertools import count
-from pathlib import Path
-import pandas as pd
-import torch
-from embedgeo.results import parquet
-from embedgeo.training.transformers import GeometryCallback
-from tests.training.hf_runs import StopsAfterIt, hf_trainer
-from tests.training.runs import moments
-
-torch.set_num_threads(1)
-# writing takes 1 s of a few: too long to do it after each step
-parquet.monotonic = count().__next__
-folder = Path(sys.argv[1])
-callback = GeometryCallback(1, metrics=moments)
-trainer = hf_trainer(folder, callback, kind=StopsAfterIt)
-try:
-    trainer.train()
-finally:
-    pd.DataFrame(callback.history).to_pickle(folder / "held.pickle")
-"""
-
-
 @pytest.mark.slow
-def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(
-    tmp_path,
-):
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", EXIT, tmp_path],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_history_is_in_the_output_folder_also_after_an_untold_exception(tmp_path):
+    code = f"""if True:
+        from embedgeo.training.transformers import GeometryCallback
+        from tests.training.hf_runs import StopsAfterIt, hf_trainer
+        from tests.training.runs import moments
+        callback = GeometryCallback(1, metrics=moments)
+        hf_trainer({str(tmp_path)!r}, callback, kind=StopsAfterIt).train()
+    """
+    options = {"cwd": Path(__file__).parents[2], "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], check=False, **options)
     assert "ZeroDivisionError: in the user's code" in done.stderr
-    written, held = (
-        pd.read_parquet(tmp_path / "history.parquet"),
-        pd.read_pickle(tmp_path / "held.pickle"),
-    )
-    assert [*held["step"].unique()] == [0, 1]
-    pd.testing.assert_frame_equal(written, held[written.columns], check_exact=True)
+    assert [*pd.read_parquet(tmp_path / "history.parquet")["step"].unique()] == [0, 1]
 
 
 def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path):
@@ -306,12 +206,8 @@ def test_the_last_weights_are_measured_before_the_best_ones_are_loaded(tmp_path)
     assert trainer.state.best_global_step == 2
     last = gpt_neox().eval()
     last.load_state_dict(type(last).from_pretrained(tmp_path / "checkpoint-6").state_dict())
-    with observe(last, metrics=moments) as geometry, torch.no_grad():
-        for batch in held_out():
-            last(**batch)
-    assert value(callback, 6, "block.02", "V") == pytest.approx(
-        geometry.compute()["block.02"]["V"], rel=1e-6
-    )
+    expected = in_one_process(last, held_out(), metrics=moments)
+    assert_same_values(by_step(callback.history)[6], expected, rel=1e-6)
 
 
 class KeepsMeans(hf.Trainer):
