@@ -11,7 +11,6 @@ from benchmarks import (
     communication,
     compare,
     estimators,
-    launches,
     long_runs,
     peers,
     scaling,
@@ -127,7 +126,7 @@ def test_other_estimators():
         estimators.anisotropies(64, 8, 1),
         estimators.token_tables(64, 8, 1),
         estimators.updates((2, 8), 8, 2, 1),
-        *estimators.engines([(64, 8)], (64, 600), 1),
+        *estimators.engines([(64, 8)], 1),
     ):
         holds(line)
 
@@ -146,11 +145,6 @@ def test_a_measured_step():
     holds(runs)
 
 
-def test_a_measured_step_in_the_background():
-    holds(steps.background(TINY, rounds=1))
-
-
-@pytest.mark.slow
 def test_a_measured_step_that_is_compiled():
     for line in steps.compiled(TINY, 1.1, rounds=1, backend="eager"):
         holds(line)
@@ -164,13 +158,6 @@ def test_scaling():
     update, compute = scaling.slopes(1, {"width": [8, 16]})
     assert (update.name, compute.name) == ("update, width", "compute, width")
     assert scaling.measurement("rows", 1024).token_ids.shape == (2, 512)
-
-
-def test_what_a_gpu_is_asked_for():
-    asked = launches.Asked(launches=2.5, waits=1, copies=0, bytes_to_host=8)
-    holds(launches.Stage("name", asked))
-    holds(launches.Stage(next(iter(launches.LIMITS)), asked))
-    holds(launches.Rows(100, 2.5))
 
 
 @pytest.mark.slow
@@ -236,10 +223,5 @@ def test_a_case_of_the_comparison_runs():
 def test_a_measured_step_takes_as_few_collectives_however_many_layers():
     found = [communication.traffic(2, layers, 8, 64) for layers in (1, 12)]
     assert found[0].calls == found[1].calls <= communication.AT_MOST
-    for background in (
-        communication.traffic(2, layers, 8, 64, background=True) for layers in (1, 12)
-    ):
-        # which tells that the values of the one before are there
-        assert background.calls <= communication.AT_MOST + 1
     holds(found[1])
     holds(communication.extrapolated(found[1], 12, 8, 64))

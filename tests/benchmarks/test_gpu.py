@@ -16,7 +16,6 @@ PARTS = [
     "measurement",
     "ranks",
     "steps tiny eager",
-    "steps tiny background",
     "steps tiny stable",
 ]
 

@@ -6,6 +6,7 @@ import torch
 from embedgeo import Anisotropy, EmbeddingMoments, TokenMoments, TokenOccurrences, default_metrics
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.rows import row_ids
+from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics.layer import LayerMetrics
 from tests import references
 from tests.clouds import CLOUDS
@@ -186,7 +187,7 @@ def test_the_cpu_rarely_waits_for_the_gpu(jackknife):
         layer.update(hidden, row_ids(hidden, ids, mask, sequences))
     assert lines.total() <= WAITS_OF_AN_UPDATE * groups, lines.most_common()
     with waits() as lines:
-        layer.compute()
+        layer_values([layer])
     assert lines.total() <= WAITS_OF_A_COMPUTE * groups, lines.most_common()
 
 
@@ -198,7 +199,7 @@ def test_memory_is_given_back():
     def measure():
         layer = LayerMetrics(default_metrics, 256, device=GPU)
         layer.update(x, row_ids(x, ids, None, sequences))
-        layer.compute()
+        layer_values([layer])
         layer.reset()
 
     measure()  # the libraries' own workspaces stay

@@ -9,14 +9,14 @@ from tests.cuda import GPU, a_gpu, deterministic
 from tests.cuda.on_ranks import assert_same, records, records_with_nan, trained
 from tests.ranks import on_two_ranks
 
-OPTIONS = {"background": {"background": True}}
-ALL = {"metrics": full_metrics, "background": True, "layers": ["block.00", "block.01"]}
+OPTIONS = {"default metrics": {}}
+ALL = {"metrics": full_metrics, "layers": ["block.00", "block.01"]}
 SLOW = {
     "training batches": {"window": 1},
     "words": {"rows": "words"},
     "probe and drift": {"probed": True, "drift": True},
     "jackknife": {"jackknife": 2, "layers": ["block.00", "block.01"]},
-    "all metrics, in the background": ALL,
+    "all metrics": ALL,
     "all metrics, jackknife and drift": {**ALL, "probed": True, "jackknife": 2, "drift": True},
 }
 
@@ -44,7 +44,7 @@ def test_records_are_those_of_the_cpu_and_weights_those_without_a_monitor(option
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["jackknife", "all metrics, in the background"])
+@pytest.mark.parametrize("kind", ["jackknife", "all metrics"])
 def test_records_of_two_ranks_are_those_of_the_cpu(tmp_path, kind):
     for found, expected in on_two_ranks(records, tmp_path, SLOW[kind], seconds=200):
         assert found

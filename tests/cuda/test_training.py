@@ -89,38 +89,6 @@ def test_a_probe_is_measured_in_eval_mode_and_leaves_training_as_it_is(tmp_path)
     assert all(a.equal(b) for a, b in zip(measured.parameters(), plain.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("jackknife", [0, 4])
-def test_in_the_background_the_numbers_are_those_of_the_foreground(tmp_path, jackknife):
-    runs = []
-    for background in (False, True):
-        monitor = GeometryMonitor(1, jackknife=jackknife, background=background, on_error="raise")
-        module, _ = trained(tmp_path, monitor, precision="bf16-mixed")
-        runs.append((module, monitor))
-    (plain, foreground), (module, behind) = runs
-    assert steps(behind) == [0, 1, 2, 3, 4, 5, 6]
-    same_history(behind, foreground)
-    assert all(a.equal(b) for a, b in zip(module.parameters(), plain.parameters(), strict=True))
-
-
-def test_in_the_background_of_a_loop_that_overwrites_its_activations():
-    """The next steps reuse the memory that a measurement has read."""
-    histories = []
-    for background in (False, True):
-        torch.manual_seed(0)
-        model = gpt_neox(hidden_size=256, intermediate_size=512).to(GPU)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        monitor = StepMonitor(model, 2, background=background, on_error="raise")
-        with deterministic(), monitor:
-            for step in range(8):
-                batch = on_gpu(token_batch(64, 32, seed=step))
-                with monitor.step(step, batch):
-                    model(**batch, labels=batch["input_ids"]).loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        histories.append(monitor)
-    same_history(*histories)
-
-
 def test_a_failure_on_the_gpu_turns_the_monitor_off_and_training_goes_on(tmp_path):
     class Fails(EmbeddingMoments):
         def compute(self):

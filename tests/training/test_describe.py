@@ -154,14 +154,14 @@ def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
     )
     (warning,) = found.warnings
     assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
-    assert "Anisotropy(dim, sketch=512)" in warning
-    names = ["TokenMoments", "Anisotropy (sketch)", "IntrinsicDimension"]
+    assert "Anisotropy(dim, sample_size=1024)" in warning
+    names = ["TokenMoments", "Anisotropy (sample)", "IntrinsicDimension"]
     for metrics in ({"metrics": "auto"}, {}):
         found = describe(model, batch_size=1, seq_len=16, **metrics)
         assert [metric.name for metric in found.metrics] == names
         (warning,) = found.warnings
         assert warning.startswith(
-            "Anisotropy holds a sketch (33.6 MB) at layers of width 8192, not the scatter (537 MB)"
+            "Anisotropy is that of a sample of 1,024 rows (33.6 MB) at layers of width 8192, not of"
         )
 
 
