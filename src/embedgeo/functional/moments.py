@@ -282,21 +282,21 @@ def ratios(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     return dict(zip(pairs, ratio(numerators, denominators).unbind(), strict=True))
 
 
-def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of
-    shape (*G, d).
+def sizes(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
+    """``n``, Q, M and V, of the rows or of those of several groups, G, with means of shape (*G,
+    d).
     """
     mean_norm2 = mean.square().sum(-1)
     mean_norm2 = torch.where((n > 0) & ~m2.isnan() & mean_norm2.isfinite(), mean_norm2, torch.nan)
     variance = ratio(m2, n)
-    size = mean_norm2 + variance
-    return {
-        "n": n,
-        "Q": size,
-        "M": mean_norm2,
-        "V": variance,
-        **ratios({"M_over_V": (mean_norm2, variance), "M_over_Q": (mean_norm2, size)}),
-    }
+    return {"n": n, "Q": mean_norm2 + variance, "M": mean_norm2, "V": variance}
+
+
+def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
+    """The `sizes` and their ratios."""
+    values = sizes(n, mean, m2)
+    pairs = {"M_over_V": (values["M"], values["V"]), "M_over_Q": (values["M"], values["Q"])}
+    return values | ratios(pairs)
 
 
 def moment_values(moments: Moments) -> dict[str, Tensor]:

@@ -155,7 +155,7 @@ def type_distances(types: TokenTable) -> dict[str, Tensor]:
     """
     n, several = types.n, types.n > 1
     of_type = torch.where(several, ratio(types.m2, n - 1), 0)
-    total, between = n.sum(), types.between()
+    total, _, between = types.means_pooled()
     pairs = (n * (total - n)).sum()
     distances = ((total - n) * types.m2).sum() + total * between
     return {

@@ -29,7 +29,7 @@ from embedgeo.functional.moments import (
     part_products,
     ratio,
     row_chunks,
-    variance_values,
+    sizes,
     without_rounding,
     without_rounding_of_one,
 )
@@ -193,21 +193,20 @@ class TokenTable(NamedTuple):
         sums = (self.n[chunk] @ self.mean[chunk] for chunk in self._chunks())
         return sum(sums, self.mean.new_zeros(self.mean.shape[1])) / self.n.sum().clamp(min=1)
 
-    def distances(self) -> Tensor:
-        """The squared distance of the mean of each token type from `center`, shape (T,)."""
-        center = self.center()
+    def distances(self, center: Tensor) -> Tensor:
+        """The squared distance of the mean of each token type from a row, shape (T,)."""
         chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in self._chunks())
         return torch.cat([self.n[:0], *chunks])
-
-    def between(self) -> Tensor:
-        """The squared distances of the means from `center`, summed over rows, scalar."""
-        return (self.n * self.distances()).sum()
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, center = self.n.sum(), self.center()
-        m2 = self.m2.sum() + self.between()
+        m2 = (self.m2 + self.n * self.distances(center)).sum()
         return n, center, without_rounding_of_one(m2, n, scaled_row_norms(center))
+
+    def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The `pooled` of rows each of which is the mean of its token type."""
+        return self._replace(m2=torch.zeros_like(self.m2)).pooled()
 
     def _chunks(self) -> list[slice]:
         return [*row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device))]
@@ -675,8 +674,7 @@ def variance_split(types: TokenTable) -> dict[str, Tensor]:
     Returns:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
-    n, center = types.n.sum(), types.center()
-    between_m2 = without_rounding_of_one(types.between(), n, scaled_row_norms(center))
+    n, _, between_m2 = types.means_pooled()
     within, between = ratio(torch.stack((types.m2.sum(), between_m2)), n).unbind()
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
@@ -728,8 +726,7 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
 
 def type_values(types: TokenTable) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
-    values = variance_values(types.n, types.norms()[:, None], types.m2)
-    return {key: values[key] for key in ("n", "Q", "M", "V")}
+    return sizes(types.n, types.norms()[:, None], types.m2)
 
 
 def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -781,17 +778,17 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.numel() == 0:
         return (y.new_full(y.shape[:-1], torch.nan),) * 2
-    n = x.new_tensor(x.shape[-1])
-    x_unit, y_unit = (power_of_two(each.abs().amax(-1, keepdim=True)) for each in (x, y))
-    x, y = x / x_unit, y / y_unit
-    means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
-    dx, dy = x - means[0], y - means[1]
-    xx, yy = (
-        without_rounding_of_one(d.square().sum(-1), n, mean[..., 0])
-        for d, mean in zip((dx, dy), means, strict=True)
-    )
-    xy = (dx * dy).sum(-1)
-    return ratio(xy, xx) * (y_unit / x_unit)[..., 0], ratio(xy.square(), xx * yy)
+    both = torch.stack(torch.broadcast_tensors(x, y))
+    unit = power_of_two(both.abs().amax(-1, keepdim=True))
+    both = both / unit
+    mean = both.mean(-1, keepdim=True)
+    offset = both - mean
+    n = x.new_tensor(x.shape[-1]).expand_as(mean)
+    xx, yy = without_rounding(offset.square().sum(-1, keepdim=True), n, mean)[..., 0]
+    xy = offset.prod(0).sum(-1)
+    slope, r2 = ratio(torch.stack((xy, xy.square())), torch.stack((xx, xx * yy)))
+    x_unit, y_unit = unit[..., 0]
+    return slope * (y_unit / x_unit), r2
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

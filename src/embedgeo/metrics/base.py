@@ -4,7 +4,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import chain
@@ -332,7 +332,7 @@ class GeometryMetric(Metric):
         are.
         """
         super().add_state(name, default, *arguments, **named)
-        self._empty_states[name] = deepcopy(default)
+        self._empty_states[name] = default.clone() if isinstance(default, Tensor) else [*default]
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""

@@ -296,7 +296,11 @@ class TokenMoments(GeometryMetric):
         rows are those of `table`.
         """
         types = _in_range(self._types(), self.count_range)
-        return {"token_id": types.token_ids, "n": types.n, "distance": types.distances()}
+        return {
+            "token_id": types.token_ids,
+            "n": types.n,
+            "distance": types.distances(types.center()),
+        }
 
     def means(self) -> dict[str, Tensor]:
         """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared
