@@ -231,8 +231,8 @@ def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
         ``anisotropy_null``, all of the n rows: with few of them the first is high by about the
         last.
     """
-    rows = x.to(accumulator_dtype(x.device))
-    n = rows.new_tensor(len(rows))
+    n = torch.tensor(len(x), dtype=accumulator_dtype(x.device), device=x.device)
+    rows = x.to(n.dtype) if len(x) else n.new_zeros(1, x.shape[1])
     mean = rows.sum(0) / n.clamp(min=1)
     rows = rows - mean
     m2 = without_rounding(rows.square().sum(0), n, mean)

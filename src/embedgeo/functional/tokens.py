@@ -107,12 +107,15 @@ class TokenTable(NamedTuple):
         types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
         whole = self._placed(types, place_of_own)
         for chunk in row_chunks(other.mean, blocked(_MERGED_ELEMENTS, other.mean.device)):
-            held = [state.index_select(0, place[chunk]) for state in whole[1:4]]
-            merged = merge_parts([held, [state[chunk] for state in other[1:4]]])
-            for state, new in zip(whole[1:4], merged, strict=True):
-                state.index_copy_(0, place[chunk], new)
-        for state, more in zip(whole[4:], other[4:], strict=True):
-            state.index_add_(0, place, more)
+            at = place[chunk]
+            held = [each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2)]
+            n, mean, m2 = merge_parts([held, (other.n[chunk], other.mean[chunk], other.m2[chunk])])
+            whole.n.index_copy_(0, at, n)
+            whole.mean.index_copy_(0, at, mean)
+            whole.m2.index_copy_(0, at, m2)
+        whole.sequences.index_add_(0, place, other.sequences)
+        whole.sequence_n2.index_add_(0, place, other.sequence_n2)
+        whole.sequence_m2.index_add_(0, place, other.sequence_m2)
         return whole
 
     def all_reduce(self, group: Group = None) -> Exchange["TokenTable"]:
@@ -149,22 +152,16 @@ class TokenTable(NamedTuple):
         return self._placed(types, torch.searchsorted(types, self.token_ids).to(self.n.device))
 
     def _placed(self, types: Tensor, place: Tensor) -> "TokenTable":
-        states = (
-            state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
-            for state in self[1:]
-        )
-        return TokenTable(types, *states)
+        states = {
+            name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
+            for name, state in self._asdict().items()
+            if name != "token_ids"
+        }
+        return TokenTable(token_ids=types, **states)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
-
-    def of(self, token_ids: Tensor) -> "TokenTable":
-        """The table of some of its token types, given by their ids on the CPU; no device is waited
-        for.
-        """
-        place = sent(torch.searchsorted(self.token_ids, token_ids), self.n.device)
-        return TokenTable(token_ids, *(state.index_select(0, place) for state in self[1:]))
 
     def typed(self) -> "TokenTable":
         """The table without the rows that have no type, all of it on the device of the means."""
