@@ -33,27 +33,6 @@ def test_padding_is_left_out_where_a_model_is_called_by_its_forward(family, whol
     assert len(rows_seen(geometry, "encoder.block.01" if family == "t5" else "block.01")[0]) == 36
 
 
-def test_a_block_run_outside_of_any_call_of_a_hugging_face_model_is_refused():
-    model = gpt_neox().eval()
-
-    def run(**options):
-        with (
-            observe(model, "block.00", lambda dim: [Rows(dim)], **options) as geometry,
-            torch.no_grad(),
-        ):
-            x = torch.randn(2, 5, 16)
-            model.gpt_neox.layers[0](
-                x, position_embeddings=model.gpt_neox.rotary_emb(x, torch.arange(5)[None])
-            )
-        return len(rows_seen(geometry, "block.00")[0])
-
-    with pytest.raises(
-        ValueError, match=r"layer 'block.00' was run outside of a call of the model.*give mask="
-    ):
-        run()
-    assert run(mask=torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])) == 7
-
-
 @pytest.mark.parametrize("as_function", [True, False])
 def test_observe_takes_a_mask_and_token_ids_or_functions_of_the_batch(as_function):
     model, batch = gpt_neox().eval(), token_batch()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from embedgeo import Geometry, observe
 from tests.compiled import CountingBackend
-from tests.models import albert, gpt_neox, token_batch
+from tests.models import albert, token_batch
 from tests.training.runs import moments
 
 pytestmark = pytest.mark.filterwarnings(
@@ -45,13 +45,6 @@ def checkpointed_blocks(model, **options):
         model.h[i] = checkpoint_wrapper(block)
         model.h[i].compile(fullgraph=True, **options)
     return model
-
-
-def compiled_step(model, **options):
-    def run(ids):
-        return model(ids)
-
-    return torch.compile(run, fullgraph=True, **options)
 
 
 class Block(nn.Sequential):
@@ -118,7 +111,6 @@ def trained(model, ids, compiled, num_steps, measured=lambda step: False, *, is_
     ("make", "compiled", "graphs_a_step"),
     [
         (Model, whole, 1),
-        (Model, compiled_step, 1),
         (Model, checkpointed_blocks, 2),
         (checkpointing, blocks_in_place, 4),
     ],
@@ -139,9 +131,8 @@ def test_measured_and_other_steps_run_the_graphs_of_a_model_that_is_not_prepared
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [gpt_neox, albert])
-def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads(make):
-    model, batch = make(num_hidden_layers=1 if make is gpt_neox else 2), token_batch()
+def test_a_stable_probe_reads_the_rows_that_an_eager_one_reads():
+    model, batch = albert(num_hidden_layers=2), token_batch()
     with observe(model, metrics=moments) as expected:
         model(**batch)
     geometry = Geometry(model, metrics=moments)

@@ -131,17 +131,6 @@ def test_models_written_by_hand():
     assert norms.keys() == {"block.00", "block.01", "block.02", "final_norm"}
 
 
-@pytest.mark.parametrize("rows", ["mean", "max"])
-def test_what_is_made_of_several_rows_is_no_norm_s_output(
-    rows,
-):
-    model = FAMILIES["bert"].build().eval()
-    with torch.no_grad(), observe(model, ["blocks", "mean(last2)"], rows=rows) as geometry:
-        model(**token_batch())
-    assert not any("norm_Q_expected" in at for at in geometry.compute().values())
-    assert geometry.norms.architecture(geometry.layers) == "post-ln"
-
-
 def test_the_norms_of_a_block_are_told_apart_once_a_training_has_made_them_different():
     model = FAMILIES["bert"].build().eval()
     geometry = Geometry(model, metrics=lambda dim: [EmbeddingMoments(dim)])

@@ -34,14 +34,6 @@ def test_unequal_groups_give_the_published_formula() -> None:
     assert float(error) == pytest.approx(_literal(1.3, left_out.tolist(), sizes), rel=1e-12)
 
 
-def test_empty_groups_do_not_count() -> None:
-    left_out, sizes = torch.tensor([1.0, 2.0, 4.0]), torch.tensor([2, 3, 4])
-    with_empty = standard_error(
-        torch.tensor(2.5), torch.tensor([1.0, 2.5, 2.0, 4.0]), torch.tensor([2, 0, 3, 4])
-    )
-    assert with_empty == standard_error(torch.tensor(2.5), left_out, sizes)
-
-
 def test_deviations_of_differences_and_means_are_those_of_the_deviations() -> None:
     # of two numbers, in six groups
     means = torch.randn(2, 6, dtype=torch.float64, generator=generator())

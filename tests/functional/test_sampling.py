@@ -98,20 +98,6 @@ def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
     assert torch.cat(rows)[:, 0].long().equal(torch.cat(labels))
 
 
-@settings(max_examples=50)
-@given(splits(40), seeds, st.integers(1, 50), st.sets(st.integers(0, 39)))
-def test_rows_that_are_left_out_move_no_other_row(parts, seed, size, left_out):
-    kept = torch.tensor([i not in left_out for i in range(40)])
-    sample = Sample.empty(1, size)
-    for part in parts:
-        sample = sample.extend(NUMBERS[part][kept[part]], kept=kept[part], seed=seed)
-    whole = Sample.empty(1, 40).extend(NUMBERS, seed=seed)
-    in_order = whole.rows[whole.keys.argsort()].flatten().long()
-    assert drawn(sample) == sorted(in_order[kept[in_order]][:size].tolist())
-    assert sample.seen == 40
-    assert sample.positions.equal(sample.rows.flatten().long())
-
-
 @given(st.lists(st.integers(0, 5), max_size=12), st.integers(1, 4))
 def test_row_numbers_are_those_of_one_process(sizes, num_streams):
     expected, positions, start = {}, [], [0] * num_streams

@@ -230,16 +230,3 @@ def test_of_each_bin_as_many_types_are_drawn_as_the_paper_says(types, seed):
     assert [len(set(chosen) & set(each)) for each in bins] == sizes
     assert len(chosen) == sum(sizes)
     assert [counts[i] for i in chosen] == sorted((counts[i] for i in chosen), reverse=True)
-
-
-@pytest.mark.parametrize("counts", [[], [9], [100_001, 3]])
-def test_types_that_are_too_rare_or_too_frequent_are_not_shown(counts):
-    assert len(types_by_frequency(torch.tensor(counts, dtype=torch.int64))) == 0
-    assert (
-        len(
-            types_by_frequency(
-                torch.tensor([*counts, 50]), torch.zeros(len(counts) + 1, dtype=torch.bool)
-            )
-        )
-        == 0
-    )

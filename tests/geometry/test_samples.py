@@ -4,32 +4,14 @@ follow again.
 
 import pytest
 import torch
-from torch import nn
 
 import embedgeo
 from embedgeo import Anisotropy, IntrinsicDimension, observe
 from embedgeo.functional import RowLabels, labelled_dimensions, twonn_dimension
 from embedgeo.functional.spectrum import full_spectrum_values
-from tests.models import VOCABULARY, gpt_neox, token_batch
+from tests.models import gpt_neox, token_batch
 
 SIZE = 30
-
-
-class Branches(nn.Module):
-    """Layers side by side, of which one is not finite at some tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(VOCABULARY, 8)
-        self.whole, self.faulty = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.faulty.register_forward_hook(
-            lambda module, args, output: output.masked_fill(self.is_bad, torch.nan)
-        )
-
-    def forward(self, input_ids):
-        self.is_bad = (input_ids % 5 == 0)[..., None]
-        x = self.table(input_ids)
-        return self.whole(x), self.faulty(x)
 
 
 def metrics(dim):
@@ -104,17 +86,3 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
         for key, value in full_spectrum_values(spectrum).items():
             assert float(value) == pytest.approx(recorded[key], rel=1e-9)
     assert not torch.isnan(torch.tensor(values["block.02"]["intrinsic_dimension"]))
-
-
-def test_of_no_finite_rows_mean_and_eigenvalues_are_unknown(tmp_path):
-    model = Branches()
-    model.faulty.bias.data.fill_(torch.nan)
-    batches = [{"input_ids": token_batch()["input_ids"]}]
-    measured(model, batches, layers=["faulty", "whole"]).save(
-        tmp_path, model="a", save_samples=True
-    )
-    faulty, whole = embedgeo.load_sample(tmp_path).layers.values()
-    assert (faulty.n, len(faulty.rows), len(faulty.row_numbers)) == (0, 0, 0)
-    assert faulty.mean.isnan().all()
-    assert faulty.eigenvalues.isnan().all()
-    assert whole.mean.isfinite().all()

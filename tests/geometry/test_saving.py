@@ -88,17 +88,6 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     assert (asked["layers"], asked["rows"], asked["jackknife"]) == ("blocks", "tokens", 2)
 
 
-def test_a_model_without_a_step_is_main(tmp_path):
-    measured().save(tmp_path, model="..tiny")
-    folder = SweepFolder(tmp_path)
-    (name,) = folder.done()
-    assert name == "%2E.tiny"
-    assert folder.facts(name)["has_step"] == "false"
-    assert folder.read(name)[["revision", "step"]].drop_duplicates().values.tolist() == [
-        ["main", 0]
-    ]
-
-
 @pytest.mark.slow
 def test_steps_and_models_are_added_and_one_of_the_same_name_is_replaced(tmp_path):
     measured().save(tmp_path, model="a", step=0, save_samples=True)

@@ -212,25 +212,3 @@ def test_lightning_logs_the_values_of_a_metric_by_their_keys(tmp_path):
         "Q": trainer.callback_metrics["size"],
     }
     assert_values(logged, {key: expected[key] for key in logged}, rtol=1e-6)
-
-
-class InParts(GeometryMetric):
-    """A metric that adds the rows of an update part by part."""
-
-    def __init__(self, dim):
-        super().__init__(dim)
-        self.declare(Moments.empty(dim))
-
-    def update_states(self, rows):
-        for part in rows.embeddings.split(3):
-            self.extend(row_moments(part))
-
-    def compute(self):
-        return {"n_in_parts": self.load(Moments).n}
-
-
-def test_a_state_may_be_extended_several_times_in_an_update():
-    metric = InParts(DIM)
-    for _ in range(2):
-        metric.update(torch.ones(10, DIM))
-    assert metric.compute() == {"n_in_parts": 20}

@@ -69,15 +69,6 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     )
 
 
-def test_near_copies_move_twonn_and_not_the_next_scale():
-    x = gaussian(4000, 10, dtype=torch.float32)
-    x[3600:] = x[:400] + 1e-3 * gaussian(400, 10, seed=1, dtype=torch.float32)
-    values = updated(IntrinsicDimension(10), x).compute()
-    assert values["duplicate_fraction"] == 0
-    assert values["intrinsic_dimension"] < 0.5
-    assert values["intrinsic_dimension_next_scale"] == pytest.approx(9, rel=0.15)
-
-
 def test_twonn_by_maximum_likelihood_uses_all_ratios():
     x = gaussian(300, 5)
     first, second = references.nearest(x, 2).T
@@ -142,13 +133,25 @@ def test_wrong_arguments_are_refused(arguments, message):
         IntrinsicDimension(4, **arguments)
 
 
+def test_mean_and_spread_over_batches():
+    metric = updated(IntrinsicDimension(6, batch_size=100, num_batches=3), gaussian(1000, 6))
+    batches = metric.sample().rows.split(100)
+    dimensions = torch.tensor(
+        [float(skdim.id.TwoNN().fit(batch.numpy()).dimension_) for batch in batches]
+    ).double()
+    expected = {
+        "intrinsic_dimension": dimensions.mean(),
+        "intrinsic_dimension_std": dimensions.std(),
+        "n_points": 300.0,
+    }
+    assert_values(metric.compute(), expected, rtol=1e-6)
+
+
 def test_dimensions_at_scales_are_means_over_batches_with_their_errors():
     metric = updated(
         IntrinsicDimension(6, 100, 3, estimator="gride", scales=(1, 8)), gaussian(1000, 6)
     )
-    batches = [
-        gride_dimensions(batch, (1, 8)) for batch in metric.rows[metric.keys.argsort()].split(100)
-    ]
+    batches = [gride_dimensions(batch, (1, 8)) for batch in metric.sample().rows.split(100)]
     dimensions, errors = (torch.stack([each[i] for each in batches]) for i in range(2))
     keys = [f"intrinsic_dimension_at_{scale}{end}" for end in ("", "_error") for scale in (1, 8)]
     expected = dict(
@@ -217,34 +220,6 @@ def test_what_labels_there_are_decides_on_the_keys():
         labelled(x, ids, sequences).compute(),
     )
     assert all(of_all[key].equal(plain[key]) for key in KEYS - {"intrinsic_dimension_std"})
-
-
-@pytest.mark.parametrize(
-    ("ids", "sequences"),
-    [
-        (torch.zeros(100).long(), torch.arange(100)),
-        (torch.arange(100), torch.arange(100) // 10),
-        (torch.arange(100) % 9, torch.zeros(100).long()),
-        (torch.zeros(100).long(), torch.zeros(100).long()),
-    ],
-    ids=["one type", "each its own type", "one sequence", "one of both"],
-)
-def test_where_nothing_can_be_said_there_is_nan(ids, sequences):
-    x = gaussian(100, 4)
-    values = floats(labelled(x, ids, sequences).compute())
-    expected = references.labelled_dimensions(x, ids, sequences, torch.rand(100))
-    several = len(ids.unique()) > 1
-    if not several:
-        assert math.isnan(values["intrinsic_dimension_between"])
-    if not several or len(ids.unique()) == 100:
-        assert_values(
-            values,
-            {key: value for key, value in expected.items() if "between" not in key},
-            rtol=1e-9,
-        )
-    assert math.isnan(values["intrinsic_dimension_within"]) == (
-        several or len(sequences.unique()) == 1
-    )
 
 
 @pytest.mark.parametrize("estimator", ["twonn", "gride"])

@@ -8,8 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import EmbeddingMoments, GeometryMonitor, observe
-from embedgeo.glossary import Term, foreign_terms, learn, term
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.glossary import foreign_terms, learn, term
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
 from tests.data import gaussian
@@ -121,13 +120,6 @@ def test_terms_travel_as_text_and_what_is_known_stays():
     learn(written.replace("positive entries", "renamed"))
     assert (term("V").name, term("positive_share").name) == ("V", "positive entries")
     assert foreign_terms(["V", "anisotropy_top3_removed", "nobody_knows_it"]) == ""
-
-
-def test_a_term_of_no_group_is_refused():
-    with pytest.raises(
-        ValueError, match=r"the group of a term must be one of at a glance, .*; mine has 'my group'"
-    ):
-        type("Mine", (GeometryMetric,), {"terms": {"mine": Term("mine", "", "", group="my group")}})
 
 
 def test_its_values_are_those_of_the_rows():

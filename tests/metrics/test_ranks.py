@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from filelock import FileLock
 
 from embedgeo.functional import anisotropy
@@ -110,18 +109,6 @@ def texts_on(rank):
     return values
 
 
-def repeated_rows_on(rank):
-    """What ranks that repeat the same rows, each in a group of its own, make of a sample of
-    them.
-    """
-    group = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
-    x, _ = rows()
-    samplers = AfterProcessing(DIM, sample_size=9), IntrinsicDimension(DIM, batch_size=9)
-    for metric in samplers:
-        metric.process_group = group
-    return [updated(metric, x).compute() for metric in samplers]
-
-
 def own_states_on(rank):
     """Values of a metric from outside the package, whose states have collectives of their own."""
     return updated(PositiveShare(DIM), rows()[0][rank::2]).compute()
@@ -149,10 +136,7 @@ def everything_on(rank):
             table_on,
             texts_on,
         ),
-        *(
-            repeated_rows_on,
-            collectives_on,
-        ),
+        *(collectives_on,),
         *(own_states_on),
     )
     return {job.__name__: job(rank) for job in jobs}
@@ -314,12 +298,6 @@ def test_values_of_sequences_are_those_of_one_process(ranks, share, kind):
         assert_values(
             result["texts_on"][share, kind.__name__], one.compute(), rtol=1e-9, atol=1e-12
         )
-
-
-def test_ranks_that_repeat_rows_draw_the_same_sample(ranks):
-    first, second = (result["repeated_rows_on"] for result in ranks)
-    for values, others in zip(first, second, strict=True):
-        assert_values(values, others, rtol=0)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
