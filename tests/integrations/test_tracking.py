@@ -38,7 +38,7 @@ def by_trainer(folder, name, **options):
 def by_hand(log):
     model = gpt_neox()
     monitor = StepMonitor(model, log=log, **OPTIONS)
-    run_whole(monitor, 2, lambda: model(**token_batch()))
+    run_whole(monitor, 2, lambda: model(**token_batch()), token_batch())
     return monitor
 
 

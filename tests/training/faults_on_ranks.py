@@ -79,22 +79,6 @@ class OtherDigits(MeanOfBatches):
         }
 
 
-class SumOfRanks(MeanOfBatches):
-    """A metric that has a collective of its own, and computes copies of itself and of one of this
-    package.
-    """
-
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
-    def compute(self):
-        copied = self if self.process_group else self.clone()  # torch's groups cannot be copied
-        total = copied.mean_value.clone()
-        dist.all_reduce(total, group=self.process_group)
-        return {"sum_of_ranks": total}
-
-
 def some_metrics(dim):
     return [TokenMoments(dim), MeanOfBatches()]
 
@@ -157,14 +141,15 @@ def chosen(events):
     return sorted(i for i in beside if 0 < i < collectives[-1])
 
 
-def at_collectives(rank, stride, **options):
-    """The run without a failure, and those with one on rank 1 at each ``stride``-th place, by its
-    number.
+def at_collectives(rank, number, **options):
+    """The run without a failure, and those with one on rank 1 at so many places, by the places'
+    numbers.
     """
     train(rank, Injected(), **options)  # what is found once in a process takes operations, too
     clean = Injected()
     outcomes = {-1: train(rank, clean, **options)}
-    places = [chosen(clean.events)[::stride]]
+    found = chosen(clean.events)
+    places = [found[:: max(1, len(found) // number)]]
     dist.broadcast_object_list(places, src=1)
     for place in places[0]:
         outcomes[place] = train(rank, Injected(place if rank else None), **options)
@@ -174,9 +159,9 @@ def at_collectives(rank, stride, **options):
 def with_failures(rank):
     probe = [batch_at(0, 0), batch_at(1, 0), batch_at(2, 0)]
     return {
-        "in a step": at_collectives(rank, 5),
-        "of the last weights": at_collectives(rank, 9, measure_last=True, every_n_steps=5),
-        "of a probe": at_collectives(rank, 13, probe=probe, drift=True),
+        "in a step": at_collectives(rank, 6),
+        "of the last weights": at_collectives(rank, 3, measure_last=True, every_n_steps=5),
+        "of a probe": at_collectives(rank, 3, probe=probe, drift=True),
         "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
     }
 
@@ -234,18 +219,6 @@ def saved_on(rank, savers, **options):
     }
 
 
-def with_collectives(rank):
-    """Numbers of metrics that have collectives or copies of their own, and the monitors'
-    warnings.
-    """
-    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
-    outcomes = {}
-    for way, options in {"world": {}, "mesh": {"device_mesh": mesh}}.items():
-        own = train(rank, Injected(), metrics=lambda dim: [SumOfRanks(dim)], **options)
-        outcomes[way] = [record["value"] for record in own["history"]], own["warned"]
-    return outcomes
-
-
 def without_group(rank, folder):
     """Runs whose process group is destroyed before their state is taken and they are closed."""
     outcomes = {}
@@ -265,7 +238,6 @@ def without_group(rank, folder):
 def at_the_ends(rank, folder):
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     return {
-        "with collectives": with_collectives(rank),
         "saved on all": saved_on(rank, (0, 1)),
         "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh),
         "saved on one": saved_on(rank, (0,)),

@@ -58,17 +58,17 @@ def loop(
     return made, monitor
 
 
-def go_on(monitor, numbers, call):
+def go_on(monitor, numbers, call, batch=None):
     """Steps of a loop that trains nothing; ``call`` runs the model."""
     for step in numbers:
-        with monitor.step(step):
+        with monitor.step(step, batch):
             call()
 
 
-def run_whole(monitor, number, call):
+def run_whole(monitor, number, call, batch=None):
     """So many steps, and the end."""
     with monitor:
-        go_on(monitor, range(number), call)
+        go_on(monitor, range(number), call, batch)
 
 
 def assert_same_history(monitor, other):

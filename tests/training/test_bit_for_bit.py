@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 def monitors(kind, *model):
     """One of training batches and one of a probe, which draws random numbers."""
-    common = {"jackknife": 2, "on_error": "raise", "layers": ["blocks", "mean(last2)"]}
+    common = {"jackknife": 2, "on_error": "raise", "layers": ["embed", "mean(last2)"]}
     train = {"every_n_steps": 4, "window": 2, "metrics": full_metrics}
     probe = torch.utils.data.DataLoader(rows(8, "left", seed=1), batch_size=4)
     held = {"every_n_steps": 3, "probe": probe, "drift": True, "prefix": "held"}
@@ -44,7 +44,7 @@ def assert_measured(train, held, last):
 def assert_same(plain, monitored):
     """Two runs: tensors, the random states, and what remains."""
     (tensors, state, *others), (with_monitor, state_with, *others_with) = plain, monitored
-    assert len(tensors) == len(with_monitor) > 60
+    assert len(tensors) == len(with_monitor) > 40
     assert all(torch.equal(a, b) for a, b in zip(tensors, with_monitor, strict=True))
     assert_same_random_state(state, state_with)
     assert others == others_with
@@ -85,10 +85,9 @@ class Both:
             monitor.close()
 
 
-@pytest.mark.parametrize("optimizer_inside", [False, True])
-def test_a_loop_of_ones_own(optimizer_inside):
+def test_a_loop_of_ones_own():
     def outcome(**kind):
-        made, both = loop(7, accumulate=2, optimizer_inside=optimizer_inside, **kind)
+        made, both = loop(7, accumulate=2, optimizer_inside=True, **kind)
         assert made.hooks == [0] * 8
         return ([*made.model.state_dict().values(), *made.losses], random_state()), both
 
@@ -116,16 +115,16 @@ def test_the_hugging_face_trainer(tmp_path):
 def test_a_loop_has_exactly_the_numbers_of_lightning(tmp_path):
     options = {"every_n_steps": 3, "extra_steps": (1,), "jackknife": 2, "on_error": "raise"}
     online, logged = GeometryMonitor(**options), {}
-    _, run = fit(tmp_path, online, module=WithoutDropout(), data=loader(), max_steps=7)
+    _, run = fit(tmp_path, online, module=WithoutDropout(), data=loader(), max_steps=4)
     module = WithoutDropout()
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     with StepMonitor(module.model, log=logged.__setitem__, **options) as monitor:
-        for step, batch in zip(range(7), loader(), strict=False):
+        for step, batch in zip(range(4), loader(), strict=False):
             with monitor.step(step, batch):
                 module.model(**batch, labels=batch["input_ids"]).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert steps(monitor) == [0, 1, 3, 6, 7]
+    assert steps(monitor) == [0, 1, 3, 4]
     pd.testing.assert_frame_equal(
         pd.DataFrame(monitor.history), pd.DataFrame(online.history), check_exact=True
     )

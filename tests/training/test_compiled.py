@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
-from tests.training.loops import assert_same_history
+from tests.training.loops import assert_same_history, run_whole
 from tests.training.runs import TinyLM, fit, moments, steps, value
 
 OPTIONS = {"every_n_steps": 2, "metrics": moments, "on_error": "raise"}
@@ -26,10 +26,7 @@ def dynamo():
 def trained(monitor, model, *, prepares=False):
     if prepares:
         monitor.prepare(model)
-    with monitor:
-        for step in range(5):
-            with monitor.step(step, token_batch()):
-                model(**token_batch()).logits.mean().backward()
+    run_whole(monitor, 5, lambda: model(**token_batch()).logits.mean().backward(), token_batch())
     return monitor
 
 

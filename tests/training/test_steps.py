@@ -14,7 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
-from tests.training.loops import assert_same_history, loop
+from tests.training.loops import assert_same_history, go_on, loop
 from tests.training.runs import (
     Breaks,
     BreaksLate,
@@ -28,13 +28,6 @@ from tests.training.runs import (
 )
 
 OPTIONS = {"metrics": moments, "on_error": "raise"}
-
-
-def go_on(monitor, model, numbers):
-    """Steps of a loop that trains nothing."""
-    for step in numbers:
-        with monitor.step(step, batch := token_batch()):
-            model(**batch)
 
 
 def test_the_batches_of_one_optimizer_step_are_one_measurement():
@@ -67,16 +60,16 @@ def test_a_loop_that_just_ends_loses_the_last_weights_alone(close):
 def test_without_an_optimizer_of_torchs_the_next_step_completes_a_measurement():
     monitor = StepMonitor(model := gpt_neox(), 2, **OPTIONS)
     for step, measured in enumerate(([], [0], [0], [0, 2])):
-        go_on(monitor, model, [step])
+        go_on(monitor, [step], lambda: model(**token_batch()), token_batch())
         assert steps(monitor) == measured
     other = torch.nn.Linear(2, 2)
-    go_on(monitor, model, [4])
+    go_on(monitor, [4], lambda: model(**token_batch()), token_batch())
     torch.optim.SGD(other.parameters()).step()
     assert steps(monitor) == [0, 2]
     monitor.close(step=4)
     assert steps(monitor) == [0, 2, 4]
     assert hooks(model) == 0
-    go_on(monitor, model, [6])
+    go_on(monitor, [6], lambda: model(**token_batch()), token_batch())
     monitor.close()
     assert steps(monitor) == [0, 2, 4]
 
@@ -219,21 +212,21 @@ def test_a_batch_that_fails_is_not_measured_and_the_next_one_is():
 
 def test_steps_that_go_back_turn_monitoring_off_and_what_was_being_measured_is_kept(tmp_path):
     monitor = StepMonitor(model := gpt_neox(), 2, window=2, folder=tmp_path, metrics=moments)
-    go_on(monitor, model, range(5))
+    go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
     with pytest.warns(
         UserWarning,
         match="optimizer steps taken in the whole run, over all epochs; got 0 after 4. Count on",
     ) as caught:
-        go_on(monitor, model, range(5))
+        go_on(monitor, range(5), lambda: model(**token_batch()), token_batch())
     monitor.close()
     (reason,) = [str(each.message) for each in caught]
     assert "\n" not in reason
     assert n_at(monitor) == {0: 96, 2: 96, 4: 48}
     assert sorted(pd.read_parquet(tmp_path / "history.parquet")["step"].unique()) == [0, 2, 4]
     monitor = StepMonitor(model, 2, **OPTIONS)
-    go_on(monitor, model, [2])
+    go_on(monitor, [2], lambda: model(**token_batch()), token_batch())
     with pytest.raises(ValueError, match="got 1 after 2"):
-        go_on(monitor, model, [1])
+        go_on(monitor, [1], lambda: model(**token_batch()), token_batch())
     assert steps(monitor) == [2]
     assert hooks(model) == 0
 
@@ -242,11 +235,11 @@ def test_a_resumed_loop_goes_on_in_the_schedule():
     options = {"probe": [token_batch()], **OPTIONS}
     monitor = StepMonitor(model := gpt_neox(), 2, **options)
     assert monitor.state_dict() == {}
-    go_on(monitor, model, range(4))
+    go_on(monitor, range(4), lambda: model(**token_batch()), token_batch())
     saved = monitor.state_dict()
     resumed = StepMonitor(model, 2, **options)
     resumed.load_state_dict(saved)
-    go_on(resumed, model, range(3, 6))
+    go_on(resumed, range(3, 6), lambda: model(**token_batch()), token_batch())
     assert (steps(monitor), steps(resumed)) == ([0, 2], [4])
 
 

@@ -168,15 +168,6 @@ def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(two)
     assert second["warned"] == []
 
 
-def test_metrics_of_others_have_collectives_and_copies_of_their_own(two):
-    for rank in two:
-        expected, _ = rank["with collectives"]["world"]
-        assert len(expected) == 2
-        for way, (values, warned) in rank["with collectives"].items():
-            assert warned == [], way
-            assert values == expected
-
-
 def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(two):
     for rank in two:
         for name, (measured, warned) in rank["without group"].items():
