@@ -8,32 +8,20 @@ Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.lockstep import Computation, at_once, called, on_host, stepwise
 from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
     Nearest,
-    Projections,
-    Search,
-    distinct_by_projections,
-    distinct_nearest,
-    distinct_rows,
-    far_sighted,
-    few_nearest,
+    Neighbors,
     merge_duplicates,
-    nearest_distances,
-    nearest_of_searches,
-    projections,
-    rounded_rows,
     same_label_shares,
 )
-from embedgeo.functional.precision import is_asynchronous, is_normal
+from embedgeo.functional.precision import is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless told."""
@@ -41,12 +29,16 @@ DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless told."""
 
+FAR_SIGHTED = 1024
+"""Most rows whose third and fourth neighbours are used, too: enough for a dimension to 2 %."""
+
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
 # a step of Newton's method, relative, after which the square of it is left of the error
 _CONVERGED = 1e-9
 # at most, of Newton's method, which starts within a factor of 2 and squares the relative error
 _ITERATIONS = 12
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly
 
 
 class GlobalEstimator(Protocol):
@@ -115,9 +107,25 @@ def twonn_dimension(
         use, are left, where all these ratios are 1 (rows on a grid), and where a squared distance
         overflows or vanishes.
     """
-    nearest, place = distinct_nearest(x, duplicate_tolerance, rounded_rows(x))
+    order = torch.arange(len(x), device=x.device) * _GOLDEN % 1
+    nearest, place = _nearest_points(Neighbors(x), duplicate_tolerance, order)
     group = None if groups is None else point_groups(groups, place, len(nearest.distances))
     return _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
+
+
+def _nearest_points(
+    rows: Neighbors, duplicate_tolerance: float, order: Tensor, apart: Tensor | None = None
+) -> tuple[Nearest, Tensor]:
+    """Find the nearest distinct rows of each distinct row, and for each row the place of its copy.
+
+    Only the `FAR_SIGHTED` distinct rows with the smallest ``order`` of a copy, shape (n,), have a
+    third and fourth neighbour.
+    """
+    kept, place = rows.distinct(duplicate_tolerance)
+    nearest = rows.nearest(4, None if len(kept) == len(place) else kept, apart)
+    least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
+    nearest.distances[least.argsort()[FAR_SIGHTED:], 2:] = torch.nan
+    return nearest, place
 
 
 def _of_distances(
@@ -131,7 +139,6 @@ def _of_distances(
     points' groups.
     """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    rate = partial(_rate_of_ratios, method=method, discard_fraction=discarded)
     distances = distances.cpu().double()
     first, second = distances[:, :2].unbind(1)
     left_out = None if group is None else first.new_full((num_groups,), math.nan)
@@ -144,8 +151,10 @@ def _of_distances(
     log_mu, order = (second / first).log().sort()
     if group is not None:
         in_order = group.cpu()[order]
-        left_out = torch.stack([rate(log_mu[in_order != i]) for i in range(num_groups)])
-    return DimensionEstimate(float(rate(log_mu)), len(first), left_out, next_scale)
+        others = (log_mu[in_order != i] for i in range(num_groups))
+        left_out = torch.stack([_rate_of_ratios(each, method, discarded) for each in others])
+    dimension = float(_rate_of_ratios(log_mu, method, discarded))
+    return DimensionEstimate(dimension, len(first), left_out, next_scale)
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
@@ -166,9 +175,9 @@ def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Ten
     num_used = math.floor(len(log_mu) * (1 - discard_fraction) + 1e-9)
     if method == "fit":
         num_used = min(num_used, len(log_mu) - 1)  # the last one's rank has no logarithm
-    if num_used < 2:
+    used = log_mu[: max(0, num_used)]
+    if num_used < 2 or not bool(used.sum() > _EQUAL * num_used):
         return log_mu.new_tensor(math.nan)
-    used = log_mu[:num_used]
     if method == "fit":
         log_rank = -torch.log1p(
             -torch.arange(1, num_used + 1, dtype=used.dtype, device="cpu") / len(log_mu)
@@ -243,10 +252,11 @@ def gride_dimensions(
     >>> gride_dimensions(x, (1, 4, 16)).dimensions.round()
     tensor([2., 2., 2.], dtype=torch.float64)
     """
-    kept, place = distinct_rows(x, duplicate_tolerance)
-    points = x if len(kept) == len(x) else x[kept]
+    rows = Neighbors(x)
+    kept, place = rows.distinct(duplicate_tolerance)
+    nearest = rows.nearest(2 * max(scales), kept)
     group = None if groups is None else point_groups(groups, place, len(kept))
-    return _at_scales(nearest_distances(points, 2 * max(scales)), scales, group, num_groups)
+    return _at_scales(nearest.distances, scales, group, num_groups)
 
 
 def _at_scales(
@@ -283,7 +293,7 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
         return log_mu.new_full((2,), torch.nan)
     mu = log_mu.exp()
     middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
-    used = log_mu[mu < middle + 20 * (high - middle)]
+    used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
     count, total = len(used), used.sum()
     if count < 2 or not bool(total > _EQUAL * count):
         return log_mu.new_full((2,), torch.nan)
@@ -332,7 +342,6 @@ class LabelledEstimates(NamedTuple):
     same_sequence: Tensor | None = None
 
 
-@stepwise
 def labelled_dimensions(
     x: Tensor,
     labels: RowLabels,
@@ -344,8 +353,7 @@ def labelled_dimensions(
     groups: Tensor | None = None,
     num_groups: int = 0,
     apart: bool = False,
-    projected: Projections | None = None,
-) -> Computation[LabelledEstimates]:
+) -> LabelledEstimates:
     """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those
     within them.
 
@@ -362,7 +370,7 @@ def labelled_dimensions(
 
     Args:
         x: shape (n, d), any floating dtype, finite.
-        labels: of the rows; on the CPU where these are on a device.
+        labels: of the rows, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.
         discard_fraction: of TwoNN.
@@ -371,120 +379,51 @@ def labelled_dimensions(
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
         apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
-        projected: the `projections` of ``x``, where they are known; used where ``x`` is on a
-            device.
 
     Returns:
         The estimates, and the shares of rows whose nearest distinct row is of their type and
         sequence.
     """
-    if is_asynchronous(x.device):
-        labels, (groups,) = yield from on_host(labels, (groups,))
-        found = yield from _neighbors_on_device(
-            x, labels, scales, duplicate_tolerance, projected, apart=apart
-        )
+    types, sequences = (
+        None if each is None else each.to(x.device) for each in (labels.types, labels.sequences)
+    )
+    labels = RowLabels(types, sequences, labels.order.to(x.device))
+    groups = None if groups is None else groups.to(x.device)
+    others = sequences if apart else None
+    searched = Neighbors(x)
+    if scales:
+        kept, place = searched.distinct(duplicate_tolerance)
+        every = searched.nearest(2 * max(scales), kept, others)
     else:
-        found = _neighbors(x, labels, scales, duplicate_tolerance, apart=apart)
+        every, place = _nearest_points(searched, duplicate_tolerance, labels.order, others)
 
     def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
         if scales:
             return _at_scales(distances, scales, group, num_groups)
         return _of_distances(distances, method, discard_fraction, group, num_groups)
 
-    def of_some(rows: Tensor, distances: Tensor) -> DimensionEstimate | ScaleEstimates:
-        has_all = distances.isfinite().all(1)
+    def among(rows: Tensor, *of_neighbors: Tensor) -> DimensionEstimate | ScaleEstimates:
+        """Of these rows, those that have all neighbours with the right labels."""
+        distances = searched.nearest(2 * max(scales, default=1), rows, *of_neighbors).distances
+        has_all = distances.isfinite().all(1) if of_neighbors else slice(None)
         return estimate(distances[has_all], None if groups is None else groups[rows][has_all])
 
     def shares(of: Tensor | None) -> Tensor | None:
-        return None if of is None or scales else same_label_shares(found.every, found.place, of)
+        return None if of is None or scales else same_label_shares(every, place, of)
 
-    every = found.every.distances
+    between = within = None
+    if types is not None:
+        between = among(_one_of_each_type(labels, place))
+    if types is not None and sequences is not None:
+        within = among(_repeated(labels, place), sequences, types)
+    group = None if groups is None else point_groups(groups, place, len(every.distances))
     return LabelledEstimates(
-        estimate(every, None if groups is None else point_groups(groups, found.place, len(every))),
-        None
-        if found.between is None
-        else estimate(found.between[1], None if groups is None else groups[found.between[0]]),
-        None if found.within is None else of_some(*found.within),
-        shares(labels.types),
-        shares(labels.sequences),
+        estimate(every.distances, group),
+        between,
+        within,
+        shares(types),
+        shares(sequences),
     )
-
-
-class _Neighbors(NamedTuple):
-    """Nearest of the distinct rows, and of those between and within token types, where these are
-    known.
-    """
-
-    every: Nearest
-    place: Tensor  # among the distinct rows of each row, shape (n,)
-    between: tuple[Tensor, Tensor] | None = None  # indices of the rows, and distances
-    within: tuple[Tensor, Tensor] | None = None
-
-
-def _neighbors(
-    x: Tensor, labels: RowLabels, scales: Sequence[int], duplicate_tolerance: float, *, apart: bool
-) -> _Neighbors:
-    """Neighbours of rows on a CPU, one search after the other."""
-    sequences = labels.sequences if apart else None
-    operand = None if scales else rounded_rows(x)
-    if scales:
-        kept, place = distinct_rows(x, duplicate_tolerance)
-        distances = nearest_distances(
-            x[kept], 2 * max(scales), None if sequences is None else sequences[kept]
-        )
-        every = Nearest(distances, kept[:0])
-    else:
-        every, place = distinct_nearest(x, duplicate_tolerance, operand, labels.order, sequences)
-
-    def neighbors(
-        rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        if not scales:
-            return rows, few_nearest(
-                x, 2, operand, among=rows, apart=apart, together=together
-            ).distances
-        apart, together = (None if each is None else each[rows] for each in (apart, together))
-        return rows, nearest_distances(x[rows], 2 * max(scales), apart, together)
-
-    found = _Neighbors(every, place)
-    if labels.types is not None:
-        found = found._replace(between=neighbors(_one_of_each_type(labels, place)))
-    if labels.types is not None and labels.sequences is not None:
-        found = found._replace(
-            within=neighbors(_repeated(labels, place), labels.sequences, labels.types)
-        )
-    return found
-
-
-def _neighbors_on_device(
-    x: Tensor,
-    labels: RowLabels,
-    scales: Sequence[int],
-    duplicate_tolerance: float,
-    projected: Projections | None,
-    *,
-    apart: bool,
-) -> Computation[_Neighbors]:
-    """Neighbours of rows on a device, all searches side by side and with those of other layers."""
-    projected = (yield from projections(x)) if projected is None else projected
-    kept, place = yield from distinct_by_projections(x, projected, duplicate_tolerance)
-    k = 2 * max(scales) if scales else 2
-    searches = [Search(x, kept, k if scales else 4, labels.sequences if apart else None)]
-    if labels.types is not None:
-        searches.append(Search(x, _one_of_each_type(labels, place), k))
-    if labels.types is not None and labels.sequences is not None:
-        searches.append(Search(x, _repeated(labels, place), k, labels.sequences, labels.types))
-    every, *others = yield from at_once(*(called(nearest_of_searches, each) for each in searches))
-    if not scales:
-        near_sighted = torch.ones(len(kept), dtype=torch.bool, device="cpu").index_fill(
-            0, far_sighted(labels.order, place), False
-        )
-        every.distances[near_sighted, 2:] = torch.nan
-    found = [
-        (search.rows, nearest.distances)
-        for search, nearest in zip(searches[1:], others, strict=True)
-    ]
-    return _Neighbors(every, place, *found)
 
 
 def first_of_each(labels: Tensor, order: Tensor) -> Tensor:

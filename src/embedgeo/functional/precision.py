@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
-from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -13,8 +12,6 @@ from torch import Tensor
 
 _MEASURED = (256, 512)  # rows, and their width, whose products tell what the processor is fast in
 _ROUNDS = 3  # of these products
-_MEASURING = Lock()  # one thread measures, without the others beside it
-_SUMMED_COLUMNS = 128  # number of columns whose squares are summed in float32 at a time
 
 Sums = TypeVar("Sums", bound=NamedTuple)
 
@@ -71,21 +68,15 @@ def on_one_device(state: Sums) -> Sums:
     return state._replace(**{name: getattr(state, name).to(device) for name in names})
 
 
+@cache
 def search_dtype(device: torch.device) -> torch.dtype:
-    """Dtype of first products of rows, whose rounding is then looked after: the one with the least
-    time on a CPU.
+    """Return the dtype in which rows of bfloat16 are multiplied when their neighbours are searched.
+
+    On a CPU it is the faster one of float32 and bfloat16, as one product of each tells the first
+    time; elsewhere float32.
     """
     if device.type != "cpu":
         return torch.float32
-    with _MEASURING:
-        return fastest_products()
-
-
-@cache
-def fastest_products() -> torch.dtype:
-    """The dtype, of float32 and bfloat16, in which the processor takes products in less time, as
-    measured once.
-    """
     return min(torch.float32, torch.bfloat16, key=_seconds_of_product)
 
 
@@ -164,53 +155,12 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
     return norms
 
 
-def fast_row_norms(rows: Tensor) -> Tensor:
-    """Euclidean norms of rows, (..., d), to 1e-6: squares of float32 are summed in it, over a few
-    columns at a time.
-
-    Those that overflow in float32 make the norm infinite; those that underflow count as 0.
-    """
-    if rows.dtype == torch.float32 and rows.shape[-1] % _SUMMED_COLUMNS == 0:
-        rows = torch.linalg.vector_norm(rows.unflatten(-1, (-1, _SUMMED_COLUMNS)), dim=-1)
-    return row_norms(rows)
-
-
-def product_dtype(x: Tensor) -> torch.dtype:
-    """The dtype of rows, or a wider one, in which their products are in full precision with the
-    process's settings.
-
-    These are left alone, for other threads train under them: see `matmul_precision`.
-    """
-    if x.dtype != torch.float32:
-        return x.dtype
-    settings = _fp32_products()
-    if not settings:  # a torch before 2.9, where one holds for all
-        is_full = torch.get_float32_matmul_precision() == "highest"
-    else:
-        is_full = settings["cuda" if x.device.type == "cuda" else "mkldnn"].fp32_precision in (
-            "ieee",
-            "none",
-        )
-    return torch.float32 if is_full else accumulator_dtype(x.device)
-
-
 def _fp32_products() -> dict[str, Any]:
     """Holders of the precision of float32 products, by backend; empty in a torch before 2.9."""
     found = {
         name: getattr(getattr(torch.backends, name), "matmul", None) for name in ("mkldnn", "cuda")
     }
     return found if all(hasattr(each, "fp32_precision") for each in found.values()) else {}
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Context without autocast; where there is none, nothing is left at its end that other threads
-    would notice.
-    """
-    return (
-        torch.autocast(device.type, enabled=False)
-        if torch.is_autocast_enabled(device.type)
-        else nullcontext()
-    )
 
 
 @contextmanager

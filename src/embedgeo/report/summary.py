@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
-from embedgeo.functional.neighbors import FAR_SIGHTED
+from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import DRIFT, GAUSSIAN, headlines, in_order, term
 from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.records import loss_outliers
