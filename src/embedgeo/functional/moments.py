@@ -271,7 +271,7 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     either out of range.
     """
     quotient = numerator / denominator
-    size = denominator.abs()
+    size = denominator.to(quotient.dtype).abs()
     is_undefined = (size < torch.finfo(quotient.dtype).tiny) | size.isinf() | numerator.isinf()
     return quotient.masked_fill(is_undefined, torch.nan)
 
@@ -313,10 +313,12 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     >>> [values[key].item() for key in ("Q", "M", "V")]
     [5.0, 4.0, 1.0]
     """
-    n, m2 = moments.n, without_rounding(moments.m2, moments.n[..., None], moments.mean)
-    norm_m2 = without_rounding_of_one(moments.norm_m2, n, moments.norm_mean)
-    # a mean may be 0 where squares have vanished
-    m2 = torch.where(norm_m2.isnan()[..., None], torch.nan, m2)
+    n = moments.n
+    # a mean may be 0 where squares have vanished, which its norm tells: as one more coordinate
+    squares = torch.cat((moments.m2, moments.norm_m2[..., None]), -1)
+    means = torch.cat((moments.mean, moments.norm_mean[..., None]), -1)
+    squares = without_rounding(squares, n[..., None], means)
+    m2, norm_m2 = squares[..., :-1], squares[..., -1]
     norm_mean, norm_max = (
         torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max)
     )

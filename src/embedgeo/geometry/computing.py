@@ -50,11 +50,12 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
         if isinstance(of_layer, Exception):
             of_layer.add_note(f"at layer {layer.name!r}")
             raise of_layer
+        width = layer.metrics.width
         records += [
             Record(
                 layer=layer.name,
                 layer_index=layer.layer_index,
-                width=layer.metrics.width,
+                width=width,
                 metric=key,
                 value=value,
                 stderr=stderr,
