@@ -165,7 +165,9 @@ class Sample(NamedTuple):
         copied.
         """
         parts = [self.rows, other.rows]
-        keys, labels, positions = other.keys, other.labels, other.positions
+        keys = other.keys
+        labels = other.labels
+        positions = other.positions
         if len(self.keys):
             keys = torch.cat((self.keys, keys))
             labels = torch.cat((self.labels, labels))

@@ -377,13 +377,14 @@ class TokenMoments(GeometryMetric):
         types = _in_range(every, self.count_range)
         n_with_ids = types.n.sum()
         if self.count_range is None:
-            values = of_types = moment_values(self.load(Moments))
+            values = moment_values(self.load(Moments))
             num_untyped = self._num_untyped()
-            if bool(num_untyped > 0):
-                of_types = variance_values(*types.pooled())
-                n_with_ids = n_with_ids + num_untyped
+            n_with_ids = n_with_ids + num_untyped
+            is_mixed = bool(num_untyped > 0)
+            of_types = variance_values(*types.pooled()) if is_mixed else values
         else:
-            values = of_types = variance_values(*types.pooled())
+            values = variance_values(*types.pooled())
+            of_types = values
         n = values["n"]
         values["n_nonfinite"] = self.num_nonfinite.to(n)
         if not has_token_values(n, n_with_ids):
