@@ -2,11 +2,12 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 from hypothesis import settings
+
+from tests.shared_runs import demo, made_once, reported, swept  # noqa: F401 (fixtures)
 
 # The same examples every time in the ordinary run; `--hypothesis-profile=fuzz` draws new and many
 # more ones for the tests that do not fix their number.
@@ -28,11 +29,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     from tests.pretended import COMPILER, load_guard
 
-    on_gpu = Path(__file__).parent / "cuda"
     modules = [vars(getattr(item, "module", pytest)) for item in session.items]
-    is_needed = any("pretended" in names for names in modules) or any(
-        item.path.is_relative_to(on_gpu) for item in session.items
-    )
+    is_needed = any("pretended" in names for names in modules)
     if is_needed and COMPILER is not None and not torch.cuda.is_available():
         load_guard()
 
@@ -92,16 +90,10 @@ def pytest_terminal_summary(
             terminalreporter.write_line(line)
 
 
-@pytest.fixture
-def unpainted() -> Iterator[None]:
-    """Figures are made, but not painted, which takes most of the time of a report."""
-    from matplotlib.figure import Figure
+@pytest.fixture(name="unpainted")
+def _unpainted() -> Iterator[None]:
+    """Figures are made, but not painted."""
+    from tests.unpainted import unpainted
 
-    def write_nothing(figure: Figure, path: Path, **options: object) -> None:
-        path.write_text("")
-
-    with (
-        mock.patch("embedgeo.drawing.png", return_value=(b"a picture", 1, 1)),
-        mock.patch.object(Figure, "savefig", write_nothing),
-    ):
+    with unpainted():
         yield

@@ -1,42 +1,25 @@
-"""A GPU that is not there: tensors of ``cuda:0`` that lie in the CPU's memory, and a count of what
-is asked of them.
+"""A GPU that is not there: tensors of ``cuda:0`` that lie in the CPU's memory.
 
 Within `pretended` the branches for CUDA run on a CPU. A tensor on the device, `OnGPU`, holds one of
-the CPU; a dispatch mode does the work on that, refuses to mix the two devices, and counts what a
-GPU would have to do. A mode is local to its thread: threads that start within the context enter one
-of their own, and count together.
-
-What is counted is an estimate. A launch is an operation that is no view: some take several kernels.
-A wait is an operation whose result the host must know before it goes on: a number, a shape that
-depends on values, a copy to the CPU, the status of linear algebra, a stream that is waited for.
-Copies to the device are counted beside: those that are not ``non_blocking`` wait for what was
-launched before, too.
-
-No kernel of CUDA runs and there are no streams, so that neither their rounding nor their races are
-tested. Autocast on CUDA does nothing. Backward passes are computed, but their devices are not
-looked at.
+the CPU; a dispatch mode does the work on that, and refuses to mix the two devices. No kernel of
+CUDA runs and there are no streams, so that neither their rounding nor their races are tested.
+Autocast on CUDA does nothing. Backward passes are computed, but their devices are not looked at.
 """
 
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-import embedgeo
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 STANDARD = "-std=c++20"
@@ -72,90 +55,8 @@ have not.
 """
 
 aten = torch.ops.aten
-PACKAGE = str(Path(embedgeo.__file__).parent)
-WITHOUT_LAUNCH = {
-    aten.empty,
-    aten.empty_like,
-    aten.empty_strided,
-    aten.new_empty,
-    aten.new_empty_strided,
-    aten._unsafe_view,
-}
-"""Operations that launch nothing, beside views."""
-LINEAR_ALGEBRA = {
-    aten._linalg_check_errors,
-    aten._linalg_eigh,
-    aten._linalg_svd,
-    aten.linalg_eig,
-    aten.linalg_lstsq,
-    aten.linalg_qr,
-}
-"""Operations after which torch has a look at their status, on the host."""
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 FILLING = {aten.fill_, aten.masked_fill, aten.masked_fill_}
-VALUES_ON_HOST = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
-
-
-class Asked(NamedTuple):
-    """Totals of what a GPU would be asked for."""
-
-    launches: float
-    waits: float
-    copies: float  # to the device
-    bytes_to_host: float
-
-
-class Count:
-    """What has been asked of the device since the last `clear`: by line of the package, and
-    operation.
-    """
-
-    def __init__(self) -> None:
-        self.launches, self.waits, self.copies, self.bytes_to_host = (
-            Counter[str]() for _ in Asked._fields
-        )
-        self._lock = threading.Lock()
-
-    def add(
-        self,
-        operation: object,
-        *,
-        launches: int = 0,
-        waits: int = 0,
-        copies: int = 0,
-        bytes_to_host: int = 0,
-    ) -> None:
-        place = f"{_line()} {operation}"
-        with self._lock:
-            self.launches[place] += launches
-            self.waits[place] += waits
-            self.copies[place] += copies
-            self.bytes_to_host[place] += bytes_to_host
-
-    def clear(self) -> None:
-        with self._lock:
-            for each in (self.launches, self.waits, self.copies, self.bytes_to_host):
-                each.clear()
-
-    def asked(self) -> Asked:
-        """The totals."""
-        with self._lock:
-            return Asked(
-                *(
-                    each.total()
-                    for each in (self.launches, self.waits, self.copies, self.bytes_to_host)
-                )
-            )
-
-
-def _line() -> str:
-    """The innermost line of the package that is being run."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            return f"{frame.f_code.co_filename.removeprefix(PACKAGE)[1:]}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "elsewhere"
 
 
 class OnGPU(Tensor):
@@ -207,9 +108,8 @@ _running = threading.local()
 class _Mode(TorchDispatchMode):
     """Does in one thread what is asked of the pretended device, on the CPU."""
 
-    def __init__(self, count: Count) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.count = count
         self.is_backward = False
 
     def __enter__(self):
@@ -246,14 +146,6 @@ class _Mode(TorchDispatchMode):
         stays = self.is_backward or asked is None or asked.type == "cuda"
         if kind is aten.copy_:
             stays = isinstance(args[0], OnGPU)
-        if is_copy and stays != isinstance(tensors[-1], OnGPU):
-            moved = tensors[-1].nbytes
-            blocks = bool(moved) and not (kwargs.get("non_blocking") or args[2:] == (True,))
-            counted = {"copies": blocks} if stays else {"waits": blocks, "bytes_to_host": moved}
-            self.count.add(func, launches=bool(moved), **counted)
-        else:
-            is_free = func.is_view or is_other_view or kind in WITHOUT_LAUNCH
-            self.count.add(func, launches=not is_free, waits=_must_wait(func, args, kwargs))
         given = {id(each.memory if isinstance(each, OnGPU) else each): each for each in tensors}
 
         def on_device(value):
@@ -302,20 +194,6 @@ def _compute(func, args, kwargs):
     return func(*args, **kwargs)
 
 
-def _must_wait(func, args, kwargs) -> bool:
-    """Tell if the host waits for the result of an operation, or for its shape."""
-    kind = func.overloadpacket
-    if kind in INDEXING:
-        masks = [
-            each for each in args[1] if each is not None and each.dtype in (torch.bool, torch.uint8)
-        ]
-        is_fill = len(args) > 2 and len(args[1]) == 1 and not isinstance(args[2], OnGPU)
-        return bool(masks) and not is_fill
-    if kind is aten.repeat_interleave:
-        return kwargs.get("output_size") is None
-    return kind in LINEAR_ALGEBRA or not VALUES_ON_HOST.isdisjoint(func.tags)
-
-
 @cache
 def load_guard() -> None:
     """Compile and load the `GUARD`, once a process, in which it stays; before the first backward
@@ -342,41 +220,23 @@ def load_guard() -> None:
 
 
 @contextmanager
-def pretended() -> Iterator[Count]:
-    """Context in which there is a GPU, and its `Count`; modules and tensors go to it by
-    ``.to("cuda")``.
-    """
+def pretended() -> Iterator[None]:
+    """Context in which there is a GPU; modules and tensors go to it by ``.to("cuda")``."""
     load_guard()
-    count = Count()
-    tensor, run = torch.tensor, threading.Thread.run
+    tensor = torch.tensor
 
     def made(data, *, device=None, **options):
         return tensor(data, **options) if device is None else tensor(data, **options).to(device)
 
-    def run_in_mode(thread):
-        with _Mode(count):
-            run(thread)
-
-    def wait(*_):
-        count.add("synchronize", waits=1)
-
-    def stream(*_):
-        return SimpleNamespace(wait_stream=lambda _: None, synchronize=wait)
-
     overwritten = torch.__future__.get_overwrite_module_params_on_conversion()
-    with ExitStack() as stack:
-        for name, replaced in {
-            "_lazy_init": lambda: None,
-            "is_available": lambda: True,
-            "Stream": stream,
-            "current_stream": stream,
-            "stream": nullcontext,
-            "synchronize": wait,
-        }.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, replaced))
-        stack.enter_context(mock.patch.object(torch, "tensor", made))
-        stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
-        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwritten)
+    with (
+        mock.patch.object(torch.cuda, "_lazy_init"),
+        mock.patch.object(torch.cuda, "is_available", return_value=True),
+        mock.patch.object(torch, "tensor", made),
+        _Mode(),
+    ):
         torch.__future__.set_overwrite_module_params_on_conversion(True)
-        stack.enter_context(_Mode(count))
-        yield count
+        try:
+            yield
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(overwritten)

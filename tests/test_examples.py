@@ -1,7 +1,5 @@
-import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +8,7 @@ import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from embedgeo import presets
 from embedgeo.cli import main
-from embedgeo.text import builtin_corpus, train_tokenizer
-from tests.models import gpt_neox
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +20,7 @@ def run_example(name: str, *arguments: object) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=200,
+        timeout=600,
         check=True,
     )
 
@@ -57,22 +52,6 @@ def test_an_example_is_written_with_what_it_is_run_with_and_replaces_nothing(
     assert capsys.readouterr().out.splitlines() == [f"written: {name}" for name in names]
     for name in names:
         assert (tmp_path / name).read_bytes() == (ROOT / "examples" / name).read_bytes()
-
-
-def test_what_a_file_manager_leaves_is_neither_an_example_nor_a_preset(tmp_path: Path) -> None:
-    for name in (
-        "examples/.DS_Store",
-        "examples/loop.py",
-        "configs/._pythia.yaml",
-        "configs/pythia.yaml",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"\x00\xff")
-    copied = shutil.copy(presets.__file__, tmp_path)  # it looks beside itself
-    spec = importlib.util.spec_from_file_location("presets_beside_others", copied)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert [*module.example_files(), *module.preset_files()] == ["loop", "pythia"]
 
 
 def test_an_unknown_example_is_answered_with_those_there_are(
@@ -118,14 +97,8 @@ def test_pretrain_runs_with_the_monitor_that_its_configuration_adds(tmp_path: Pa
     layers = ("embed", "block.00", "block.03", "mean_last4")
     assert {f"geometry.anisotropy/{layer}" for layer in layers} <= set(events.Tags()["scalars"])
     assert [scalar.step for scalar in events.Scalars("geometry.anisotropy/embed")] == [0, 1, 2, 4]
-    assert sorted(
-        pd.read_parquet(tmp_path / "pretrain" / "version_0" / "history.parquet")["step"].unique()
-    ) == [
-        0,
-        1,
-        2,
-        4,
-    ]
+    history = pd.read_parquet(tmp_path / "pretrain" / "version_0" / "history.parquet")
+    assert sorted(history["step"].unique()) == [0, 1, 2, 4]
 
 
 @pytest.mark.slow
@@ -158,15 +131,3 @@ def test_observe_prints_numbers_that_the_documentation_defines() -> None:
         assert 1.8 < at["intrinsic_dimension"] < 2.8
         assert at["M_over_Q"] < 0.1
         assert 2 < at["anisotropy"] / at["anisotropy_null"] < 8
-
-
-@pytest.mark.slow
-def test_observe_says_nothing_about_random_weights_of_a_model_that_is_given(tmp_path: Path) -> None:
-    text = "\n\n".join(builtin_corpus()[:2])
-    train_tokenizer(text, 300).save_pretrained(tmp_path)
-    gpt_neox(vocab_size=300, num_hidden_layers=4, max_position_embeddings=128).save_pretrained(
-        tmp_path
-    )
-    printed = run_example("observe.py", tmp_path).stdout
-    assert "block.03" in printed
-    assert "Random" not in printed

@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 
 import embedgeo
 from embedgeo import extras
+from embedgeo.cli import main
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -20,7 +21,7 @@ PROJECT = PYPROJECT["project"]
 
 def run(code):
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False
     )
 
 
@@ -34,32 +35,14 @@ def test_what_is_asked_for_is_imported_when_it_is_and_nothing_else():
         print(embedgeo.functional.two_nearest_distances.__name__)
         print({"scipy", "numba", "sklearn", "skdim"} & sys.modules.keys())
         assert not {"metrics", "observe", "text"} & vars(embedgeo).keys()
-        print(embedgeo.metrics.TokenMoments.__name__, embedgeo.observe.__name__)
-        print({"numba", "sklearn", "skdim"} & sys.modules.keys())
-        print(embedgeo.text.builtin_corpus.__name__)
-    """)
-    lines = [
-        "set()",
-        "two_nearest_distances",
-        "set()",
-        "TokenMoments observe",
-        "set()",
-        "builtin_corpus",
-    ]
-    assert done.stdout.splitlines() == lines, done.stderr
-
-
-@pytest.mark.slow
-def test_the_monitor_imports_nothing_beside_lightning_and_torch():
-    done = run("""if True:
-        import sys
         import lightning, torch
         before = set(sys.modules)
         from embedgeo import GeometryMonitor
         added = {name.partition(".")[0] for name in sys.modules.keys() - before}
         print(added - sys.stdlib_module_names)
     """)
-    assert done.stdout == "{'embedgeo'}\n", done.stderr
+    lines = ["set()", "two_nearest_distances", "set()", "{'embedgeo'}"]
+    assert done.stdout.splitlines() == lines, done.stderr
 
 
 def python_with(folder, extra, *arguments):
@@ -88,7 +71,7 @@ def python_with(folder, extra, *arguments):
     command = [sys.executable, "-S", *arguments]  # -S: without the packages of this environment
     path = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=ROOT, env=path, check=False
+        command, capture_output=True, text=True, timeout=600, cwd=ROOT, env=path, check=False
     )
 
 
@@ -103,26 +86,20 @@ def test_the_core_works_without_the_packages_of_the_extras(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "packages", "others"),
     [
-        (
-            "report",
-            ["report", "results"],
-            {"transformers", "huggingface_hub", "tokenizers", "sentencex"},
-        ),
+        ("report", ["report", "results"], {"transformers", "huggingface_hub", "tokenizers"}),
         ("sweep", ["checkpoints", "text", "sweep"], {"matplotlib", "scipy"}),
     ],
 )
 def test_an_extra_has_what_its_commands_import(extra, packages, others, tmp_path):
     """``make package`` runs them, but with both extras."""
-    sources = [
-        path for package in packages for path in (ROOT / "src/embedgeo" / package).glob("*.py")
-    ]
     modules = [
-        f"embedgeo.{path.parent.name}.{path.stem}".removesuffix(".__init__") for path in sources
+        f"embedgeo.{package}.{path.stem}".removesuffix(".__init__")
+        for package in packages
+        for path in (ROOT / "src/embedgeo" / package).glob("*.py")
     ]
     wanted = [name for name in modules if name != "embedgeo.sweep.cluster"]  # of the extra ray
-    done = python_with(
-        tmp_path / "packages", extra, "-c", f"import embedgeo.cli, {', '.join(wanted)}"
-    )
+    code = f"import embedgeo.cli, {', '.join(wanted)}"
+    done = python_with(tmp_path / "packages", extra, "-c", code)
     assert done.returncode == 0, done.stderr
     assert not [name for name in others if (tmp_path / "packages" / name).exists()]
 
@@ -163,11 +140,13 @@ def test_what_is_missing_has_the_name_that_pip_knows(monkeypatch):
         extras.require_extra("report", "it", "PIL", "yaml")
 
 
-@pytest.mark.slow
-def test_the_page_of_installing_shows_what_is_said_without_an_extra(tmp_path):
-    done = python_with(tmp_path / "packages", "sweep", "-m", "embedgeo.cli", "report", "a-run")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+def test_the_page_of_installing_shows_what_is_said_without_an_extra(monkeypatch, capsys):
+    for module in ("matplotlib", "scipy"):
+        monkeypatch.setitem(sys.modules, module, None)
+    for module in [name for name in sys.modules if name.startswith("embedgeo.report")]:
+        monkeypatch.delitem(sys.modules, module)
+    assert main(["report", "a-run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line in (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
 
 
@@ -203,11 +182,3 @@ def test_make_help_lists_every_target_on_one_screen():
     ).split()
     assert sorted(re.findall(r"^  make (\S+) {2,}\S", done.stdout, re.M)) == sorted(targets)
     assert len(done.stdout.splitlines()) <= 24
-
-
-def test_make_clean_leaves_what_runs_have_written():
-    lines = (ROOT / "Makefile").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("clean:"))
-    recipe = " ".join(line for line in lines[start + 1 :] if line.startswith("\t"))
-    assert recipe.split()[:3] == ["rm", "-rf", ".venv"]
-    assert not {"runs", "lightning_logs", "runs/"} & set(recipe.split())

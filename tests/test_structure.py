@@ -5,11 +5,8 @@ sources.
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "embedgeo"
@@ -17,15 +14,6 @@ MODULES = {
     path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text())
     for path in sorted(PACKAGE.rglob("*.py"))
 }
-AROUND = sorted(
-    {
-        path.parent.relative_to(ROOT).as_posix()
-        for folder in ("benchmarks", "examples", "tests")
-        for path in (ROOT / folder).rglob("*.py")
-    }
-)
-"""Folders with Python files that are not the package's."""
-
 PRIVATE = re.compile(r"_[^_].*")
 
 PUBLIC_UNDERSCORES = {
@@ -116,12 +104,12 @@ def patched_names(nodes: Iterable[ast.AST]) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_private_names_stay_in_their_module(module):
-    nodes = [*ast.walk(MODULES[module])]
-    own = private_definitions(MODULES[module]) | PUBLIC_UNDERSCORES | FOREIGN.get(module, set())
-    reached = [place for name, place in reached_private_names(nodes) if name not in own]
-    assert imported_private_names(nodes, "embedgeo") + reached == []
+def test_private_names_stay_in_their_module():
+    for module, tree in MODULES.items():
+        nodes = [*ast.walk(tree)]
+        own = private_definitions(tree) | PUBLIC_UNDERSCORES | FOREIGN.get(module, set())
+        reached = [place for name, place in reached_private_names(nodes) if name not in own]
+        assert imported_private_names(nodes, "embedgeo") + reached == [], module
 
 
 OWN = set[str]().union(*map(private_definitions, MODULES.values()))
@@ -169,35 +157,24 @@ def foreign_names(tree: ast.Module) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_private_names_of_other_packages_are_listed(module):
-    assert foreign_names(MODULES[module]) == FOREIGN.get(module, set())
-
-
-def test_the_table_of_private_names_has_those_that_are_used():
-    """Those of `capture/torch_names.py` it has by what they tell."""
+def test_private_names_of_other_packages_are_listed_and_in_the_table_of_contributing():
+    """Those of `capture/torch_names.py` the table has by what they tell."""
+    for module, tree in MODULES.items():
+        assert foreign_names(tree) == FOREIGN.get(module, set()), module
     table = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Versions")[2]
     assert set(re.findall(r"`([\w/]+\.py)`", table)) >= FOREIGN.keys()
-    written = set(re.findall(r"`(_\w+)`", table))
-    assert written == set[str]().union(
-        *(names for module, names in FOREIGN.items() if "torch_names" not in module)
-    )
+    listed = (names for module, names in FOREIGN.items() if "torch_names" not in module)
+    assert set(re.findall(r"`(_\w+)`", table)) == set[str]().union(*listed)
 
 
-@pytest.mark.parametrize("folder", AROUND)
-def test_nothing_around_the_package_uses_its_private_names(folder):
-    known = set[str]().union(*map(private_definitions, MODULES.values())) - PUBLIC_UNDERSCORES
-    found = []
-    for path in sorted((ROOT / folder).glob("*.py")):
-        nodes = [*ast.walk(ast.parse(path.read_text()))]
-        named = imported_private_names(nodes, "embedgeo", "benchmarks", "tests")
-        named += [
-            place
-            for name, place in reached_private_names(nodes) + patched_names(nodes)
-            if name in known
-        ]
-        found += [f"{path.relative_to(ROOT)}: {name}" for name in named]
-    assert found == []
+def test_nothing_around_the_package_uses_its_private_names():
+    known = OWN - PUBLIC_UNDERSCORES
+    for folder in ("benchmarks", "examples", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            nodes = [*ast.walk(ast.parse(path.read_text()))]
+            reached = reached_private_names(nodes) + patched_names(nodes)
+            named = imported_private_names(nodes, "embedgeo", "benchmarks", "tests")
+            assert named + [place for name, place in reached if name in known] == [], path
 
 
 def test_no_class_has_exactly_one_subclass():
@@ -218,55 +195,15 @@ def test_no_class_has_exactly_one_subclass():
     assert single == {}
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[str, str, bool]]:
-    """Name and docstring of what a module defines, and whether that is a variable or an
-    attribute.
-    """
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            yield getattr(node, "name", "module"), ast.get_docstring(node) or "", False
-        if isinstance(node, ast.Module | ast.ClassDef):
-            for above, below in pairwise(node.body):
-                match above, below:
-                    case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text))):
-                        yield ast.unparse(above), text, True
-
-
-def test_docstrings_say_what_is_there():
-    """They open with a noun phrase or a verb; a variable's may open with a preposition, as a fact
-    of a field.
-    """
-    questions = "What|Which|Whether|How|When|Where|Why|The same|That|As|Like|See"
-    of_variables, of_others = (
-        re.compile(rf"({questions})\b"),
-        re.compile(rf"({questions}|In|Of|For|From|Half)\b"),
-    )
+def test_a_line_is_a_statement():
+    """No chains of assignments, and three names in one only where one is read, too."""
     found = [
-        f"{module}: {name}: {text.splitlines()[0]}"
+        f"{module}:{node.lineno}"
         for module, tree in MODULES.items()
-        for name, text, is_variable in docstrings(tree)
-        if (of_variables if is_variable else of_others).match(text)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and (len(node.targets) > 1 or _is_several_assignments(node))
     ]
     assert found == []
-
-
-def test_a_line_is_a_statement():
-    """Neither semicolons nor chains of assignments; three names in one only where one is read,
-    too.
-    """
-    found = []
-    for module, tree in MODULES.items():
-        for node in ast.walk(tree):
-            bodies = (getattr(node, name, None) for name in ("body", "orelse", "finalbody"))
-            lines = [
-                statement.lineno for body in bodies if isinstance(body, list) for statement in body
-            ]
-            found += [f"{module}:{line}" for line in lines if lines.count(line) > 1]
-            if isinstance(node, ast.Assign) and (
-                len(node.targets) > 1 or _is_several_assignments(node)
-            ):
-                found.append(f"{module}:{node.lineno}")
-    assert sorted(set(found)) == []
 
 
 def _is_several_assignments(node: ast.Assign) -> bool:

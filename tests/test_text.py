@@ -5,16 +5,15 @@ import json
 import os
 import threading
 from collections import Counter
-from contextlib import suppress
+from itertools import product
 
 import pytest
-import torch
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from embedgeo.functional.sampling import row_keys
 from embedgeo.text import builtin_corpus, cut_sequences, read_documents, split_held_out
-from embedgeo.text.reading import cut_texts, hash_documents
+from embedgeo.text.reading import cut_texts
 from embedgeo.text.tokenizing import tokenize_joined, tokenize_texts
 from tests.sweep.tiny import TEXT, tokenize_sequences, tokenizer_files, write_files
 
@@ -65,17 +64,14 @@ def test_what_cannot_be_read_is_named(tmp_path, name, data):
         read_documents([tmp_path / "missing.txt"])
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-32"])
-@pytest.mark.parametrize("name", ["a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"])
-def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path, name, encoding):
+def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path):
     text = "ä→𝄞 and so on"
-    written = (
-        json.dumps({"text": text}, ensure_ascii=False) + "\n" if "json" in name.lower() else text
-    )
-    data = written.encode(encoding)
-    data = b"\xfe\xff" + data if encoding == "utf-16-be" else data
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
-    assert read_documents([tmp_path / name]) == [text]
+    marks = {"utf-8-sig": b"", "utf-16": b"", "utf-16-be": b"\xfe\xff", "utf-32": b""}
+    for encoding, name in product(marks, ("a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl")):
+        line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
+        data = marks[encoding] + (text if name == "a.txt" else line).encode(encoding)
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
+        assert read_documents([tmp_path / name]) == [text]
 
 
 @pytest.mark.parametrize(
@@ -105,52 +101,25 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_read_if_it_ends(tmp_path):
         ):
             read_documents([path])
 
-    def write(num_times):
-        with suppress(BrokenPipeError), (tmp_path / "pipe").open("wb") as pipe:
-            for _ in range(num_times):
-                pipe.write(b"endless " * 2**17)
-
     os.mkfifo(tmp_path / "pipe")
-    threading.Thread(target=write, args=(2,)).start()
-    assert read_documents([tmp_path / "pipe"]) == ["endless " * 2**18]
-    writer = threading.Thread(target=write, args=(1000,))
-    writer.start()
-    with pytest.raises(
-        ValueError,
-        match=r"pipe is not readable: it is a pipe, which must end within 256 MiB\. Write",
-    ):
-        read_documents([tmp_path / "pipe"])
-    writer.join()
+    written = "endless " * 2**18
+    threading.Thread(target=(tmp_path / "pipe").write_text, args=(written,)).start()
+    assert read_documents([tmp_path / "pipe"]) == [written]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt", "bert"])
 @pytest.mark.parametrize("space", [" ", ""])
-def test_of_a_long_line_no_more_is_tokenized_than_is_needed_and_the_tokens_are_those_of_the_whole(
-    tmp_path, kind, space
-):
+def test_tokens_of_a_long_line_are_those_of_the_whole(tmp_path, kind, space):
     made = made_tokenizer(tmp_path, kind)
-    line = space.join(" ".join(TEXT).split() * 1500)
+    line = space.join(" ".join(TEXT).split() * 500)
     whole = made(line, add_special_tokens=False)["input_ids"]
-    num_letters = []
-
-    def counting(text, **options):
-        num_letters.append(len(text))
-        return made(text, **options)
-
-    joined = tokenize_joined(
-        [line, "x"], counting, seq_len=8, num_tokens=512, special_tokens="none"
-    )
+    asked = {"special_tokens": "none"}
+    joined = tokenize_joined([line, "x"], made, seq_len=8, num_tokens=512, **asked)
     assert joined.token_ids.tolist() == whole[:512]
-    texts = tokenize_texts(
-        [line, line], counting, max_length=50, num_tokens=102, special_tokens="none"
-    )
+    texts = tokenize_texts([line, line], made, max_length=50, num_tokens=102, **asked)
     assert texts.token_ids.tolist() == whole[:50] * 2
     assert texts.num_cut == 2
-    assert max(num_letters) < len(line) / 20
-    rest = tokenize_joined(
-        [line, "x"], made, seq_len=1, num_tokens=len(whole) + 1, special_tokens="none"
-    )
+    rest = tokenize_joined([line, "x"], made, seq_len=1, num_tokens=len(whole) + 1, **asked)
     assert rest.token_ids.tolist() == [*whole, *made("x", add_special_tokens=False)["input_ids"]]
 
 
@@ -159,32 +128,8 @@ def test_every_twelfth_run_of_sixteen_paragraphs_is_held_out():
     assert held_out.split() == [str(i) for i in range(176, 192)]
 
 
-def test_hashes_tell_boundaries_apart():
-    assert hash_documents(["ab", "c"]) != hash_documents(["a", "bc"])
-
-
-def test_decoder_text_is_joined_and_cut_without_special_tokens(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path, tokenizer_files("gpt")))
-    whole = [token for text in TEXT for token in tokenizer(text)["input_ids"]]
-    ids = tokenize_sequences(TEXT, tokenizer, seq_len=8, num_tokens=40)
-    assert ids.flatten().tolist() == whole[:40]
-
-
 def test_tokens_that_fill_no_sequence_are_left_out():
     assert cut_sequences([[1, 2, 3], [4, 5]], seq_len=2).tolist() == [[1, 2], [3, 4]]
-
-
-def test_encoder_sequences_have_their_special_tokens_inside(tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(write_files(tmp_path, tokenizer_files("bert")))
-    ids = tokenize_sequences(TEXT, tokenizer, seq_len=10, num_tokens=45, for_encoder=True)
-    assert ids.shape == (4, 10)
-    assert (ids[:, 0] == tokenizer.cls_token_id).all()
-    assert (ids[:, -1] == tokenizer.sep_token_id).all()
-    plain = [
-        token for text in TEXT for token in tokenizer(text, add_special_tokens=False)["input_ids"]
-    ]
-    assert ids[:, 1:-1].flatten().tolist() == plain[:32]
-    assert not torch.isin(ids[:, 1:-1], torch.tensor(tokenizer.all_special_ids)).any()
 
 
 def test_text_that_is_too_short_is_refused(tokenizer):
@@ -254,8 +199,8 @@ def test_a_share_of_the_texts_is_drawn_whatever_is_asked_of_their_words(unit):
 
 def test_long_documents_are_cut_in_linear_time():
     paragraph = "It came. It went. " * 20
-    texts = cut_texts([(paragraph + "\n \n") * 5000], "sentence")  # a second; as one text, hours
-    assert Counter(texts) == {"It came.": 100_000, "It went.": 100_000}
+    texts = cut_texts([(paragraph + "\n \n") * 1000], "sentence")  # as one text, hours
+    assert Counter(texts) == {"It came.": 20_000, "It went.": 20_000}
     words = ["word"] * 500_000
     parts = list(cut_texts([" ".join(words)], "sentence"))
     assert [len(part) > 2**20 - 9 for part in parts] == [True, True, False]
@@ -342,9 +287,8 @@ def test_every_token_has_its_word_and_words_spelled_alike_are_of_one_type(tmp_pa
 
 def test_sequences_cut_words_and_documents_end_them(tmp_path):
     made = made_tokenizer(tmp_path, "gpt")
-    found = tokenize_joined(
-        ["dog", "dog", "foolishness"], made, seq_len=2, num_tokens=100, with_words=True
-    )
+    documents = ["dog", "dog", "foolishness"]
+    found = tokenize_joined(documents, made, seq_len=2, num_tokens=100, with_words=True)
     pieces = [made.decode([token]) for token in found.token_ids.tolist()]
     ids = found.words.word_ids.tolist()
     for i in range(len(ids) - 1):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from embedgeo.metrics import TokenMoments as TokenMoments
     from embedgeo.metrics import TokenOccurrences as TokenOccurrences
     from embedgeo.metrics import TokenSimilarity as TokenSimilarity
-    from embedgeo.metrics import auto_metrics as auto_metrics
     from embedgeo.metrics import default_metrics as default_metrics
     from embedgeo.metrics import full_metrics as full_metrics
     from embedgeo.metrics import streaming_metrics as streaming_metrics
@@ -52,7 +51,6 @@ _MODULES = {  # by public name
     "TokenSimilarity": "metrics",
     "ablation": "ablations",
     "logit_lens": "ablations",
-    "auto_metrics": "metrics",
     "default_metrics": "metrics",
     "full_metrics": "metrics",
     "load_results": "results",

@@ -3,9 +3,15 @@
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from math import inf
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+T = TypeVar("T")
 
 
 def short(number: float, digits: int = 3) -> str:
@@ -70,16 +76,46 @@ def listed(names: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+GONE = {
+    "max_state_bytes": (
+        "It is gone: a monitor holds token tables while they and their union over the ranks take "
+        "at most 2 GiB, which metrics=embedgeo.default_metrics or embedgeo.streaming_metrics "
+        "decide otherwise, and all else is bounded by a layer's width."
+    ),
+    "background": "It is gone: numbers are computed at the measured step.",
+}
+"""Remedies, by the names of arguments that earlier versions had."""
+
+
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question to be put after an unknown name; empty where none that is known is like it, to the
-    cutoff or more.
+    """A question to be put after an unknown name, or what became of it; empty where none that is
+    known is like it, to the cutoff or more.
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'
     """
+    if (gone := GONE.get(name.removeprefix("--").replace("-", "_"))) is not None:
+        return f" {gone}"
     return "".join(
         f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff)
     )
+
+
+def suggesting(function: Callable[Arguments, T]) -> Callable[Arguments, T]:
+    """Decorator: the error about an unknown keyword says which one may be meant, or what became of
+    it.
+    """
+
+    @wraps(function)
+    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> T:
+        known = signature(function).parameters
+        for name in options.keys() - known.keys():
+            is_made = function.__name__ == "__init__"
+            owner = type(args[0]).__name__ if is_made else function.__name__
+            raise TypeError(f"{owner} has no argument {name!r}.{did_you_mean(name, known)}")
+        return function(*args, **options)
+
+    return checked
 
 
 def reason(error: BaseException) -> str:

@@ -30,15 +30,7 @@ from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, 
 def said(error):
     """An error's words: one line, without advice or colours."""
     line = str(error.value)
-    for unwanted in (
-        "\n",
-        "\x1b",
-        "weights_only",
-        "Weights only",
-        "add_safe_globals",
-        "pytorch.org",
-    ):
-        assert unwanted not in line
+    assert not re.search(r"\n|\x1b|[Ww]eights.only|add_safe_globals|pytorch\.org", line)
     return line
 
 
@@ -89,26 +81,28 @@ def test_the_damaged_one_of_several_weight_files_is_named(tmp_path):
         )
 
 
+BAD = (b"{", b"\xff\xfe", b"[]")
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[]"])
-def test_json_that_cannot_be_read_is_named(tmp_path, name, data):
-    files = {**checkpoint_files(1, shards=True), name: data}
-    write_files(tmp_path, files)
+def test_json_that_cannot_be_read_is_named(tmp_path, name):
+    files = checkpoint_files(1, shards=True)
     contents = Contents(tuple(StoredFile(each, 1, "") for each in files if "model" in each))
-    with pytest.raises(
-        ValueError, match=rf"^{name} cannot be read: .*(JSON|Unicode|must be|object)"
-    ) as error:
-        load_model(tmp_path, contents, dtype=torch.float32)
-    said(error)
+    for data in BAD:
+        write_files(tmp_path, {**files, name: data})
+        why = rf"^{name} cannot be read: .*(JSON|Unicode|must be|object)"
+        with pytest.raises(ValueError, match=why) as error:
+            load_model(tmp_path, contents, dtype=torch.float32)
+        said(error)
 
 
-@pytest.mark.parametrize("data", [b"{", b"\xff\xfe", b"[]", b"{}"])
-@pytest.mark.parametrize("is_file", [True, False])
-def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, data, is_file):
-    write_files(tmp_path, {"tokenizer.json": data})
-    with pytest.raises(ValueError, match=r"^tokenizer\.json cannot be read") as error:
-        load_tokenizer(tmp_path / "tokenizer.json" if is_file else tmp_path)
-    said(error)
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):
+    for data in (*BAD, b"{}"):
+        write_files(tmp_path, {"tokenizer.json": data})
+        for path in (tmp_path / "tokenizer.json", tmp_path):
+            with pytest.raises(ValueError, match=r"^tokenizer\.json cannot be read") as error:
+                load_tokenizer(path)
+            said(error)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "mine.json"])
@@ -158,35 +152,12 @@ def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
         lightning_step(tmp_path / "last.ckpt")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, for /proc")
-@pytest.mark.parametrize(
-    "options", [{"shards": True}, {"as_bin": True}], ids=["safetensors", "bin"]
-)
-def test_weights_of_the_dtype_asked_for_are_mapped_from_their_files(tmp_path, options):
-    (checkpoint,) = list_checkpoints(
-        str(write_files(tmp_path / "step1", checkpoint_files(1, **options)))
-    )
-    model = load_model(checkpoint.path, checkpoint.contents(), dtype=torch.float32).model
-    ranges = [
-        line.split()
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if str(tmp_path) in line
-    ]
-    mapped = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in ranges]
-    for name, weight in model.named_parameters():
-        assert any(first <= weight.data_ptr() < last for first, last in mapped), name
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("fractions.Fraction", Fraction(3)), ("a_module_of_double.double", 6)]
-)
-def test_what_is_named_is_imported_also_from_the_working_directory(
-    name, value, tmp_path, monkeypatch
-):
+def test_what_is_named_is_imported_also_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "a_module_of_double.py").write_text("def double(number):\n    return 2 * number\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    assert import_named(name)(3) == value
+    assert import_named("fractions.Fraction")(3) == Fraction(3)
+    assert import_named("a_module_of_double.double")(3) == 6
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import re
 
 from docs.facts import PAGE, keys_of
-from embedgeo.glossary import OWN
 
 TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -29,22 +28,6 @@ def keys_under(heading):
     return {key for keys, _ in _sections(heading) for key in keys}
 
 
-def _gaussian():
-    """What random rows show, by key: a constant, or a law in words; without keys of which the page
-    has neither.
-    """
-    for keys, text in _sections(""):
-        yield from (
-            (key, str(OWN.find(key).gaussian)) for key in keys if OWN.find(key).gaussian is not None
-        )
-        (law,) = re.findall(
-            r"^- \*Gaussian rows\*: (.*(?:\n  .*)*)\.$", text, flags=re.MULTILINE
-        ) or [""]
-        for part in filter(None, re.split(r";\s+", law)):
-            *names, value = re.split(r"(?<=`):\s+", part)
-            yield from ((key, value) for key in (keys_of(names[0]) if names else keys))
-
-
 def _numbers(heading, first):
     """The numbers in the rows of tables that begin so, with what the row is of."""
     for chapter in _chapters(heading):
@@ -54,15 +37,6 @@ def _numbers(heading, first):
 
 KEYS = [key for keys, _ in _sections("") for key in keys]
 """Every key that is defined."""
-
-GAUSSIAN = dict(_gaussian())
-
-_OTHERS = re.findall(
-    r"^- \*\*(.+?)\*\*\. Here", *_chapters("Other definitions"), flags=re.MULTILINE
-)
-
-CONVENTIONS = [name.replace("\\", "") for name in _OTHERS]
-"""The lines of the list of other definitions."""
 
 _WIDTHS = (2, 8, 32, 128, 768)
 

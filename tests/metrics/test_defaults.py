@@ -1,7 +1,6 @@
-"""Sets of metrics by width, and the memory that metrics take."""
+"""Sets of metrics by width, the choice of a monitor, and the memory that metrics take."""
 
 import logging
-import math
 import re
 from pathlib import Path
 
@@ -16,112 +15,248 @@ from embedgeo import (
     IntrinsicDimension,
     StepMonitor,
     TokenMoments,
-    auto_metrics,
     observe,
 )
+from embedgeo.metrics import default_metrics, full_metrics, streaming_metrics
+from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory, metric_name, table_bytes
 from embedgeo.sweep.measure import metrics_function as sweep_factory
 from embedgeo.sweep.settings import SweepSettings
 from tests.data import metrics as every_metric
-from tests.data import token_rows
-from tests.models import VOCABULARY, gpt_neox, token_batch
-from tests.training.runs import fit
+from tests.models import gpt_neox, token_batch
+from tests.ranks import on_two_ranks
+from tests.training.runs import TinyLM, fit, steps
 
 
-@pytest.mark.parametrize(
-    ("dim", "moments"), [(64, TokenMoments), (1600, TokenMoments), (4096, EmbeddingMoments)]
-)
-def test_what_is_measured_at_a_width(dim, moments):
-    kinds = [type(metric) for metric in auto_metrics(dim)]
-    assert kinds == [moments, Anisotropy, IntrinsicDimension]
+def kinds(metrics):
+    return [metric_name(metric) for metric in metrics]
 
 
-@pytest.mark.parametrize("limit", [1, 1000, 3000, 20_000, 400_000, 10_000_000])
-def test_what_is_held_stays_within_the_limit(limit):
-    metrics = auto_metrics(16, max_state_bytes=limit)
-    for metric in metrics:
-        for seed in range(3):
-            metric.update(*token_rows(1000, 16, seed=seed))
-    assert held(metrics) <= max(limit, EmbeddingMoments(16).state_bytes(0))
+def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
+    for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sketch)")):
+        for make in (
+            default_metrics,
+            streaming_metrics,
+            metric_factory(None),
+            sweep_factory(SweepSettings("m")),
+        ):
+            assert kinds(make(dim))[1] == name
+
+
+def test_what_only_a_scatter_tells_keeps_it():
+    for metrics in (
+        full_metrics(8192),
+        default_metrics(8192, spectrum=True),
+        streaming_metrics(8192, anisotropy_batch=9),
+    ):
+        assert kinds(metrics)[1] == "Anisotropy"
 
 
 @pytest.mark.parametrize("n", [7, 5000])
-def test_the_states_have_the_bytes_that_are_told_beforehand(n):
-    ids = torch.arange(n)
-    for kind, metric in every_metric(8).items():
-        metric.update(torch.randn(n, 8), token_ids=ids % 5, sequence_ids=ids * 0)
-        assert metric.state_bytes(n, 5) == held([metric]), kind
-        assert metric.of_width(9).settings.equal(metric.settings)
-        assert metric.of_width(9).dim == 9
-
-
-def test_what_is_left_out_is_said_in_one_line_when_training_starts(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    monitor = GeometryMonitor(metrics="auto", max_state_bytes=1000, on_error="raise")
-    fit(tmp_path, monitor, max_steps=1)
-    said = [line for record in caplog.records for line in record.getMessage().splitlines()]
-    (line,) = [line for line in said if "leaves out" in line]
-    assert line == (
-        'GeometryMonitor: metrics="auto" leaves out TokenMoments (17.4 kB), Anisotropy (2.21 kB), '
-        "IntrinsicDimension (426 kB) at layers of width 16, with EmbeddingMoments in place of "
-        "TokenMoments. To have "
-        "them raise max_state_bytes."
+@pytest.mark.parametrize("kind", every_metric(1))
+def test_the_states_have_the_bytes_that_are_told_beforehand(kind, n):
+    metric = every_metric(8)[kind]
+    metric.update(
+        torch.randn(n, 8), token_ids=torch.arange(n) % 5, sequence_ids=torch.arange(n) * 0
     )
-    assert any("EmbeddingMoments, every 100 steps" in line for line in said)
-    found = {record["metric"] for record in monitor.history}
-    assert {"Q", "V_W_unbiased"} <= found
-    assert not found & {"anisotropy", "V_W", "intrinsic_dimension"}
+    assert metric.state_bytes(n, 5) == sum(state.nbytes for state in metric.metric_state.values())
+    assert metric.of_width(9).settings.equal(metric.settings)
+    assert metric.of_width(9).dim == 9
 
 
-def test_with_room_for_all_auto_gives_the_default_numbers():
-    model, batch = gpt_neox(), token_batch()
-    histories = []
-    for metrics in (None, "auto"):
-        monitor = StepMonitor(model, metrics=metrics, seed=3, on_error="raise")
-        with monitor.step(0, batch):
-            model(**batch)
-        monitor.close()
-        histories.append(
-            [
-                (r["layer"], r["metric"], r["value"])
-                for r in monitor.history
-                if not math.isnan(r["value"])
-            ]
-        )
-    assert histories[0] == histories[1]
+def held_by_tables(geometry):
+    return sum(
+        state.nbytes
+        for layer in geometry.measured_layers()
+        for metric in layer.metrics.with_copies
+        for name, state in metric.metric_state.items()
+        if name.startswith(("type_", "table_")) and len(state)
+    )
 
 
-def test_a_sweep_takes_auto_and_its_manifest_has_the_limit():
-    settings = SweepSettings("m", metrics="auto", max_state_bytes=3000, spectrum=True)
-    (_, anisotropy) = sweep_factory(settings)(16)
-    assert isinstance(anisotropy, Anisotropy)
-    assert anisotropy.spectrum
-    asked = settings.as_manifest("")
-    assert (asked["metrics"], asked["max_state_bytes"]) == ("auto", 3000)
-    with pytest.raises(ValueError, match="full_metrics does not take max_state_bytes"):
-        sweep_factory(SweepSettings("m", metrics="embedgeo.full_metrics", max_state_bytes=3000))
-
-
-def test_results_of_other_limits_are_not_mixed_in_one_folder(tmp_path):
+@pytest.mark.parametrize("jackknife", [0, 4])
+@pytest.mark.parametrize("layers", ["blocks", "residual"])
+def test_token_tables_take_at_most_the_bytes_that_are_told_beforehand(layers, jackknife):
     model = gpt_neox()
-    for step, limit in enumerate((10_000, 10_000, 20_000)):
-        with observe(model, metrics="auto", max_state_bytes=limit) as geometry:
-            model(**token_batch())
-        if limit == 10_000:
-            geometry.save(tmp_path, model="m", step=step)
-    with pytest.raises(ValueError, match=r"settings|other"):
-        geometry.save(tmp_path, model="m", step=2)
-    assert geometry.settings["metrics"]["num_token_types"] == VOCABULARY
+    bytes_of_rows = []
+    for num_types in (96, 20):
+        ids = torch.arange(8 * 40).view(8, 40) % num_types
+        with observe(model, layers, jackknife=jackknife) as geometry:
+            model(ids)
+        bytes_of_rows.append(held_by_tables(geometry))
+    # 40 rows in each of 8 sequences have all of the vocabulary where groups have two or more
+    told = geometry.table_bytes(8 * 40, num_ranks=1)
+    with_ranks = geometry.table_bytes(8 * 40, num_ranks=3)
+    assert bytes_of_rows[1] < bytes_of_rows[0] <= told
+    assert bytes_of_rows[0] > 0.7 * told
+    assert 2 * told <= with_ranks <= 3 * told
+
+
+def test_a_table_has_no_more_types_than_rows_nor_than_there_are():
+    of_types = TokenMoments(64).state_bytes(0, 1) - TokenMoments(64).state_bytes(0)
+    metrics = default_metrics(64)
+    assert table_bytes(metrics, 100, 7) == 7 * of_types
+    assert table_bytes(metrics, 5, 7) == 5 * of_types
+    assert table_bytes(metrics, 5, 7, num_ranks=2) == (5 + 7) * of_types
+    assert table_bytes(metrics, 100, 70, jackknife=4) == (70 + 4 * 25) * of_types
+    assert table_bytes(streaming_metrics(64), 100, 7) == 0
+
+
+def in_words(window, **options):
+    """Options of a monitor whose token types are as many as words, and whose window so long."""
+    words = torch.arange(12).expand(4, 12) // 2
+    return {
+        "every_n_steps": 2 * window,
+        "window": window,
+        "rows": "words",
+        "word_ids": lambda batch: words[:1].expand(len(batch["input_ids"]), 12),
+        "on_error": "raise",
+        **options,
+    }
+
+
+MANY = 1_000_000  # batches, whose words have too many types
+FEW = 100
+
+
+def said(caplog):
+    return [line for record in caplog.records for line in record.getMessage().splitlines()]
+
+
+@pytest.mark.parametrize("metrics", [None, "auto"])
+def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(
+    tmp_path, caplog, metrics
+):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(**in_words(MANY, metrics=metrics))
+    fit(tmp_path, monitor, max_steps=2)
+    assert any("EmbeddingMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
+    (line,) = [line for line in said(caplog) if "in place of TokenMoments" in line]
+    assert "may take 42.2 GB on a rank, more than 2.15 GB" in line
+    assert "metrics=embedgeo.default_metrics has the tables" in line
+    found = {record["metric"] for record in monitor.history}
+    assert {"Q", "V_W_unbiased", "anisotropy", "intrinsic_dimension"} <= found
+    assert not found & {"V_W", "token_types"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": FEW},  # few rows
+        {"window": MANY, "rows": "tokens", "word_ids": None},  # few types
+        {"window": MANY, "metrics": default_metrics},  # asked for
+    ],
+    ids=["few rows", "few types", "asked for"],
+)
+def test_token_tables_that_fit_or_are_asked_for_are_held(tmp_path, caplog, options):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(**in_words(**options))
+    fit(tmp_path, monitor, max_steps=2)
+    assert any("TokenMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
+    assert not any("in place of TokenMoments" in line for line in said(caplog))
+    assert "V_W" in {record["metric"] for record in monitor.history}
+
+
+def test_a_resumed_run_keeps_its_metrics():
+    model, batch = gpt_neox(), token_batch(4, 12)
+
+    def run(state, step, **options):
+        monitor = StepMonitor(model, **in_words(**options))
+        monitor.load_state_dict(state)
+        for each in (step, step + 1):
+            with monitor.step(each, batch):
+                model(**batch)
+        monitor.close()
+        assert steps(monitor)
+        return monitor.state_dict(), {record["metric"] for record in monitor.history}
+
+    state, without = run({}, 0, window=MANY)
+    assert "V_W" not in without
+    _, resumed = run(state, 2 * FEW, window=FEW)
+    assert resumed == without
+    state, with_tables = run({}, 0, window=FEW)
+    assert "V_W" in with_tables
+    _, resumed = run(state, 2 * MANY, window=MANY)
+    assert resumed == with_tables
+
+
+def keys_of_a_run(rank):
+    """The tables of rank 0 would fit."""
+    model, batch = gpt_neox(), token_batch(16 if rank else 4, 12)
+    monitor = StepMonitor(model, **in_words(8000, metrics="auto"))
+    for step in range(2):
+        with monitor.step(step, batch):
+            model(**batch)
+    monitor.close()
+    return sorted({record["metric"] for record in monitor.history})
+
+
+def test_ranks_choose_alike(tmp_path):
+    first, second = on_two_ranks(keys_of_a_run, tmp_path)
+    assert first == second
+    assert "V_W_unbiased" in first
+    assert "V_W" not in first
+
+
+def test_what_a_description_says_is_what_a_monitor_does():
+    model = gpt_neox()
+    few = GeometryMonitor().describe(model, batch_size=2, seq_len=16)
+    assert few.metrics[0].name == "TokenMoments"
+    assert few.exchange_bytes == 0
+    with torch.device("meta"):
+        large = gpt_neox(hidden_size=512, vocab_size=100_000, num_hidden_layers=8)
+    on_one = GeometryMonitor().describe(large, batch_size=8, seq_len=1024, ranks=1)
+    on_many = GeometryMonitor().describe(large, batch_size=8, seq_len=1024, ranks=64)
+    assert on_one.metrics[0].name == "TokenMoments"
+    assert on_many.metrics[0].name == "EmbeddingMoments"
+    assert "in place of TokenMoments" in on_many.warnings[0]
+    assert not on_one.warnings
+    assert 0 < on_many.exchange_bytes < 2 * on_many.state_bytes
+    assert "sent by each of 64 ranks" in str(on_many)
+    forced = GeometryMonitor(metrics=default_metrics)
+    described = forced.describe(large, batch_size=8, seq_len=1024, ranks=64)
+    assert described.metrics[0].name == "TokenMoments"
+    assert "more than 2.15 GB" in described.warnings[0]
+    assert described.exchange_bytes > 2 * TABLE_BYTES
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: GeometryMonitor(max_state_bytes=10**9),
+        lambda: StepMonitor(gpt_neox(), max_state_bytes=10**9),
+        lambda: observe(gpt_neox(), max_state_bytes=10**9),
+    ],
+)
+def test_a_limit_of_bytes_is_refused_with_what_bounds_states_now(call):
+    with pytest.raises(TypeError, match=r"'max_state_bytes'\. It is gone: .* at most 2 GiB"):
+        call()
 
 
 def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
     with pytest.raises(
-        TypeError, match="metrics must be \"auto\" or a function of a layer's width; got 'all'"
+        TypeError, match=r"metrics must be a function of .*, or of a monitor \"auto\"; got 'all'"
     ):
         GeometryMonitor(metrics="all")
-    with pytest.raises(
-        ValueError, match="max_state_bytes must be a positive number of bytes a layer; got 0"
-    ):
-        GeometryMonitor(metrics="auto", max_state_bytes=0)
+
+
+IN_A_SKETCH = (
+    "Anisotropy holds a sketch (23.8 MB) at layers of width 5800, not the scatter (269 MB): "
+    "anisotropy_error says how far off it may be, anisotropy_standardized is absent."
+)
+
+
+@pytest.mark.slow
+def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    monitor = GeometryMonitor(on_error="raise")
+    module = TinyLM(hidden_size=5800, intermediate_size=16, num_hidden_layers=1)
+    fit(tmp_path, monitor, module=module, max_steps=1)
+    assert [line for line in said(caplog) if "sketch (" in line] == [
+        f"GeometryMonitor: {IN_A_SKETCH}"
+    ]
+    found = {record["metric"] for record in monitor.history}
+    assert {"anisotropy", "anisotropy_error", "participation_ratio", "anisotropy_null"} <= found
+    assert "anisotropy_standardized" not in found
 
 
 METRICS = {
@@ -129,10 +264,13 @@ METRICS = {
     "TokenMoments(d)": TokenMoments,
     "TokenMoments(d, count_range=…)": lambda d: TokenMoments(d, count_range=(1, 99)),
     "Anisotropy(d)": Anisotropy,
+    "Anisotropy(d, sketch=512)": lambda d: Anisotropy(d, sketch=512),
     "IntrinsicDimension(d)": IntrinsicDimension,
     "streaming_metrics(d)": embedgeo.streaming_metrics,
     "default_metrics(d)": embedgeo.default_metrics,
 }
+
+SIZES = [(100, 8, 5), (100, 16, 5), (100, 8, 50), (9000, 8, 5)]
 
 
 @pytest.fixture(scope="module")
@@ -160,14 +298,24 @@ def evaluated(formula, n, d, types):
     return eval(formula, {"n": n, "d": d, "T": types, "min": min})
 
 
+def test_the_table_has_all_metrics(documented):
+    assert documented.keys() == METRICS.keys()
+
+
+@pytest.mark.parametrize(("n", "d", "types"), SIZES)
 @pytest.mark.parametrize("name", METRICS)
-def test_the_states_take_the_documented_bytes(documented, name):
+def test_the_states_take_the_documented_bytes(documented, name, n, d, types):
+    made = METRICS[name](d)
+    rows = torch.randn(n, d, generator=torch.Generator().manual_seed(0))
+    for part in range(0, n, 50):  # over many updates: nothing may pile up
+        for metric in made if isinstance(made, list) else [made]:
+            metric.update(
+                rows[part : part + 50], token_ids=torch.arange(part, min(part + 50, n)) % types
+            )
+    assert held(made) == evaluated(documented[name][0], n, d, types)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_the_example_follows_from_the_formula(documented, name):
     formula, example = documented[name]
     assert evaluated(formula, 65_536, 4096, 20_000) == pytest.approx(example, rel=5e-3)
-    for n, d, types in ((100, 16, 5), (9000, 8, 50)):
-        made = METRICS[name](d)
-        rows, ids = torch.randn(n, d), torch.arange(n) % types
-        for part in range(0, n, 50):  # over many updates: nothing may pile up
-            for metric in made if isinstance(made, list) else [made]:
-                metric.update(rows[part : part + 50], token_ids=ids[part : part + 50])
-        assert held(made) == evaluated(formula, n, d, types)

@@ -130,14 +130,12 @@ def collectives_on(rank):
 
 def everything_on(rank):
     jobs = (
-        *(
-            values_on,
-            only_rank_0_has_token_ids,
-            table_on,
-            texts_on,
-        ),
-        *(collectives_on,),
-        *(own_states_on),
+        values_on,
+        only_rank_0_has_token_ids,
+        table_on,
+        texts_on,
+        collectives_on,
+        own_states_on,
     )
     return {job.__name__: job(rank) for job in jobs}
 

@@ -190,6 +190,78 @@ def make_sweep(
     return folder
 
 
+ABLATIONS = tuple(f"loss_change_{name}" for name in ("without_offset", "without_context"))
+MASSIVE = tuple(
+    f"{key}_{end}"
+    for key in ("max_abs", "massive_fraction", "kurtosis")
+    for end in ("first", "rest")
+)
+DRIFT = ("cka_to_previous", "cka_to_first", "cka_to_below")
+EVERYTHING = (
+    *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
+    *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
+    *(*AT_SCALES, *ABLATIONS, *MASSIVE, *DRIFT),
+)
+OUTLIERS = [41, 7, 0, 63]
+
+
+def coordinate_table(step: int, layers: Sequence[str], dim: int = 64, most: int = 16):
+    """Coordinates with the largest shares: with the steps four come to hold nearly all of V."""
+    random, parts = np.random.default_rng(step), []
+    for i, layer in enumerate(layers):
+        V = random.dirichlet(np.full(dim, 50.0))
+        V[OUTLIERS] += np.array([8, 4, 2, 1]) * step / 512
+        V, cosine = V / V.sum(), V[::-1] / V.sum()
+        places = np.union1d(V.argsort()[-most:], cosine.argsort()[-most:])
+        columns = {
+            "mean": 0.5,
+            "variance": V[places],
+            "share_of_M": 1 / dim,
+            "share_of_V": V[places],
+            "share_of_cosine": cosine[places],
+            "kurtosis": np.nan,
+            "max_abs": 3.0,
+        }
+        parts.append(
+            pd.DataFrame({"layer": layer, "layer_index": i, "coordinate": places, **columns})
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def everything(folder: Path) -> Path:
+    """Write the folder of a sweep of six steps and three blocks that has all that is drawn.
+
+    Four of its checkpoints have a fault each, of which a flag tells; one failed.
+    """
+    steps, layers = (0, 1, 8, 64, 512, 4000), layer_names(3)
+    changes: dict[tuple[int, str, str], float] = {
+        (step, layer, key): (1 + i) * (2 + j) / 50
+        for i, step in enumerate(steps)
+        for j, layer in enumerate(layers)
+        for key in (*DRIFT, *MASSIVE)
+    }
+    changes |= {(512, "block.01", "n_nonfinite"): 7.0, (8, "embed", "anisotropy"): np.nan}
+    make_sweep(
+        folder,
+        steps,
+        duplicates={1: 0},
+        losses={64: 30.0},
+        metrics=EVERYTHING,
+        changes=changes,
+        tokens=True,
+        spectra=1,
+        stderr=0.05,
+    )
+    store = SweepFolder(folder)
+    for step in steps:
+        tables = store.read_tables(f"step{step}")
+        tables["coordinates"] = coordinate_table(step, layers)
+        store.write(f"step{step}", store.read(f"step{step}"), tables)
+    write_cka(folder)
+    store.write_failure("step16", "FileNotFoundError: <no> config.json")
+    return folder
+
+
 def cka(a: tuple[int, str], b: tuple[int, str]) -> float:
     """Of two places, (step, layer): less, the farther apart they are."""
     layers = layer_names(3)

@@ -29,6 +29,11 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path
     }
     assert [*folder.runs()] == ["tiny"]
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [*STEPS]
+    (folder.checkpoints / "step1.parquet").unlink()  # whose events go
+    folder.rebuild()
+    assert files(folder.tensorboard) == {
+        f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)
+    }
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
@@ -55,25 +60,23 @@ def test_a_folder_that_cannot_be_written_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "run"), [("lab/a", "step"), ("..", "step"), ("/runs/lab/tiny/", "tiny")]
+    ("models", "run"),
+    [
+        (["lab/tiny", "lab/a"], "step"),
+        (["lab/tiny", ".."], "step"),
+        (["lab/tiny", "/runs/lab/tiny/"], "tiny"),
+        ([".."], "%2E%2E"),
+        (["."], "other"),
+        (["~/a b"], "a b"),
+        (["C:\\x"], "C%3A%5Cx"),
+    ],
 )
-def test_a_series_of_several_models_is_called_after_the_series(
-    tmp_path: Path, model: str, run: str
+def test_a_run_is_called_after_its_model_or_series_and_stays_inside_the_folder(
+    tmp_path: Path, models: list[str], run: str
 ) -> None:
-    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
-    folder.write("step1", folder.read("step1").assign(model=model))
-    folder.rebuild()
-    assert files(folder.tensorboard) == {
-        f"{run}/events.out.tfevents.{step:012d}.step{step}" for step in STEPS
-    }
-
-
-@pytest.mark.parametrize(
-    ("model", "run"), [("..", "%2E%2E"), (".", "other"), ("~/a b", "a b"), ("C:\\x", "C%3A%5Cx")]
-)
-def test_a_run_stays_inside_the_folder(tmp_path: Path, model: str, run: str) -> None:
-    folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
-    folder.write("step0", folder.read("step0").assign(model=model))
+    folder = SweepFolder(make_sweep(tmp_path, range(len(models)), 1, metrics=("M",)))
+    for step, model in enumerate(models):
+        folder.write(f"step{step}", folder.read(f"step{step}").assign(model=model))
     assert [*folder.runs()] == [run]
 
 
@@ -97,16 +100,6 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
         "b": ["step0", "step1"],
     }
     assert pd.read_csv(tmp_path / "metrics.csv")["step"].unique().tolist() == [8, 0, 1]
-
-
-def test_events_of_a_checkpoint_that_is_gone_are_removed(tmp_path: Path) -> None:
-    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
-    folder.rebuild()
-    (folder.checkpoints / "step1.parquet").unlink()
-    folder.rebuild()
-    assert files(folder.tensorboard) == {
-        f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)
-    }
 
 
 def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """`load_results`: one table of always the same columns, whatever has measured."""
 
-from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -35,7 +35,8 @@ def step_records(sweep: Path) -> list[Record]:
 
 
 def swept(folder: Path) -> Path:
-    return make_sweep(folder, (8, 0, 1), 2, duplicates={1: 0}, stderr=0.1)
+    metrics = ("n", "M", "V", "V_W_unbiased")
+    return make_sweep(folder, (8, 0, 1), 2, duplicates={1: 0}, metrics=metrics, stderr=0.1)
 
 
 def monitored(folder: Path) -> Path:
@@ -76,31 +77,23 @@ def test_the_columns_and_their_types_are_always_the_same_and_nothing_is_missing(
 
 def test_a_sweeps_values_are_those_of_its_files(tmp_path: Path) -> None:
     table = load_results(swept(tmp_path))
-    of_layers = table[table["layer"] != "mean"]
-    assert len(of_layers) == sum(
-        len(SweepFolder(tmp_path).read(f"step{step}")) for step in (0, 1, 8)
-    )
-    at = table.set_index(["step", "layer", "metric"])
-    for name in ("step0", "step8"):
-        for row in SweepFolder(tmp_path).read(name).itertuples():
-            found = at.loc[(row.step, row.layer, row.metric)]
-            assert (found["value"], found["width"]) == (row.value, row.width)
-    assert set(table["run"]) == {"tiny"}
-    assert set(table["model"]) == {"lab/tiny"}
-    assert at["duplicate_of"].groupby("step").first().tolist() == ["", "step0", ""]
-    loss = table[table["layer"] == "model"]
-    assert loss["layer_index"].tolist() == [-1, -1, -1]
+    at = ["step", "layer", "metric"]
+    files = [SweepFolder(tmp_path).read(f"step{step}") for step in (0, 1, 8)]
+    expected = pd.concat(files).set_index(at)[["value", "width"]].sort_index()
+    found = table[table["layer"] != "mean"].set_index(at)[["value", "width"]].sort_index()
+    pd.testing.assert_frame_equal(found, expected)
+    assert {*table["run"]} == {"tiny"}
+    assert {*table["model"]} == {"lab/tiny"}
+    assert table.groupby("step")["duplicate_of"].first().tolist() == ["", "step0", ""]
+    assert table[table["layer"] == "model"]["layer_index"].tolist() == [-1, -1, -1]
 
 
 def test_several_monitors_are_runs_of_their_own(tmp_path: Path) -> None:
     table = load_results(monitored(tmp_path))
     assert table["run"].unique().tolist() == ["a", "a probe", "b"]
-    assert set(table["model"]) == {""}
-    by_run = table.groupby("run")["value"].apply(list)
-    assert by_run.iloc[0] == by_run.iloc[1] == by_run.iloc[2]
-    one = load_results(tmp_path / "runs" / "b")
-    assert one["run"].unique().tolist() == ["b"]
-    assert one["value"].tolist() == by_run.iloc[0]
+    assert {*table["model"]} == {""}
+    one, two, three = table.groupby("run")["value"].apply(list)
+    assert one == two == three == load_results(tmp_path / "runs" / "b")["value"].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -133,15 +126,13 @@ def test_a_history_that_has_means_at_some_steps_alone_gets_the_others(tmp_path: 
 
 
 def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path: Path) -> None:
-    records = step_records(swept(tmp_path / "aside"))
     for run in ("run-1", "run-2"):
         file = HistoryFile(tmp_path / "wandb" / run / "files")
-        file.add(records)
+        file.add([{"step": 0, **Record(layer="a", layer_index=0, width=4, metric="V", value=1.0)}])
         file.close()
-    assert load_results(tmp_path / "wandb")["run"].unique().tolist() == ["run-1", "run-2"]
-    assert load_results(tmp_path / "wandb" / "run-2" / "files")["run"].unique().tolist() == [
-        "run-2"
-    ]
+    folder = tmp_path / "wandb"
+    assert load_results(folder)["run"].unique().tolist() == ["run-1", "run-2"]
+    assert load_results(folder / "run-2" / "files")["run"].tolist() == ["run-2"]
 
 
 def test_a_folder_has_one_name_from_wherever_it_is_read(
@@ -162,29 +153,25 @@ def test_a_folder_has_one_name_from_wherever_it_is_read(
 
 
 def test_event_files_alone_have_no_widths_and_no_errors(tmp_path: Path) -> None:
-    table = load_results(events(tmp_path))
-    assert table["run"].unique().tolist() == ["runs"]
-    assert set(table["step"]) == {0, 8}
-    assert set(table["width"]) == {0}
+    table = load_results(events(tmp_path)).set_index(["step", "layer", "metric"])
+    assert {*table["run"]} == {"runs"}
+    assert {*table["width"]} == {0}
     assert table["stderr"].isna().all()
     original = load_results(tmp_path / "aside").set_index(["step", "layer", "metric"])["value"]
-    for row in table.itertuples():
-        assert row.value == pytest.approx(original[(row.step, row.layer, row.metric)], rel=1e-6)
+    np.testing.assert_allclose(table["value"], original[table.index], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "make", [lambda path: path.mkdir(), lambda path: (path / "checkpoints").mkdir(parents=True)]
-)
-def test_where_there_is_nothing_that_is_said(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    path = tmp_path / "x"
-    with pytest.raises(
-        FileNotFoundError, match=r"load_results takes a folder of results; .*x is none\."
-    ):
-        load_results(path)
-    make(path)
-    with pytest.raises(ValueError, match=r"x holds no measurements of these kinds") as caught:
-        load_results(path)
-    assert "\n" not in str(caught.value)
+def test_where_there_is_nothing_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"load_results takes a folder .*x is none\."):
+        load_results(tmp_path / "x")
+    for path in (tmp_path / "x", tmp_path / "y" / "checkpoints"):
+        path.mkdir(parents=True)
+        folder = tmp_path / path.relative_to(tmp_path).parts[0]
+        with pytest.raises(
+            ValueError, match=r"[xy] holds no measurements of these kinds"
+        ) as caught:
+            load_results(folder)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ class Hub:
     ``repositories``: name -> {"branches": {name: commit}, "tags": …}; ``commits``: commit -> {path:
     bytes}. ``faults``: (path in a repository or "tree", commit) -> a list of faults, used up from
     the front: a status (int), "cut" (half of the body), "stall" (half of the body, then silence),
-    "wrong" (other bytes of the same length). ``requests`` counts (method, what, commit),
-    ``num_sent`` the bytes of each file's name.
+    "wrong" (other bytes of the same length). ``requests`` counts (method, what, commit).
     """
 
     def __init__(self):
@@ -32,7 +31,6 @@ class Hub:
         self.commits = {}
         self.faults = {}
         self.requests = Counter()
-        self.num_sent = Counter()
         self.server = _Server(("127.0.0.1", 0), _handler(self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         threading.Thread(
@@ -130,9 +128,7 @@ def _handler(hub):
                 if self._faulty("refs", ""):
                     return
                 if refs is None:
-                    self._send(
-                        404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"}
-                    )
+                    self._missing("Repo")
                     return
                 listed = {
                     kind: [
@@ -149,9 +145,7 @@ def _handler(hub):
             if not about and self._faulty("tree", commit):
                 return
             if commit not in hub.commits:
-                self._send(
-                    404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"}
-                )
+                self._missing("Revision")
                 return
             if about:
                 files = [{"rfilename": path} for path in sorted(hub.commits[commit])]
@@ -167,14 +161,14 @@ def _handler(hub):
             found = hub.repositories.get(name.partition("/revision/")[0])
             _, _, folder = tree.partition("/")
             if found is None:
-                self._send(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
+                self._missing("Repo")
                 return
             head = found["branches"]["main"]
             files = {
                 path: data for path, data in hub.commits[head].items() if path.startswith(folder)
             }
             if tree and not files:
-                self._send(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+                self._missing("Entry")
             elif tree:
                 self._send(200, [_entry(path, data) for path, data in sorted(files.items())])
             else:
@@ -184,7 +178,7 @@ def _handler(hub):
             hub.requests[self.command, name, commit] += 1
             data = hub.commits.get(commit, {}).get(name)
             if data is None:
-                self._send(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
+                self._missing("Entry")
                 return
             entry = _entry(name, data)
             etag = entry["lfs"]["oid"] if "lfs" in entry else entry["oid"]
@@ -216,15 +210,11 @@ def _handler(hub):
                 self.close_connection = True
                 self.connection.close()
                 return
-            hub.num_sent[name] += len(body)
             self.wfile.write(body)
 
         def _next_fault(self, what, commit):
             pending = hub.faults.get((what, commit), [])
-            fault = pending[0] if pending else None
-            if fault != "always" and pending:
-                pending.pop(0)
-            return fault
+            return pending.pop(0) if pending else None
 
         def _faulty(self, what, commit):
             hub.requests[self.command, what, commit] += 1
@@ -232,6 +222,9 @@ def _handler(hub):
             if status is not None:
                 self._send(status, {"error": "injected"})
             return status is not None
+
+        def _missing(self, what):
+            self._send(404, {"error": "not found"}, {"X-Error-Code": f"{what}NotFound"})
 
         def _send(self, status, body, headers=None):
             data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -2,21 +2,15 @@
 present one.
 """
 
-import gc
-import sys
 import threading
-import weakref
 from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 
-import embedgeo.sweep
 from embedgeo.checkpoints import loading
 from embedgeo.geometry import Geometry
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep.measure import TokenLoss, large_blocks_apart, release_memory
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import local_run
 
@@ -68,77 +62,3 @@ def test_the_next_checkpoint_is_loaded_in_place_of_the_present_one_while_its_met
     pd.testing.assert_frame_equal(
         records(options["out"])["step1"], records(tmp_path / "alone")["step1"]
     )
-
-
-@pytest.mark.parametrize("more", [{"dtype": "float64"}, {"trust_remote_code": True}])
-def test_nothing_is_loaded_ahead_where_that_may_change_the_numbers(tmp_path, options, loads, more):
-    run = str(local_run(tmp_path / "run", (0, 1)))
-    assert sweep(run, **options, **more) == 0
-    assert set(loads[0].values()) == {threading.main_thread()}
-
-
-def test_a_checkpoint_that_cannot_be_loaded_fails_by_itself(tmp_path, options, capsys):
-    run = local_run(tmp_path / "run", (0, 1, 2))
-    (run / "step1" / "model.safetensors").write_bytes(b"no weights")
-    assert sweep(str(run), **options) == 3
-    assert set(records(options["out"])) == {"step0", "step2"}
-    assert "model.safetensors cannot be read" in capsys.readouterr().out
-
-
-def test_the_logits_of_a_batch_are_gone_before_the_next_ones_are_made(
-    tmp_path, options, monkeypatch
-):
-    seen, run = [], TokenLoss.run
-
-    def noted(self, *given):
-        assert all(states() is None for states in seen)
-        states = run(self, *given)
-        seen.append(weakref.ref(states))
-        return states
-
-    monkeypatch.setattr(TokenLoss, "run", noted)
-    assert sweep(str(local_run(tmp_path / "run", (0,))), **options) == 0
-    assert len(seen) == 2
-
-
-def test_nothing_is_collected_while_the_command_is_imported(tmp_path, monkeypatch):
-    seen = []
-
-    class Watch:
-        def find_spec(self, name, *args):
-            if name == "embedgeo.sweep.run":
-                seen.append(gc.isenabled())
-                raise ImportError("found")
-
-    monkeypatch.delitem(sys.modules, "embedgeo.sweep.run")
-    monkeypatch.setattr(sys, "meta_path", [Watch(), *sys.meta_path])
-    with pytest.raises(ImportError, match="found"):
-        embedgeo.sweep.check(str(tmp_path))
-    assert (seen, gc.isenabled()) == ([False], True)
-
-
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, for /proc and glibc")
-def test_memory_between_what_is_held_goes_back_to_the_system():
-    before = resident()
-    held = [torch.ones(12_000) for _ in range(4000)]  # 48 kB each: below what glibc maps on its own
-    held = held[::2]
-    with_holes = resident()
-    release_memory()
-    assert with_holes - before > 100e6
-    assert resident() < with_holes - 50e6
-    assert len(held) == 2000
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, for /proc and glibc")
-def test_large_blocks_between_what_is_held_go_back_at_once():
-    torch.ones(4_000_000)  # 16 MB: once they are freed, glibc keeps blocks up to this size
-    before = resident()
-    with large_blocks_apart():
-        held = [torch.ones(1_500_000) for _ in range(40)]  # 6 MB each
-        held = held[::2]
-        assert resident() < before + 150e6
-    assert len(held) == 20

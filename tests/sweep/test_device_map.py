@@ -37,14 +37,13 @@ def require_same(out: Path, whole: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", STACKS)
 def test_a_model_partly_or_wholly_on_disk_gives_the_same_numbers(tmp_path, options, kind, caplog):
-    local_run(tmp_path / "run", steps=(1,), kind=kind)
+    run = str(local_run(tmp_path / "run", steps=(1,), kind=kind))
     options |= {"token_tables": True, "layers": ["blocks", "mean(last2)"]}
-    for name, device_map in {"whole": None, "parts": PARTS[kind], "disk": {"": "disk"}}.items():
-        out = tmp_path / name
-        assert (
-            sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
-        )
-        require_same(out, tmp_path / "whole")
+    maps = {"whole": None, "parts": PARTS[kind], "disk": {"": "disk"}}
+    for name in ("whole", "disk" if kind == "gpt2" else "parts"):
+        asked = {**options, "out": str(tmp_path / name), "device_map": maps[name]}
+        assert sweep(run, **asked) == 0
+        require_same(tmp_path / name, tmp_path / "whole")
     assert "offloaded" not in caplog.text  # accelerate says so of every checkpoint
 
 
@@ -53,7 +52,7 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
     write_files(tmp_path / "run" / "step1", checkpoint_files(1, as_bin=True))
     write_files(tmp_path / "run" / "step2", checkpoint_files(2, shards=True))
     options |= {"token_tables": True, "dtype": "bfloat16", "jackknife": 2}
-    for name, device_map in {"whole": None, "auto": "auto", "parts": PARTS["gpt_neox"]}.items():
+    for name, device_map in {"whole": None, "auto": "auto"}.items():
         out = tmp_path / name
         assert (
             sweep(str(tmp_path / "run"), **{**options, "out": str(out)}, device_map=device_map) == 0
@@ -65,7 +64,6 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
     ("arguments", "why"),
     [
         (["--device-map", "gpus"], "must be auto, or a mapping of modules to devices; got 'gpus'"),
-        (["--device-map", "{}"], "must be auto, or a mapping"),
         (
             ["--device-map", '{"": "cpu", "layers.9": "disk"}'],
             "modules of GPTNeoXForCausalLM, such as '(lm_head|embed_out)'; got layers.9",
@@ -73,10 +71,6 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
         (
             ["--device-map", '{"gpt_neox": "cpu"}'],
             "each weight a device; (lm_head|embed_out) has none",
-        ),
-        (
-            ["--device-map", '{"": "gpu0"}'],
-            "must name devices of this machine, cpu, disk.*; got 'gpu0'",
         ),
         (
             ["--device-map", '{"": "cuda:99"}'],
@@ -105,17 +99,6 @@ def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, w
     assert line.startswith("embedgeo: error: device_map ")
     assert re.search(why, line)
     assert not Path(options["out"]).exists()
-
-
-@pytest.mark.slow
-def test_a_mapping_in_yaml(tmp_path, options):
-    local_run(tmp_path / "run", steps=(1,))
-    (tmp_path / "sweep.yaml").write_text(
-        'device_map: {"": cpu, gpt_neox.layers.1: disk, gpt_neox.layers.0.mlp: disk}'
-    )
-    given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    model = ["--model", str(tmp_path / "run")]
-    assert cli.main(["sweep", "--config", str(tmp_path / "sweep.yaml"), *model, *given]) == 0
 
 
 def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):

@@ -9,7 +9,6 @@ import pickle
 import re
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import pandas as pd
@@ -17,15 +16,13 @@ import pytest
 import torch
 from huggingface_hub import constants, file_download
 from huggingface_hub.errors import OfflineModeIsEnabled
-from lightning.fabric.strategies import ModelParallelStrategy
 from safetensors.torch import save as save_safetensors
 from torch import nn
 from transformers import modeling_utils
 from transformers.models.albert import modeling_albert
 
 from embedgeo.checkpoints import hub as hub_source
-from embedgeo.checkpoints.loading import load_model, load_tokenizer
-from embedgeo.checkpoints.sources import list_checkpoints
+from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.cli import main
 from embedgeo.sweep.measure import TokenLoss
 from tests.files import Payload
@@ -54,57 +51,48 @@ def reasons(options):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*unclosed")
-@pytest.mark.parametrize(
-    ("what", "faults"),
-    [
-        (WEIGHTS, (500, 500, 500)),
-        ("config.json", (503, 429)),
-        ("tree", (500, 500, 500)),
-        (WEIGHTS, ("cut",)),
-        (WEIGHTS, ("stall",)),
-        (WEIGHTS, ("wrong",)),
-    ],
-)
-def test_a_fault_that_passes_is_mended(hub, commits, options, monkeypatch, what, faults):
-    if "stall" in faults:
-        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
-    commit = commits[0 if what == "config.json" else 1]  # the same in all: fetched once
-    hub.fail(what, commit, *faults)
+def test_faults_that_pass_are_mended(hub, options, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    faults = [(500, 500, 500), ("cut",), ("stall",), ("wrong",)]
+    for step, of_weights in enumerate(faults):
+        commit = hub.add(
+            REPOSITORY, f"step{step}", checkpoint_files(step, with_tokenizer=step == 0)
+        )
+        hub.fail(WEIGHTS, commit, *of_weights)
+        hub.fail("tree", commit, 500, 503)
+        if step == 0:  # the same in all: fetched once
+            hub.fail("config.json", commit, 503, 429)
     assert sweep(REPOSITORY, **options) == 0
-    assert done(options) == ["step0", "step1", "step2"]
+    assert done(options) == [f"step{step}" for step in range(len(faults))]
     assert not (Path(options["out"]) / "failed").exists()
-    assert hub.faults[what, commit] == []
+    assert set(map(tuple, hub.faults.values())) == {()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("what", "faults", "reason"),
-    [
-        (WEIGHTS, (404,) * 9, "404"),
-        (WEIGHTS, (401,) * 9, "401"),
-        (WEIGHTS, (500,) * 30, "500"),
-        ("tree", (404,) * 9, "404"),
-        ("tree", (401,) * 9, "401"),
-        (WEIGHTS, ("wrong",) * 9, "sha256"),
-    ],
-)
-def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(
-    hub, commits, options, capsys, what, faults, reason
-):
-    hub.fail(what, commits[1], *faults)
+def test_a_fault_that_stays_fails_the_checkpoint_alone_and_is_tried_again(hub, options, capsys):
+    stay = {
+        1: (WEIGHTS, (404,) * 9, "404"),
+        2: (WEIGHTS, (401,) * 9, "401"),
+        3: (WEIGHTS, (500,) * 30, "500"),
+        4: ("tree", (404,) * 9, "404"),
+        5: (WEIGHTS, ("wrong",) * 9, "sha256"),
+    }
+    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(7)]
+    for step, (what, faults, _) in stay.items():
+        hub.fail(what, commits[step], *faults)
     assert sweep(REPOSITORY, **options) == 3
-    assert done(options) == ["step0", "step2"]
-    assert reason in reasons(options)["step1"]
+    assert done(options) == ["step0", "step6"]
+    for step, (_, _, reason) in stay.items():
+        assert reason in reasons(options)[f"step{step}"]
     said = capsys.readouterr().out
-    assert "2 of 3 checkpoints done" in said
+    assert "2 of 7 checkpoints done" in said
     assert "failed: step1: " in said
-    # the one that may pass by itself
-    assert ("run the same command again" in said) == (reason == "500")
+    assert "run the same command again" in said  # for 500, which may pass by itself
     hub.faults.clear()
     hub.requests.clear()
     assert sweep(REPOSITORY, **options) == 0
-    assert done(options) == ["step0", "step1", "step2"]
-    assert set(hub.downloads()) == {commits[1]}
+    assert len(done(options)) == 7
+    assert set(hub.downloads()) == {commits[step] for step in stay}
     assert not (Path(options["out"]) / "failed").exists()
 
 
@@ -125,38 +113,32 @@ def without_a_weight():
     return save_safetensors(weights, {"format": "pt"})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
+def test_a_broken_checkpoint_fails_alone(hub, options):
+    endless = {"num_hidden_layers": 10**12}
+    changes = [
         ({WEIGHTS: b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5)}, "Safetensor"),
         ({WEIGHTS: checkpoint_files(1)[WEIGHTS][:-100]}, "Safetensor"),
         ({WEIGHTS: None}, "must have weights"),
         ({WEIGHTS: without_a_weight()}, "must hold all weights"),
         ({"config.json": None}, "must have a config.json"),
         ({"config.json": b"{"}, "JSON"),
-        (
-            {"config.json": changed_config(num_hidden_layers=10**9)},
-            "num_hidden_layers must be at most",
-        ),
-        (
-            {"config.json": changed_config(text_config={"num_hidden_layers": 10**12})},
-            "num_hidden_layers must be at most",
-        ),
+        ({"config.json": changed_config(**endless)}, "num_hidden_layers must be at most"),
+        ({"config.json": changed_config(text_config=endless)}, "num_hidden_layers must be at most"),
         ({"config.json": changed_config(hidden_size=10**7)}, "must fit the weights"),
         ({"config.json": changed_config(vocab_size=10**12)}, "must fit the weights"),
         ({"config.json": changed_config(hidden_size=10**30)}, ""),
         ({"config.json": changed_config(model_type="t5")}, "decoder or an encoder"),
-    ],
-)
-def test_a_broken_checkpoint_fails_alone(hub, options, changes, reason):
-    hub.add(REPOSITORY, "step0", checkpoint_files(0))
-    hub.add(REPOSITORY, "step1", broken(**changes))
-    hub.add(REPOSITORY, "step2", checkpoint_files(2, with_tokenizer=False))
-    assert sweep(REPOSITORY, **options) == 3
-    assert done(options) == ["step0", "step2"]
-    assert reason in reasons(options)["step1"]
-    assert sweep(REPOSITORY, **options) == 3
+    ]
+    hub.add(REPOSITORY, "step0", broken(0, **{"config.json": b"{"}))
+    hub.add(REPOSITORY, "step1", checkpoint_files(0))
+    for step, (change, _) in enumerate(changes, 2):
+        hub.add(REPOSITORY, f"step{step}", broken(**change))
+    hub.add(REPOSITORY, "step99", checkpoint_files(2, with_tokenizer=False))
+    for _ in range(2):
+        assert sweep(REPOSITORY, **options) == 3
+        assert done(options) == ["step1", "step99"]
+        for step, (_, reason) in enumerate(changes, 2):
+            assert reason in reasons(options)[f"step{step}"]
 
 
 CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
@@ -165,64 +147,40 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (
-            {"model_type": "mine", **CODE},
-            "auto_map names code that comes with the model, .*; --trust-remote-code runs",
-        ),
-        ({"model_type": "mine"}, "model_type must be one that transformers .* knows; got mine"),
+        ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code runs"),
         (
             {"model_type": ["gpt2"]},
-            r"model_type must be one that transformers .* knows; got \['gpt2'\]",
+            r"model_type must be one that transformers .* knows; got \['gpt",
         ),
         ({"hidden_act": "nope"}, r"transformers cannot take hidden_act \(KeyError: 'nope'\)"),
         ({"hidden_size": "x"}, "transformers cannot take hidden_size .* expected int, got str"),
-        (
-            {"rope_scaling": {"type": "what", "factor": 2}},
-            r"transformers cannot take rope_scaling.type \(KeyError",
-        ),
-        (
-            {"num_attention_heads": 3},
-            "transformers cannot take it .*hidden size is not divisible by the number of att",
-        ),
-        (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "transformers cannot take quantization_config",
-        ),
+        ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible"),
     ],
 )
 def test_an_error_about_a_configuration_names_its_key_and_no_page(
     tmp_path, changes, reason, capsys
 ):
-    files = broken(**{"config.json": changed_config(**changes)})
-    folder = write_files(tmp_path / "step1", files)
-    (checkpoint,) = list_checkpoints(str(folder))
-    with pytest.raises(ValueError, match=rf"^config\.json: {reason}") as refused:
-        load_model(folder, checkpoint.contents(), dtype=torch.float32)
-    assert not re.search("https?://|trust_remote_code|contains custom code", str(refused.value))
-    assert main(["doctor", str(folder)]) == (0 if "quantization_config" in changes else 2)
-    assert "quantization_config" in changes or re.search(
-        rf"error: config\.json: {reason}", capsys.readouterr().err
-    )
+    folder = write_files(tmp_path, broken(**{"config.json": changed_config(**changes)}))
+    assert main(["doctor", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert re.search(rf"error: config\.json: {reason}", said)
+    assert not re.search("https?://|trust_remote_code|contains custom code", said)
 
 
-def test_code_of_a_tokenizer_is_named(tmp_path):
-    settings = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
-    write_files(
-        tmp_path, {"tokenizer_config.json": json.dumps(settings).encode(), "vocab.txt": b"a\nb"}
-    )
-    with pytest.raises(
-        ValueError,
-        match=r"^tokenizer_config\.json: auto_map names code .*; --trust-remote-code runs",
-    ):
-        load_tokenizer(tmp_path)
-
-
-def test_settings_of_a_tokenizer_that_are_no_object_are_named(tmp_path):
-    write_files(tmp_path, {"tokenizer_config.json": b"[1, 2]", "vocab.txt": b"a\nb"})
-    with pytest.raises(
-        ValueError, match=r"^tokenizer_config\.json cannot be read: .*it must be an object"
-    ):
-        load_tokenizer(tmp_path)
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (
+            {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}},
+            r"\.json: auto_map names code .*; --trust-remote-code runs",
+        ),
+        ([1, 2], r"\.json cannot be read: .*it must be an object"),
+    ],
+)
+def test_settings_of_a_tokenizer_that_cannot_be_are_named(tmp_path, settings, reason):
+    files = {"tokenizer_config.json": json.dumps(settings).encode(), "vocab.txt": b"a\nb"}
+    with pytest.raises(ValueError, match=f"^tokenizer_config{reason}"):
+        load_tokenizer(write_files(tmp_path, files))
 
 
 class WithManyParameters(nn.Module):
@@ -248,13 +206,6 @@ def test_a_model_without_end_is_refused_while_it_is_made(hub, options, monkeypat
     hub.add(REPOSITORY, "step1", broken(**{"config.json": json.dumps(config).encode()}))
     assert sweep(REPOSITORY, **options) == 3
     assert "must describe at most 200000 parameters" in reasons(options)["step1"]
-
-
-def test_a_broken_first_checkpoint_does_not_stop_the_sweep(hub, options):
-    hub.add(REPOSITORY, "step0", broken(0, **{"config.json": b"{"}))
-    hub.add(REPOSITORY, "step1", checkpoint_files(1))
-    assert sweep(REPOSITORY, **options) == 3
-    assert done(options) == ["step1"]
 
 
 def test_a_duplicate_of_a_checkpoint_that_fails_is_measured_itself(hub, options):
@@ -289,35 +240,18 @@ def handlers():
 
 
 @pytest.mark.slow
-# of downloads that would end with the process, and lose their folder to the further run
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("during", ["download", "measurement"])
 def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
-    hub, commits, options, monkeypatch, capsys, handlers, number, during
+    hub, commits, options, monkeypatch, capsys, handlers, number
 ):
-    is_over = threading.Event()
-    run, get = TokenLoss.run, file_download.http_get
-
-    def stopped_measurement(*args):
+    def stopped(*args):
         signal.raise_signal(number)
-        return run(*args)
-
-    def stopped_download(url, *args, **kwargs):
-        if commits[0] in url and url.endswith(WEIGHTS):
-            signal.pthread_kill(threading.main_thread().ident, number)  # the one that waits
-            is_over.wait(60)
-            raise OSError("stopped")
-        return get(url, *args, **kwargs)
 
     def end(status):
         raise SystemExit(status)
 
     with monkeypatch.context() as patched:
-        if during == "download":
-            patched.setattr(file_download, "http_get", stopped_download)
-        else:
-            patched.setattr(TokenLoss, "run", stopped_measurement)
+        patched.setattr(TokenLoss, "run", stopped)
         patched.setattr(os, "_exit", end)
         given = [f"--{name}={value}" for name, value in options.items()]
         patched.setattr(sys, "argv", ["embedgeo", "sweep", "--model", REPOSITORY, *given])
@@ -328,13 +262,6 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
     assert sweep(REPOSITORY, **options) == 0
     assert done(options) == ["step0", "step1", "step2"]
     assert list(Path(options["out"]).glob(".*")) == []
-    is_over.set()  # in a process that has ended, nothing goes on
-
-
-def test_the_tokenizer_comes_from_main_where_no_checkpoint_has_one(hub, options):
-    hub.add(REPOSITORY, "main", checkpoint_files(2))
-    hub.add(REPOSITORY, "step1", checkpoint_files(1, with_tokenizer=False))
-    assert sweep(REPOSITORY, **options) == 0
 
 
 # ── one clear error, and nothing written
@@ -348,59 +275,31 @@ def refused(match, *args, **options):
     return str(caught.value)
 
 
+DDP = {"devices": 2, "accelerator": "cpu"}
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"steps": "5"}, "steps must name steps of which there is a checkpoint; got 5"),
         ({"steps": "some"}, "steps must be"),
         ({"num_tokens": 10}, "num_tokens must fill"),
-        ({"seq_len": 60, "num_tokens": 6000}, None),
-        (
-            {"seq_len": 128, "num_tokens": 128},
-            "at most the model's 64 positions|at least one sequence",
-        ),
         ({"seq_len": 4096, "num_tokens": 4096}, r"64 positions; got 4096\. Give --seq-len 64"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        (
-            {"skip_first_positions": -1},
-            "skip_first_positions must leave some of the 16 of seq_len; got -1",
-        ),
-        (
-            {"skip_first_positions": 16},
-            "skip_first_positions must leave some of the 16 of seq_len; got 16",
-        ),
+        ({"skip_first_positions": 16}, "must leave some of the 16 of seq_len; got 16"),
         ({"dtype": "int8"}, "dtype must be one of"),
         ({"layers": "*.nothing"}, "matches no layer"),
         ({"shard": "3/2"}, "shard must be i/n"),
         ({"revisions": "nothing-*"}, "none among the revisions"),
-        ({"tokenizer": "/does/not/exist"}, "tokenizer must be a local path that exists"),
         ({"tokenizer": "./not-there"}, "tokenizer must be a local path that exists"),
         ({"text": "/does/not/exist"}, "text must be files that exist"),
-        (
-            {"trainer": {"logger": True}},
-            "trainer must be options that say where and how to run: .*; got logger",
-        ),
-        ({"trainer": {"colour": "red"}}, "trainer must be options"),
+        ({"trainer": {"logger": True}}, "trainer must be options that say where .*; got logger"),
         ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
-        ({"trainer": {"accelerator": "abacus"}}, "trainer must be options that lightning accepts"),
-        (
-            {"trainer": {"devices": 2, "strategy": "fsdp", "accelerator": "cpu"}},
-            "trainer must be options that lightning",
-        ),
-        (
-            {"trainer": {"strategy": ModelParallelStrategy(lambda module, _: module)}},
-            "and the model whole in each",
-        ),
-        (
-            {"trainer": {"devices": 2, "strategy": "ddp_spawn", "accelerator": "cpu"}},
-            "must keep its processes",
-        ),
+        ({"trainer": {**DDP, "strategy": "fsdp"}}, "trainer must be options that lightning"),
+        ({"trainer": {**DDP, "strategy": "ddp_spawn"}}, "must keep its processes"),
     ],
 )
 def test_arguments_that_cannot_be(hub, commits, options, changes, match):
-    if match is None:
-        assert sweep(REPOSITORY, **{**options, **changes}) == 0
-        return
     refused(match, REPOSITORY, **{**options, **changes})
     assert not Path(options["out"]).exists()
 
@@ -421,14 +320,12 @@ def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("manifest", ["{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"])
-def test_a_manifest_of_something_else_is_refused(hub, commits, options, manifest):
-    Path(options["out"]).mkdir()
-    (Path(options["out"]) / "manifest.json").write_text(manifest)
-    refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
-    assert [path.name for path in Path(options["out"]).iterdir()] == ["manifest.json"]
+    out = Path(options["out"])
+    out.mkdir()
+    for manifest in ("{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"):
+        (out / "manifest.json").write_text(manifest)
+        refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
+        assert [path.name for path in out.iterdir()] == ["manifest.json"]
 
 
 def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypatch):
@@ -443,68 +340,28 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
     assert sweep(REPOSITORY, **options) == 0
 
 
-def test_a_hub_that_does_not_answer_is_named(hub, commits, options):
+def test_a_hub_that_does_not_answer_or_a_folder_that_cannot_be_written_is_named(
+    hub, options, tmp_path
+):
     hub.close()
     refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
-    assert not Path(options["out"]).exists()
-
-
-def test_a_folder_that_cannot_be_written_is_refused(hub, commits, options):
     Path(options["out"]).write_text("a file")
-    refused("must be a folder that can be written", REPOSITORY, **options)
+    run = str(write_files(tmp_path / "run", checkpoint_files(1)))
+    refused("must be a folder that can be written", run, **options)
     assert Path(options["out"]).read_text() == "a file"
 
 
-def test_a_model_without_hidden_layers_is_refused(hub, options):
-    hub.add(
-        REPOSITORY,
-        "step1",
-        {**checkpoint_files(1), "config.json": changed_config(num_hidden_layers=0)},
-    )
-    refused(
-        "needs a list of transformer blocks; found none in GPTNeoXForCausalLM",
-        REPOSITORY,
-        **options,
-    )
-    assert not Path(options["out"]).exists()
-
-
-def test_what_is_neither_a_path_nor_a_repository_is_told_both(hub, options, capsys):
-    assert (
-        main(["sweep", "--model", "lab/none", "--text", options["text"], "--out", options["out"]])
-        == 2
-    )
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == (
-        "embedgeo: error: lab/none must be a local path that exists or a repository on the Hub; "
-        "there is no such path, "
-        "and the Hub has none that this user may read."
-    )
-
-
-def test_a_path_in_a_folder_that_exists_is_looked_for_on_the_hub_once(
-    hub, options, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    hub.fail("refs", "", *[500] * 9)
-    refused(
-        "runs/mine must be a local path that exists .* there is no such path, and .*500",
-        "runs/mine",
-        **options,
-    )
-    assert len(hub.faults["refs", ""]) == 8
+def test_what_is_neither_a_path_nor_a_repository_is_told_both(hub, options):
+    line = "lab/none must be a local path that exists or a repository on the Hub; there is no such "
+    refused(f"{line}path, and the Hub has none that this user may read", "lab/none", **options)
 
 
 def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch):
     def refuse(*args):
-        attempts.append(args)
         raise OfflineModeIsEnabled("offline mode is enabled.")
 
-    attempts = []
     monkeypatch.setattr(hub_source.HfApi, "list_repo_refs", refuse)
     refused("there is no such path, and offline mode is enabled", REPOSITORY, **options)
-    assert len(attempts) == 1
 
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
@@ -517,36 +374,25 @@ def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
     refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 
-def test_no_tokenizer_anywhere(hub, options):
+def test_no_tokenizer_anywhere(hub, tmp_path, options):
     hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
     refused("none loads: main of lab/tiny .* tokenizer.json by --tokenizer", REPOSITORY, **options)
-
-
-def test_no_tokenizer_in_a_folder(tmp_path, options):
     write_files(tmp_path / "run" / "step1", checkpoint_files(1, with_tokenizer=False))
-    line = refused(
-        "run has no files of one, nor have its checkpoints. Name a folder",
-        str(tmp_path / "run"),
-        **options,
-    )
-    assert "nothing" not in line
+    line = "run has no files of one, nor have its checkpoints. Name a folder"
+    refused(line, str(tmp_path / "run"), **options)
 
 
 # ── checkpoints that mean harm
 # ──────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("archive", [True, False])
-def test_a_pickle_payload_is_not_executed(hub, options, tmp_path, archive):
-    target = str(tmp_path / "executed")
-    files = broken(**{WEIGHTS: None})
-    files["pytorch_model.bin"] = (
-        bin_file(Payload(target)) if archive else pickle.dumps(Payload(target))
-    )
+def test_a_pickle_payload_is_not_executed(hub, options, tmp_path):
+    payload = Payload(str(tmp_path / "executed"))
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
-    hub.add(REPOSITORY, "step1", files)
+    for step, data in enumerate((bin_file(payload), pickle.dumps(payload)), 1):
+        hub.add(REPOSITORY, f"step{step}", broken(**{WEIGHTS: None, "pytorch_model.bin": data}))
     assert sweep(REPOSITORY, **options) == 3
-    assert not Path(target).exists()
+    assert not (tmp_path / "executed").exists()
     assert done(options) == ["step0"]
 
 
@@ -587,19 +433,20 @@ def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
     assert not any(what.endswith(".py") for _, what, _ in hub.requests)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("named", ["evil/kernel", {"": "evil/kernel@main:run"}])
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch, key, named):
+def test_code_on_the_hub_that_a_config_names_is_not_loaded(hub, options, monkeypatch):
     loaded = []
     monkeypatch.setattr(
         modeling_utils, "lazy_import_flash_attention", lambda *args, **kwargs: loaded.append(args)
     )
     hub.add(REPOSITORY, "step0", checkpoint_files(0))
-    hub.add(REPOSITORY, "step1", broken(**{"config.json": changed_config(**{key: named})}))
+    keys = {1: "attn_implementation", 2: "_attn_implementation"}
+    for step, named in ((1, "evil/kernel"), (2, {"": "evil/kernel@main:run"})):
+        config = changed_config(**{keys[step]: named})
+        hub.add(REPOSITORY, f"step{step}", broken(**{"config.json": config}))
     assert sweep(REPOSITORY, **options) == 3
     assert loaded == []
-    assert f"{key} must not name code on the Hub" in reasons(options)["step1"]
+    for step, key in keys.items():
+        assert f"{key} must not name code on the Hub" in reasons(options)[f"step{step}"]
 
 
 @pytest.mark.slow

@@ -24,35 +24,16 @@ def capped():
     return Gemma2ForCausalLM(config).eval()
 
 
-class Widths:
-    """How many positions the head works on at a time."""
-
-    def __init__(self, head):
-        self.seen = []
-        head.register_forward_hook(
-            lambda module, args, output: self.seen.append(output.shape[:-1].numel())
-        )
-
-
-@pytest.mark.parametrize(
-    ("make", "is_found"),
-    [(lambda: model(1), True), (lambda: model(1, "gpt2"), True), (capped, False)],
-)
-def test_the_loss_is_the_models_own_and_whole_logits_are_made_only_where_they_must_be(
-    make, is_found
-):
-    made = make()
-    want = made(IDS, labels=IDS).loss.item()
-    loss = TokenLoss(LoadedModel(made), [], None)
-    widths = Widths(made.get_output_embeddings())
-    with torch.inference_mode():
-        loss.find_head(IDS[:1, :8])
-        widths.seen.clear()
-        for batch in IDS.split(2):
-            loss.add(loss.run(batch), batch, None)
-    total, count = loss.total.tolist()
-    assert (total / count, count) == (pytest.approx(want, rel=1e-6), 3 * 39)
-    assert (max(widths.seen) < IDS.shape[1]) == is_found
+def test_the_loss_is_the_models_own():
+    for made in (model(1), model(1, "gpt2"), capped()):
+        loss = TokenLoss(LoadedModel(made), [], None)
+        with torch.inference_mode():
+            loss.find_head(IDS[:1, :8])
+            for batch in IDS.split(2):
+                loss.add(loss.run(batch), batch, None)
+        total, count = loss.total.tolist()
+        want = made(IDS, labels=IDS).loss.item()
+        assert (total / count, count) == (pytest.approx(want, rel=1e-6), 3 * 39)
 
 
 def test_an_encoders_loss_is_about_the_masked_tokens():
@@ -66,20 +47,8 @@ def test_an_encoders_loss_is_about_the_masked_tokens():
     assert loss.total[0].item() / loss.total[1].item() == pytest.approx(want, rel=1e-6)
 
 
-def test_a_head_that_is_measured_sees_every_position():
-    made = model(1)
-    loss = TokenLoss(LoadedModel(made), [made.get_output_embeddings()], None)
-    widths = Widths(made.get_output_embeddings())
-    with torch.inference_mode():
-        loss.find_head(IDS[:1, :8])
-        loss.run(IDS)
-    assert widths.seen == [IDS.numel()]
-
-
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
-def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_some_positions_at_a_time(
-    monkeypatch, kind
-):
+def test_the_loss_of_more_token_types_and_positions_than_are_worked_on_at_a_time(kind):
     torch.manual_seed(0)
     sizes = {**SIZES, "vocab_size": 5000, "max_position_embeddings": 1200}
     made = (
@@ -97,21 +66,12 @@ def test_a_head_that_is_a_product_makes_the_logits_of_some_token_types_at_some_p
         want = F.cross_entropy(logits[:, :-1][mask[:, 1:]], ids[:, 1:][mask[:, 1:]])
     else:
         want = F.cross_entropy(logits[masked], ids[masked])
-    seen, linear = [], F.linear
     loss = TokenLoss(LoadedModel(made, is_encoder=kind == "bert"), [], 4)
     with torch.inference_mode():
         loss.find_head(ids[:1, :8])
         states = loss.run(ids, mask)
-        monkeypatch.setattr(F, "linear", lambda *args: seen.append(linear(*args)) or seen[-1])
         loss.add(states, ids, masked, mask)
     assert (loss.total[0] / loss.total[1]).item() == pytest.approx(want.item(), rel=1e-6)
-    pieces = [tuple(each.shape) for each in seen if len(each.shape) == 2]
-    assert {types for _, types in pieces} == {1024, 904}  # of 5000
-    assert max(rows for rows, _ in pieces) == 512 < int(loss.total[1])
-
-
-def test_the_loss_of_a_token_that_the_head_does_not_know_is_infinite():
-    assert cross_entropy([torch.zeros(2, 3), torch.zeros(2, 1)], torch.tensor([3, 4])) == torch.inf
 
 
 @pytest.mark.parametrize("largest", [0.0, 1e4, -torch.inf])

@@ -17,7 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import load_sample
-from tests.sweep.tiny import REPOSITORY, TEXT, checkpoint_files, local_run
+from tests.sweep.tiny import REPOSITORY, TEXT, checkpoint_files, local_run, write_files
 
 ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "projections", "spectra")
@@ -93,17 +93,9 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(
     hub, options, environment, tmp_path
 ):
     for step in range(4 if NUM_KILLS < 10 else 2 * NUM_KILLS):
-        hub.add(
-            REPOSITORY,
-            f"step{step}",
-            checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0),
-        )
-    options |= {
-        "token_tables": "true",
-        "save_samples": "true",
-        "spectrum": "true",
-        "ablate": "true",
-    }
+        files = checkpoint_files(1 if step == 2 else step, with_tokenizer=step == 0)
+        hub.add(REPOSITORY, f"step{step}", files)
+    options |= dict.fromkeys(("token_tables", "save_samples", "spectrum", "ablate"), "true")
     undisturbed = {**options, "out": str(tmp_path / "undisturbed")}
     (status,), _, (seconds,) = forked(environment, {"args": command(REPOSITORY, undisturbed)})
     assert status == 0
@@ -122,69 +114,53 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_files(
 
 
 @pytest.mark.slow
-def test_two_machines_share_a_folder(hub, options, environment, tmp_path):
-    for step in range(5):
-        hub.add(REPOSITORY, f"step{step}", checkpoint_files(0 if step == 3 else step))
-    alone = {**options, "out": str(tmp_path / "alone")}
-    runs = [
-        {"args": command(REPOSITORY, options, shard="0/2")},
-        {"args": command(REPOSITORY, options, shard="1/2")},
-        {"args": command(REPOSITORY, alone)},
+def test_machines_share_a_folder_by_shards_or_as_they_come(hub, options, environment, tmp_path):
+    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(4)]
+    hub.add(REPOSITORY, "step9", checkpoint_files(3))  # a duplicate
+    alone, shards, free = ({**options, "out": str(tmp_path / name)} for name in "abc")
+    pairs = [
+        [command(REPOSITORY, shards, shard=f"{i}/2") for i in range(2)],
+        [command(REPOSITORY, free)] * 2,
+        [command(REPOSITORY, alone)],
     ]
-    statuses, said, _ = forked(environment, *runs, parallel=True)
-    assert statuses == [0, 0, 0], said
-    assert results(options["out"]) == results(alone["out"])
+    for runs in pairs:
+        hub.requests.clear()
+        each = [{"args": args} for args in runs]
+        statuses, said, _ = forked(environment, *each, parallel=True)
+        assert statuses == [0] * len(runs), said
+        assert hub.downloads() == dict.fromkeys(commits, 1), said
+    assert results(shards["out"]) == results(free["out"]) == results(alone["out"])
 
 
-@pytest.mark.slow
-def test_two_sweeps_of_the_same_checkpoints_share_the_work(hub, options, environment, tmp_path):
-    commits = [hub.add(REPOSITORY, f"step{step}", checkpoint_files(step)) for step in range(6)]
-    commits.append(hub.add(REPOSITORY, "step9", checkpoint_files(5)))  # a duplicate
-    runs = [{"args": command(REPOSITORY, options)}] * 2
-    statuses, said, _ = forked(environment, *runs, parallel=True)
-    assert statuses == [0, 0], said
-    assert hub.downloads() == dict.fromkeys(commits[:-1], 1), said
-    assert said.count("7 of 7 checkpoints done") == 2, said
-    alone = {**options, "out": str(tmp_path / "alone")}
-    assert forked(environment, {"args": command(REPOSITORY, alone)})[0] == [0]
-    assert results(options["out"]) == results(alone["out"])
+def on_ranks(environment, folder, model, options, expected):
+    """Sweep in one process and on two ranks: the two folders, whose numbers are the same."""
+    one, two = ({**options, "out": str(folder / name)} for name in ("one", "two"))
+    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
+    args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
+    ended = run(args, environment, folder)
+    assert ended.returncode == expected, ended.stdout + ended.stderr
+    assert ended.stdout.count("checkpoints done") == 1
+    assert forked(environment, {"args": command(model, one)})[0] == [expected]
+    a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
+    keys = ["revision", "layer", "metric"]
+    pd.testing.assert_frame_equal(a[keys], b[keys])
+    for column in ("value", "stderr"):
+        np.testing.assert_allclose(a[column], b[column], rtol=1e-9, atol=1e-12)
+    return [Path(out["out"]) for out in (one, two)]
 
 
 @pytest.mark.slow
 def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
-    local_run(tmp_path / "run", steps=(1, 2))
-    (tmp_path / "run" / "step3").mkdir()
-    (tmp_path / "run" / "step3" / "config.json").write_text("{")  # fails on both ranks, in step
-    local_run(tmp_path / "run", steps=(8,))
-    local_run(tmp_path / "run", steps=(9,))
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "run" / "step9" / name).write_bytes(
-            (tmp_path / "run" / "step8" / name).read_bytes()
-        )
-    model = str(tmp_path / "run")
-    wanted = ("token_tables", "save_samples", "spectrum")
-    one, two = (
-        {**options, **dict.fromkeys(wanted, "true"), "jackknife": 4, "out": str(tmp_path / name)}
-        for name in ("one", "two")
-    )
-    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
-    args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
-    ended = run(args, environment, tmp_path)
-    assert ended.returncode == 3, ended.stdout + ended.stderr
-    assert ended.stdout.count("checkpoints done") == 1
-    assert forked(environment, {"args": command(model, one)})[0] == [3]
-    a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
-    assert set(a["step"]) == {1, 2, 8, 9}
-    keys = ["revision", "layer", "metric"]
-    pd.testing.assert_frame_equal(a[keys], b[keys])
-    np.testing.assert_allclose(a["value"], b["value"], rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(a["stderr"], b["stderr"], rtol=1e-9, atol=1e-12)
-    assert (a[a["metric"] == "V"]["stderr"] > 0).all()
-    for name in (f"{tables}/step{step}.parquet" for tables in _TABLES for step in (1, 2, 8, 9)):
-        a, b = (pd.read_parquet(Path(out["out"]) / name) for out in (one, two))
-        pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
-    for step in (1, 2, 8, 9):
-        a, b = (load_sample(out["out"], f"step{step}").layers for out in (one, two))
+    run = local_run(tmp_path / "run", steps=(1, 8))
+    write_files(run / "step3", {"config.json": b"{"})  # fails on both ranks, in step
+    write_files(run / "step9", checkpoint_files(8))
+    asked = dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
+    folders = on_ranks(environment, tmp_path, str(run), {**options, **asked, "jackknife": 4}, 3)
+    for step in (1, 8, 9):
+        for tables in _TABLES:
+            a, b = (pd.read_parquet(out / tables / f"step{step}.parquet") for out in folders)
+            pd.testing.assert_frame_equal(a, b, rtol=1e-9, atol=1e-12)
+        a, b = (load_sample(out, f"step{step}").layers for out in folders)
         for layer in a:
             assert a[layer].row_numbers.sort().values.tolist() == [*range(64)]  # all of them
             drawn = (each[layer].rows[each[layer].row_numbers.argsort()] for each in (a, b))
@@ -195,38 +171,26 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["sequence", "line"])
-def test_two_ranks_draw_the_rows_that_one_draws(options, environment, tmp_path, unit):
-    lines = [line[: 20 + i % 60] for i, line in enumerate(TEXT * 400)]
+def test_two_ranks_draw_the_rows_that_one_draws(options, environment, tmp_path):
+    lines = [line[: 20 + i % 60] for i, line in enumerate(TEXT * 400)]  # of all lengths
     (tmp_path / "long.txt").write_text("\n".join(lines))
     more = {
         "text": str(tmp_path / "long.txt"),
         "seq_len": 64,
         "num_tokens": 12_000,
         "batch_size": 16,
+        "unit": "line",
+        "skip_first_positions": 1,
+        "ignore_token_ids": "[5]",
     }
-    if unit == "line":  # of all lengths
-        more |= {"unit": "line", "skip_first_positions": 1, "ignore_token_ids": "[5]"}
     wanted = dict.fromkeys(("token_tables", "save_samples", "after_processing"), "true")
-    one, two = (
-        {**options, **more, **wanted, "out": str(tmp_path / name)} for name in ("one", "two")
-    )
     model = str(local_run(tmp_path / "run", steps=(1,)))
-    assert forked(environment, {"args": command(model, one)})[0] == [0]
-    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
-    ended = run(
-        [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)], environment, tmp_path
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
-    (n,) = a.loc[a["metric"] == "n", "value"].unique()
-    assert 10_000 < n < 12_000
-    np.testing.assert_allclose(a["value"], b["value"], rtol=1e-9, atol=1e-12)
-    a, b = (
-        pd.read_parquet(Path(out["out"]) / "occurrences" / "step1.parquet") for out in (one, two)
-    )
+    folders = on_ranks(environment, tmp_path, model, {**options, **more, **wanted}, 0)
+    n = pd.read_csv(folders[0] / "metrics.csv").query("metric == 'n'")["value"]
+    assert n.between(10_000, 12_000).all()
+    a, b = (pd.read_parquet(out / "occurrences" / "step1.parquet") for out in folders)
     pd.testing.assert_frame_equal(a, b, rtol=1e-6, atol=1e-6)
-    a, b = (load_sample(out["out"], "step1").layers for out in (one, two))
+    a, b = (load_sample(out, "step1").layers for out in folders)
     for layer in a:
         assert a[layer].row_numbers.tolist() == b[layer].row_numbers.tolist()
 
@@ -247,31 +211,3 @@ def test_each_node_downloads_for_itself(hub, options, environment, tmp_path):
     assert [node.returncode for node in ended] == [0, 0], [node.stderr for node in ended]
     assert hub.downloads() == dict.fromkeys(commits, 2)
     results(options["out"])  # no download is left
-
-
-@pytest.mark.slow
-def test_exit_statuses_and_help(options, environment, tmp_path):
-    model = str(local_run(tmp_path / "run", steps=(1, 2)))
-    config = tmp_path / "sweep.yaml"
-    config.write_text(json.dumps({"model": model, **options, "text": [options["text"]]}))
-    runs = [
-        {"args": ["sweep", "--config", str(config)]},
-        {"args": ["check", "--model", model]},
-        {"args": ["sweep", "--model", model, "--colour", "red"]},
-        {"args": ["sweep", "--config", str(config), "--num_tokens", "32"]},
-        {
-            "args": [
-                "sweep",
-                "--config",
-                str(config),
-                "--revisions",
-                "main",
-                "--out",
-                str(tmp_path / "new"),
-            ]
-        },
-        {"args": ["sweep", "--help"]},
-    ]
-    statuses, said, _ = forked(environment, *runs)
-    assert statuses == [0, 0, 2, 2, 2, 0], said
-    assert "revisions chooses branches and tags on the Hub" in said

@@ -8,19 +8,19 @@ import pytest
 import sentencex
 import torch
 import torch.nn.functional as F
-from transformers import GPT2Config, RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
+from transformers import RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
 
 import embedgeo
-from embedgeo.checkpoints import hub as hub_source
 from embedgeo.checkpoints.loading import load_tokenizer
-from embedgeo.report.runs import read_runs
+from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import MODEL
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.plan import make_plan
-from embedgeo.sweep.texts import ProbeText, find_tokenizers, prepare_texts, require_fit
+from embedgeo.sweep.texts import ProbeText, prepare_texts, require_fit
 from embedgeo.text import Documents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
+    SIZES,
     TEXT,
     checkpoint_files,
     local_run,
@@ -105,50 +105,14 @@ def test_sentences_are_measured_as_observe_does_and_the_loss_is_of_real_tokens(
     assert (text["num_sequences"], text["num_tokens"]) == (len(rows), sum(map(len, rows)))
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt_neox"])
-def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path, kind):
-    local_run(tmp_path / "run", (1,), kind=kind)
+def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path):
+    run = str(local_run(tmp_path / "run", (1,)))
+    found = []
     for size in (1, 5):
-        sweep(
-            str(tmp_path / "run"),
-            **{**small, "batch_size": size},
-            jackknife=0,
-            out=str(tmp_path / f"by-{size}"),
-        )
-    one, five = (
-        values(pd.read_parquet(tmp_path / f"by-{size}/checkpoints/step1.parquet"))
-        for size in (1, 5)
-    )
-    pd.testing.assert_series_equal(one, five, rtol=1e-9, atol=1e-12)
-
-
-def test_texts_are_sorted_into_batches_whose_order_is_random_and_sequences_are_not():
-    texts = [list(range(i, i + 1 + i * 7 % 11)) for i in range(40)]
-    flat, lengths = (
-        torch.tensor([token for text in texts for token in text]),
-        torch.tensor([len(text) for text in texts]),
-    )
-    batches = ProbeText(flat, lengths, masked=flat > 3, pad_token_id=99).batches(4)
-    seen = [
-        ids[real].tolist()
-        for batch in batches
-        for ids, real in zip(batch.token_ids, batch.token_ids != 99, strict=True)
-    ]
-    assert sorted(seen) == sorted(texts)
-    for batch in batches:
-        real = batch.token_ids != 99
-        assert (batch.mask is None) == bool(real.all())
-        assert batch.mask is None or torch.equal(batch.mask, real)
-        assert torch.equal(batch.masked, (batch.token_ids > 3) & real)
-    widths = [batch.token_ids.shape[1] for batch in batches]
-    assert widths != sorted(widths)
-    assert sum(batch.token_ids.numel() for batch in batches) < 1.2 * len(flat)
-    parts = [ProbeText(flat, lengths).batches(4, rank, 2) for rank in (0, 1)]
-    assert len(parts[0]) + len(parts[1]) == len(batches)
-
-    even = ProbeText(torch.arange(12), torch.full((4,), 3)).batches(3)
-    assert [batch.token_ids.flatten().tolist() for batch in even] == [[*range(9)], [*range(9, 12)]]
-    assert all(batch.mask is None for batch in even)
+        out = tmp_path / f"by-{size}"
+        sweep(run, **{**small, "batch_size": size}, jackknife=0, out=str(out))
+        found.append(values(pd.read_parquet(out / "checkpoints/step1.parquet")))
+    pd.testing.assert_series_equal(*found, rtol=1e-9, atol=1e-12)
 
 
 def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
@@ -169,26 +133,10 @@ def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
         names[1]: sum(len(ids) - 2 for ids in rows["gpt2"]),
         "lab/bare": sum(map(len, rows["bert"])),
     }
-
-
-def test_models_of_the_same_files_share_the_text_and_these_are_fetched_once(
-    hub, small, tmp_path, monkeypatch
-):
-    for name, kind in (("lab/a", "bert"), ("lab/b", "bert"), ("lab/c", "gpt2")):
-        hub.add(name, "step1", checkpoint_files(1, kind))
-    fetched, fetch_small = [], hub_source.fetch_small
-    monkeypatch.setattr(
-        hub_source,
-        "fetch_small",
-        lambda name, *rest: fetched.append(name) or fetch_small(name, *rest),
+    manifest = json.loads((tmp_path / "out/manifest.json").read_text())
+    assert manifest["architecture"] == dict(
+        zip(names, ("post-ln", "pre-ln", "pre-ln"), strict=True)
     )
-    settings = SweepSettings(["lab/a", "lab/b", "lab/c"], **{**small, "out": str(tmp_path / "out")})
-    texts, lines = prepare_texts(
-        Documents(settings.texts), make_plan(settings.models, "*", "all"), settings
-    )
-    assert texts["lab/a"] is texts["lab/b"] is not texts["lab/c"]
-    assert sorted(fetched) == ["lab/a", "lab/a", "lab/c", "lab/c"]  # config.json, and the tokenizer
-    assert not lines
 
 
 def test_another_seed_takes_other_texts(small, tmp_path):
@@ -214,23 +162,6 @@ def test_another_seed_takes_other_texts(small, tmp_path):
         taken(-1)
 
 
-def test_the_configuration_may_tell_the_kind_of_a_tokenizer(small, tmp_path):
-    vocabulary = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "ab", *"abcdefghij"]
-    words = {
-        "vocab.json": json.dumps({word: i for i, word in enumerate(vocabulary)}).encode(),
-        "merges.txt": b"#version: 0.2\na b\n",
-    }
-    for name, config in (("gpt", GPT2Config()), ("roberta", RobertaConfig())):
-        config.save_pretrained(
-            write_files(tmp_path / name, {**words, "model.safetensors": name.encode()})
-        )
-    models = [str(tmp_path / name) for name in ("gpt", "roberta")]
-    plan = {model: make_plan(model, "*", "all") for model in models}
-    found, lines = find_tokenizers(plan, SweepSettings(models, **small), tmp_path / "files")
-    assert not lines
-    assert [len(found[model][0]("abc")["input_ids"]) for model in models] == [2, 4]
-
-
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
     local_run(tmp_path / "run", (1,))
     sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
@@ -247,82 +178,40 @@ def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):
         ({"unit": "page"}, "unit must be one of sequence, line, sentence, document; got 'page'"),
         ({"special_tokens": "eos"}, "special_tokens must be one of"),
         ({"sample": 0.0}, "sample must be a share above 0"),
-        ({"sample": 1.5}, "sample must be a share above 0"),
-        ({"unit": "line", "min_words": 5, "max_words": 4}, "min_words must be at most max_words"),
-        ({"unit": "line", "max_words": -1}, "neither below 0"),
-        ({"max_words": 64}, "are about texts; unit is 'sequence'"),
-    ],
-)
-def test_text_options_that_cannot_be_are_refused(options, rule):
-    with pytest.raises(ValueError, match=rule):
-        SweepSettings("lab/x", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        (
-            {"min_words": 1000},
-            "text must have at least one text that unit, min_words, max_words and sample leave",
-        ),
-        (
-            {"sample": 1e-9},
-            "text must have at least one text that unit, min_words, max_words and sample leave",
-        ),
+        ({"min_words": 5, "max_words": 4}, "min_words must be at most max_words"),
+        ({"max_words": -1}, "neither below 0"),
+        ({"unit": "sequence", "max_words": 64}, "are about texts; unit is 'sequence'"),
+        ({"min_words": 1000}, "text must have at least one text that unit, min_words, max_words"),
         ({"num_tokens": 2}, "num_tokens must be enough for the first text; got 2"),
         ({"seq_len": 65, "unit": "document"}, "seq_len must be at most the model's 64 positions"),
     ],
 )
-def test_texts_that_do_not_fit_are_refused(small, tmp_path, options, rule):
+def test_texts_that_cannot_be_or_do_not_fit_are_refused(small, tmp_path, options, rule):
     local_run(tmp_path / "run", (1,))
     with pytest.raises(ValueError, match=rule):
         sweep(str(tmp_path / "run"), **{**small, **options}, out=str(tmp_path / "out"))
     assert not Path(tmp_path / "out").exists()
 
 
-def test_what_is_left_out_and_cut_is_said(small, tmp_path, capsys):
-    local_run(tmp_path / "run", (1,))
-    sweep(str(tmp_path / "run"), **{**small, "seq_len": 20}, out=str(tmp_path / "out"))
-    said = capsys.readouterr().out.splitlines()[0]
-    lengths = [len(tokens_of("gpt2", sentence)) - 2 for sentence in SENTENCES]
-    used, cut = sum(min(20, n) for n in lengths), sum(n > 20 for n in lengths)
-    assert said == (
-        f"4,096 tokens asked for, {used} used ({len(lengths)} texts): the text has no more; {cut} "
-        f"of {len(lengths)} "
-        "texts are cut to 20 tokens (--seq-len)"
-    )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["sequence", "document"])
 def test_the_default_length_is_what_the_model_has_positions_for_and_a_longer_one_is_refused(
-    small, tmp_path, capsys, unit
+    small, tmp_path, capsys
 ):
-    local_run(tmp_path / "run", (1,))
+    run = local_run(tmp_path / "run", (1,))
     del small["seq_len"]
-    options = {**small, "unit": unit}
-    assert sweep(str(tmp_path / "run"), **options, out=str(tmp_path / "default")) == 0
+    options = {**small, "unit": "sequence"}
+    assert sweep(str(run), **options, out=str(tmp_path / "default")) == 0
     said = capsys.readouterr().out
-    assert f"{tmp_path / 'run'} has 64 positions: seq_len is 64 in place of 512" in said
-    assert sweep(str(tmp_path / "run"), **options, seq_len=64, out=str(tmp_path / "asked")) == 0
-    by_default, asked = (
-        pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet")
-        for out in ("default", "asked")
-    )
+    assert f"{run} has 64 positions: seq_len is 64 in place of 512" in said
+    assert sweep(str(run), **options, seq_len=64, out=str(tmp_path / "asked")) == 0
+    by_default, asked = (SweepFolder(tmp_path / out).read("step1") for out in ("default", "asked"))
     pd.testing.assert_frame_equal(by_default, asked)
     manifest = json.loads((tmp_path / "default/manifest.json").read_text())
-    assert manifest["asked"]["seq_len"] == 512
-    if unit == "sequence":
-        assert manifest["text"]["seq_len"] == 64
-        (run,) = read_runs([tmp_path / "default"])
-        assert run.settings["seq_len"] == "64"
-    local_run(tmp_path / "run", (1, 2))
-    assert sweep(str(tmp_path / "run"), **options, out=str(tmp_path / "default")) == 0
-    (tmp_path / "run/step1/model.safetensors").write_bytes(b"no weights")
+    assert (manifest["asked"]["seq_len"], manifest["text"]["seq_len"]) == (512, 64)
     with pytest.raises(
-        ValueError, match=r"at most the model's 64 positions; got 512\. Give --seq-len 64\."
+        ValueError, match=r"the model's 64 positions; got 512\. Give --seq-len 64\."
     ):
-        sweep(str(tmp_path / "run"), **options, seq_len=512, out=str(tmp_path / "new"))
+        sweep(str(run), **options, seq_len=512, out=str(tmp_path / "new"))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
@@ -396,26 +285,14 @@ def test_texts_are_padded_with_a_token_that_the_model_embeds(small, tmp_path):
     pd.testing.assert_frame_equal(before, padded)
 
 
-@pytest.mark.parametrize("unit", ["sequence", "document"])
-def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path, unit):
-    sizes = {
-        "hidden_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    config = RobertaConfig(vocab_size=300, max_position_embeddings=40, pad_token_id=1, **sizes)
+def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path):
+    config = RobertaConfig(vocab_size=300, max_position_embeddings=40, pad_token_id=1, **SIZES)
     RobertaForMaskedLM(config).save_pretrained(tmp_path / "roberta")
     write_files(tmp_path / "roberta", tokenizer_files("bert"))
-    options = {**small, "unit": unit}
-    with pytest.raises(
-        ValueError, match="seq_len must be at most the model's 38 positions; got 39"
-    ):
-        sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 39}, out=str(tmp_path / "out"))
-    assert (
-        sweep(str(tmp_path / "roberta"), **{**options, "seq_len": 38}, out=str(tmp_path / "out"))
-        == 0
-    )
+    small["out"] = str(tmp_path / "out")
+    with pytest.raises(ValueError, match="at most the model's 38 positions; got 39"):
+        sweep(str(tmp_path / "roberta"), **{**small, "seq_len": 39})
+    assert sweep(str(tmp_path / "roberta"), **{**small, "seq_len": 38}) == 0
 
 
 def test_an_encoder_saved_apart_from_its_decoder_is_measured(small, tmp_path):

@@ -146,25 +146,6 @@ def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
     assert found.num_types == VOCABULARY
 
 
-def test_a_scatter_that_is_too_large_and_what_auto_does_about_it():
-    with torch.device("meta"):
-        model = gpt_neox(hidden_size=8192, intermediate_size=64)
-    found = describe(
-        model, batch_size=1, seq_len=16, metrics=lambda dim: [embedgeo.Anisotropy(dim)]
-    )
-    (warning,) = found.warnings
-    assert warning.startswith("Anisotropy holds 537 MB at each layer of width 8192.")
-    assert "Anisotropy(dim, sample_size=1024)" in warning
-    names = ["TokenMoments", "Anisotropy (sample)", "IntrinsicDimension"]
-    for metrics in ({"metrics": "auto"}, {}):
-        found = describe(model, batch_size=1, seq_len=16, **metrics)
-        assert [metric.name for metric in found.metrics] == names
-        (warning,) = found.warnings
-        assert warning.startswith(
-            "Anisotropy is that of a sample of 1,024 rows (33.6 MB) at layers of width 8192, not of"
-        )
-
-
 def test_all_monitors_describe_and_nothing_is_changed():
     model = gpt_neox(hidden_dropout=0.5)
     model.gpt_neox.layers[1].eval()

@@ -21,7 +21,7 @@ class DoctorSettings:
             ``package.module.Class``.
         layers: as for ``sweep``; default: those of the file, else ``blocks``.
         metrics: ``auto``, or a function of a layer's width, as ``package.function``; default: those
-            of the file, else ``embedgeo.default_metrics``.
+            of the file, else ``auto``: those that a monitor chooses.
         rows: as for ``sweep``; default: those of the file, else ``tokens``.
         window: optimizer steps that are measured together; default: those of the file, else 1.
         batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the
@@ -29,9 +29,7 @@ class DoctorSettings:
         seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512, or as many
             as the model has positions.
         jackknife: number of groups for standard errors; default: those of the file, else 0.
-        max_state_bytes: what the metrics of a layer may hold together, for ``auto`` and for
-            warnings, and a scatter of the default metrics alone; default: that of the file, else
-            2**28.
+        ranks: number of ranks that train, each on such batches of its own.
         trust_remote_code: run code that comes with a repository.
     """
 
@@ -44,7 +42,7 @@ class DoctorSettings:
     batch_size: int | None = None
     seq_len: int | None = None
     jackknife: int | None = None
-    max_state_bytes: float | None = None
+    ranks: int = 1
     trust_remote_code: bool = False
 
 

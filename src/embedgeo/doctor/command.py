@@ -47,9 +47,7 @@ def run_doctor(settings: DoctorSettings) -> None:
             model = _model_by_name(source)
         else:
             model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
-        options = _options_set(
-            settings, "rows", "window", "jackknife", "max_state_bytes", "metrics"
-        )
+        options = _options_set(settings, "rows", "window", "jackknife", "metrics")
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics is not None and settings.metrics != "auto":
@@ -57,7 +55,7 @@ def run_doctor(settings: DoctorSettings) -> None:
                 options["metrics"] = import_named(settings.metrics)
         most = stated_positions(measured_model(model)) or _DEFAULT_SIZES["seq_len"]
         default = {**_DEFAULT_SIZES, "seq_len": min(most, _DEFAULT_SIZES["seq_len"])}
-        sizes = {**default, **sizes, **_options_set(settings, *default)}
+        sizes = {**default, **sizes, **_options_set(settings, *default, "ranks")}
         texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 

@@ -21,7 +21,6 @@ from embedgeo.functional.moments import (
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
-    is_asynchronous,
     is_normal,
     scaled_row_norms,
     state_device,
@@ -100,75 +99,43 @@ class CoordinateMoments(NamedTuple):
         return CoordinateMoments(*(each[group] for each in self))
 
 
-def row_coordinates(
-    x: Tensor, is_first: Tensor | None = None, weights: Tensor | None = None
-) -> CoordinateMoments:
+def row_coordinates(x: Tensor, is_first: Tensor | None = None) -> CoordinateMoments:
     """The moments of the coordinates of ``x``, shape (n, d), of any floating dtype, in float64.
 
     Args:
         x: the rows.
         is_first: which of them are the first one of their sequence, shape (n,), bool; None: all of
             them.
-        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all
-            count.
     """
     found = CoordinateMoments.empty(x.shape[1], device=state_device(x.device))
     for chunk in row_chunks(x):
         rows = x[chunk].to(accumulator_dtype(x.device))
-        first = (
-            rows.new_ones(len(rows), dtype=torch.bool)
-            if is_first is None
-            else is_first[chunk].to(x.device)
-        )
-        counts = None if weights is None else weights[chunk]
-        if is_asynchronous(x.device):  # there it would be waited for the number of first rows
-            counts = rows.new_ones(len(rows)) if counts is None else counts
-            rest = rows[:0] if is_first is None else rows
-            groups = [
-                _group_moments(*each, x.dtype)
-                for each in ((rows, counts * first), (rest, counts * ~first))
-            ]
-        else:
-            parts = (first, ~first)
-            groups = [
-                _group_moments(rows[of], None if counts is None else counts[of], x.dtype)
-                for of in parts
-            ]
+        first = rows.new_ones(len(rows), dtype=torch.bool)
+        first = first if is_first is None else is_first[chunk].to(x.device)
+        groups = [_group_moments(rows[of], x.dtype) for of in (first, ~first)]
         found = found.merge(CoordinateMoments(*map(torch.stack, zip(*groups, strict=True))))
     return found
 
 
-def _group_moments(rows: Tensor, weights: Tensor | None, dtype: torch.dtype) -> CoordinateMoments:
+def _group_moments(rows: Tensor, dtype: torch.dtype) -> CoordinateMoments:
     """The moments of rows, once of ``dtype``, in the accumulator's, without the leading axis; they
     may be none.
-
-    Those of weight 0 may be any finite ones.
     """
     n, dim = rows.shape
     device = state_device(rows.device)
     if not n:
         return CoordinateMoments.empty(dim, device=device).of_group(0)
-    if weights is not None:
-        rows = rows * weights[:, None]
-    count = rows.new_full((), n) if weights is None else weights.sum()
-
-    def mean(of_rows: Tensor) -> Tensor:
-        return of_rows.mean(0) if weights is None else of_rows.sum(0) / count.clamp(min=1)
-
-    def less(of_rows: Tensor, offset: Tensor) -> Tensor:
-        return of_rows - offset if weights is None else (of_rows - offset).mul_(weights[:, None])
-
-    near = mean(rows)
-    centred = less(rows, near)
-    residual = mean(centred)  # float32 cannot hold the mean to a small part of the spread
-    centred = less(centred, residual)
+    near = rows.mean(0)
+    centred = rows - near
+    residual = centred.mean(0)  # float32 cannot hold the mean to a small part of the spread
+    centred = centred - residual
     squares, magnitude = centred.square(), rows.abs()
     norm = scaled_row_norms(rows, dtype)
     direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
     powers = squares.sum(0), (squares * centred).sum(0), squares.square().sum(0)
     sums = (near, residual, *powers, magnitude.amax(0), _massive(magnitude, dtype), direction_sum)
     near, residual, *others = (each.to(device).double() for each in sums)
-    return CoordinateMoments(count.to(near), near + residual, *others)
+    return CoordinateMoments(near.new_full((), n), near + residual, *others)
 
 
 def _massive(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
@@ -177,12 +144,10 @@ def _massive(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
     """
     dim = magnitude.shape[1]
     largest = magnitude.amax(1)
-    if not is_asynchronous(magnitude.device):
-        # the median is below a bound only where over half of the entries are: it is needed of few
-        # rows
-        bound = (largest / _TIMES[0] * (1 + 1e-6))[:, None]
-        places = ((magnitude <= bound).sum(1) > (dim - 1) // 2).nonzero().flatten()
-        largest, magnitude = largest[places], magnitude[places]
+    # the median is below a bound only where over half of the entries are: it is needed of few rows
+    bound = (largest / _TIMES[0] * (1 + 1e-6))[:, None]
+    places = ((magnitude <= bound).sum(1) > (dim - 1) // 2).nonzero().flatten()
+    largest, magnitude = largest[places], magnitude[places]
     middle = magnitude.to(dtype).topk(dim // 2 + 1).values[:, (dim - 1) // 2 :]
     median = middle.to(largest.dtype).mean(1)
     over = [largest > times * median for times in _TIMES]

@@ -63,26 +63,20 @@ class StreamMoments(NamedTuple):
         return StreamMoments(n, mean, m2, scatter, cosine)
 
 
-def stream_moments(x: Tensor, weights: Tensor | None = None) -> StreamMoments:
-    """Moments of the rows of K streams, ``x`` of shape (n, K, d), of any floating dtype.
-
-    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all
-    count.
-    """
+def stream_moments(x: Tensor) -> StreamMoments:
+    """Moments of the rows of K streams, ``x`` of shape (n, K, d), of any floating dtype."""
     num_streams, dim = x.shape[1:]
     moments = StreamMoments.empty(num_streams, dim)
     moments = StreamMoments(*(state.to(x.device, accumulator_dtype(x.device)) for state in moments))
     for chunk in row_chunks(x.flatten(1)):
         rows = x[chunk].to(moments.mean.dtype)
-        weight = rows.new_ones(len(rows)) if weights is None else weights[chunk]
-        n = weight.sum()
-        mean = rows.sum(0) / n.clamp(min=1)
+        mean = rows.mean(0)
         directions = torch.nn.functional.normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
         cosine = (directions * directions[:, :1]).sum((0, 2))
-        centred = (rows - mean) * weight[:, None, None]
+        centred = rows - mean
         by_stream = centred.transpose(0, 1).flatten(1)
-        part = StreamMoments(n, mean, centred.square().sum(0), by_stream @ by_stream.mT, cosine)
-        moments = moments.merge(part)
+        n, m2 = rows.new_full((), len(rows)), centred.square().sum(0)
+        moments = moments.merge(StreamMoments(n, mean, m2, by_stream @ by_stream.mT, cosine))
     return moments
 
 

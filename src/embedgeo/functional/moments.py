@@ -205,42 +205,36 @@ class Moments(NamedTuple):
         )
 
 
-def row_moments(x: Tensor, weights: Tensor | None = None) -> Moments:
-    """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0.
-
-    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all
-    count.
-    """
-    dtype, dim = accumulator_dtype(x.device), x.shape[1]
+def row_moments(x: Tensor) -> Moments:
+    """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
     parts = list[Moments]()
     for chunk in row_chunks(x):
-        given = x[chunk]
-        # and their norms beside
-        rows = torch.empty(len(given), dim + 1, dtype=dtype, device=x.device)
-        rows[:, :dim] = given
-        norm = scaled_row_norms(rows[:, :dim], x.dtype)
-        rows[:, dim] = norm
-        n = rows.new_full((), len(given)) if weights is None else weights[chunk].sum()
-        mean = rows.sum(0) / n.clamp(min=1)
-        direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
-        rows.sub_(mean)
-        if weights is not None:
-            rows.mul_(weights[chunk, None])
-        m2 = rows.square_().sum(0)
-        part = Moments(
-            n=n,
-            mean=mean[:dim],
-            m2=m2[:dim],
-            norm_mean=mean[dim],
-            norm_m2=m2[dim],
-            norm_max=norm.max(),
-            direction_n=torch.count_nonzero(norm).to(dtype),
-            direction_sum=direction_sum,
-        )
+        part = _chunk_moments(x[chunk])
         parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
-    if len(parts) < 2:
-        return parts[0] if parts else Moments.empty(x.shape[1], dtype=dtype, device=x.device)
-    return merged(parts)
+    if not parts:
+        return Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+    return parts[0] if len(parts) == 1 else merged(parts)
+
+
+def _chunk_moments(x: Tensor) -> Moments:
+    dtype, (n, dim) = accumulator_dtype(x.device), x.shape
+    rows = torch.empty(n, dim + 1, dtype=dtype, device=x.device)  # the norms are one more column
+    rows[:, :dim] = x
+    norm = scaled_row_norms(rows[:, :dim], x.dtype)
+    rows[:, dim] = norm
+    mean = rows.mean(0)
+    direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
+    m2 = rows.sub_(mean).square_().sum(0)
+    return Moments(
+        n=rows.new_full((), n),
+        mean=mean[:dim],
+        m2=m2[:dim],
+        norm_mean=mean[dim],
+        norm_m2=m2[dim],
+        norm_max=norm.max(),
+        direction_n=torch.count_nonzero(norm).to(dtype),
+        direction_sum=direction_sum,
+    )
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:

@@ -339,7 +339,7 @@ class RoundedRows(NamedTuple):
     """
 
     values: Tensor  # shape (n, d + 6)
-    norms: Tensor  # ‖b‖, shape (n,)
+    norms: Tensor  # ‖b‖, or a little more where that is next to nothing, shape (n,)
     unit: Tensor  # what the rows were divided by, a power of two
     rounding: Tensor  # ρ
 
@@ -360,12 +360,12 @@ class RoundedRows(NamedTuple):
             values[chunk, :dim] = rounded
             norms[chunk] = row_norms(rounded.float())
             lost[chunk] = row_norms(rows.sub_(rounded))
-        # beside these norms it is nothing what a product loses where numbers underflow
-        norms = norms.clamp(min=2.0**-50)
         rest = norms.square()
         for part in values[:, dim:-_NORM_PARTS].unbind(1):
             part.copy_(rest.bfloat16())
             rest -= part
+        # so large that beside them it is nothing what products lose where numbers underflow
+        norms = norms.clamp(min=2.0**-50)
         # float32 has taken less than 2⁻²⁰ from centred rows, and takes less from distances
         return cls(values, norms, unit, (lost / norms).max() + 2.0**-20)
 

@@ -30,10 +30,9 @@ def labelled_by_next(rows: Rows) -> Rows | None:
         return None
     places, labels = rows.ids.once("labelled by next", lambda: _labels(rows.ids))
     places = rows.ids.once(
-        ("places before next", rows.x.device), lambda: sent(places, rows.x.device)
+        ("places before next", rows.embeddings.device), lambda: sent(places, rows.embeddings.device)
     )
-    finite = None if rows.weights is None else rows.weights.index_select(0, places) > 0
-    return Rows(rows.x.index_select(0, places), labels, finite)
+    return Rows(rows.embeddings.index_select(0, places), labels)
 
 
 def _labels(ids: RowIds) -> tuple[Tensor, RowIds]:

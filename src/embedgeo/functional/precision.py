@@ -142,9 +142,6 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
     """
     if not dtype == rows.dtype == torch.float64:
         return row_norms(rows)
-    if is_asynchronous(rows.device):  # there a look at the norms would wait
-        power = power_of_two(torch.linalg.vector_norm(rows, math.inf, dim=-1))
-        return torch.linalg.vector_norm(rows / power[..., None], dim=-1) * power
     norms = row_norms(rows)
     finfo = torch.finfo(norms.dtype)
     # 0, too: squares may have vanished

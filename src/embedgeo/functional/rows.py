@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, sent
+from embedgeo.functional.precision import accumulator_dtype, sent
 
 T = TypeVar("T")
 
@@ -114,25 +114,12 @@ class RowIds:
         ]
 
     @cached_property
-    def by_sequence(self) -> tuple[Tensor, Tensor]:
-        """The rows' places, sequence by sequence, and for each the first place of its sequence
-        among these, (n,).
-        """
-        assert self.sequence_ids is not None
-        order = self.sequence_ids.argsort(stable=True)
-        ids = self.sequence_ids[order]
-        return order, torch.searchsorted(ids, ids)
-
-    @cached_property
     def is_first(self) -> Tensor | None:
         """Marks of the rows that are the first one of their sequence that counts, (n,); None where
         each row is one.
         """
-        if self.sequence_ids is None:
-            return None
-        order, starts = self.by_sequence
-        begins = starts == torch.arange(len(order), device="cpu")
-        return torch.empty_like(begins).index_copy_(0, order, begins)
+        places = self.first_places
+        return None if places is None else places == torch.arange(len(places), device="cpu")
 
     @property
     def next_sequence_id(self) -> int:
@@ -268,15 +255,17 @@ def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
 class Rows:
     """The rows of one batch that count, prepared once for all metrics of a layer.
 
-    Rows with a NaN or Inf are left out. Where it would have to be waited for a device to say which
-    these are, they are among ``x``, as zeros, and their ``weights`` are 0: the other properties
-    leave them out, and wait.
+    The rows that the mask leaves out are cut, and so are those with a NaN or Inf. Each row keeps
+    the number that it had among the rows that the mask kept, so that all layers draw the same
+    sample.
     """
 
-    x: Tensor  # shape (n, d), floating point, finite, detached
+    embeddings: Tensor  # shape (n, d), floating point, finite, detached
     ids: RowIds
-    # marks of the rows that the mask kept which have no NaN or Inf, (N,); None: all
-    finite: Tensor | None = None
+    num_nonfinite: int = 0  # number of rows that the mask kept but that have a NaN or Inf
+    # the numbers of these rows among those that the mask kept, shape (n,), int64, on the CPU; None
+    # where none was cut
+    numbers: Tensor | None = None
     # the number of the first kept row among those of all ranks, where it is known
     first: int | None = None
 
@@ -284,6 +273,8 @@ class Rows:
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
         """The rows of a batch, shape (..., d), any floating dtype, that count, without those with a
         NaN or Inf.
+
+        A device is waited for once, to tell whether there are any of these.
         """
         x = embeddings.detach()
         kept = ids.on(x.device, "kept")
@@ -294,101 +285,36 @@ class Rows:
             x = x[torch.unravel_index(kept, x.shape[:-1])]
         if x.dtype.itemsize == 1:  # float8 has no arithmetic
             x = x.float()
-        if is_asynchronous(x.device):
-            finite = torch.linalg.vector_norm(x, math.inf, dim=1) < math.inf
-            return cls(torch.where(finite[:, None], x, 0), ids, finite)
-        total = x @ x.new_ones(x.shape[1]) if x.dtype == torch.float16 else x.sum()
-        if bool(total.isfinite().all()):  # one sum in the usual case
+        total = x.sum(dtype=torch.float32 if x.dtype == torch.float16 else None)
+        if math.isfinite(float(total)):  # one sum in the usual case
             return cls(x, ids)
-        finite = torch.isfinite(x).all(dim=1)  # a sum may overflow although every term is finite
-        return cls(x, ids) if bool(finite.all()) else cls(x, ids, finite).counted
-
-    @property
-    def counted(self) -> "Rows":
-        """These rows without those of weight 0."""
-        return self if self.weights is None else self._cut
-
-    @cached_property
-    def _cut(self) -> "Rows":
-        assert self.finite is not None
-        places = self.finite.nonzero().flatten()
-        if len(places) == len(self.x):
-            return replace(self, finite=None)
-        return replace(self, x=self.x.index_select(0, places), ids=self.ids.select(places.cpu()))
-
-    @cached_property
-    def weights(self) -> Tensor | None:
-        """1 for each row of ``x`` that counts and 0 for the others, shape (n,), of the
-        accumulator's dtype; None: 1.
-        """
-        if self.finite is None or len(self.finite) > len(self.x):
-            return None
-        return self.finite.to(accumulator_dtype(self.x.device))
-
-    @cached_property
-    def n(self) -> int | Tensor:
-        """Number of rows that count; a scalar on the device of ``x`` where some may have weight
-        0.
-        """
-        return len(self.x) if self.weights is None else torch.count_nonzero(self.weights)
+        # a sum may overflow although every term is finite
+        numbers = torch.isfinite(x).all(dim=1).nonzero().flatten()
+        if len(numbers) == len(x):
+            return cls(x, ids)
+        on_cpu = numbers.cpu()
+        num_nonfinite = len(x) - len(numbers)
+        return cls(x.index_select(0, numbers), ids.select(on_cpu), num_nonfinite, on_cpu)
 
     @property
     def num_kept(self) -> int:
         """Number of rows that the mask kept."""
-        return len(self.x if self.finite is None else self.finite)
-
-    @cached_property
-    def num_nonfinite(self) -> int | Tensor:
-        """Number of rows that the mask kept but that have a NaN or Inf."""
-        return self.num_kept - self.n
-
-    @cached_property
-    def num_sequences(self) -> int | Tensor:
-        """Number of sequences that have rows that count; a scalar on the device of ``x`` where
-        ``n`` is.
-        """
-        if self.ids.sequences is None:
-            return self.n
-        sequence, number = self.ids.sequences
-        if self.weights is None:
-            return number
-        sequence = self.ids.once(("sequence", self.x.device), lambda: sent(sequence, self.x.device))
-        return torch.count_nonzero(
-            self.weights.new_zeros(number).index_add_(0, sequence, self.weights)
-        )
-
-    @cached_property
-    def is_first(self) -> Tensor | None:
-        """Marks of the rows of ``x`` that are the first one of their sequence that counts, (n,);
-        None: all of them.
-        """
-        ids, device = self.ids, self.x.device
-        if self.weights is None or ids.sequence_ids is None:
-            return ids.is_first
-        order, starts = ids.once(
-            ("by sequence", device), lambda: [sent(each, device) for each in ids.by_sequence]
-        )
-        counts = self.weights.index_select(0, order).to(torch.int32)
-        number = counts.cumsum(0)
-        before = (number - counts).index_select(0, starts)
-        return torch.empty_like(order, dtype=torch.bool).index_copy_(
-            0, order, (counts > 0) & (number - before == 1)
-        )
+        return len(self.embeddings) + self.num_nonfinite
 
     @property
-    def embeddings(self) -> Tensor:
-        """The rows that count, shape (n, d)."""
-        return self.counted.x
+    def num_sequences(self) -> int:
+        """Number of sequences that have rows that count."""
+        return len(self.embeddings) if self.ids.sequences is None else self.ids.sequences[1]
 
     @property
     def token_ids(self) -> Tensor | None:
         """Shape (n,), int64, or None where none were given."""
-        return self.counted.ids.on(self.x.device, "token_ids")
+        return self.ids.on(self.embeddings.device, "token_ids")
 
     @property
     def sequence_ids(self) -> Tensor | None:
         """Shape (n,), int64, or None where each row is a sequence of its own."""
-        return self.counted.ids.on(self.x.device, "sequence_ids")
+        return self.ids.on(self.embeddings.device, "sequence_ids")
 
 
 def select_rows(
@@ -404,7 +330,7 @@ def select_rows(
     Without ``sequence_ids`` each index of the leading axis of three or more is a sequence, and each
     row of an (n, d) input.
     """
-    x = embeddings.x if isinstance(embeddings, Rows) else embeddings
+    x = embeddings.embeddings if isinstance(embeddings, Rows) else embeddings
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(

@@ -30,7 +30,7 @@ from embedgeo.functional.distributed import (
     total,
 )
 from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.precision import is_asynchronous, sent
+from embedgeo.functional.precision import sent
 
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
@@ -44,8 +44,7 @@ class Sample(NamedTuple):
 
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
-        keys: shape (m,), float64 in [0, 1); inf of rows that do not count, which `counted` leaves
-            out.
+        keys: shape (m,), float64 in [0, 1).
         labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
         positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce`
             their numbers.
@@ -69,10 +68,8 @@ class Sample(NamedTuple):
 
     @property
     def on_cpu(self) -> tuple[str, ...]:
-        """The fields that are held on the CPU; with the labels, a device knows how many rows it
-        draws by them.
-        """
-        return ("seen", "batches", "labels") if self.by_label else ("seen", "batches")
+        """The fields that are held on the CPU."""
+        return ("seen", "batches")
 
     @classmethod
     def empty(
@@ -104,29 +101,28 @@ class Sample(NamedTuple):
         self,
         x: Tensor,
         labels: Tensor | None = None,
-        kept: Tensor | None = None,
         *,
+        numbers: Tensor | None = None,
+        num_rows: int | None = None,
         seed: int | None = None,
         stream: int = 0,
         num_streams: int = 1,
         first: int | None = None,
-        places: Tensor | None = None,
-        num_rows: int | None = None,
     ) -> "Sample":
-        """The sample once the next batch of the stream has been seen, of which ``x`` are the rows
-        that ``kept`` marks.
+        """The sample once the next batch of the stream has been seen.
 
-        Or ``x`` are all rows of the batch, those that are not marked among them: then a device is
-        not waited for. ``labels`` are of ``x``; ``seed`` is that of the keys, by default the
-        sample's. Of one stream, rows are numbered in turn; of several, as the module says, unless
-        the number of the ``first`` row of the batch is given.
-
-        With ``places``, on the CPU, ``x`` and ``kept`` are of the rows at these places of a batch
-        of ``num_rows``.
+        Args:
+            x: rows of the batch, shape (n, d).
+            labels: of these rows.
+            numbers: which rows of the batch they are, shape (n,), on the CPU. Default: all.
+            num_rows: number of all rows of the batch. Default: n.
+            seed: of the keys. Default: the sample's.
+            stream: the number of the stream.
+            num_streams: how many streams there are. Rows of one stream are numbered in turn, of
+                several as the module says.
+            first: the number of the first row of the batch, where it is known.
         """
-        count = num_rows
-        if count is None:
-            count = len(x) if kept is None else len(kept)
+        count = len(x) if num_rows is None else num_rows
         seed = self.seed if seed is None else seed
         device = self.keys.device
         batches = self.batches
@@ -137,20 +133,11 @@ class Sample(NamedTuple):
         number = self._next_number(batches, stream, num_streams) if first is None else first
         start = (stream << _STREAM_BITS) + int(self.seen)
         keys, positions = _of_batch(int(number), start, count, seed, device)
-        if places is not None:
-            keys, positions = (
-                each.index_select(0, sent(places, device)) for each in (keys, positions)
-            )
-        if kept is not None:
-            kept = kept.to(device)
-            if len(x) == len(keys):
-                keys = torch.where(kept, keys, torch.inf)
-            else:
-                keys, positions = keys[kept], positions[kept]
+        if numbers is not None:
+            chosen = sent(numbers, device)
+            keys, positions = keys.index_select(0, chosen), positions.index_select(0, chosen)
         held = self.labels
-        labels = (
-            held.new_zeros(len(positions), *held.shape[1:]) if labels is None else labels.to(held)
-        )
+        labels = held.new_zeros(len(x), *held.shape[1:]) if labels is None else labels.to(held)
         rows = self._replace(
             rows=x,
             keys=keys,
@@ -195,23 +182,10 @@ class Sample(NamedTuple):
         them.
         """
         num_held = len(self.keys)
-        if not is_asynchronous(drawn.device):
-            num_own = int((drawn < num_held).sum())
-            places = drawn[:num_own], drawn[num_own:] - num_held
-            pairs = zip((self.rows, others), places, strict=True)
-            return [rows.index_select(0, each.to(rows.device)) for rows, each in pairs]
-        new = others.index_select(0, (drawn - num_held).clamp(min=0))
-        if not num_held:
-            return [new]
-        own = self.rows.index_select(0, drawn.clamp(max=num_held - 1))
-        return [torch.where((drawn < num_held)[:, None], own, new)]
-
-    def counted(self) -> "Sample":
-        """The sample without the rows that do not count, of which a device did not know when it
-        drew them.
-        """
-        counts = self.keys < torch.inf
-        return self if bool(counts.all()) else self.select(counts.nonzero().flatten())
+        num_own = int((drawn < num_held).sum())
+        places = drawn[:num_own], drawn[num_own:] - num_held
+        pairs = zip((self.rows, others), places, strict=True)
+        return [rows.index_select(0, each.to(rows.device)) for rows, each in pairs]
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
@@ -227,7 +201,7 @@ class Sample(NamedTuple):
         Keys are uniform numbers: their density tells about where the last one lies that is drawn,
         and the numbers of rows up to some bounds near it which of these leaves out none that is.
         """
-        held = self.counted()
+        held = self
         num_streams = num_ranks(group)
         sizes = self.batches & _IN_STREAM
         is_known = (self.batches >> _STREAM_BITS == num_streams).all() & (sizes.sum() == self.seen)
@@ -307,27 +281,19 @@ class Sample(NamedTuple):
         """Indices of the rows with the smallest keys, or with the smallest of each label, and the
         labels of these.
 
-        They ascend, unless labels are on the CPU and keys on a device: there rows go label by
-        label, so that it is known without waiting how many of each there are.
+        They ascend.
         """
         if not self.by_label:
-            drawn = (
-                keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
-                .indices.sort()
-                .values
-            )
+            smallest = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
+            drawn = smallest.indices.sort().values
             return drawn, labels[drawn]
-        ascending, _ = labels.sort(stable=True)
+        by_key = keys.argsort(stable=True)
+        order = by_key[labels[by_key].argsort(stable=True)]
+        ascending = labels[order]
         rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(
             ascending, ascending
         )
-        places = (rank < self.size).nonzero().flatten()
-        by_key = keys.argsort(stable=True)
-        order = by_key[sent(labels, keys.device)[by_key].argsort(stable=True)]
-        drawn = order[sent(places, keys.device)]
-        if labels.device != keys.device:
-            return drawn, ascending[places]
-        drawn = drawn.sort().values
+        drawn = order[rank < self.size].sort().values
         return drawn, labels[drawn]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from embedgeo.functional.distributed import Exchange, Group, total
 from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
-from embedgeo.functional.precision import accumulator_dtype, is_asynchronous, scaled_row_norms, sent
+from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms, sent
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import Scatter
 from embedgeo.functional.tokens import TokenTable, TypeRuns
@@ -54,29 +54,20 @@ class SequenceSimilarity(NamedTuple):
 
 def with_directions(rows: Rows) -> tuple[Rows, Rows]:
     """The rows that have a direction, and the same scaled to norm 1, in the accumulator's dtype."""
-    is_ahead = is_asynchronous(rows.x.device)  # there it would be waited for what to leave out
-    rows = rows if is_ahead else rows.counted
-    x, ids = rows.x, rows.ids
+    x, ids = rows.embeddings, rows.ids
     norms = scaled_row_norms(x)
     has_direction = (norms > 0) & norms.isfinite()
-    finite = None
-    if is_ahead:
-        finite = has_direction if rows.weights is None else has_direction & (rows.weights > 0)
-        x = torch.where(finite[:, None], x, 0)
-        norms = torch.where(finite, norms, 1)
-    elif not bool(has_direction.all()):
+    if not bool(has_direction.all()):
         places = has_direction.nonzero().flatten()
         x = x.index_select(0, places)
         norms = norms[places]
-        ids = ids.select(places)
-    return Rows(x, ids, finite), Rows(
-        x.to(accumulator_dtype(x.device)) / norms[:, None], ids, finite
-    )
+        ids = ids.select(places.cpu())
+    return Rows(x, ids), Rows(x.to(accumulator_dtype(x.device)) / norms[:, None], ids)
 
 
 def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
     """The state of `with_directions`."""
-    x, ids = rows.x, rows.ids
+    x, ids = rows.embeddings, rows.ids
     device = x.device
 
     def found() -> tuple[TypeRuns, Tensor]:
@@ -85,25 +76,21 @@ def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
             if ids.sequence_ids is None
             else ids.sequence_ids.contiguous()
         )
-        runs = TypeRuns(of_rows, None, device, is_whole=is_asynchronous(device))
+        runs = TypeRuns(of_rows, None, device)
         return runs, sent(torch.searchsorted(runs.token_ids, of_rows), device)
 
     runs, sequence = ids.once(("sequence runs", device), found)
-    units = runs.table(directions.x, directions.weights)
+    units = runs.table(directions.embeddings)
     n, mean, m2 = units.pooled()
     several = units.n > 1
     from_mean = units.m2.new_zeros(())
-    if ids.sequence_ids is not None if is_asynchronous(device) else bool(several.any()):
+    if ids.sequence_ids is not None:
         totals = torch.zeros_like(units.mean)
         for chunk in row_chunks(x):
             totals.index_add_(0, sequence[chunk], x[chunk].to(totals.dtype))
         offset = units.mean - totals / scaled_row_norms(totals)[:, None]
         of_each = ((ratio(units.m2, units.n) + offset.square().sum(1)) / 2).nan_to_num(nan=1.0)
-        from_mean = (
-            torch.where(several, of_each, 0).sum()
-            if is_asynchronous(device)
-            else of_each[several].sum()
-        )
+        from_mean = torch.where(several, of_each, 0).sum()
     return SequenceSimilarity(
         n=n,
         mean=mean,

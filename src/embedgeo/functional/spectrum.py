@@ -24,7 +24,6 @@ from embedgeo.functional.moments import (
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
-    is_asynchronous,
     matmul_precision,
     power_of_two,
     scaled,
@@ -43,7 +42,6 @@ _GRAM_COLUMNS = 128
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
 _MAX_LANCZOS_STEPS = 160
-_PENDING_BATCHES = 4  # batches of rows that are held at most rather than a device is waited for
 
 
 class Scatter(NamedTuple):
@@ -80,7 +78,7 @@ class Scatter(NamedTuple):
         return Scatter(*(yield from parts_merged((self,))))
 
 
-def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False) -> Scatter:
+def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
     """Mean and scatter of the rows of ``x``, shape (n, d).
 
     Products are taken of the centred rows, in float64 for float64 rows and else in float32,
@@ -88,9 +86,6 @@ def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False
     of rows in float64. Where ``small`` eigenvalues matter, too, which drown in the rounding of
     float32 (1e-7 of the largest), all are taken in float64. Half of the products are those of the
     other half: line "scatter" of ``benchmarks/estimators.py``.
-
-    ``weights``, shape (n,), are 1, or 0 for rows that do not count, which are zeros; default: all
-    count.
     """
     wide = accumulator_dtype(x.device)
     narrow = wide if small else torch.promote_types(x.dtype, torch.float32)
@@ -99,35 +94,21 @@ def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False
         return Scatter(zeros.new_zeros(()), zeros[0], zeros)
     with matmul_precision(x.device):
         chunks = row_chunks(x, _SCATTER_ELEMENTS)
-        parts = (
-            _scatter_in(narrow, x[each], None if weights is None else weights[each])
-            for each in chunks
-        )
-        return reduce(Scatter.merge, parts)
+        return reduce(Scatter.merge, (_scatter_in(narrow, x[each]) for each in chunks))
 
 
-def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatter:
-    """Mean and scatter of a chunk of rows, also where the squares leave the range of ``dtype``.
-
-    Rows are centred twice, and in float64 where squares are out of range. On a device that would be
-    waited for to tell, they are centred in float64 and then divided by their largest magnitude.
+def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
+    """Mean and scatter of a chunk of rows, centred twice; in float64 where squares leave the range
+    of ``dtype``.
     """
-    wide, dim = accumulator_dtype(x.device), x.shape[1]
-    is_ahead = is_asynchronous(x.device) and dtype != wide
-    n = x.new_full((), len(x), dtype=wide) if weights is None else weights.sum()
-    divisor = n.clamp(min=1)
-    center = x.sum(0, dtype=wide if is_ahead else dtype) / divisor
+    wide, (n, dim) = accumulator_dtype(x.device), x.shape
+    center = x.sum(0, dtype=dtype) / n
     gram = x.new_empty(dim, dim, dtype=dtype)
+    rounding = x.new_zeros(dim, dtype=dtype)
     step = blocked(_GRAM_COLUMNS, x.device)
-    totals, unit = list[Tensor](), None
-    for number, part in enumerate(x.split(len(x) if is_asynchronous(x.device) else _CENTRED_ROWS)):
-        rows = ((part if is_ahead else part.to(dtype)) - center).to(dtype)
-        if weights is not None:
-            rows.mul_(weights[:, None])
-        if is_ahead:
-            unit = _to_unit(rows)
-        else:
-            totals.append(rows.sum(0))
+    for number, part in enumerate(x.split(blocked(_CENTRED_ROWS, x.device))):
+        rows = part.to(dtype) - center
+        rounding += rows.sum(0)
         for start in range(0, dim, step):
             columns = rows[:, start : start + step]
             gram[start : start + step, start:].addmm_(
@@ -135,21 +116,11 @@ def _scatter_in(dtype: torch.dtype, x: Tensor, weights: Tensor | None) -> Scatte
             )
     for start in range(step, dim, step):
         gram[start:, start - step : start] = gram[start - step : start, start:].T
-    if unit is not None:
-        return Scatter(n, center, gram.to(wide).mul_(unit.square()))
     if dtype != wide and not in_range(gram.diagonal()):
-        return _scatter_in(wide, x, weights)
-    rounding = sum(totals[1:], totals[0]).to(wide) / divisor
-    return Scatter(n, center + rounding, gram.to(wide).addr_(n * rounding, rounding, alpha=-1))
-
-
-def _to_unit(rows: Tensor) -> Tensor:
-    """The largest magnitude of these rows, by which they are divided: a scalar of the accumulator's
-    dtype.
-    """
-    unit = torch.linalg.vector_norm(rows, math.inf).clamp(min=torch.finfo(rows.dtype).tiny)
-    rows.div_(unit)
-    return unit.to(accumulator_dtype(rows.device))
+        return _scatter_in(wide, x)
+    rounding = rounding.to(wide) / n
+    scatter = gram.to(wide).addr_(n * rounding, rounding, alpha=-1)
+    return Scatter(rounding.new_full((), n), center + rounding, scatter)
 
 
 def spectrum_values(
@@ -456,66 +427,47 @@ def varying_scatter(scatter: Scatter) -> Tensor:
 
 
 class AnisotropyBatches(NamedTuple):
-    """Moments of the anisotropies of consecutive batches of rows, and the rows that are in none of
-    these yet.
-
-    On a CPU these do not fill a batch. Of other devices, which would have to be waited for, they
-    are up to four batches until the values are asked for; those of them that have a NaN or Inf are
-    zeros, and are left out then.
+    """Moments of the anisotropies of consecutive batches of rows, and the rows that do not fill a
+    batch yet.
     """
 
     n: Tensor  # number of batches, scalar
     mean: Tensor  # mean of their anisotropies, scalar
     m2: Tensor  # squared deviations from it, summed, scalar
     pending: Tensor  # the rows seen since, shape (m, d)
-    counts: Tensor  # marks of those of them that count, shape (m,)
     size: int  # rows in a batch
 
     @classmethod
     def empty(cls, dim: int, size: int) -> "AnisotropyBatches":
         """The state before any rows."""
         zero = torch.zeros((), dtype=torch.float64)
-        return cls(zero, zero, zero, torch.zeros(0, dim), torch.zeros(0, dtype=torch.bool), size)
+        return cls(zero, zero, zero, torch.zeros(0, dim), size)
 
-    def extend(self, x: Tensor, counts: Tensor | None = None) -> "AnisotropyBatches":
-        """The state after the next rows, ``x``, shape (n, d), of which those count that are marked;
-        default: all.
-        """
+    def extend(self, x: Tensor) -> "AnisotropyBatches":
+        """The state after the next rows, ``x``, shape (n, d)."""
         device = self.pending.device
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
-        counts = x.new_ones(len(x), dtype=torch.bool) if counts is None else counts
-        pending = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
-        whole = self._replace(pending=pending, counts=torch.cat((self.counts, counts.to(device))))
-        if is_asynchronous(device) and len(pending) < _PENDING_BATCHES * self.size:
-            return whole
-        return whole.completed()
-
-    def completed(self) -> "AnisotropyBatches":
-        """This state with all whole batches among the moments."""
+        rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
+        num_whole = len(rows) // self.size
         moments = self.n, self.mean, self.m2
-        rows = self.pending if bool(self.counts.all()) else self.pending[self.counts]
-        *whole, rest = rows.split(self.size)
-        if len(rest) == self.size:
-            whole, rest = [*whole, rest], rest[:0]
-        for batch in whole:
+        for number in range(num_whole):
+            batch = rows[number * self.size : (number + 1) * self.size]
             value = anisotropy(batch).to(self.mean)
-            of_batch = torch.ones_like(value), value, torch.zeros_like(value)
-            moments = merge_parts([moments, of_batch])
-        return AnisotropyBatches(
-            *moments, rest.clone(), rest.new_ones(len(rest), dtype=torch.bool), self.size
-        )
+            moments = merge_parts(
+                [moments, (torch.ones_like(value), value, torch.zeros_like(value))]
+            )
+        return AnisotropyBatches(*moments, rows[num_whole * self.size :].clone(), self.size)
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
-        moments = merge_parts([(self.n, self.mean, self.m2), (other.n, other.mean, other.m2)])
-        n, mean, m2 = moments
-        return self._replace(n=n, mean=mean, m2=m2).extend(other.pending, other.counts)
+        parts = [(each.n, each.mean, each.m2) for each in (self, other)]
+        n, mean, m2 = merge_parts(parts)
+        return AnisotropyBatches(n, mean, m2, self.pending, self.size).extend(other.pending)
 
     def all_reduce(self, group: Group = None) -> Exchange["AnisotropyBatches"]:
         """The batches of all ranks; no batch spans two ranks."""
-        done = self.completed()
-        n, mean, m2 = yield from parts_merged([(done.n, done.mean, done.m2)])
-        return done._replace(n=n, mean=mean, m2=m2)
+        n, mean, m2 = yield from parts_merged([(self.n, self.mean, self.m2)])
+        return self._replace(n=n, mean=mean, m2=m2)
 
 
 def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@ token types.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,7 +35,6 @@ from embedgeo.functional.moments import (
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
-    is_asynchronous,
     power_of_two,
     row_norms,
     scaled_row_norms,
@@ -67,8 +66,7 @@ class TokenTable(NamedTuple):
         token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have
             none. They are on the CPU, so that tables merge without waiting for a device; of `typed`
             they are where the others are.
-        n: number of rows of each, shape (T,); 0 where a device has found that all of them have a
-            NaN or Inf.
+        n: number of rows of each, shape (T,); 0 of types that other tables have.
         mean: their mean, shape (T, d).
         m2: squared deviations from it, summed over rows and coordinates, shape (T,); of K streams
             (T, K, K).
@@ -244,17 +242,13 @@ def _united(own: Tensor, others: Tensor, device: torch.device) -> tuple[Tensor, 
     return types, *(sent(torch.searchsorted(types, each), device) for each in (own, others))
 
 
-def token_table(
-    x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None, weights: Tensor | None = None
-) -> TokenTable:
+def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None) -> TokenTable:
     """The table of the rows of each token type: the paper's Algorithm 1, batched.
 
     Args:
         x: shape (n, d), any floating dtype.
         token_ids: shape (n,), int64; for those on another device than the CPU it is waited.
         sequence_ids: shape (n,), int64; default: each row is a sequence of its own.
-        weights: shape (n,), 1, or 0 for rows that do not count, which are zeros; default: all
-            count.
 
     Returns:
         The table; identical rows have a variance of exactly 0.
@@ -265,8 +259,7 @@ def token_table(
     """
     ids, sequences = on_cpu(token_ids, sequence_ids)
     assert ids is not None
-    is_whole = weights is not None or is_asynchronous(x.device)
-    return TypeRuns(ids, sequences, x.device, is_whole=is_whole).table(x, weights)
+    return TypeRuns(ids, sequences, x.device).table(x)
 
 
 def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
@@ -275,14 +268,12 @@ def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
 
     With ``num_streams`` it is one of streams.
     """
-    ids, device = rows.ids, rows.x.device
+    ids, device = rows.ids, rows.embeddings.device
     token_ids = ids.token_ids
     if token_ids is None:
         return None
-    is_whole = is_asynchronous(device)
-    key = "type runs", device
-    runs = ids.once(key, lambda: TypeRuns(token_ids, ids.sequence_ids, device, is_whole=is_whole))
-    return runs.table(rows.x, rows.weights, num_streams)
+    runs = ids.once(("type runs", device), lambda: TypeRuns(token_ids, ids.sequence_ids, device))
+    return runs.table(rows.embeddings, num_streams)
 
 
 class _Runs(NamedTuple):
@@ -302,23 +293,17 @@ class TypeRuns:
     value of the rows.
 
     They are found on the CPU, so that all shapes are known, and are then held on the device of the
-    rows.
+    rows. A row that is alone of its type is in no run, and a type that is in one sequence alone has
+    no other run.
 
     Args:
         token_ids: shape (n,), int64, on the CPU.
         sequence_ids: shape (n,), int64, on the CPU; None: each row is a sequence of its own.
         device: of the rows.
-        is_whole: whether all types and sequences are runs, which takes fewer operations, and
-            weights; or those alone that say something new, which takes less work.
     """
 
     def __init__(
-        self,
-        token_ids: Tensor,
-        sequence_ids: Tensor | None,
-        device: torch.device,
-        *,
-        is_whole: bool,
+        self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device
     ) -> None:
         if sequence_ids is None:
             order = token_ids.argsort(stable=True)
@@ -328,11 +313,10 @@ class TypeRuns:
         self.token_ids, counts = token_ids[order].unique_consecutive(return_counts=True)
         ends = counts.cumsum(0)
         n = counts.to(accumulator_dtype(device))
-        is_single = (counts == 1) & (not is_whole)
+        is_repeated = counts > 1
+        orders, lengths = [order[is_repeated.repeat_interleave(counts)]], [counts[is_repeated]]
         sequences, sequence_n2 = n, n
-        is_apart = torch.ones_like(is_single)
-        orders, lengths = [order[~is_single.repeat_interleave(counts)]], [counts[~is_single]]
-        type_of_run = ends[:0]
+        is_apart, type_of_run = is_repeated, ends[:0]
         if sequence_ids is not None:
             # another type or sequence than that of the row before
             is_other = torch.ones_like(order, dtype=torch.bool)
@@ -340,17 +324,16 @@ class TypeRuns:
             first = is_other.nonzero().flatten()
             sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
             type_of_run = torch.searchsorted(ends, first, right=True)
-            counted = type_of_run.bincount(minlength=len(counts))
-            sequences, is_apart = counted.to(n.dtype), counted > 1
+            sequences = type_of_run.bincount(minlength=len(counts)).to(n.dtype)
             sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+            is_apart = sequences > 1
             # of a type in one sequence all is known, and a row alone does not deviate from itself
-            is_run = (sizes > 1) & is_apart[type_of_run] | is_whole
+            is_run = (sizes > 1) & is_apart[type_of_run]
             orders.append(order[is_run.repeat_interleave(sizes)])
             lengths.append(sizes[is_run])
             type_of_run = type_of_run[is_run]
-        single = is_single.nonzero().flatten()
+        single = (~is_repeated).nonzero().flatten()
         self._device = device
-        self._is_whole = is_whole
         self._has_sequences = sequence_ids is not None
         self._order, self._lengths = torch.cat(orders), torch.cat(lengths)
         self._chunks: dict[int, list[_Runs]] = {}
@@ -362,74 +345,46 @@ class TypeRuns:
             for each in (
                 single,
                 order[ends[single] - 1],
-                (~is_single).nonzero().flatten(),
+                is_repeated.nonzero().flatten(),
                 type_of_run,
             )
         )
 
-    def table(
-        self, x: Tensor, weights: Tensor | None = None, num_streams: int | None = None
-    ) -> TokenTable:
-        """The table of rows, shape (n, d), of these types and sequences; ``weights`` are those of
-        `token_table`.
-        """
+    def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
+        """The table of rows, shape (n, d), of these types and sequences."""
         wide = accumulator_dtype(x.device)
-        if is_asynchronous(x.device) or num_streams is not None:
-            return self._table_in(wide, x, weights, num_streams)
-        table = self._table_in(torch.promote_types(x.dtype, torch.float32), x, weights)
-        if x.dtype == wide or bool((table.m2.sum() + table.sequence_m2.sum()).isfinite()):
+        if num_streams is not None:
+            return self._table_in(wide, x, num_streams)
+        table = self._table_in(torch.promote_types(x.dtype, torch.float32), x)
+        if x.dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
             return table
-        return self._table_in(wide, x, weights)  # differences exceed the range of float32
+        return self._table_in(wide, x)  # differences exceed the range of float32
 
     def _table_in(
-        self, dtype: torch.dtype, x: Tensor, weights: Tensor | None, num_streams: int | None = None
+        self, dtype: torch.dtype, x: Tensor, num_streams: int | None = None
     ) -> TokenTable:
         """The table of rows that are centred in ``dtype``."""
-        mean = torch.empty(
-            len(self.token_ids), x.shape[1], dtype=accumulator_dtype(x.device), device=x.device
-        )
+        wide = accumulator_dtype(x.device)
+        mean = torch.empty(len(self.token_ids), x.shape[1], dtype=wide, device=x.device)
         for chunk in row_chunks(mean[: len(self._single)]):
             rows = x.index_select(0, self._single_places[chunk])
-            mean.index_copy_(0, self._single[chunk], rows.to(mean.dtype))
-        num_types = len(self._repeated)
-        parts = list[tuple[Tensor, Tensor]]()
+            mean.index_copy_(0, self._single[chunk], rows.to(wide))
+        shape = () if num_streams is None else (num_streams, num_streams)
+        m2 = mean.new_zeros(len(self.token_ids), *shape)
+        squares = mean.new_zeros(0, *shape)  # of runs of one type and sequence, n_s m2_s
         for runs in self._in_chunks(x.shape[1]):
-            own = self._repeated[runs.numbers]  # the other runs are of one type and sequence
-            means, m2, size = _run_moments(dtype, x, runs, len(own), weights, num_streams)
+            own = self._repeated[runs.numbers]
+            means, of_runs = _run_moments(dtype, x, runs, len(own), num_streams)
             mean.index_copy_(0, own, means)
-            parts.append((m2, size))
-        if not parts:
-            size = mean[:0, 0]
-            parts.append(
-                (
-                    size
-                    if num_streams is None
-                    else size[:, None, None].expand(0, num_streams, num_streams),
-                    size,
-                )
-            )
-        squares, sizes = map(_joined, zip(*parts, strict=True))
-        of_runs = squares[num_types:] * column(sizes[num_types:], squares)
-        if self._is_whole:
-            n, size = sizes.tensor_split([num_types])
-            m2 = squares[:num_types]
-        else:
-            n = self._n
-            m2 = squares.new_zeros(len(n), *squares.shape[1:]).index_copy_(
-                0, self._repeated, squares[:num_types]
-            )
+            m2.index_copy_(0, own, of_runs[: len(own)])
+            if len(own) < len(of_runs):
+                size = runs.lengths[len(own) :]
+                squares = torch.cat((squares, of_runs[len(own) :] * column(size, of_runs)))
+        n = self._n
         if not self._has_sequences:
             return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(m2))
-        if self._is_whole:
-            each = torch.stack(
-                (size.clamp(max=1), size.square(), *of_runs[:, None].flatten(1).unbind(1))
-            )
-            sums = n.new_zeros(len(each), num_types).index_add_(1, self._type_of_run, each)
-            return TokenTable(
-                self.token_ids, n, mean, m2, sums[0], sums[1], sums[2:].T.reshape(m2.shape)
-            )
         sequence_m2 = torch.where(column(self._is_apart, m2), 0, column(n, m2) * m2)
-        sequence_m2.index_add_(0, self._type_of_run, of_runs)
+        sequence_m2.index_add_(0, self._type_of_run, squares)
         return TokenTable(
             self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2
         )
@@ -460,20 +415,11 @@ class TypeRuns:
             number += len(size)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat([*parts])
-
-
 def _run_moments(
-    dtype: torch.dtype,
-    x: Tensor,
-    runs: _Runs,
-    num_means: int,
-    weights: Tensor | None,
-    num_streams: int | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 and
-    n of all of them.
+    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, num_streams: int | None
+) -> tuple[Tensor, Tensor]:
+    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 of
+    all of them.
 
     Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the
     rest of a narrow dtype's mean corrects both: so float32 rows need no float64 copy, and identical
@@ -481,33 +427,23 @@ def _run_moments(
     """
     wide = accumulator_dtype(x.device)
     rows = x.index_select(0, runs.places).to(dtype)
-    weight = None if weights is None else weights.index_select(0, runs.places).to(dtype)
-    size = (
-        runs.lengths
-        if weight is None
-        else weight.new_zeros(len(runs.last)).index_add_(0, runs.run, weight)
-    )
-    divisor = size.clamp(min=1)[:, None]
+    divisor = runs.lengths[:, None]
 
     def means() -> Tensor:
-        return embedding_bag(
-            runs.every, rows, runs.first, mode="sum", per_sample_weights=weight
-        ).div_(divisor)
+        return embedding_bag(runs.every, rows, runs.first, mode="sum").div_(divisor)
 
     origin = rows.index_select(0, runs.last)
     rows.sub_(origin.index_select(0, runs.run))
     offset = means()
     rows.sub_(offset.index_select(0, runs.run))
     squares = row_norms(rows).square() if num_streams is None else part_products(rows, num_streams)
-    if weight is not None:
-        squares.mul_(column(weight, squares))
     m2 = squares.new_zeros(len(runs.last), *squares.shape[1:]).index_add_(0, runs.run, squares)
     mean = origin[:num_means].to(wide).add_(offset[:num_means])
     if dtype != wide:
         rest = means()
-        m2.sub_(size * rest.square().sum(1))
+        m2.sub_(runs.lengths * rest.square().sum(1))
         mean.add_(rest[:num_means])
-    return mean, m2, size.to(wide)
+    return mean, m2
 
 
 class SequenceCount(NamedTuple):
@@ -518,11 +454,8 @@ class SequenceCount(NamedTuple):
     @classmethod
     def of(cls, rows: Rows) -> "SequenceCount":
         """The number of those of a batch."""
-        return cls(
-            torch.as_tensor(
-                rows.num_sequences, dtype=accumulator_dtype(rows.x.device), device=rows.x.device
-            )
-        )
+        x = rows.embeddings
+        return cls(x.new_full((), rows.num_sequences, dtype=accumulator_dtype(x.device)))
 
     def merge(self, other: "SequenceCount") -> "SequenceCount":
         """The number of those of the rows of both, which share no sequence."""
@@ -554,11 +487,11 @@ class WithinMoments(NamedTuple):
         return WithinMoments(*(yield from total(torch.stack(self))))
 
 
-def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMoments:
+def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     """The `WithinMoments` of one batch, given its token table and the number of its sequences."""
     n = types.n[types.num_untyped :].sum()
     types = types.without_rounding()
-    variance = within_variance(types, torch.as_tensor(num_sequences, device=n.device))
+    variance = within_variance(types, n.new_full((), num_sequences))
     # pairs, and not out of range
     has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))

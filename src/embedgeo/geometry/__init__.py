@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from html import escape
 from math import nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,15 @@ from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
 from embedgeo.capture.residual import STREAMS
-from embedgeo.capture.structure import Part, measured_model, output_embedding, weights_device
+from embedgeo.capture.structure import (
+    Part,
+    measured_model,
+    model_width,
+    output_embedding,
+    weights_device,
+)
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed, reason
+from embedgeo.formatting import listed, reason, suggesting
 from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
@@ -49,7 +55,7 @@ from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
 from embedgeo.geometry.drift import Drift
 from embedgeo.layer_names import LEDGER
-from embedgeo.metrics import MAX_STATE_BYTES, defaults
+from embedgeo.metrics import defaults
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.metrics.ledger import ledger_of
@@ -59,13 +65,15 @@ from embedgeo.results.samples import LayerSample
 if TYPE_CHECKING:
     import pandas as pd
 
+_UNKNOWN_WIDTH = 4096  # that of a model is taken for, where nothing tells it
+
 
 class Geometry:
     """Metrics for each layer of a model, updated by the forward passes that run while ``probe`` is
     attached.
 
     Args:
-        model: any module. It and the arguments up to ``max_state_bytes`` are those of `observe`.
+        model: any module. It and the arguments up to ``jackknife`` are those of `observe`.
         on_error: called with an exception raised in a hook, to which a note with the layer is
             added; default: raised.
         device: the device on which ranks exchange values; default: that of the parameters.
@@ -101,7 +109,7 @@ class Geometry:
         self,
         model: nn.Module,
         layers: LayerSpec = "blocks",
-        metrics: MetricFactory | Literal["auto"] | None = None,
+        metrics: MetricFactory | None = None,
         skip_first_positions: int = 0,
         ignore_token_ids: Sequence[int] = (),
         *,
@@ -111,7 +119,6 @@ class Geometry:
         word_ids: PerToken | None = None,
         no_grad_passes: bool = True,
         jackknife: int = 0,
-        max_state_bytes: float = MAX_STATE_BYTES,
         on_error: Callable[[Exception], None] | None = None,
         device: torch.device | None = None,
         process_group: Group = None,
@@ -124,9 +131,7 @@ class Geometry:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
-        make = defaults.metric_factory(
-            metrics, max_state_bytes=max_state_bytes, jackknife=jackknife
-        )
+        make = defaults.metric_factory(metrics, jackknife=jackknife)
         described_layers = export.recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model = inner
@@ -147,9 +152,7 @@ class Geometry:
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = (
-            make if rows == "words" else defaults.for_token_types(make, self.inputs.num_token_types)
-        )
+        self.make_metrics = make
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -417,6 +420,38 @@ class Geometry:
         self._empty.clear()
         self.make_metrics = lambda dim: [*others(dim), make(dim)]
 
+    def use_metrics(self, make: MetricFactory) -> None:
+        """Measure by the metrics that ``make`` makes; before any rows are seen."""
+        self._empty.clear()
+        self.make_metrics = make
+        self.settings["metrics"] = export.recorded_metrics(make)
+
+    def table_bytes(self, num_rows: int, num_ranks: int, *, given: bool = False) -> int:
+        """The most bytes that the token tables of all layers take on a rank: see
+        `embedgeo.metrics.defaults.table_bytes`.
+
+        Args:
+            num_rows: number of rows of a layer, on a rank.
+            num_ranks: number of ranks that have different rows.
+            given: whether token ids are given, and not read from the model.
+        """
+        unit = self.settings["rows"]
+        if unit in ("mean", "max") or not (given or self.inputs.tables or self.part):
+            return 0
+        num_types = num_rows * num_ranks if unit == "words" else self.inputs.num_token_types
+        width = model_width(self.model) or _UNKNOWN_WIDTH
+        total = 0
+        for layer in self.layers:
+            width_of_rows = width * (len(STREAMS) if layer.stream == LEDGER else 1)
+            total += defaults.table_bytes(
+                self.make_metrics_of(layer)(width_of_rows),
+                num_rows,
+                num_types,
+                num_ranks=num_ranks,
+                jackknife=self.settings["jackknife"],
+            )
+        return total
+
     def close(self) -> None:
         """Let go of what was measured, and of the model without waiting for the garbage
         collector.
@@ -626,11 +661,12 @@ def _of_first_rank(
     ]
 
 
+@suggesting
 @contextmanager
 def observe(
     model: nn.Module,
     layers: LayerSpec = "blocks",
-    metrics: MetricFactory | Literal["auto"] | None = None,
+    metrics: MetricFactory | None = None,
     skip_first_positions: int = 0,
     ignore_token_ids: Sequence[int] = (),
     rows: RowUnit = "tokens",
@@ -640,7 +676,6 @@ def observe(
     word_ids: PerToken | None = None,
     no_grad_passes: bool = True,
     jackknife: int = 0,
-    max_state_bytes: float = MAX_STATE_BYTES,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -649,8 +684,7 @@ def observe(
         layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list or a
             callable: see `embedgeo.capture.layers.resolve_layers`.
         metrics: makes the metrics of a layer, given the layer's width; default:
-            `embedgeo.default_metrics`; ``"auto"``: those of them that ``max_state_bytes`` leaves
-            room for, see `embedgeo.auto_metrics`.
+            `embedgeo.default_metrics`.
         skip_first_positions: leave out this many real positions at the start of every sequence.
         ignore_token_ids: leave out these token ids.
         rows: what a row is: a token (``"tokens"``), or a sequence, by the ``"mean"``, the ``"max"``
@@ -674,9 +708,6 @@ def observe(
             `embedgeo.GeometryMonitor`.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good
             choice), which needs up to G + 1 times the memory; 0: there are none.
-        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``; else
-            what its scatter may take, above which the default metrics have a sample: see
-            `embedgeo.default_metrics`.
 
     Yields:
         Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a
@@ -704,7 +735,6 @@ def observe(
         word_ids=word_ids,
         no_grad_passes=no_grad_passes,
         jackknife=jackknife,
-        max_state_bytes=max_state_bytes,
     )
     with geometry.probe:
         yield geometry

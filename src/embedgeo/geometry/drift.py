@@ -41,7 +41,6 @@ class KeptRows(NamedTuple):
     @classmethod
     def of(cls, metrics: LayerMetrics, sample: Sample) -> "KeptRows":
         """Those of a layer, given the sample of the rows of all ranks."""
-        sample = sample.counted()
         ascending = sample.positions.argsort()
         rows = sample.rows[ascending].to(metrics.dtype or sample.rows.dtype)  # they came from it
         labels = sample.labels[ascending.to(sample.labels.device)]
@@ -97,15 +96,19 @@ class ComparedRows(GeometryMetric):
         """Draw from the rows of a batch."""
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
-        types = rows.ids.on(rows.x.device, "token_ids")
         self.store(
-            sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams)
+            sample.extend(
+                rows.embeddings,
+                rows.token_ids,
+                numbers=rows.numbers,
+                num_rows=rows.num_kept,
+                stream=stream,
+                num_streams=num_streams,
+            )
         )
 
     def drawn(self) -> Exchange[Sample]:
-        """The rows drawn from those of all ranks, labelled with their token ids; some may not
-        count.
-        """
+        """The rows drawn from those of all ranks, labelled with their token ids."""
         sample = self.load(Sample)
         return (
             (yield from on_one_device(sample).all_reduce(self.process_group))

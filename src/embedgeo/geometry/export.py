@@ -21,9 +21,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import with_error
 from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.glossary import headlines, in_order, term
-from embedgeo.metrics import MAX_STATE_BYTES
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import is_auto
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
@@ -210,19 +208,13 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     return LayerSample(**held) if held else None
 
 
-def recorded_metrics(make: MetricFactory) -> Any:
-    """A choice of metrics as it is recorded: by those made, and if they depend on the width, by
-    what on.
-    """
+def recorded_metrics(make: MetricFactory) -> list[str]:
+    """A choice of metrics as it is recorded: by those made."""
     metrics = list[str]()
     for metric in make(2):
         digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
         metrics.append(f"{type(metric).__name__} {digest}".strip())
-    arguments = getattr(make, "keywords", {})
-    if is_auto(make):
-        return {**arguments, "metrics": metrics}
-    limit = arguments.get("max_state_bytes", MAX_STATE_BYTES)
-    return metrics if limit == MAX_STATE_BYTES else {"max_state_bytes": limit, "metrics": metrics}
+    return metrics
 
 
 def recorded_layers(layers: Any) -> Any:

@@ -5,8 +5,6 @@ from pkgutil import iter_modules
 
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
 from embedgeo.metrics.coordinates import OutlierCoordinates as OutlierCoordinates
-from embedgeo.metrics.defaults import MAX_STATE_BYTES as MAX_STATE_BYTES
-from embedgeo.metrics.defaults import auto_metrics as auto_metrics
 from embedgeo.metrics.defaults import default_metrics as default_metrics
 from embedgeo.metrics.defaults import extra_metrics as extra_metrics
 from embedgeo.metrics.defaults import full_metrics as full_metrics

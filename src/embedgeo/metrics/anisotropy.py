@@ -153,8 +153,7 @@ class Anisotropy(GeometryMetric):
             and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
-            averaged. Batches do not span ranks, and rows that do not fill one are left out. On a
-            GPU up to four of them are held as they are.
+            averaged. Batches do not span ranks, and rows that do not fill one are left out.
         alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
             counted from 1.
         sample_size: m, the number of rows that are drawn without replacement from all updates and
@@ -176,10 +175,6 @@ class Anisotropy(GeometryMetric):
     terms = _TERMS
     plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
     has_samples = True
-    remedy = (
-        "Its scatter is d × d: Anisotropy(dim, sample_size=1024) has none; or measure fewer layers "
-        "(layers=)."
-    )
 
     mean: Tensor
 
@@ -233,19 +228,23 @@ class Anisotropy(GeometryMetric):
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
-        x, weights = rows.x, rows.weights
         if self.sample_size is not None:
             stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-            sample = self.load(Sample).extend(
-                x, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first
-            )
-            self.store(sample)
-            return
-        self.extend(row_scatter(x, weights, small=self.spectrum))
-        if self.batch_size is not None:
+            sample = self.load(Sample)
             self.store(
-                self.load(AnisotropyBatches).extend(x, None if weights is None else weights > 0)
+                sample.extend(
+                    rows.embeddings,
+                    numbers=rows.numbers,
+                    num_rows=rows.num_kept,
+                    stream=stream,
+                    num_streams=num_streams,
+                    first=rows.first,
+                )
             )
+            return
+        self.extend(row_scatter(rows.embeddings, small=self.spectrum))
+        if self.batch_size is not None:
+            self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def of_width(self, dim: int) -> Self:
         return type(self)(
@@ -258,7 +257,7 @@ class Anisotropy(GeometryMetric):
             return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 24)
         pending = num_rows % self.batch_size if self.batch_size else 0
         matrix = 8 * (self.dim**2 - 1)
-        return super().state_bytes(num_rows) + matrix + pending * (itemsize * self.dim + 1)
+        return super().state_bytes(num_rows) + matrix + pending * itemsize * self.dim
 
     @property
     def label(self) -> str:
@@ -326,7 +325,7 @@ class Anisotropy(GeometryMetric):
         for place, metric in enumerate(metrics):
             values.append({})
             if metric.sample_size is not None:
-                values[place] = sampled_spectrum_values(metric.load(Sample).counted().rows)
+                values[place] = sampled_spectrum_values(metric.load(Sample).rows)
                 continue
             scatter = metric.load(Scatter).expanded()
             if metric.spectrum or metric.dim > SMALL_DIM:
@@ -336,7 +335,7 @@ class Anisotropy(GeometryMetric):
             else:
                 narrow.setdefault((metric.dim, scatter.mean.device), []).append((place, scatter))
             if metric.batch_size is not None:
-                batches = metric.load(AnisotropyBatches).completed()
+                batches = metric.load(AnisotropyBatches)
                 values[place] |= batch_values(batches.n, batches.mean, batches.m2)
         for some in narrow.values():
             places, scatters = zip(*some, strict=True)

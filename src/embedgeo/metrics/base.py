@@ -129,15 +129,10 @@ class GeometryMetric(Metric):
     embedding.
     """
 
-    remedy: ClassVar[str] = ""
-    """Advice to users where the states are too large; empty where that is only to measure fewer
-    layers.
-    """
-
     _warned_of_rows_without_type = False
     settings: Tensor
     num_rows: Tensor  # number of rows that masks have kept; on the CPU
-    num_nonfinite: Tensor  # number of those of them that had a NaN or Inf
+    num_nonfinite: Tensor  # number of those of them that had a NaN or Inf; on the CPU
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
@@ -162,7 +157,7 @@ class GeometryMetric(Metric):
         self._declared: dict[type[Any], tuple[str, Any]] = {}
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
-        self._on_cpu = {"num_rows", "settings"}
+        self._on_cpu = {"num_rows", "num_nonfinite", "settings"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
         text = repr((type(self).__qualname__, settings, kwargs)).encode()
@@ -226,25 +221,23 @@ class GeometryMetric(Metric):
             if not self._warned_of_rows_without_type:
                 warnings.warn(rows_without_type(type(self).__name__), stacklevel=2)
             self._warned_of_rows_without_type = True
-        if state_device(rows.x.device) != self.device:
-            self.to(rows.x.device)
+        device = rows.embeddings.device
+        if state_device(device) != self.device:
+            self.to(device)
         self._untouched = set() if int(self.num_rows) else set(self._declared)
         self.update_states(rows)
         self._untouched = set()
         if self.deviations:
             self.deviations = {}
-        nonfinite = rows.num_nonfinite
         self.num_rows = self.num_rows + rows.num_kept
-        nonfinite = nonfinite.to(self.device) if isinstance(nonfinite, Tensor) else nonfinite
-        self.num_nonfinite = self.num_nonfinite + nonfinite
+        self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
         """Update the states with the rows of a batch that count, all of them finite.
 
-        ``rows.embeddings``, ``rows.token_ids`` and ``rows.sequence_ids`` are what counts. Where no
-        device is to be waited for, take ``rows.x`` with ``rows.weights``, and ``rows.ids``, which
-        are on the CPU: see `Rows`.
+        ``rows.embeddings``, ``rows.token_ids`` and ``rows.sequence_ids`` are on the device of the
+        embeddings; ``rows.ids`` has the ids on the CPU: see `Rows`.
         """
 
     def set_unembedding(self, weights: Tensor | None) -> None:
@@ -358,22 +351,8 @@ class GeometryMetric(Metric):
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
         found = to_state(state)
-        if type(state) not in self._untouched:
-            self.store(self.load(type(state)).merge(found))
-            return
-        _, empty = self._declared[type(state)]
-        dtypes = {
-            name: each.dtype for name, each in empty._asdict().items() if isinstance(each, Tensor)
-        }
-        fields = {name: getattr(found, name) for name in dtypes}
-        self.store(
-            found._replace(
-                **{
-                    name: x.to(torch.promote_types(dtypes[name], x.dtype))
-                    for name, x in fields.items()
-                }
-            )
-        )
+        is_first = type(state) in self._untouched
+        self.store(found if is_first else self.load(type(state)).merge(found))
 
     @classmethod
     def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
@@ -633,7 +612,6 @@ class GeometryMetric(Metric):
         self._place = move(torch.empty(0, device=self._place)).device
         # the states of no rows are moved by `load`, where they are not replaced before
         if not int(self.num_rows):
-            self.num_nonfinite = self.num_nonfinite.cpu()
             return self
         for name in self._empty_states.keys() - self._on_cpu - {*exclude_state}:
             state = getattr(self, name)

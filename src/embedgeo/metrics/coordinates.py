@@ -121,7 +121,7 @@ class OutlierCoordinates(GeometryMetric):
         self.declare(CoordinateMoments.empty(dim))
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_coordinates(rows.x, rows.is_first, rows.weights))
+        self.extend(row_coordinates(rows.embeddings, rows.ids.is_first))
 
     def coordinates(self) -> dict[str, Tensor]:
         """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where

@@ -1,18 +1,16 @@
-"""Sets of metrics for a layer, given its width: the default, the streaming, the full and the
-automatic one.
+"""Sets of metrics for a layer, given its width: the default, the streaming and the full one; and
+what token tables take.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from math import inf
-from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.formatting import did_you_mean, size
+from embedgeo.formatting import did_you_mean
 from embedgeo.functional.rows import Rows, row_ids
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
@@ -32,10 +30,12 @@ from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
 
-MAX_STATE_BYTES = 2**28
-"""Default of the bytes that the metrics of a layer may hold where they are chosen by width: 268 MB.
+TABLE_BYTES = 2**31
+"""Bytes of a rank that the token tables of all layers, with their union over the ranks, may take
+where a monitor chooses the metrics: 2 GiB.
 """
 
+_SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sample is in its place
 SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
 
 EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
@@ -45,9 +45,6 @@ EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
     "similarity": lambda dim, seed: TokenSimilarity(dim),
 }
 """Makes each of them, given the width of a layer and the seed of samples."""
-
-_NUM_TYPES = 2**14  # of a token table, at most: 65,536 tokens of text have about 10,000
-_NUM_ROWS = 2**20  # more than any sample draws
 
 
 def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metric]:
@@ -88,13 +85,12 @@ def default_metrics(
     after_processing: bool = False,
     removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
-    max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
-    Where the scatter of `Anisotropy` takes more than ``max_state_bytes``, above a width of 5792 if
-    that is not said, it has a sample of 1,024 rows instead, unless ``spectrum`` or
-    ``anisotropy_batch`` ask for what only a scatter tells.
+    Above a width of 5792 the scatter of `Anisotropy` takes more than 268 MB, and there is a sample
+    of 1,024 rows instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what only a scatter
+    tells.
 
     Args:
         dim: d, the width of the layer.
@@ -107,7 +103,6 @@ def default_metrics(
         after_processing: `AfterProcessing`, too.
         removed_directions: ``top`` of `AfterProcessing`; default: 3.
         extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
-        max_state_bytes: what a scatter may take.
 
     Raises:
         ValueError: as these metrics do.
@@ -116,10 +111,10 @@ def default_metrics(
     (None, 1024)
     """
     whole = Anisotropy(dim, spectrum, anisotropy_batch)
-    is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= max_state_bytes
+    is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= _SCATTER_BYTES
     return [
         TokenMoments(dim, count_range),
-        whole if is_small else _of_a_sample(whole, seed),
+        whole if is_small else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
         ),
@@ -143,7 +138,6 @@ def streaming_metrics(
     after_processing: bool = False,
     removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
-    max_state_bytes: float = MAX_STATE_BYTES,
 ) -> list[Metric]:
     """The metrics of `default_metrics` without a table of token types: memory does not grow with
     the vocabulary.
@@ -160,7 +154,6 @@ def streaming_metrics(
         after_processing=after_processing,
         removed_directions=removed_directions,
         extra=extra,
-        max_state_bytes=max_state_bytes,
     )
     return [EmbeddingMoments(dim), *others]
 
@@ -199,194 +192,70 @@ def full_metrics(
     )
 
 
-def auto_metrics(
-    dim: int,
-    seed: int = 0,
+def table_bytes(
+    metrics: Iterable[Metric],
+    num_rows: int,
+    num_types: int,
     *,
-    max_state_bytes: float = MAX_STATE_BYTES,
-    num_token_types: int = _NUM_TYPES,
+    num_ranks: int = 1,
     jackknife: int = 0,
-    count_range: tuple[int, int] | None = None,
-    spectrum: bool = False,
-    discard_fraction: float = 0.1,
-    id_batches: int = 1,
-    anisotropy_batch: int | None = None,
-    after_processing: bool = False,
-    removed_directions: Sequence[int] = (),
-    extra: Sequence[str] = (),
-) -> list[Metric]:
-    """Those of the `default_metrics` whose states are small enough together at this width:
-    ``metrics="auto"``.
+) -> int:
+    """The most bytes that the token tables of metrics take on a rank.
 
-    `EmbeddingMoments`, of 24 d bytes, always are. The others are taken in the order of their bytes
-    as long as the sum stays within ``max_state_bytes``; a `TokenMoments` takes the place of the
-    `EmbeddingMoments`. With the default limit of 268 MB all are taken up to a width of 1600. Above
-    it there is no token table: 8 d bytes a token type. `Anisotropy`, whose scatter takes 8 d²
-    bytes, is taken up to a width of 4800, and above it with a sample of 1,024 rows (4096 d bytes)
-    in place of the scatter where there is still room; `IntrinsicDimension`, whose sample takes
-    16,384 d bytes, up to one of 16,000.
+    A table has at most as many types as it has rows, and as there are. While ranks exchange tables,
+    each holds the union of theirs beside its own. The groups of the jackknife have tables, too.
 
     Args:
-        dim: d, the width of the layer.
-        seed: of the rows that are sampled.
-        max_state_bytes: what the states of a layer may take together.
-        num_token_types: how many token types a token table may come to have. `Geometry` gives that
-            of the model's vocabulary if it is smaller.
-        jackknife: number of groups for standard errors: each has a token table and a scatter of its
-            own.
-        count_range: of `TokenMoments`.
-        spectrum: of `Anisotropy`.
-        discard_fraction: of `IntrinsicDimension`.
-        id_batches: ``num_batches`` of `IntrinsicDimension`.
-        anisotropy_batch: ``batch_size`` of `Anisotropy`.
-        after_processing: `AfterProcessing`, too.
-        removed_directions: ``top`` of `AfterProcessing`; default: 3.
-        extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
+        metrics: of all layers.
+        num_rows: number of rows of a layer on a rank.
+        num_types: number of types that there are, as in a vocabulary.
+        num_ranks: number of ranks that have different rows.
+        jackknife: number of groups for standard errors.
 
-    >>> [metric_name(metric) for metric in auto_metrics(4096)]
-    ['EmbeddingMoments', 'Anisotropy', 'IntrinsicDimension']
-    >>> [metric_name(metric) for metric in auto_metrics(8192)]
-    ['EmbeddingMoments', 'Anisotropy (sample)', 'IntrinsicDimension']
+    >>> table_bytes([TokenMoments(64), IntrinsicDimension(64)], 4096, 50_000)
+    2293760
     """
-    moments = EmbeddingMoments(dim)
-    wanted: list[Any] = default_metrics(
-        dim,
-        seed,
-        count_range=count_range,
-        spectrum=spectrum,
-        discard_fraction=discard_fraction,
-        id_batches=id_batches,
-        anisotropy_batch=anisotropy_batch,
-        after_processing=after_processing,
-        removed_directions=removed_directions,
-        extra=extra,
-        max_state_bytes=inf,
-    )
-    num_bytes = partial(_held_bytes, num_token_types=num_token_types, jackknife=jackknife)
-    # by place: that of `TokenMoments`, then that of `Anisotropy`
-    kept: dict[int, Metric] = {0: moments}
-    left = max_state_bytes - num_bytes(moments)
-    for place, metric in sorted(enumerate(wanted), key=lambda each: num_bytes(each[1])):
-        more = num_bytes(metric) - (num_bytes(moments) if place == 0 else 0)
-        if more <= left:
-            kept[place] = metric
-            left -= more
-    sampled = _of_a_sample(wanted[1], seed)
-    if 1 not in kept and num_bytes(sampled) <= left:
-        kept[1] = sampled
-    return [kept[place] for place in sorted(kept)]
+    total = 0
+    of_groups = [-(-num_rows // jackknife)] * jackknife if jackknife else []
+    for metric in metrics:
+        if isinstance(metric, GeometryMetric):
+            for rows in [num_rows, *(of_groups if metric.has_copies else [])]:
+                own, of_all = min(num_types, rows), min(num_types, rows * num_ranks)
+                held = own + (of_all if num_ranks > 1 else 0)
+                total += metric.state_bytes(rows, held) - metric.state_bytes(rows, 0)
+    return total
 
 
 def metric_factory(
-    metrics: MetricFactory | str | None,
-    *,
-    seed: int = 0,
-    max_state_bytes: float = MAX_STATE_BYTES,
-    jackknife: int = 0,
+    metrics: MetricFactory | None, *, seed: int = 0, jackknife: int = 0
 ) -> MetricFactory:
-    """The maker of a layer's metrics: a function of its width, ``"auto"`` (`auto_metrics`) or None
-    (the default).
-    """
+    """The maker of a layer's metrics: a function of its width; None: `default_metrics`."""
     require_num_groups(jackknife)
     require_seed(seed)
-    if not max_state_bytes > 0:
-        raise ValueError(
-            f"max_state_bytes must be a positive number of bytes a layer; got {max_state_bytes!r}."
-        )
     if metrics is None:
-        return partial(default_metrics, seed=seed, max_state_bytes=max_state_bytes)
-    if metrics == "auto":
-        return partial(
-            auto_metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife
-        )
+        return partial(default_metrics, seed=seed)
     if not callable(metrics):
         raise TypeError(
-            f'metrics must be "auto" or a function of a layer\'s width; got {metrics!r}.'
+            f'metrics must be a function of a layer\'s width, or of a monitor "auto"; got '
+            f"{metrics!r}."
         )
     require_distinct_keys(metrics)
     return metrics
 
 
-def is_auto(make: MetricFactory) -> bool:
-    """Tell metrics that `auto_metrics` makes from others."""
-    return _as_partial(make).func is auto_metrics
-
-
-def for_token_types(make: MetricFactory, num_token_types: int) -> MetricFactory:
-    """The maker of the metrics for a model of so many token types, which matters to
-    `auto_metrics`.
-    """
-    return (
-        partial(_as_partial(make), num_token_types=min(num_token_types, _NUM_TYPES))
-        if is_auto(make)
-        else make
-    )
-
-
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on what is left out at a width, and on a sample in place of a scatter; none where
-    nothing is.
-    """
-    function = _as_partial(make)
-    if function.func not in (default_metrics, streaming_metrics, auto_metrics):
+    """Sentences on a sample in place of a scatter at a width; none where there is none."""
+    function = make.func if isinstance(make, partial) else make
+    if function not in (default_metrics, streaming_metrics):
         return
-    metrics = make(width)
-    if is_auto(make):
-        sizes = {
-            name: value
-            for name, value in function.keywords.items()
-            if name in ("num_token_types", "jackknife")
-        }
-        kept = {type(metric) for metric in metrics}
-        every = [
-            metric
-            for metric in function(width, max_state_bytes=inf)
-            if isinstance(metric, GeometryMetric)
-        ]
-        missing = [metric for metric in every if type(metric) not in kept]
-        if names := {
-            type(metric).__name__: size(_held_bytes(metric, **sizes)) for metric in missing
-        }:
-            listing = ", ".join(f"{name} ({held})" for name, held in names.items())
-            moments = (
-                ", with EmbeddingMoments in place of TokenMoments"
-                if "TokenMoments" in names
-                else ""
-            )
-            yield (
-                f'metrics="auto" leaves out {listing} at layers of width {width}{moments}. '
-                f"To have {'it' if len(names) == 1 else 'them'} raise max_state_bytes."
-            )
-    for metric in metrics:
+    for metric in make(width):
         if isinstance(metric, GeometryMetric) and metric.compromise:
-            yield f"{metric.compromise} To have the scatter raise max_state_bytes."
-
-
-def _as_partial(make: MetricFactory) -> partial[list[Metric]]:
-    return make if isinstance(make, partial) else partial(make)
+            yield metric.compromise
 
 
 def metric_name(metric: Metric) -> str:
     """The name of a metric's class and, where that matters to its memory, of its arguments."""
     return metric.label if isinstance(metric, GeometryMetric) else type(metric).__name__
-
-
-def _of_a_sample(whole: Anisotropy, seed: int) -> Anisotropy:
-    """The metric with a sample of the rows in place of their scatter, if that is smaller."""
-    sampled = Anisotropy(whole.dim, sample_size=SAMPLED_ROWS, seed=seed)
-    is_smaller = sampled.state_bytes(_NUM_ROWS) < whole.state_bytes(_NUM_ROWS)
-    return sampled if is_smaller else whole
-
-
-def _held_bytes(
-    metric: GeometryMetric, num_token_types: int = _NUM_TYPES, jackknife: int = 0
-) -> int:
-    """Bytes of a metric's states with so many token types, and with their copies for standard
-    errors.
-    """
-    return (1 + (jackknife if metric.has_copies else 0)) * metric.state_bytes(
-        _NUM_ROWS, num_token_types
-    )
 
 
 def require_distinct_keys(make: MetricFactory) -> None:

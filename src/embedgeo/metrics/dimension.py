@@ -25,7 +25,7 @@ from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import sent
-from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
+from embedgeo.functional.rows import NO_TYPE, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
@@ -354,12 +354,17 @@ class IntrinsicDimension(GeometryMetric):
         start = int(stream_positions(sample.seen, 1, stream=stream, device=sample.seen.device))
         device = sample.keys.device
         labels = rows.ids.once(
-            ("labels", start, device), lambda: sent(_labels(rows.ids, len(rows.x), start), device)
+            ("labels", start, device), lambda: sent(_labels(rows, start), device)
         )
-        x, first = rows.x, rows.first
         self.store(
             sample.extend(
-                x, labels, rows.finite, stream=stream, num_streams=num_streams, first=first
+                rows.embeddings,
+                labels,
+                numbers=rows.numbers,
+                num_rows=rows.num_kept,
+                stream=stream,
+                num_streams=num_streams,
+                first=rows.first,
             )
         )
 
@@ -374,7 +379,7 @@ class IntrinsicDimension(GeometryMetric):
         They are drawn from those that this process has seen or, within ``sync_context()``, from
         those of all ranks.
         """
-        sample = self.load(Sample).counted()
+        sample = self.load(Sample)
         return sample.select(sample.keys.argsort())
 
     def samples(self) -> Table:
@@ -440,8 +445,8 @@ class IntrinsicDimension(GeometryMetric):
         return values, errors
 
     def _sample_on_host(self) -> Sample:
-        """The sampled rows that count, with all but the rows on the CPU."""
-        held = self.load(Sample).counted()
+        """The sampled rows, with all but the rows on the CPU."""
+        held = self.load(Sample)
         return held._replace(
             keys=held.keys.cpu(), labels=held.labels.cpu(), positions=held.positions.cpu()
         )
@@ -524,13 +529,15 @@ class IntrinsicDimension(GeometryMetric):
         return values
 
 
-def _labels(ids: RowIds, num_rows: int, start: int) -> Tensor:
+def _labels(rows: Rows, start: int) -> Tensor:
     """Group, type and sequence of each row, shape (n, 3); one that has none has one of its own,
     below 0.
 
     Sequences are told by their first row; the rows are numbered from ``start``.
     """
-    places = start + torch.arange(num_rows, device="cpu")
+    ids, numbers = rows.ids, rows.numbers
+    numbers = torch.arange(rows.num_kept, device="cpu") if numbers is None else numbers
+    places = start + numbers
     types, sequences = ids.token_ids, ids.first_places
     groups = ids.sequence_ids if ids.groups is None else ids.groups
     groups = torch.zeros_like(places) if groups is None else groups

@@ -146,7 +146,7 @@ class ResidualLedger(GeometryMetric):
         return None
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(stream_moments(rows.x.unflatten(1, (len(self.streams), -1)), rows.weights))
+        self.extend(stream_moments(rows.embeddings.unflatten(1, (len(self.streams), -1))))
         if (
             TokenTable in self._declared
             and (table := type_table(rows, len(self.streams))) is not None

@@ -157,7 +157,7 @@ class EmbeddingMoments(GeometryMetric):
         self.declare(WithinMoments.empty())
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_moments(rows.x, rows.weights))
+        self.extend(row_moments(rows.embeddings))
         table = type_table(rows)
         if table is not None:
             self.extend(within_moments(to_state(table), rows.num_sequences))

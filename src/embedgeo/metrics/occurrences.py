@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import current_rank, num_ranks
-from embedgeo.functional.precision import is_asynchronous, sent
+from embedgeo.functional.precision import sent
 from embedgeo.functional.processing import row_plane
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.functional.sampling import Sample
@@ -56,25 +56,20 @@ class TokenOccurrences(GeometryMetric):
         self.declare(Sample.empty(dim, most, by_label=True, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        rows = rows if is_asynchronous(rows.x.device) else rows.counted
+        x = rows.embeddings
         places, labels = rows.ids.once(
             ("occurrences", self.token_types), lambda: self._chosen(rows.ids)
         )
-        on_device = sent(places, rows.x.device)
-        counts = None if rows.weights is None else rows.weights.index_select(0, on_device) > 0
-        if rows.finite is not None and rows.weights is None:  # the others are left out
-            places = rows.finite.nonzero().flatten()[places]
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         self.store(
             self.load(Sample).extend(
-                rows.x.index_select(0, on_device),
+                x.index_select(0, sent(places, x.device)),
                 labels,
-                counts,
+                numbers=places if rows.numbers is None else rows.numbers[places],
+                num_rows=rows.num_kept,
                 stream=stream,
                 num_streams=num_streams,
                 first=rows.first,
-                places=places,
-                num_rows=rows.num_kept,
             )
         )
 
@@ -97,7 +92,7 @@ class TokenOccurrences(GeometryMetric):
         (0, 0) is the zero vector: see `embedgeo.functional.row_plane`. They are drawn from the rows
         that this process has seen or, within ``sync_context()``, from those of all ranks.
         """
-        sample = self.load(Sample).counted()
+        sample = self.load(Sample)
         sample = sample.select(sample.positions.argsort())
         sample = sample.select(sample.labels.argsort(stable=True))
         points = row_plane(sample.rows)

@@ -77,12 +77,17 @@ class AfterProcessing(GeometryMetric):
         self.declare(Sample.empty(dim, sample_size, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_scatter(rows.x, rows.weights))
+        self.extend(row_scatter(rows.embeddings))
         stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
         sample = self.load(Sample)
         self.store(
             sample.extend(
-                rows.x, None, rows.finite, stream=stream, num_streams=num_streams, first=rows.first
+                rows.embeddings,
+                numbers=rows.numbers,
+                num_rows=rows.num_kept,
+                stream=stream,
+                num_streams=num_streams,
+                first=rows.first,
             )
         )
 
@@ -105,8 +110,8 @@ class AfterProcessing(GeometryMetric):
         return {"anisotropy_z_scored": rows.value("anisotropy_null")}
 
     def compute(self) -> dict[str, Tensor]:
-        sample = self.load(Sample).counted()
-        return processed_values(self.load(Scatter).expanded(), sample.rows, top=self.top)
+        rows = self.load(Sample).rows
+        return processed_values(self.load(Scatter).expanded(), rows, top=self.top)
 
 
 def is_processed(key: str) -> bool:

@@ -141,7 +141,7 @@ class TokenSimilarity(GeometryMetric):
     def update_states(self, rows: Rows) -> None:
         rows, directions = with_directions(rows)
         self.extend(sequence_similarity(rows, directions))
-        self.extend(row_scatter(directions.x, directions.weights))
+        self.extend(row_scatter(directions.embeddings))
         table = type_table(directions)
         if table is not None:
             self.extend(table)

@@ -223,11 +223,6 @@ class TokenMoments(GeometryMetric):
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
-    remedy = (
-        "Its table has a row for each token type: metrics=embedgeo.streaming_metrics has none, nor "
-        "has "
-        'metrics="auto" where it is too large; or measure fewer layers (layers=).'
-    )
 
     def __init__(
         self,
@@ -262,17 +257,16 @@ class TokenMoments(GeometryMetric):
             needed = 'labels="next"' if self.labels == "next" else "count_range"
             raise ValueError(f"{needed} needs token_ids in every update; got none.")
         rows = labelled
-        x, ids = rows.x, rows.ids.token_ids
+        x, ids = rows.embeddings, rows.ids.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            # which is known at once
-            num_before = self.num_finite if self.device.type == "cpu" else self.num_rows
-            if len(x) and (had_ids if ids is None else not had_ids and int(num_before) > 0):
+            had_rows = int(self.num_rows) > int(self.num_nonfinite)
+            if len(x) and (had_ids if ids is None else had_rows and not had_ids):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call "
                     "reset() between."
                 )
-            self.extend(row_moments(x, rows.weights))
+            self.extend(row_moments(x))
         table = type_table(rows)
         if table is not None:
             self.extend(table)

@@ -56,7 +56,6 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
         "after_processing",
         "model_class",
         "trust_remote_code",
-        "max_state_bytes",
         "by",
         "date",
     ),

@@ -282,7 +282,7 @@ def followed_coordinates(run: Run) -> FigureData:
             )
         draw.step_axis(ax, list(shares.index))
         ax.set_title(layer, fontsize=8.8)
-        ax.set_ylim(0, None)
+        ax.set_ylim(0)
         ax.locator_params(axis="y", nbins=6)
         ax.yaxis.set_major_formatter(draw.tick_label)
     for coordinate in coloured:
@@ -328,7 +328,7 @@ def massive_activations(run: Run) -> FigureData:
         title, "the first row of each sequence that counts, and all others", panels=3
     )
     for ax, key in zip(axes, _COMPARED, strict=True):
-        _draw(ax, key, last, has_markers=True, gaussian=gaussian[key])
+        _draw(ax, key, last, has_markers=True, gaussian=gaussian.get(key))
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(figure, axes[0])
     numbers = last.set_index("layer").reindex(run.depth)

@@ -31,7 +31,7 @@ from embedgeo.formatting import listed, reason
 from embedgeo.functional.ablation import NUM_REMOVED
 from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import TokenOccurrences, auto_metrics, default_metrics
+from embedgeo.metrics import TokenOccurrences, default_metrics
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
@@ -561,7 +561,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
         "be imported"
     )
     with loading.requiring(rule, name):
-        function: Any = auto_metrics if name == "auto" else loading.import_named(name)
+        function: Any = loading.import_named(name)
         if not callable(function):
             raise TypeError(f"it is a {type(function).__name__}")
     values: dict[str, Any] = {option: getattr(settings, option) for option in _METRIC_OPTIONS}
@@ -573,8 +573,6 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    if function is auto_metrics and settings.jackknife:
-        options["jackknife"] = settings.jackknife
     parameters = signature(function).parameters
     takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     if refused := [option for option in options if not takes_any and option not in parameters]:

@@ -65,12 +65,9 @@ class SweepSettings:
             differ in the tokenizer's mark of a word's start or continuation alone (``##``, ``Ġ``,
             ``▁``) are of one, apart from special tokens and those of ``ignore_token_ids``.
         metrics: makes the metrics of a layer, given its width: ``embedgeo.default_metrics``,
-            ``embedgeo.streaming_metrics``, ``embedgeo.full_metrics`` (all there are), ``auto``
-            (those of the default ones that ``max_state_bytes`` leaves room for), or
-            ``package.function``, which may be in the working directory. Only its name is recorded:
-            change that with what it makes.
-        max_state_bytes: what the metrics of a layer may hold together with ``auto``; else what its
-            scatter may take, above which the default metrics have a sample.
+            ``embedgeo.streaming_metrics`` (no tables of token types), ``embedgeo.full_metrics``
+            (all there are), or ``package.function``, which may be in the working directory. Only
+            its name is recorded: change that with what it makes.
         count_range: LO,HI: values of the whole are of the token types that occur LO to HI times.
         spectrum: also compute what needs all eigenvalues, such as the effective rank, and write
             them to ``spectra/<name>.parquet``.
@@ -148,7 +145,6 @@ class SweepSettings:
     rows: Literal["tokens", "mean", "max", "first", "last", "words"] = "tokens"
     types: Literal["id", "string"] = "id"
     metrics: str = "embedgeo.default_metrics"
-    max_state_bytes: float = 2**28
     count_range: Sequence[int] = ()
     spectrum: bool = False
     discard_fraction: float = 0.1
@@ -273,11 +269,6 @@ class SweepSettings:
             )
         if self.id_batches < 1:
             raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
-        if not 1 <= self.max_state_bytes < inf:
-            raise ValueError(
-                f"max_state_bytes must be a positive number of bytes a layer; got "
-                f"{self.max_state_bytes}."
-            )
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
             raise ValueError(
                 f"anisotropy_batch must be 2 rows or more, or 0 for none; got "

@@ -28,14 +28,14 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, number, reason, size
 from embedgeo.functional.distributed import num_ranks
 from embedgeo.functional.representations import drift_values, linearity_values
-from embedgeo.functional.rows import row_ids
+from embedgeo.functional.rows import RowUnit, row_ids
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import layer_values
 from embedgeo.glossary import headlines, term
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import (
-    is_auto,
+    TABLE_BYTES,
     keys_of_types,
     measured_keys,
     metric_name,
@@ -46,6 +46,7 @@ from embedgeo.metrics.layer import LayerMetrics, MetricFactory, taken_arguments
 _TEXT_WIDTH = 100
 # up to which metrics are timed; what more takes is extrapolated
 _TIMED_ROWS, _TIMED_WIDTH = 4096, 1024
+_UNKNOWN_SHAPE = 128, 512  # sequences and tokens of a batch that does not tell them
 
 _ENOUGH: dict[str, tuple[float, float]] = {
     "V_W_over_V_unbiased": (4_096, 64),
@@ -70,9 +71,10 @@ class DescribedMonitor(NamedTuple):
     probe: Iterable[Any] | None
     token_ids: Callable[[Any], Tensor] | None
     mask: Callable[[Any], Tensor] | None
-    max_state_bytes: float
     compiled: str
     drift: int  # rows that it compares; 0: none
+    # makes the metrics that it takes where token tables do not fit; None: it does not choose
+    without_tables: MetricFactory | None
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Description:
     errors: str = ""
     metrics: tuple[DescribedMetric, ...] = ()  # of all layers
     state_bytes: int = 0  # what all metrics hold at the end of a measurement
+    num_ranks: int = 1  # that have different rows
+    exchange_bytes: int = 0  # that a rank sends in a measurement, by reductions in a ring
     # a measurement's estimate, without a probe's forward passes; None without widths
     seconds: float | None = None
     warnings: tuple[str, ...] = ()  # what to change, or to know, before training starts
@@ -141,6 +145,11 @@ class Description:
                 *([["errors", self.errors]] if self.errors else []),
                 ["time", f"{seconds} a measurement, an estimate for this machine"],
                 ["memory", f"{size(self.state_bytes)} held during a measurement"],
+                *(
+                    [["exchange", f"{size(self.exchange_bytes)} sent by each of {ranks} ranks"]]
+                    if (ranks := self.num_ranks) > 1
+                    else []
+                ),
             ]
             metrics = [
                 [m.name, str(m.num_layers), size(m.layer_bytes), size(m.total_bytes)]
@@ -272,6 +281,7 @@ def describe(
     *,
     batch_size: int = 8,
     seq_len: int = 512,
+    ranks: int | None = None,
 ) -> Description:
     """Describe what a monitor would do on a model: layers, sources, bytes, seconds, and what to
     change before training.
@@ -282,11 +292,14 @@ def describe(
     on a model that is not yet sharded over ranks.
 
     ``batch_size`` counts the sequences of one optimizer step on one rank, ``seq_len`` the tokens of
-    each; where the batch or the monitor's probe has a shape, that counts instead.
+    each; where the batch or the monitor's probe has a shape, that counts instead. ``ranks`` is the
+    number of ranks that have different rows; default: those of this process group.
     """
-    if batch_size < 1 or seq_len < 1:
+    ranks = num_ranks() if ranks is None else ranks
+    if batch_size < 1 or seq_len < 1 or ranks < 1:
         raise ValueError(
-            f"batch_size and seq_len must be positive; got {batch_size} and {seq_len}."
+            f"batch_size, seq_len and ranks must be positive; got {batch_size}, {seq_len} and "
+            f"{ranks}."
         )
     inner = measured_model(model)
     sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
@@ -297,7 +310,9 @@ def describe(
         if isinstance(geometry, ValueError):
             return replace(described, warnings=(_unresolved(model, geometry),))
         inspected = inspect_forward(geometry.model, geometry.layers, batch)
-        rows = _expected_rows(monitor, geometry, inspected, _shape(batch) or (batch_size, seq_len))
+        shape = _shape(batch) or (batch_size, seq_len)
+        rows = _expected_rows(monitor, geometry, inspected, shape, ranks)
+        notes = _choose_metrics(monitor, geometry, rows, ranks)
         shapes = inspected.hidden
         guess = None if inspected.error is None else model_width(geometry.model)
         layers = [layer for layer in geometry.layers if layer.name not in inspected.absent]
@@ -331,9 +346,44 @@ def describe(
             errors=_errors(geometry, rows),
             metrics=metrics,
             state_bytes=sum(metric.total_bytes for metric in metrics),
+            num_ranks=ranks,
+            exchange_bytes=_exchange_bytes(counts, makers, rows, ranks),
             seconds=sum(seconds) if seconds else None,
-            warnings=tuple(_warnings(monitor, model, geometry, inspected, batch, held)),
+            warnings=tuple(_warnings(monitor, model, geometry, inspected, batch, held, notes)),
         )
+
+
+def _choose_metrics(
+    monitor: DescribedMonitor, geometry: Geometry, rows: "_ExpectedRows", ranks: int
+) -> list[str]:
+    """Do without token tables where they do not fit, if the monitor does; sentences on them."""
+    num_bytes = geometry.table_bytes(rows.total, ranks, given=monitor.token_ids is not None)
+    if num_bytes <= TABLE_BYTES:
+        return []
+    if monitor.without_tables is None:
+        return [
+            f"{_tables_take(num_bytes)}. Leave metrics= out, or take embedgeo.streaming_metrics, "
+            f"which has none."
+        ]
+    geometry.use_metrics(monitor.without_tables)
+    return [without_tables(num_bytes)]
+
+
+def without_tables(num_bytes: float) -> str:
+    """A sentence on what a monitor does without token tables, which would take so many bytes."""
+    needed = "" if num_bytes == inf else f" {_tables_take(num_bytes)}."
+    return (
+        f"EmbeddingMoments is in place of TokenMoments: V_W is estimated within updates, and "
+        f"other values over token types are absent.{needed} metrics=embedgeo.default_metrics has "
+        f"the tables."
+    )
+
+
+def _tables_take(num_bytes: float) -> str:
+    return (
+        f"Token tables and their union over the ranks may take {size(num_bytes)} on a rank, more "
+        f"than {size(TABLE_BYTES)}"
+    )
 
 
 def _described_layers(
@@ -395,6 +445,7 @@ def _warnings(
     inspected: Inspection,
     batch: Any,
     held: Mapping[int, Counter[str]],
+    notes: Sequence[str],
 ) -> Iterator[str]:
     reached = [layer for layer in geometry.layers if layer.name in inspected.hidden]
     if inspected.error is not None:
@@ -427,21 +478,9 @@ def _warnings(
             f"off there. Leave "
             "that out of layers=, or give token_ids= and mask= in the order of its rows."
         )
-    make = geometry.make_metrics
-    for width, num_bytes in held.items():
-        yield from width_notes(make, width)
-        known = (
-            []
-            if is_auto(make)
-            else [each for each in make(width) if isinstance(each, GeometryMetric)]
-        )
-        remedies = {metric.label: metric.remedy for metric in known if not metric.compromise}
-        excess = num_bytes.total() - monitor.max_state_bytes
-        for name, of_metric in num_bytes.most_common():
-            if excess > 0:
-                remedy = remedies.get(name) or "Measure fewer layers (layers=)."
-                yield f"{name} holds {size(of_metric)} at each layer of width {width}. {remedy}"
-                excess -= of_metric
+    for width in held:
+        yield from width_notes(geometry.make_metrics, width)
+    yield from notes
     if is_compiled(model) and not (monitor.compiled == "stable" and geometry.probe.is_prepared()):
         yield (
             "The model is compiled: a measured step runs eagerly, so it is slower; the other steps "
@@ -456,7 +495,7 @@ class _ExpectedRows(NamedTuple):
 
     num_sequences: int
     seq_len: int  # rows of each sequence
-    num_types: int  # of tokens; 0: no token ids
+    most_types: int  # of tokens that there are; 0: no token ids
     num_groups: int  # of sequences, for standard errors
     num_compared: int  # by the drift, at most; 0: none
     itemsize: int  # bytes of a number that is kept of a row
@@ -465,6 +504,11 @@ class _ExpectedRows(NamedTuple):
     @property
     def total(self) -> int:
         return self.num_sequences * self.seq_len
+
+    @property
+    def num_types(self) -> int:
+        """Number of token types among them, at most."""
+        return min(self.total, self.most_types)
 
     def drawn(self, width: int, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor]:
         """Some of them at random, shape (sequences, positions, width), with token ids and sequence
@@ -483,15 +527,15 @@ class _ExpectedRows(NamedTuple):
 
 
 def _expected_rows(
-    monitor: DescribedMonitor, geometry: Geometry, inspected: Inspection, shape: tuple[int, int]
+    monitor: DescribedMonitor,
+    geometry: Geometry,
+    inspected: Inspection,
+    shape: tuple[int, int],
+    ranks: int,
 ) -> _ExpectedRows:
-    batch_size, seq_len = shape
-    num_batches = monitor.window
-    probe = monitor.probe
-    if probe is not None:
-        num_batches = len(probe) if isinstance(probe, Sized) else 1
-        first = _shape(probe[0]) if isinstance(probe, Sequence) and probe else None
-        batch_size, seq_len = first or (getattr(probe, "batch_size", None) or batch_size, seq_len)
+    num_batches, batch_size, seq_len = _expected_batches(
+        monitor.window, monitor.probe, shape, ranks
+    )
     origin = f"{num_batches} × {batch_size} sequences"
     unit = geometry.settings["rows"]
     if unit in ("tokens", "words"):
@@ -501,12 +545,52 @@ def _expected_rows(
         seq_len = 1
     has_ids = bool(inspected.token_ids or monitor.token_ids) and unit not in ("mean", "max")
     num_sequences = num_batches * batch_size
-    num_types = min(num_sequences * seq_len, inspected.num_token_types) if has_ids else 0
+    most_types = inspected.num_token_types if has_ids else 0
     num_groups = min(geometry.settings["jackknife"], num_sequences)
     itemsize = 8 if inspected.dtype == torch.float64 else 4
     return _ExpectedRows(
-        num_sequences, seq_len, num_types, num_groups, monitor.drift, itemsize, origin
+        num_sequences, seq_len, most_types, num_groups, monitor.drift, itemsize, origin
     )
+
+
+def _expected_batches(
+    window: int, probe: Iterable[Any] | None, shape: tuple[int, int], ranks: int
+) -> tuple[int, int, int]:
+    """Number of the batches of a measurement on one rank, of their sequences, and of the tokens of
+    these; training batches are of this shape.
+    """
+    if probe is None:
+        return window, *shape
+    num_batches = len(probe) if isinstance(probe, Sized) else 1
+    first = _shape(probe[0]) if isinstance(probe, Sequence) and probe else None
+    batch_size, seq_len = first or (getattr(probe, "batch_size", None) or shape[0], shape[1])
+    return -(-num_batches // ranks), batch_size, seq_len
+
+
+def expected_rows(
+    window: int, probe: Iterable[Any] | None, batch: Any, unit: RowUnit, ranks: int
+) -> int:
+    """Number of rows of a measurement on one rank, at most; of a window of so many training batches
+    like this one.
+    """
+    shape = _shape(batch) or _UNKNOWN_SHAPE
+    num_batches, batch_size, seq_len = _expected_batches(window, probe, shape, ranks)
+    return num_batches * batch_size * (seq_len if unit in ("tokens", "words") else 1)
+
+
+def _exchange_bytes(
+    counts: Mapping[int, int], makers: Mapping[int, MetricFactory], rows: _ExpectedRows, ranks: int
+) -> int:
+    """Bytes that a rank sends in a measurement: reduced in a ring, each byte of the states of all
+    rows is sent nearly twice.
+    """
+    of_all = rows._replace(num_sequences=ranks * rows.num_sequences)
+    num_bytes = 0
+    for width, count in counts.items():
+        held = _held_bytes(makers[width](width), width, of_all)
+        held["drift"] //= 3  # of this measurement alone
+        num_bytes += count * held.total()
+    return 2 * num_bytes * (ranks - 1) // ranks
 
 
 def _errors(geometry: Geometry, rows: _ExpectedRows) -> str:

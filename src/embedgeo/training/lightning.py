@@ -49,9 +49,10 @@ class GeometryMonitor(Monitor, Callback):
         layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable
             on the model: see `embedgeo.capture.layers.resolve_layers`. The callable may also return
             a module, whose blocks are measured.
-        metrics: makes the metrics of a layer, given the layer's width; default:
-            `embedgeo.default_metrics`; ``"auto"``: those of them that ``max_state_bytes`` leaves
-            room for, see `embedgeo.auto_metrics`. What is left out is said when training starts.
+        metrics: makes the metrics of a layer, given the layer's width. Default, ``"auto"``:
+            `embedgeo.default_metrics` where their token tables, with the union over the ranks, take
+            at most 2 GiB on a rank, else `embedgeo.streaming_metrics`. That is chosen at the first
+            batch, alike on all ranks and for the whole run, and said then.
         window: measure the batches of this many consecutive optimizer steps together, logged at the
             first of them.
         probe: measure these held-out batches instead of the training batches, in eval mode and
@@ -92,9 +93,6 @@ class GeometryMonitor(Monitor, Callback):
             See `embedgeo.observe`.
         word_ids: for words, returns the number of the word of each of a batch's tokens, -1 for
             tokens of no word.
-        max_state_bytes: what the metrics of a layer may hold together with ``metrics="auto"``, in
-            bytes; else what its scatter may take, above which the default metrics have a sample:
-            see `embedgeo.default_metrics`.
         compiled: how a measured step of a compiled model runs: ``"eager"``, or ``"stable"``, in the
             graphs of all other steps, which need hooks before the model is compiled. They are put
             in when ``fit`` begins (``setup``), if the model is not compiled by then; otherwise call
@@ -176,6 +174,7 @@ class GeometryMonitor(Monitor, Callback):
             process_group=group,
             writes_files=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers) if trainer.is_global_zero else None,
+            batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
         if remedy := self._remedy(pl_module):

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial, wraps
-from inspect import currentframe, signature
+from functools import partial
+from inspect import currentframe
 from itertools import chain, islice, pairwise
 from operator import length_hint
 from pathlib import Path
 from sysconfig import get_path
 from traceback import walk_stack
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.structure import is_compiled
-from embedgeo.formatting import did_you_mean, listed, reason, shell_command
+from embedgeo.formatting import listed, reason, shell_command, suggesting
 from embedgeo.functional.distributed import (
     Group,
     OtherRankError,
@@ -45,8 +45,8 @@ from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.drift import Drift
-from embedgeo.metrics import MAX_STATE_BYTES
-from embedgeo.metrics.defaults import metric_factory
+from embedgeo.metrics import streaming_metrics
+from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.alarm import Alarm, GeometryAlarm
@@ -54,8 +54,10 @@ from embedgeo.training.describe import (
     DescribedMonitor,
     Description,
     describe,
+    expected_rows,
     missing_for_history,
     opening,
+    without_tables,
 )
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
@@ -63,7 +65,6 @@ from embedgeo.training.loggers import Media
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
-Arguments = ParamSpec("Arguments")
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
 # with no code of the user's
@@ -139,6 +140,7 @@ class TrainingRun:
     writes_files: bool = True
     folder: Path | None = None  # in which the trainer writes its results
     first_step: int = 0  # at most, of a run that is not resumed
+    batches_a_step: int = 1  # that gradients are accumulated over
 
 
 class Measurement(NamedTuple):
@@ -172,32 +174,11 @@ class MonitorOptions(TypedDict, total=False):
     no_grad_passes: bool
     jackknife: int
     word_ids: Callable[[Any], Tensor] | None
-    max_state_bytes: float
     compiled: Compiled
     drift: bool | int
     pictures: bool
     reference: Sequence[str | Path]
     alarm: GeometryAlarm | None
-
-
-def _suggesting(make: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Give the error about an unknown keyword the name of the one that may be meant."""
-
-    @wraps(make)
-    def checked(*args: Arguments.args, **options: Arguments.kwargs) -> None:
-        known = signature(make).parameters
-        if "background" in options:
-            raise TypeError(
-                f"{type(args[0]).__name__} has no argument 'background' any more: numbers are "
-                "computed at the measured step. Leave it out."
-            )
-        for name in options.keys() - known.keys():
-            raise TypeError(
-                f"{type(args[0]).__name__} has no argument {name!r}.{did_you_mean(name, known)}"
-            )
-        make(*args, **options)
-
-    return checked
 
 
 class _SharedKeys:
@@ -228,7 +209,7 @@ class Monitor(ABC):
     _stage: PipelineStage | None = None
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
 
-    @_suggesting
+    @suggesting
     def __init__(
         self,
         every_n_steps: int = 100,
@@ -251,7 +232,6 @@ class Monitor(ABC):
         no_grad_passes: bool = False,
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
-        max_state_bytes: float = MAX_STATE_BYTES,
         compiled: Compiled = "eager",
         drift: bool | int = False,
         pictures: bool = True,
@@ -282,7 +262,6 @@ class Monitor(ABC):
         self.token_ids = token_ids
         self.mask = mask
         self.word_ids = word_ids
-        self.max_state_bytes = max_state_bytes
         self.prefix = prefix
         self.folder = folder
         self.measure_last = measure_last
@@ -297,12 +276,13 @@ class Monitor(ABC):
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": ignore_token_ids,
         }
+        given = None if metrics == "auto" else metrics
+        self._chooses_metrics = given is None
+        self._without_tables = partial(streaming_metrics, seed=seed)
         self._geometry_of = partial(
             Geometry,
             layers=layers,
-            metrics=metric_factory(
-                metrics, seed=seed, max_state_bytes=max_state_bytes, jackknife=jackknife
-            ),
+            metrics=metric_factory(given, seed=seed, jackknife=jackknife),
             skip_first_positions=skip_first_positions,
             ignore_token_ids=ignore_token_ids,
             rows=rows,
@@ -319,7 +299,13 @@ class Monitor(ABC):
         self._reset()
 
     def describe(
-        self, model: nn.Module, batch: Any = None, *, batch_size: int = 8, seq_len: int = 512
+        self,
+        model: nn.Module,
+        batch: Any = None,
+        *,
+        batch_size: int = 8,
+        seq_len: int = 512,
+        ranks: int | None = None,
     ) -> Description:
         """Describe what the monitor would do on a model: see
         `embedgeo.training.describe.describe`.
@@ -329,16 +315,24 @@ class Monitor(ABC):
             self.probe,
             self.token_ids,
             self.mask,
-            self.max_state_bytes,
             self.compiled,
             self.drift,
+            self._without_tables if self._chooses_metrics else None,
         )
         with kept_random_states():
             try:
                 geometry: Geometry | ValueError = self._make_geometry(model)
             except ValueError as error:
                 geometry = error
-        return describe(described, geometry, model, batch, batch_size=batch_size, seq_len=seq_len)
+        return describe(
+            described,
+            geometry,
+            model,
+            batch,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            ranks=ranks,
+        )
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -397,6 +391,8 @@ class Monitor(ABC):
         self._recent: list[tuple[int, Any]] = []
         self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
+        self._has_tables: bool | None = None  # as chosen at the first batch
+        self._opened = False  # what is measured has been said
         # batches, and rows of this rank, at the first measurement
         self._probe_size: tuple[int, int] | None = None
         self._failed = False
@@ -416,6 +412,8 @@ class Monitor(ABC):
             "window_start": self._window_start,
             "is_new": self._is_new,
         }
+        if self._has_tables is not None:
+            state["has_tables"] = self._has_tables
         if self._drift is not None:
             state["drift"] = self._drift.state()
         if self.alarm is not None:
@@ -426,6 +424,7 @@ class Monitor(ABC):
         self._last_step = state.get("last_step")
         self._window_start = state.get("window_start")
         self._is_new = state.get("is_new", False)
+        self._has_tables = state.get("has_tables")
         if self._drift is not None and "drift" in state:
             self._drift.load(state["drift"])
         if self.alarm is not None and "alarm" in state:
@@ -466,7 +465,7 @@ class Monitor(ABC):
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
-        drift_start = step if self._drift is not None and not self._drift.has_rows else 0
+        self._drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         with self._guarded():
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
@@ -474,16 +473,48 @@ class Monitor(ABC):
                 self._file = HistoryFile(
                     Path(folder), prefix, self._geometry.origin(), is_new=self._is_new
                 )
-            path = None if self._file is None else self._file.path
+
+    def _open(self, batch: Any) -> None:
+        """Choose the metrics, if that is left to the monitor, and say what is measured; every rank
+        calls this before its first batch.
+        """
+        self._opened = True
+        geometry = self._geometry
+        assert geometry is not None
+        with self._guarded():
+            notes = self._choose_metrics(geometry, batch) if self._chooses_metrics else []
             described = opening(
-                self._geometry,
+                geometry,
                 self.schedule,
-                path,
+                None if self._file is None else self._file.path,
                 self.drift,
-                drift_start,
+                self._drift_start,
                 given=self.token_ids is not None,
             )
-            rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in described))
+            lines = [described[0], *notes, *described[1:]]
+            rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in lines))
+
+    def _choose_metrics(self, geometry: Geometry, batch: Any) -> list[str]:
+        """Take token tables where they fit, alike on all ranks, or as this run has begun; a
+        sentence where they do not.
+        """
+        assert self._run is not None
+        ranks = num_ranks(self._row_group)
+        with together(self._ranks):
+            window = self.schedule.window * self._run.batches_a_step
+            num_rows = expected_rows(window, self.probe, batch, geometry.settings["rows"], ranks)
+            given = self.token_ids is not None
+            needed = float(geometry.table_bytes(num_rows, ranks, given=given))
+            if self._has_tables is not None:
+                needed = 0.0 if self._has_tables else math.inf
+            if self._ranks is not None:
+                own = torch.tensor(needed, dtype=torch.float64, device=geometry.device)
+                needed = float(all_reduce_max(own, self._ranks))
+        self._has_tables = needed <= TABLE_BYTES
+        if self._has_tables:
+            return []
+        geometry.use_metrics(self._without_tables)
+        return [without_tables(needed)]
 
     def _file_prefix(self) -> str:
         """The prefix, with a number where processes that were launched together do not know of each
@@ -525,6 +556,8 @@ class Monitor(ABC):
         self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
+        if self._geometry is not None and not self._opened:
+            self._open(batch)
         if self._geometry is None:
             return
         if self._keeps_batches and batch is not None:

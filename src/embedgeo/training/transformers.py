@@ -70,6 +70,7 @@ class GeometryCallback(Monitor, TrainerCallback):
             device=args.device,
             writes_files=state.is_world_process_zero,
             folder=Path(args.output_dir) if args.output_dir else None,
+            batches_a_step=args.gradient_accumulation_steps,
         )
         self._start(run, state.global_step)
         self._recall(state.global_step)

@@ -1,0 +1,62 @@
+"""A report without its paint, and what its page is made of."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.collections import PolyCollection
+
+from embedgeo.drawing import FigureData
+from embedgeo.report import write_report
+from tests.unpainted import unpainted
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, the text on one line but for scripts, and names of figures."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.folder = path.parent
+        self.html = path.read_text()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._said: list[str] = []
+        self.feed(self.html)
+        self.text = " ".join("".join(self._said).split())
+        self.figures = {file.stem for file in (self.folder / "figures").glob("*.csv")}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if not self.tags or self.tags[-1][0] not in ("script", "style"):
+            self._said.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def headings(self) -> list[str | None]:
+        """Ids of the sections."""
+        return [heading.get("id") for heading in self.all("h2")]
+
+    def numbers(self, figure: str, index: str | None = None) -> pd.DataFrame:
+        """What lies beside a figure."""
+        return pd.read_csv(self.folder / "figures" / f"{figure}.csv", index_col=index)
+
+
+def report(*folders: Path, out: Path | None = None, **options: object) -> Page:
+    """Write a report of folders, of which nothing is painted."""
+    with unpainted():
+        return Page(write_report([*folders], out, **options))
+
+
+def bands(data: FigureData) -> list[float]:
+    """The relative half-width of each band of a figure, where it is highest."""
+    found = []
+    for band in data.figure.axes[0].collections:
+        if isinstance(band, PolyCollection) and len(band.get_paths()):
+            points = np.concatenate([path.vertices for path in band.get_paths()])
+            ends = points[points[:, 0] == points[points[:, 1].argmax(), 0], 1]
+            found.append(np.ptp(ends) / (ends.max() + ends.min()))
+    return found

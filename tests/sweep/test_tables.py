@@ -1,0 +1,267 @@
+"""What a sweep writes, against the hidden states of the models: values, tables, samples, losses."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.preprocessing import StandardScaler
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import embedgeo
+from embedgeo.functional import debiased_cka, twonn_dimension, types_by_frequency
+from embedgeo.functional.ablation import replacements
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import SCHEMA, TABLES, read_table
+from tests import references
+from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
+
+STEPS = {"step0": 0, "step1": 1, "step2": 2, "step8": 8, "step9": 8}
+"""Whose weights each checkpoint has."""
+LAYERS = ["embed", "block.00", "block.01", "final_norm"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizer_of(tokenizer_files())
+
+
+@pytest.fixture(scope="module")
+def ids(tokenizer):
+    return tokenize_sequences(["\n".join(TEXT * 8)], tokenizer, seq_len=16, num_tokens=512)
+
+
+@pytest.fixture(scope="module")
+def hidden(ids):
+    """Hidden states at block.00 of step 2, shape (sequences, positions, 16)."""
+    with torch.no_grad():
+        return model(2)(ids, output_hidden_states=True).hidden_states[1].double()
+
+
+def table_of(swept, kind, name="step2", layer="block.00"):
+    table = pd.read_parquet(swept / kind / f"{name}.parquet")
+    assert list(table) == TABLES[kind].names
+    assert list(table["layer"].unique()) == LAYERS
+    return table[table["layer"] == layer]
+
+
+def records_of(swept, name="step2"):
+    return SweepFolder(swept).read(name).set_index(["layer", "metric"])
+
+
+def test_values_and_their_errors_are_those_of_observe(swept, ids):
+    make = partial(
+        embedgeo.default_metrics,
+        spectrum=True,
+        after_processing=True,
+        extra=("coordinates", "scales"),
+    )
+    for name, step in STEPS.items():
+        made, losses = model(step), []
+        with torch.no_grad(), embedgeo.observe(made, metrics=make, jackknife=4) as geometry:
+            for batch in ids.split(8):
+                losses.append(made(batch, labels=batch).loss.item())
+        expected = geometry.to_frame().set_index(["layer", "metric"])[["value", "stderr"]]
+        found = records_of(swept, name)
+        np.testing.assert_allclose(
+            found.loc[expected.index, ["value", "stderr"]], expected, rtol=1e-9, atol=1e-12
+        )
+        others = {metric for _, metric in found.index.difference(expected.index)}
+        assert all(
+            metric.startswith(("l", "norm_Q_", "unseen")) or "_to_" in metric for metric in others
+        )
+        assert found.loc[("model", "loss"), "value"] == pytest.approx(np.mean(losses), rel=1e-6)
+        assert list(found.reset_index().columns.sort_values()) == sorted(SCHEMA.names)
+        assert (*found["duplicate_of"].dropna().unique(),) == (
+            ("step8",) if name == "step9" else ()
+        )
+
+
+def test_token_tables_and_means_are_of_each_types_rows(swept, ids, hidden, tokenizer):
+    table, means = table_of(swept, "tokens"), table_of(swept, "means")
+    assert table["token_id"].tolist() == means["token_id"].tolist() == ids.unique().tolist()
+    for row, mean in zip(table.itertuples(), means["mean"], strict=True):
+        assert row.token == tokenizer.decode([row.token_id])
+        x = hidden[ids == row.token_id]
+        moments = [x.square().sum(1).mean(), x.mean(0).square().sum(), x.var(0, correction=0).sum()]
+        np.testing.assert_allclose([row.Q, row.M, row.V], moments, rtol=1e-5, atol=1e-9)
+        assert (row.n, row.num_tokens) == (len(x), 1)
+        np.testing.assert_allclose(mean, x.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_projections_are_of_the_means_on_their_principal_axes(swept, ids, hidden, tokenizer):
+    at = table_of(swept, "projections").set_index("token_id")
+    assert at.index[0] == -1
+    assert pd.isna(at.loc[-1, "token"])
+    assert at["n"].iloc[1:].is_monotonic_decreasing
+    assert at["token"].tolist()[1:] == [tokenizer.decode([each]) for each in at.index[1:]]
+    means = np.stack([hidden[ids == token_id].mean(0) for token_id in at.index[1:]])
+    center = hidden.flatten(0, 1).mean(0).numpy()
+    axes = np.linalg.svd((means - center) * np.sqrt(at["n"].to_numpy()[1:, None]))[2][:2]
+    want = np.vstack((-center, means - center)) @ axes.T
+    np.testing.assert_allclose(np.abs(at[["pc1", "pc2"]]), np.abs(want), rtol=1e-3, atol=1e-6)
+
+
+def test_spectra_and_coordinates_are_of_the_rows(swept, hidden):
+    at, rows = table_of(swept, "spectra"), hidden.flatten(0, 1).numpy()
+    assert at["index"].tolist() == [*range(1, 17)]
+    assert set(at["n"]) == {512}
+    want = np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2 / len(rows)
+    np.testing.assert_allclose(at["eigenvalue"], want, rtol=1e-4, atol=1e-9)
+    at = table_of(swept, "coordinates")
+    assert at["coordinate"].tolist() == [*range(16)]  # all of them: they are few
+    for share, column in references.coordinate_shares(hidden.flatten(0, 1)).items():
+        np.testing.assert_allclose(at[share], column, rtol=1e-4)
+    largest = records_of(swept).loc["block.00"]["value"]
+    for key, of_rows in (("first", hidden[:, 0]), ("rest", hidden[:, 1:])):
+        assert largest[f"max_abs_{key}"] == pytest.approx(float(of_rows.abs().max()), rel=1e-5)
+
+
+def test_occurrences_are_in_the_plane_of_their_own_axes(swept, ids, hidden, tokenizer):
+    types, n = ids.unique(return_counts=True)
+    is_text = torch.tensor([len(tokenizer.decode([i]).strip()) >= 3 for i in types.tolist()])
+    shown = sorted(types[types_by_frequency(n, is_text)].tolist())
+    counts = {each: int(n[types == each]) for each in shown}
+    assert len(shown) > 1
+    assert all(10 <= count <= 50 for count in counts.values())  # so all occurrences are kept
+    at = table_of(swept, "occurrences")
+    assert at["token_id"].tolist() == [each for each in shown for _ in range(counts[each])]
+    assert at["n"].tolist() == [counts[each] for each in at["token_id"]]
+    x = torch.cat([hidden[ids == each] for each in shown]).numpy()
+    axes = np.linalg.svd(x - x.mean(0))[2][:2]
+    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
+    np.testing.assert_allclose(at[["pc1", "pc2"]], x @ axes.T, rtol=1e-4, atol=1e-6)
+
+
+def test_samples_are_of_the_same_tokens_and_the_recorded_numbers_follow_from_them(swept, ids):
+    numbers = []
+    for name, step in STEPS.items():
+        sample = embedgeo.load_sample(swept, name)
+        assert (sample.revision, sample.step) == (name, int(name.removeprefix("step")))
+        recorded = records_of(swept, name)["value"]
+        with torch.no_grad():
+            states = model(step)(ids, output_hidden_states=True).hidden_states
+        for i, (layer, found) in enumerate(sample.layers.items()):
+            numbers.append(found.row_numbers)
+            if i < 2:
+                expected = states[i].flatten(0, 1)[found.row_numbers]
+                torch.testing.assert_close(found.rows, expected, rtol=1e-4, atol=1e-6)
+            dimension = twonn_dimension(found.rows).dimension
+            assert recorded[layer, "intrinsic_dimension"] == pytest.approx(dimension, nan_ok=True)
+            share = float(found.eigenvalues[0] / found.eigenvalues.sum())
+            assert recorded[layer, "anisotropy"] == pytest.approx(share, rel=1e-9)
+            square = float(found.mean.square().sum())
+            assert recorded[layer, "M"] == pytest.approx(square, rel=1e-6)
+    assert len(numbers) == len(STEPS) * len(LAYERS)
+    assert all(each.equal(numbers[0]) for each in numbers)
+
+
+def test_drift_is_of_the_saved_rows(swept):
+    x, y = (
+        embedgeo.load_sample(swept, name).layers["block.01"].rows for name in ("step0", "step8")
+    )
+    found = embedgeo.load_results(swept).set_index(["step", "layer", "metric"])["value"]
+    assert found[8, "block.01", "cka_to_first"] == pytest.approx(float(debiased_cka(x, y)))
+    assert np.isfinite(found[8, "block.01", "procrustes_to_below"])
+
+
+def test_tables_are_copied_with_duplicates(swept):
+    folder = SweepFolder(swept)
+    tables, copies = folder.read_tables("step8"), folder.read_tables("step9")
+    assert tables.keys() >= {"tokens", "means", "projections", "spectra", "coordinates"}
+    for kind, table in tables.items():
+        pd.testing.assert_frame_equal(copies[kind], table)
+
+
+def test_after_processing_is_of_the_processed_rows(swept, hidden):
+    rows = hidden.flatten(0, 1).numpy()
+    unit = StandardScaler().fit_transform(rows)
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
+    found = records_of(swept).loc["block.00"]["value"]
+    assert found["mean_cosine_z_scored"] == pytest.approx(cosines.mean(), abs=1e-6)
+    top = np.linalg.svd(rows - rows.mean(0), compute_uv=False)[3:] ** 2
+    assert found["anisotropy_top3_removed"] == pytest.approx(top[0] / top.sum(), rel=1e-4)
+
+
+def test_ablations_and_the_logit_lens_are_those_of_the_functions(swept, ids):
+    found = records_of(swept)
+    batches = [*ids.split(8)]
+    expected = embedgeo.ablation(model(2), batches, verbose=False)
+    expected += embedgeo.logit_lens(model(2), batches)
+    own = pd.DataFrame(expected).set_index(["layer", "metric"]).drop("model", level="layer")
+    own = own[own.index.isin(found.index)]
+    names = {f"loss_change_{name}{end}" for name in replacements() for end in ("", "_after_first")}
+    measured = found.index.get_level_values("metric")
+    asked = measured.str.startswith(("loss_change_", "logit_lens"))
+    assert {*measured[asked]} == names | {"loss_change_identity", "logit_lens_loss"}
+    assert {*own.index} == {*found[asked].index}
+    for column in ("value", "stderr"):
+        np.testing.assert_allclose(found.loc[own.index, column], own[column], rtol=0, atol=1e-6)
+    assert (found.xs("loss_change_identity", level="metric")["value"] == 0).all()
+    loss = found.loc[("model", "loss"), "value"]
+    assert found.loc[("block.01", "logit_lens_loss"), "value"] == pytest.approx(loss, abs=1e-6)
+
+
+def test_what_a_norm_makes_is_that_of_its_weights(swept):
+    found = records_of(swept).xs("norm_Q_expected", level="metric")["value"]
+    weights = model(2).gpt_neox.final_layer_norm.parameters()
+    expected = sum(weight.detach().double().square().sum() for weight in weights)
+    assert found.to_dict() == pytest.approx({"final_norm": float(expected)}, rel=1e-9)
+    assert json.loads((swept / "manifest.json").read_text())["architecture"] == "pre-ln"
+
+
+def test_the_report_draws_what_was_recorded(swept, reported):
+    figures = reported / "figures"
+    numbers = pd.read_csv(figures / "after-processing.csv").set_index("layer")
+    for name in ("mean_cosine_z_scored", "anisotropy_whitened"):
+        recorded = records_of(swept, "step9").loc[("block.01", name), "value"]
+        assert numbers.loc["block.01", name] == pytest.approx(recorded)
+    drawn = pd.read_csv(figures / "logit_lens_loss-profile.csv").select_dtypes("number")
+    for recorded in records_of(swept, "step9").xs("logit_lens_loss", level="metric")["value"]:
+        assert np.isclose(drawn, recorded, rtol=1e-5).any()
+    course = pd.read_csv(figures / "Q-dynamics.csv")["expected at final_norm"]
+    of_norms = [
+        records_of(swept, name).loc[("final_norm", "norm_Q_expected"), "value"] for name in STEPS
+    ]
+    assert course.tolist() == pytest.approx(of_norms)
+    page = (reported / "index.html").read_text()
+    for title in ("After-processing", "Means of chosen tokens"):
+        assert title in page
+    assert (figures / "tokens-projection.png").exists()
+
+
+def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):
+    table = pd.read_csv(swept / "metrics.csv")
+    parts = [
+        pd.read_parquet(swept / kind / f"{name}.parquet")
+        for name in STEPS
+        for kind in ("checkpoints", "drift")
+    ]
+    keys = ["revision", "layer", "metric"]
+    joined = pd.concat(parts, ignore_index=True).set_index(keys).sort_index()
+    written = table.set_index(keys).sort_index()
+    # as far as pandas 2 reads
+    for column in ("value", "stderr", "step"):
+        np.testing.assert_allclose(written[column], joined[column], rtol=1e-11)
+    # what TensorBoard calls the run
+    (run,) = (swept / "tensorboard").iterdir()
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    for tag in ("Q/embed", "anisotropy/block.00", "Q/mean", "loss/model", "cka_to_below/block.01"):
+        steps = [event.step for event in events.Scalars(f"geometry.{tag}")]
+        assert steps == [0, 1, 2, 8, 9]
+    blocks = written.xs("Q", level="metric").query("step == 9 and layer.str.startswith('block.')")
+    mean = events.Scalars("geometry.Q/mean")[-1].value
+    assert mean == pytest.approx(blocks["value"].mean())
+
+
+def test_folders_of_earlier_versions_have_ids_in_place_of_texts(swept, tmp_path):
+    before = pd.read_parquet(swept / "tokens" / "step1.parquet")
+    path = tmp_path / "tokens" / "step1.parquet"
+    path.parent.mkdir()
+    before.drop(columns=["token", "num_tokens"]).to_parquet(path)
+    table = read_table(path)
+    assert table["token"].tolist() == before["token_id"].astype(str).tolist()
+    assert (table["num_tokens"] == 1).all()
