@@ -78,10 +78,7 @@ def more_calls(megabytes: float, ranks: int) -> int:
 def measured_step(
     rank: int, num_layers: int, width: int, num_rows: int, options: dict[str, Any]
 ) -> list[float]:
-    """Bytes that a rank sends in each collective of the third measured step.
-
-    What the first one leaves in the background is among it.
-    """
+    """Bytes that a rank sends in each collective of the third measured step."""
     tokens = zipf_tokens(dist.get_world_size(), num_rows // 256 or 1, min(num_rows, 256))[rank]
     model = Still(gaussian(num_rows, width).view(*tokens.shape, width) + rank, num_layers)
     sizes = list[float]()

@@ -15,9 +15,6 @@ from embedgeo.functional import (
     anisotropy,
     labelled_dimensions,
     row_scatter,
-    row_sketch,
-    sketch_values,
-    spectrum_values,
     token_table,
     top_eigenvalue,
     two_nearest_distances,
@@ -105,9 +102,7 @@ def token_tables(n: int, d: int, rounds: int) -> Line:
     return Line(f"token table, {n:,} × {d}", seconds, at_least=6, floors=floors(n, d, 0))
 
 
-def engines(
-    shapes: list[tuple[int, int]], sketched: tuple[int, int], rounds: int
-) -> Iterator[Line]:
+def engines(shapes: list[tuple[int, int]], rounds: int) -> Iterator[Line]:
     """The private engines beside the plain ways to their numbers, for so many rows of such
     widths.
     """
@@ -133,12 +128,6 @@ def engines(
             "eigvalsh": partial(torch.linalg.eigvalsh, s),
         }
         yield line(f"top eigenvalue, {d}, of Gaussian rows", sides)
-    x, columns = gaussian(*sketched), 512
-    sides = {
-        "embedgeo": lambda: sketch_values(row_sketch(x, columns)),
-        "scatter": lambda: spectrum_values(row_scatter(x)),
-    }
-    yield line(f"sketch, {sketched[0]:,} × {sketched[1]:,}, {columns} columns", sides)
 
 
 def updates(batch: tuple[int, int], d: int, num_layers: int, rounds: int) -> Line:

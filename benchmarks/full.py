@@ -23,7 +23,7 @@ def peers() -> Iterator[Record]:
     yield from estimators.published(rounds=3)
     yield estimators.anisotropies(4096, 768, rounds=11)
     yield estimators.token_tables(65_536, 768, rounds=11)
-    yield from estimators.engines([(4096, 512), (2048, 768), (2048, 4096)], (2048, 4096), rounds=5)
+    yield from estimators.engines([(4096, 512), (2048, 768), (2048, 4096)], rounds=5)
     yield estimators.updates((8, 512), 512, 8, rounds=11)
     yield estimators.updates((4, 512), 768, 14, rounds=11)
 
@@ -33,7 +33,6 @@ def training_steps() -> Iterator[Record]:
     yield steps.eager(steps.SHAPE_12, 1.08, rounds=7)
     yield from steps.parts(steps.SMALL, rounds=11)
     yield from steps.residual(steps.SHAPE_70M, rounds=3)
-    yield steps.background(steps.SHAPE_70M, rounds=3)
 
 
 def compiled() -> Iterator[Record]:

@@ -25,11 +25,9 @@ soon as it is there; ``_ms`` are milliseconds:
 - ``ranks``: ``compute_ms`` in a process group of one rank, by NCCL (gloo on the CPU), and
   ``alone_ms`` without.
 - ``steps <model> <way>``: ``plain_ms`` of a training step; ``added_ms`` by a measurement;
-  ``measured_over_plain``, 1 + added_ms / plain_ms; ``unmeasured_over_plain`` (null in the
-  background, where the block after the measured one has its share of what is added); medians, with
-  ``low`` and ``high`` of the rounds; ``plain`` and ``monitored``, the ``graphs`` that were compiled
-  without the monitor and with it, and their ``breaks``. The ways: eager, background, compiled,
-  stable.
+  ``measured_over_plain``, 1 + added_ms / plain_ms; ``unmeasured_over_plain``; medians, with ``low``
+  and ``high`` of the rounds; ``plain`` and ``monitored``, the ``graphs`` that were compiled without
+  the monitor and with it, and their ``breaks``. The ways: eager, compiled, stable.
 - ``errors``: what has failed, by part; the others go on.
 """
 

@@ -21,7 +21,6 @@ from embedgeo import Anisotropy, IntrinsicDimension, StepMonitor, observe
 SHAPES = {"160m": (768, 12, 12), "410m": (1024, 24, 16), "tiny": (32, 2, 2)}  # width, layers, heads
 WAYS: dict[str, dict[str, Any]] = {
     "eager": {},
-    "background": {"background": True},
     "compiled": {},
     "stable": {"compiled": "stable"},
 }
@@ -172,18 +171,14 @@ def steps(
     for monitor in monitors:
         monitor.close()
     of_step = np.array(times["plain"]) / block
-    added, rest = (np.array(times[name]) - times["plain"] for name in ("measured", "unmeasured"))
-    is_behind = way == "background"
-    added = added + rest if is_behind else added
+    added = np.array(times["measured"]) - times["plain"]
     return {
         "batch": list(batch),
         "block": block,
         "plain_ms": spread(1e3 * of_step),
         "added_ms": spread(1e3 * added),
         "measured_over_plain": spread(1 + added / of_step),
-        "unmeasured_over_plain": None
-        if is_behind
-        else spread(np.array(times["unmeasured"]) / times["plain"]),
+        "unmeasured_over_plain": spread(np.array(times["unmeasured"]) / times["plain"]),
         "plain": stats[0],
         "monitored": stats[1],
     }

@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from embedgeo.functional.rows import row_ids
+from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics
 from embedgeo.metrics.layer import LayerMetrics
 from tests.simulations import Corpus, coverage
@@ -31,7 +32,7 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
             )
             for x, ids in zip(embeddings.float().split(8), token_ids.split(8), strict=True):
                 metrics.update(x, row_ids(x, ids, None, torch.arange(8)[:, None].expand(ids.shape)))
-            metrics.compute()
+            layer_values([metrics])
             taken.append(time.perf_counter() - started)
             sizes[groups] = sum(
                 state.nbytes

@@ -1,6 +1,4 @@
-"""A training step that is measured beside one that is not: eager, in the background, and
-compiled.
-"""
+"""A training step that is measured beside one that is not, eager and compiled."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -96,14 +94,6 @@ class Loop:
         assert self.monitor is not None
         self._step(self.monitor.step(self._last + 1))
 
-    def in_the_background(self) -> None:
-        """A measured step and two others meanwhile; a checkpoint waits for the measurement."""
-        assert self.monitor is not None
-        self.measured()
-        self.other()
-        self.other()
-        self.monitor.state_dict()
-
     def _step(self, context: AbstractContextManager[None]) -> None:
         with context:
             self.forward(input_ids=self.tokens, labels=self.tokens).loss.backward()
@@ -196,20 +186,6 @@ def eager_runs(
         yield (line := eager(shape, at_most, rounds))
         ratios.append(float(np.median(line.ratios)))
     yield Runs(f"measured ÷ plain step, {shape.name}", ratios, median_at_most, at_most)
-
-
-def background(shape: Shape, rounds: int) -> Line:
-    """What is left of a measured step in the background: of three steps, two plain ones taken
-    off.
-    """
-    here, away = Loop(shape, options={}), Loop(shape, options={"background": True})
-    sides = {"plain": here.plain, "measured": here.measured, "three": away.in_the_background}
-    seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
-    threes = zip(seconds.pop("three"), seconds["plain"], strict=True)
-    seconds["background"] = [three - 2 * plain for three, plain in threes]
-    return Line(
-        f"measured in the background ÷ plain step, {shape.name}", seconds, "background", "plain"
-    )
 
 
 def compiled(

@@ -81,7 +81,8 @@ GONE = {
         "It is gone: a monitor holds token tables while they and their union over the ranks take "
         "at most 2 GiB, which metrics=embedgeo.default_metrics or embedgeo.streaming_metrics "
         "decide otherwise, and all else is bounded by a layer's width."
-    )
+    ),
+    "background": "It is gone: numbers are computed at the measured step.",
 }
 """Remedies, by the names of arguments that earlier versions had."""
 

@@ -147,7 +147,7 @@ def test_a_revision_is_extracted_or_refused_in_one_line(tmp_path):
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")
 def test_the_benchmark_of_a_gpu_runs_also_on_the_cpu(tmp_path):
     file = tmp_path / "gpu.json"
-    parts = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager", "steps tiny background"]
+    parts = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager"]
     gpu.main(["--tiny", "--json", str(file), "--only", *parts])
     results = json.loads(file.read_text())
     assert not results["errors"]

@@ -54,10 +54,7 @@ def values_by_section(x, ids):
     next_token.set_unembedding(gaussian(1 + int(ids.max()), dim, seed=1))
     return {
         "Size|Directions|Within|Over token types": of(TokenMoments(dim)),
-        "Spectrum": of(
-            Anisotropy(dim, sketch=max(8, dim // 2)),
-            Anisotropy(dim, spectrum=True, batch_size=BATCH),
-        ),
+        "Spectrum": of(Anisotropy(dim, spectrum=True, batch_size=BATCH)),
         "Intrinsic": of(IntrinsicDimension(dim, batch_size=BATCH, num_batches=4)),
         "Dimension over": of(IntrinsicDimension(dim, estimator="gride")),
         "After processing": of(AfterProcessing(dim)),

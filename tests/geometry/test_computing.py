@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from embedgeo import full_metrics, observe
+from embedgeo import Anisotropy, StepMonitor, TokenMoments, full_metrics, observe
+from embedgeo.functional.rows import row_ids
+from embedgeo.geometry.computing import layer_values
+from embedgeo.metrics.layer import LayerMetrics
+from tests.data import texts
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import BreaksLate
 
@@ -37,3 +41,40 @@ def test_the_first_failure_is_raised_with_its_layer():
     with pytest.raises(RuntimeError, match="broken metric") as caught:
         geometry.records()
     assert caught.value.__notes__[:2] == ["in BreaksLate", "at layer 'embed'"]
+
+
+class Picky(Anisotropy):
+    """All layers are computed together, and none where one has a Q above 100."""
+
+    @classmethod
+    def compute_all(cls, metrics):
+        metrics = [*metrics]
+        if any(float(each.mean.square().sum()) > 100 for each in metrics):
+            raise ValueError("too large")
+        return super().compute_all(metrics)
+
+
+@pytest.mark.parametrize("jackknife", [0, 2])
+def test_a_layer_that_fails_beside_others_fails_alone(jackknife):
+    layers = list[LayerMetrics]()
+    for offset in (0.0, 100.0, 1.0):
+        layers.append(
+            LayerMetrics(
+                lambda dim: [Picky(dim), TokenMoments(dim)],
+                16,
+                device=torch.device("cpu"),
+                jackknife=jackknife,
+            )
+        )
+        x, ids, sequences = texts(512, 16)
+        layers[-1].update(x + offset, row_ids(x, ids, None, sequences))
+    first, broken, last = layer_values(layers)
+    assert isinstance(broken, ValueError)
+    assert broken.__notes__[0] == "in Picky"
+    for layer, together in ((layers[0], first), (layers[2], last)):
+        assert repr(layer_values([layer])) == repr([together])
+
+
+def test_the_background_of_earlier_versions_is_refused():
+    with pytest.raises(TypeError, match="It is gone: numbers are"):
+        StepMonitor(gpt_neox(), background=True)

@@ -58,6 +58,7 @@ def test_ranks_are_those_of_the_singular_values_where_rows_span_less_or_hardly_m
     "arguments",
     [
         {"batch_size": 1},
+        {"sample_size": 1},
         {"alpha_window": (11, 12)},
         {"alpha_window": (0, 99)},
         {"alpha_window": 11},
@@ -86,3 +87,39 @@ def test_alpha_needs_three_eigenvalues_that_are_more_than_rounding():
         )
         assert values.compute()["alpha_req"].isnan() != is_defined
         assert values.compute()["alpha_req_r2"].isnan() != is_defined
+
+
+def test_a_sample_gives_the_values_of_its_rows():
+    x = spectral(500, DECAYING)
+    metric = updated(Anisotropy(40, sample_size=60), x, None, [slice(0, 100), slice(100, 500)])
+    (places,) = torch.where((x[:, None] == metric.rows).all(2).any(1))
+    assert len(places) == 60
+    alone = updated(Anisotropy(40), x[places]).compute()
+    assert_values(metric.compute(), alone, rtol=1e-9)
+    everything = updated(Anisotropy(40, sample_size=500), x).compute()
+    assert_values(everything, updated(Anisotropy(40), x).compute(), rtol=1e-9)
+
+
+def test_a_sample_without_variance_or_rows_has_no_spectrum():
+    for x in (torch.full((9, 5), 0.1), torch.zeros(0, 5)):
+        values = updated(Anisotropy(5, sample_size=8), x).compute()
+        assert all(values.pop(key).isnan() for key in BASE - {"anisotropy_null"})
+        assert bool(values["anisotropy_null"].isnan()) == (len(x) < 2)
+
+
+@pytest.mark.parametrize("arguments", [{"spectrum": True}, {"batch_size": 20}])
+def test_what_needs_all_rows_is_refused_with_a_sample(arguments):
+    with pytest.raises(ValueError, match="sample_size must be None with spectrum or batch_size"):
+        Anisotropy(3, sample_size=16, **arguments)
+
+
+def test_a_subclass_computes_as_it_says_beside_others():
+    class Doubled(Anisotropy):
+        def compute(self):
+            return {key: 2 * value for key, value in super().compute().items()}
+
+    x = gaussian(50, 4)
+    metrics = [updated(Doubled(4), scale * x) for scale in (1.0, 3.0)]
+    plain = updated(Anisotropy(4), x).compute()
+    for values in (*Doubled.compute_all(metrics), metrics[0].compute()):
+        assert_values(values, {key: 2 * value for key, value in plain.items()}, rtol=1e-9)

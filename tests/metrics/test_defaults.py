@@ -31,8 +31,8 @@ def kinds(metrics):
     return [metric_name(metric) for metric in metrics]
 
 
-def test_the_default_metrics_have_a_sketch_where_a_scatter_is_too_large():
-    for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sketch)")):
+def test_the_default_metrics_have_a_sample_where_a_scatter_is_too_large():
+    for dim, name in ((5792, "Anisotropy"), (5793, "Anisotropy (sample)")):
         for make in (
             default_metrics,
             streaming_metrics,
@@ -239,24 +239,23 @@ def test_metrics_that_are_neither_auto_nor_a_function_are_refused():
         GeometryMonitor(metrics="all")
 
 
-IN_A_SKETCH = (
-    "Anisotropy holds a sketch (23.8 MB) at layers of width 5800, not the scatter (269 MB): "
-    "anisotropy_error says how far off it may be, anisotropy_standardized is absent."
+OF_A_SAMPLE = (
+    "Anisotropy is that of a sample of 1,024 rows (23.8 MB) at layers of width 5800, not of the "
+    "scatter of all (269 MB): compare it with anisotropy_null, and with samples of as many rows."
 )
 
 
 @pytest.mark.slow
-def test_a_sketch_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog):
+def test_a_sample_by_default_is_said_in_one_line_when_training_starts(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     monitor = GeometryMonitor(on_error="raise")
     module = TinyLM(hidden_size=5800, intermediate_size=16, num_hidden_layers=1)
     fit(tmp_path, monitor, module=module, max_steps=1)
-    assert [line for line in said(caplog) if "sketch (" in line] == [
-        f"GeometryMonitor: {IN_A_SKETCH}"
+    assert [line for line in said(caplog) if "a sample of" in line] == [
+        f"GeometryMonitor: {OF_A_SAMPLE}"
     ]
     found = {record["metric"] for record in monitor.history}
-    assert {"anisotropy", "anisotropy_error", "participation_ratio", "anisotropy_null"} <= found
-    assert "anisotropy_standardized" not in found
+    assert {"anisotropy", "anisotropy_standardized", "participation_ratio"} <= found
 
 
 METRICS = {
@@ -264,7 +263,7 @@ METRICS = {
     "TokenMoments(d)": TokenMoments,
     "TokenMoments(d, count_range=…)": lambda d: TokenMoments(d, count_range=(1, 99)),
     "Anisotropy(d)": Anisotropy,
-    "Anisotropy(d, sketch=512)": lambda d: Anisotropy(d, sketch=512),
+    "Anisotropy(d, sample_size=1024)": lambda d: Anisotropy(d, sample_size=1024),
     "IntrinsicDimension(d)": IntrinsicDimension,
     "streaming_metrics(d)": embedgeo.streaming_metrics,
     "default_metrics(d)": embedgeo.default_metrics,

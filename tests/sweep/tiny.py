@@ -87,7 +87,7 @@ def _make(kind):
         return GPTNeoXForCausalLM(
             GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES)
         )
-    if kind in ("gpt_neox_wide", "gpt_neox_sketched"):
+    if kind in ("gpt_neox_wide", "gpt_neox_sampled"):
         wide = (
             {"hidden_size": 32, "num_hidden_layers": 3}
             if kind == "gpt_neox_wide"

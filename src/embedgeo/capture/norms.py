@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from embedgeo.capture.calls import kept_random_states
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import contains_any, final_norm, find_stacks, unwrapped
-from embedgeo.functional.lockstep import computed, on_host
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import RowUnit
 
@@ -65,17 +64,17 @@ class _Run(NamedTuple):
     outputs: Tensor  # shape (1, 4, d)
     dtype: torch.dtype  # of the inputs
 
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "_Run":
+        """This run with each of its tensors changed."""
+        return _Run([change(each) for each in self.vectors], change(self.outputs), self.dtype)
+
 
 def as_norm(module: nn.Module, width: int) -> Norm | None:
     """The norm that a module with nothing but vectors of this width is, found by running it; None
     if it is none.
     """
     run = _run(module, width)
-    return (
-        None
-        if run is None
-        else _norm_of(_Run([*map(_on_cpu, run.vectors)], _on_cpu(run.outputs), run.dtype))
-    )
+    return None if run is None else _norm_of(run.changed(_on_cpu))
 
 
 def _run(module: nn.Module, width: int) -> _Run | None:
@@ -203,20 +202,19 @@ class Norms:
             self._candidates[layer.name] = (
                 self._outside_blocks(layer) if own is None else [*own.modules()]
             )
-        modules = self._candidates[layer.name]
-        runs = {
-            module: _run(module, width) for module in modules if (module, width) not in self._runs
-        }
-        self._runs |= {(module, width): run for module, run in runs.items()}
-        modules = [module for module in modules if self._runs[module, width] is not None]
-        new = {(module, width): run for module, run in runs.items() if run is not None}
-        first = [self._first_rows(hidden, mask)] if modules else []
-        kept, rows = _changed(_copies, new, first)  # the weights will change
-        self._runs |= kept
+        for module in self._candidates[layer.name]:
+            if (module, width) not in self._runs:
+                run = _run(module, width)
+                # a copy: the weights will change
+                self._runs[module, width] = None if run is None else run.changed(torch.clone)
+        modules = [
+            module
+            for module in self._candidates[layer.name]
+            if self._runs[module, width] is not None
+        ]
+        rows = self._first_rows(hidden, mask).clone() if modules else hidden.new_empty(0, width)
         least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
-        self._looks[layer.name] = _Look(
-            own, modules, width, rows[0] if rows else hidden.new_empty(0, width), least
-        )
+        self._looks[layer.name] = _Look(own, modules, width, rows.detach(), least)
 
     def expected_size(self, layer: Layer) -> float:
         """`Norm.expected_size` of a layer when last looked at; 0 where it is no norm's output."""
@@ -231,30 +229,20 @@ class Norms:
         self._places = None
 
     def _compare(self) -> None:
-        """Compare the rows that have been looked at with the norms' outputs; a device is waited for
-        once.
-        """
-        if not self._looks:
-            return
+        """Compare the rows that have been looked at with the norms' outputs."""
         looks = dict(self._looks)
         self._looks.clear()
-        keys = [(module, look.width) for look in looks.values() for module in look.modules]
+        keys = {(module, look.width) for look in looks.values() for module in look.modules}
         runs = {key: run for key in keys if (run := self._runs[key]) is not None}
-        runs, rows = _changed(
-            lambda parts: [_on_cpu(each) for each in computed(on_host(*parts))],
-            runs,
-            [look.rows for look in looks.values()],
-        )
-        norms = {key: norm for key, run in runs.items() if (norm := _norm_of(run)) is not None}
-        for (name, look), of_layer in zip(looks.items(), rows, strict=True):
+        norms = {key: _norm_of(run.changed(_on_cpu)) for key, run in runs.items()}
+        for name, look in looks.items():
             found = {
-                module: norms[module, look.width]
+                module: norm
                 for module in look.modules
-                if (module, look.width) in norms
+                if (norm := norms.get((module, look.width))) is not None
             }
-            self._norms[name] = self._output_of(
-                name, look, found, of_layer[of_layer.isfinite().all(1)]
-            )
+            rows = _on_cpu(look.rows)
+            self._norms[name] = self._output_of(name, look, found, rows[rows.isfinite().all(1)])
             self._is_output[name] = self._norms[name] is not None
 
     def _output_of(
@@ -347,31 +335,6 @@ class Norms:
                 rows = hidden[torch.unravel_index(places, hidden.shape[:-1])]
         rows = _local(rows)
         return rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
-
-
-def _changed(
-    change: Callable[[list[Tensor]], Sequence[Tensor]], runs: dict[_Key, _Run], rows: list[Tensor]
-) -> tuple[dict[_Key, _Run], list[Tensor]]:
-    """Runs and rows, once all of their tensors have been changed together."""
-    left = iter(
-        change([*(part for run in runs.values() for part in (*run.vectors, run.outputs)), *rows])
-    )
-    return {
-        key: _Run([next(left) for _ in run.vectors], next(left), run.dtype)
-        for key, run in runs.items()
-    }, [*left]
-
-
-def _copies(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copies of tensors, with a wider dtype maybe, by one operation on each device."""
-    copies = dict[int, Tensor]()
-    for device in {each.device for each in tensors}:
-        here = [each for each in tensors if each.device == device]
-        parts = torch.cat([each.detach().reshape(-1) for each in here]).split(
-            [each.numel() for each in here]
-        )
-        copies |= {id(each): part.view(each.shape) for each, part in zip(here, parts, strict=True)}
-    return [copies[id(each)] for each in tensors]
 
 
 def _on_cpu(tensor: Tensor) -> Tensor:

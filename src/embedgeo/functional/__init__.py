@@ -39,14 +39,12 @@ from embedgeo.functional.representations import neighbor_overlap as neighbor_ove
 from embedgeo.functional.representations import procrustes_distance as procrustes_distance
 from embedgeo.functional.sampling import Sample as Sample
 from embedgeo.functional.spectrum import Scatter as Scatter
-from embedgeo.functional.spectrum import ScatterSketch as ScatterSketch
 from embedgeo.functional.spectrum import anisotropy as anisotropy
 from embedgeo.functional.spectrum import anisotropy_null as anisotropy_null
 from embedgeo.functional.spectrum import entropy_rank as entropy_rank
 from embedgeo.functional.spectrum import power_law as power_law
 from embedgeo.functional.spectrum import row_scatter as row_scatter
-from embedgeo.functional.spectrum import row_sketch as row_sketch
-from embedgeo.functional.spectrum import sketch_values as sketch_values
+from embedgeo.functional.spectrum import sampled_spectrum_values as sampled_spectrum_values
 from embedgeo.functional.spectrum import spectrum_values as spectrum_values
 from embedgeo.functional.spectrum import top_eigenvalue as top_eigenvalue
 from embedgeo.functional.tokens import REGRESSION_COUNT_RANGE as REGRESSION_COUNT_RANGE

@@ -4,7 +4,7 @@ merges them.
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Exchange, Group, Request, answered, largest, total
 from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.precision import accumulator_dtype, is_normal, scaled_row_norms
+from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
 CHUNK_ELEMENTS = 1 << 18
@@ -246,12 +246,11 @@ def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     """
     finfo = torch.finfo(mean.dtype)
     rounding = n * (64 * finfo.eps * mean).square()
-    is_zero = ~((mean != 0) | (m2 != 0)).any(-1, keepdim=True)
-    is_known = ((mean.square() >= finfo.tiny) | (m2 > n * finfo.tiny)).any(
-        -1, keepdim=True
-    ) | is_zero
-    is_rounding = (m2 <= rounding) & m2.isfinite()
-    return torch.where(is_known, torch.where(is_rounding, 0, m2), torch.nan)
+    is_small = (mean.square() < finfo.tiny) & (m2 <= n * finfo.tiny)
+    is_zero = (mean == 0) & (m2 == 0)
+    is_lost = is_small.all(-1, keepdim=True) & ~is_zero.all(-1, keepdim=True)
+    is_rounding = m2 <= rounding.clamp(max=finfo.max)
+    return m2.masked_fill(is_rounding, 0).masked_fill(is_lost, torch.nan)
 
 
 def without_rounding_of_one(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
@@ -266,25 +265,32 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     either out of range.
     """
     quotient = numerator / denominator
-    is_defined = is_normal(denominator.to(quotient.dtype)) & ~numerator.isinf()
-    return torch.where(is_defined, quotient, torch.nan)
+    size = denominator.to(quotient.dtype).abs()
+    is_undefined = (size < torch.finfo(quotient.dtype).tiny) | size.isinf() | numerator.isinf()
+    return quotient.masked_fill(is_undefined, torch.nan)
 
 
-def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """``n``, Q, M, V and their ratios, of the rows or of those of several groups, G, with means of
-    shape (*G, d).
+def ratios(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """The `ratio` of each pair of a numerator and a denominator, all of one shape, by key."""
+    numerators, denominators = (torch.stack(each) for each in zip(*pairs.values(), strict=True))
+    return dict(zip(pairs, ratio(numerators, denominators).unbind(), strict=True))
+
+
+def sizes(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
+    """``n``, Q, M and V, of the rows or of those of several groups, G, with means of shape (*G,
+    d).
     """
     mean_norm2 = mean.square().sum(-1)
     mean_norm2 = torch.where((n > 0) & ~m2.isnan() & mean_norm2.isfinite(), mean_norm2, torch.nan)
     variance = ratio(m2, n)
-    return {
-        "n": n,
-        "Q": mean_norm2 + variance,
-        "M": mean_norm2,
-        "V": variance,
-        "M_over_V": ratio(mean_norm2, variance),
-        "M_over_Q": ratio(mean_norm2, mean_norm2 + variance),
-    }
+    return {"n": n, "Q": mean_norm2 + variance, "M": mean_norm2, "V": variance}
+
+
+def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
+    """The `sizes` and their ratios."""
+    values = sizes(n, mean, m2)
+    pairs = {"M_over_V": (values["M"], values["V"]), "M_over_Q": (values["M"], values["Q"])}
+    return values | ratios(pairs)
 
 
 def moment_values(moments: Moments) -> dict[str, Tensor]:
@@ -301,21 +307,32 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     >>> [values[key].item() for key in ("Q", "M", "V")]
     [5.0, 4.0, 1.0]
     """
-    n, m2 = moments.n, without_rounding(moments.m2, moments.n[..., None], moments.mean)
-    norm_m2 = without_rounding_of_one(moments.norm_m2, n, moments.norm_mean)
-    # a mean may be 0 where squares have vanished
-    m2 = torch.where(norm_m2.isnan()[..., None], torch.nan, m2)
+    n = moments.n
+    # a mean may be 0 where squares have vanished, which its norm tells: as one more coordinate
+    squares = torch.cat((moments.m2, moments.norm_m2[..., None]), -1)
+    means = torch.cat((moments.mean, moments.norm_mean[..., None]), -1)
+    squares = without_rounding(squares, n[..., None], means)
+    m2, norm_m2 = squares[..., :-1], squares[..., -1]
     norm_mean, norm_max = (
         torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max)
     )
     directions = moments.direction_n
+    total = m2.sum(-1)
+    found = ratios(
+        {
+            "mean_cosine": (
+                moments.direction_sum.square().sum(-1) - directions,
+                directions * (directions - 1),
+            ),
+            "norm_cv": (ratio(norm_m2, n).sqrt(), norm_mean),
+            "top_dim_share": (m2.amax(-1), total),
+        }
+    )
     return {
-        **variance_values(n, moments.mean, m2.sum(-1)),
-        "mean_cosine": ratio(
-            moments.direction_sum.square().sum(-1) - directions, directions * (directions - 1)
-        ),
+        **variance_values(n, moments.mean, total),
+        "mean_cosine": found["mean_cosine"],
         "norm_mean": norm_mean,
-        "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
+        "norm_cv": found["norm_cv"],
         "norm_max": norm_max,
-        "top_dim_share": ratio(m2.amax(-1), m2.sum(-1)),
+        "top_dim_share": found["top_dim_share"],
     }

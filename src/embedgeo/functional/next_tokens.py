@@ -13,7 +13,6 @@ from embedgeo.functional.precision import scaled, scaled_row_norms, sent
 from embedgeo.functional.rows import BatchIds, RowIds, Rows
 from embedgeo.functional.tokens import (
     TokenTable,
-    TypeMoments,
     unbiased_split,
     variance_split,
     within_variance,
@@ -64,7 +63,7 @@ def _next_places(sequence_ids: Tensor, kept: Tensor | None) -> Tensor:
     return torch.full_like(place, -1).index_copy(0, order[has_next], order[has_next + 1])
 
 
-def collapse_values(types: TokenTable | TypeMoments, num_sequences: Tensor) -> dict[str, Tensor]:
+def collapse_values(types: TokenTable, num_sequences: Tensor) -> dict[str, Tensor]:
     """``nc1`` and ``nc1_unbiased``: the variance within classes over that between them, tr Σ_W / tr
     Σ_B.
 
@@ -128,7 +127,7 @@ def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str,
     n, total, squares = mean.new_zeros(3)
     if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == mean.shape[1]:
         known = ((types.token_ids >= 0) & (types.token_ids < len(unembedding))).nonzero().flatten()
-        rows = unembedding.index_select(0, sent(types.token_ids[known], unembedding.device))
+        rows = unembedding[sent(types.token_ids[known], unembedding.device)]
         rows, _ = scaled(rows.to(mean))
         means, _ = scaled(mean.index_select(0, sent(known, device)) - types.pooled()[1])
         norms = torch.linalg.vector_norm(means, dim=1) * torch.linalg.vector_norm(rows, dim=1)

@@ -2,16 +2,14 @@
 layers.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.lockstep import Computation, called, computed, on_host, stepwise
 from embedgeo.functional.moments import ratio
-from embedgeo.functional.precision import sent, state_device
+from embedgeo.functional.precision import state_device
 
 NEIGHBORS = 30  # nearest neighbours of a row that are compared
 _ROUNDING = 1e-13  # a smaller share of what it was computed from cannot be told from rounding
@@ -103,31 +101,19 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     Source: Ding, Denain & Steinhardt 2021 (section 2). Arguments, result, errors: as of
     `debiased_cka`; NaN for n < 2.
     """
-    return computed(called(_procrustes_distances, _pair(x, y)))
+    return _procrustes_distance(*_pair(x, y))
 
 
-def _procrustes_distances(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Distances of pairs of centred rows; the decompositions of pairs of equal shapes are one
-    operation.
-    """
-    places = defaultdict[Any, list[int]](list)
-    for place, pair in enumerate(pairs):
-        places[tuple((each.shape, each.device) for each in pair)].append(place)
-    found = [x.new_full((), torch.nan) for x, _ in pairs]
-    for same in places.values():
-        x, y = (torch.stack([pairs[place][i] for place in same]) for i in range(2))
-        if x.shape[1] < 2:
-            continue
-        is_known = (x.sum((1, 2)) + y.sum((1, 2))).isfinite()
-        x, y = (each.nan_to_num(nan=0.0) for each in (x, y))  # decompositions of NaN are an error
-        x, y = (
-            torch.linalg.qr(z.mT, mode="r").R.mT if z.shape[2] > z.shape[1] else z for z in (x, y)
-        )
-        nuclear = torch.linalg.svdvals(x.mT @ y).sum(1)
-        distances = torch.where(is_known, (2 - 2 * nuclear).clamp(min=0), torch.nan)
-        for place, distance in zip(same, distances, strict=True):
-            found[place] = distance
-    return found
+def _procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
+    """The distance of centred rows."""
+    # decompositions of NaN are an error
+    if len(x) < 2 or not bool((x.sum() + y.sum()).isfinite()):
+        return x.new_full((), torch.nan)
+    x, y = (
+        torch.linalg.qr(each.T, mode="r").R.T if each.shape[1] > each.shape[0] else each
+        for each in (x, y)
+    )
+    return (2 - 2 * torch.linalg.svdvals(x.T @ y).sum()).clamp(min=0)
 
 
 def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
@@ -168,18 +154,16 @@ def _neighbor_overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
     return torch.where(is_known, torch.cat(shares).to(torch.float64).mean(), torch.nan)
 
 
-@stepwise
-def drift_values(x: Tensor, y: Tensor) -> Computation[dict[str, Tensor]]:
+def drift_values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """``cka`` (debiased), ``procrustes`` and ``neighbor_overlap`` of two representations of the
     same rows.
 
     Arguments and errors as of `debiased_cka`.
     """
-    rows, others = yield from _rows(x, y)
-    pair = _centered(rows), _centered(others)
+    pair = _pair(x, y)
     return {
         "cka": _debiased_cka(*pair),
-        "procrustes": (yield from called(_procrustes_distances, pair)),
+        "procrustes": _procrustes_distance(*pair),
         "neighbor_overlap": _neighbor_overlap(pair, NEIGHBORS),
     }
 
@@ -238,7 +222,7 @@ class _Fit(NamedTuple):
     @classmethod
     def of(cls, lower: Tensor, upper: Tensor) -> "_Fit":
         # where the fit knows the rank
-        x, y = (each.cpu() for each in computed(_rows(lower, upper)))
+        x, y = (each.cpu() for each in _rows(lower, upper))
         n, nan = len(x), torch.tensor(torch.nan, dtype=torch.float64)
         added = _center(y - x).square().sum() if x.shape == y.shape and n else nan
         if n < 2:
@@ -258,7 +242,7 @@ class _Fit(NamedTuple):
         )
 
 
-def _rows(x: Tensor, y: Tensor) -> Computation[tuple[Tensor, Tensor]]:
+def _rows(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The rows that are finite in both, in float64."""
     if x.ndim != 2 or y.ndim != 2 or len(x) != len(y):
         raise ValueError(
@@ -266,11 +250,8 @@ def _rows(x: Tensor, y: Tensor) -> Computation[tuple[Tensor, Tensor]]:
             f"{tuple(x.shape)} and {tuple(y.shape)}. Take the rows that both have."
         )
     x, y = (each.detach().to(state_device(each.device)).to(torch.float64) for each in (x, y))
-    (finite,) = yield from on_host(x.isfinite().all(1) & y.isfinite().all(1))
-    if bool(finite.all()):
-        return x, y
-    kept = sent(finite.nonzero().flatten(), x.device)
-    return x.index_select(0, kept), y.index_select(0, kept)
+    finite = x.isfinite().all(1) & y.isfinite().all(1)
+    return (x, y) if bool(finite.all()) else (x[finite], y[finite])
 
 
 def _center(x: Tensor) -> Tensor:
@@ -290,7 +271,7 @@ def _centered(x: Tensor) -> Tensor:
 
 
 def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    x, y = computed(_rows(x, y))
+    x, y = _rows(x, y)
     return _centered(x), _centered(y)
 
 

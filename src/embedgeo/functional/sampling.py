@@ -138,7 +138,13 @@ class Sample(NamedTuple):
             keys, positions = keys.index_select(0, chosen), positions.index_select(0, chosen)
         held = self.labels
         labels = held.new_zeros(len(x), *held.shape[1:]) if labels is None else labels.to(held)
-        rows = Sample(x, keys, labels, positions, self.seen.new_full((), count), *self[5:])
+        rows = self._replace(
+            rows=x,
+            keys=keys,
+            labels=labels,
+            positions=positions,
+            seen=self.seen.new_full((), count),
+        )
         return self.merge(rows)._replace(batches=batches, seed=seed)
 
     def merge(self, other: "Sample") -> "Sample":
@@ -146,11 +152,13 @@ class Sample(NamedTuple):
         copied.
         """
         parts = [self.rows, other.rows]
-        keys, labels, positions = other[1:4]
+        keys = other.keys
+        labels = other.labels
+        positions = other.positions
         if len(self.keys):
-            keys, labels, positions = (
-                torch.cat(pair) for pair in zip(self[1:4], other[1:4], strict=True)
-            )
+            keys = torch.cat((self.keys, keys))
+            labels = torch.cat((self.labels, labels))
+            positions = torch.cat((self.positions, positions))
         if len(keys) > self.size and len(other.keys):
             drawn, labels = self._drawn(keys, labels)
             keys, positions = keys[drawn], positions[drawn]
@@ -160,7 +168,14 @@ class Sample(NamedTuple):
         )
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
         batches = self.batches if len(self.batches) else other.batches
-        return Sample(rows, keys, labels, positions, self.seen + other.seen, batches, *self[6:])
+        return self._replace(
+            rows=rows,
+            keys=keys,
+            labels=labels,
+            positions=positions,
+            seen=self.seen + other.seen,
+            batches=batches,
+        )
 
     def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
         """The rows at these indices, ascending, among those of the sample and the ``others`` after
@@ -174,10 +189,11 @@ class Sample(NamedTuple):
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
-        rows, keys, labels, positions = (
-            each.index_select(0, chosen.to(each.device)) for each in self[:4]
+        names = "rows", "keys", "labels", "positions"
+        held = {name: getattr(self, name) for name in names}
+        return self._replace(
+            **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()}
         )
-        return Sample(rows, keys, labels, positions, *self[4:])
 
     def all_reduce(self, group: Group = None) -> Exchange["Sample"]:
         """The sample of the rows of all ranks, which exchange those alone that may be drawn.

@@ -15,7 +15,7 @@ from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms, sent
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import Scatter
-from embedgeo.functional.tokens import TokenTable, TypeMoments, TypeRuns
+from embedgeo.functional.tokens import TokenTable, TypeRuns
 
 
 class SequenceSimilarity(NamedTuple):
@@ -133,7 +133,7 @@ def cosine_deviation(directions: Scatter) -> Tensor:
     return torch.where(n > 1, variance.clamp(min=0), torch.nan).sqrt()
 
 
-def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
+def type_distances(types: TokenTable) -> dict[str, Tensor]:
     """1 - ``self_similarity`` and 1 - ``different_token_similarity``, given the table of rows
     scaled to norm 1.
 
@@ -142,7 +142,7 @@ def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     """
     n, several = types.n, types.n > 1
     of_type = torch.where(several, ratio(types.m2, n - 1), 0)
-    total, _, between = types.reduced()._replace(m2=torch.zeros_like(types.m2)).pooled()
+    total, _, between = types.means_pooled()
     pairs = (n * (total - n)).sum()
     distances = ((total - n) * types.m2).sum() + total * between
     return {
@@ -151,9 +151,7 @@ def type_distances(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
     }
 
 
-def crossed_distances(
-    state: SequenceSimilarity, types: TokenTable | TypeMoments
-) -> dict[str, Tensor]:
+def crossed_distances(state: SequenceSimilarity, types: TokenTable) -> dict[str, Tensor]:
     """1 - the mean cosine of pairs by type and sequence, given also the table of rows scaled to
     norm 1.
 

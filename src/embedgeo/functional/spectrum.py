@@ -1,31 +1,29 @@
 """Anisotropy and other values of the covariance spectrum, from the scatter of the rows or from a
-sketch of it.
+sample of them.
 
 Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, answered, total
-from embedgeo.functional.lockstep import Computation, at_once, called, on_host, steps, stepwise
+from embedgeo.functional.distributed import Exchange, Group
 from embedgeo.functional.moments import (
     blocked,
     merge_parts,
     parts_merged,
     ratio,
+    ratios,
     row_chunks,
     without_rounding,
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
-    is_asynchronous,
     matmul_precision,
     power_of_two,
     scaled,
@@ -44,14 +42,6 @@ _GRAM_COLUMNS = 128
 _TRACY_WIDOM_MEAN = -1.2065335745820
 _LANCZOS_STEPS = 16  # Lanczos iterations between two looks at what has converged
 _MAX_LANCZOS_STEPS = 160
-# numbers of iterations after which those of all layers of a device are looked at
-_LOOKS = (48, 96, 160)
-_STACKED_BYTES = 1 << 28  # of matrices that are stacked, to be multiplied in one operation
-_SKETCH_ELEMENTS = 1 << 23  # elements of rows that are sketched at a time
-_TAIL = 0.002  # probability that one of a few bounds of a sketch does not hold
-_NORMAL = 2.878  # the value that a standard normal number exceeds with that probability
-_SPANNED = 1e-6  # directions of a smaller share than this are rounding errors of rows in float32
-_ROUNDING = 1e-9  # an error of a smaller share than this is none: the sketch has all of the scatter
 
 
 class Scatter(NamedTuple):
@@ -133,14 +123,14 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     return Scatter(rounding.new_full((), n), center + rounding, scatter)
 
 
-@stepwise
 def spectrum_values(
     scatter: Scatter, *, full: bool = False, alpha_window: tuple[int, int] = ALPHA_WINDOW
-) -> Computation[dict[str, Tensor]]:
+) -> dict[str, Tensor]:
     """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
-        scatter: mean and scatter of the rows.
+        scatter: mean and scatter of the rows. Without ``full`` those of several sets of rows may be
+            stacked along leading axes.
         full: also compute what needs every eigenvalue (d³ operations).
         alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
             counted from 1.
@@ -156,155 +146,70 @@ def spectrum_values(
         see `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not
         vary, and ``rankme`` only where they are 0, too.
     """
-    dim = len(scatter.mean)
-    if dim <= SMALL_DIM:
-        (scatter,) = yield from on_host(scatter)
-    if is_asynchronous(scatter.mean.device) and not full:
-        return (yield from called(_values_without_waits, scatter))
     s = varying_scatter(scatter)
-    variance = s.diagonal()
-    norm = torch.linalg.matrix_norm(s / power_of_two(variance.sum()))
-    scale = torch.where(variance > 0, variance.rsqrt(), 0)
-    top_standardized = top_eigenvalue(s * scale[:, None] * scale)
+    variance = s.diagonal(dim1=-2, dim2=-1)
+    scale = _reciprocal_root(variance)
+    standardized = s * scale[..., :, None] * scale[..., None, :]
     if not full:
-        return _leading_values(scatter.n, variance, norm, top_eigenvalue(s), top_standardized)
+        return _leading_values(scatter.n, variance, s, standardized)
     eigenvalues = scatter_eigenvalues(s, scatter.n)
-    rankme = entropy_rank(uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0]).sqrt())
+    uncentred = uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0])
     return {
-        **_leading_values(scatter.n, variance, norm, eigenvalues[0], top_standardized),
-        "rankme": rankme,
+        **_leading_values(scatter.n, variance, s, standardized, eigenvalues[0]),
+        "rankme": entropy_rank(uncentred.sqrt()),
         **full_spectrum_values(eigenvalues, alpha_window),
     }
 
 
 def _leading_values(
-    n: Tensor, variance: Tensor, norm: Tensor, top: Tensor, top_standardized: Tensor
+    n: Tensor, variance: Tensor, s: Tensor, standardized: Tensor, top: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Values from the diagonal of the scatter matrix, its norm over the `power_of_two` of its
-    trace, and its λ₁.
+    """Values from the diagonal of the scatter and from two matrices, which have its eigenvalues,
+    and those of the scatter of standardized rows; ``top`` is λ₁ where it is known.
     """
-    trace = variance.sum()
-    return {
-        "anisotropy": ratio(top, trace),
-        "participation_ratio": ratio((trace / power_of_two(trace)).square(), norm.square()),
-        "anisotropy_standardized": ratio(top_standardized, (variance > 0).sum()),
-        "anisotropy_null": anisotropy_null(n, len(variance)),
-    }
+    if top is None:
+        top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
+    else:
+        top_standardized = top_eigenvalue(standardized)
+    trace = variance.sum(-1)
+    unit = power_of_two(trace)
+    norm = torch.linalg.matrix_norm(s / unit[..., None, None])
+    values = ratios(
+        {
+            "anisotropy": (top, trace),
+            "participation_ratio": ((trace / unit).square(), norm.square()),
+            "anisotropy_standardized": (top_standardized, (variance > 0).sum(-1).to(trace)),
+        }
+    )
+    return {**values, "anisotropy_null": anisotropy_null(n, variance.shape[-1])}
 
 
-def _values_without_waits(scatters: list[Scatter]) -> Computation[list[dict[str, Tensor]]]:
-    """The `spectrum_values` of the scatters of all layers, on the CPU; those of one width in one
-    batch.
+def _reciprocal_root(variance: Tensor) -> Tensor:
+    return torch.where(variance > 0, variance.rsqrt(), 0)
+
+
+def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
+    """The `spectrum_values` of a sample of rows, from the products of each two of them.
+
+    The n × n matrix of the products of centred rows has the eigenvalues of their scatter, which is
+    larger where there are fewer rows than coordinates.
+
+    Args:
+        x: shape (n, d), any floating dtype, finite.
+
+    Returns:
+        ``anisotropy``, ``participation_ratio``, ``anisotropy_standardized`` and
+        ``anisotropy_null``, all of the n rows: with few of them the first is high by about the
+        last.
     """
-    dims = [len(each.mean) for each in scatters]
-    by_dim = {dim: [each for each in scatters if len(each.mean) == dim] for dim in dims}
-    found = yield from at_once(*map(_values_of_width, by_dim.values()))
-    values = {dim: iter(of_dim) for dim, of_dim in zip(by_dim, found, strict=True)}
-    return [next(values[dim]) for dim in dims]
-
-
-def _values_of_width(scatters: list[Scatter]) -> Computation[list[dict[str, Tensor]]]:
-    """The `spectrum_values` of L scatters of one width, in a few looks from the host at all of
-    them.
-
-    λ₁ of each matrix, and of it with every coordinate scaled to variance 1, are found and certified
-    as by `top_eigenvalue`. Beyond the scatters, and a copy of them where they are 256 MiB or less,
-    the memory is that of two of them.
-    """
-    n, mean = (torch.stack(each) for each in list(zip(*scatters, strict=True))[:2])
-    squares = torch.stack([each.scatter.diagonal() for each in scatters])
-    variance = without_rounding(squares, n[:, None], mean)
-    varies = torch.where(variance == 0, 0, variance / variance)
-    variance = squares * varies
-    unit, root = power_of_two(variance.sum(-1)), power_of_two(variance.amax(-1).sqrt())
-    norms = torch.stack(
-        [
-            torch.linalg.matrix_norm(each.scatter * (marks / power)[:, None] * marks)
-            for each, marks, power in zip(scatters, varies, unit, strict=True)
-        ]
-    )
-    scale = torch.stack(
-        (varies / root[:, None], torch.where(variance > 0, variance.rsqrt(), 0)), -1
-    )
-    scale = torch.where(norms.isfinite()[:, None, None], scale, 0)
-    tops, (n, variance, norms, root) = yield from at_once(
-        _top_eigenvalues([each.scatter for each in scatters], scale),
-        on_host(n, variance, norms, root),
-    )
-    tops = torch.where(norms.isfinite()[:, None], tops, torch.nan) * torch.stack(
-        (root.square(), torch.ones_like(root)), 1
-    )
-    of_layers = zip(n, variance, norms, *tops.unbind(1), strict=True)
-    return [_leading_values(*of_layer) for of_layer in of_layers]
-
-
-def _top_eigenvalues(matrices: list[Tensor], scale: Tensor) -> Computation[Tensor]:
-    """λ₁ of diag(c) S diag(c) for L matrices S on a device and k columns c of each, ``scale``,
-    shape (L, d, k).
-
-    All take the same number of Lanczos iterations between two looks. The result is on the CPU,
-    shape (L, k). A matrix that is not finite has columns 0, and λ₁ 0.
-    """
-    num_matrices, dim, num_columns = scale.shape
-    finfo = torch.finfo(scale.dtype)
-    rtol = max(1e-10, 16 * dim * finfo.eps)
-    stacked = (
-        torch.stack(matrices) if sum(each.nbytes for each in matrices) <= _STACKED_BYTES else None
-    )
-    vector = _first_vector(dim, scale.dtype, scale.device)[:, None].expand(scale.shape)
-    previous, beta = torch.zeros_like(vector), scale.new_zeros(num_matrices, 1, num_columns)
-    alphas, betas = list[Tensor](), list[Tensor]()
-    found = torch.full((num_matrices, num_columns), torch.nan, dtype=scale.dtype, device="cpu")
-    is_looked_at = (scale != 0).any(1, keepdim=True)
-    for step in range(1, _MAX_LANCZOS_STEPS + 1):
-        given = scale * vector
-        if stacked is not None:
-            image = torch.bmm(stacked, given)
-        else:
-            image = torch.stack([s @ x for s, x in zip(matrices, given, strict=True)])
-        image = torch.where(is_looked_at, image * scale, 0) - beta * previous
-        alpha = (image * vector).sum(1, keepdim=True)
-        image -= alpha * vector
-        beta = torch.linalg.vector_norm(image, dim=1, keepdim=True)
-        previous, vector = vector, image / beta.clamp(min=finfo.tiny)
-        alphas.append(alpha)
-        betas.append(beta)
-        if step in _LOOKS:
-            diagonal, beside = yield from on_host(torch.cat(alphas, 1), torch.cat(betas, 1))
-            lower, residual = _largest_of_tridiagonal(
-                diagonal.transpose(1, 2), beside.transpose(1, 2)
-            )
-            found[found.isnan() & (lower <= 0)] = 0
-            places = (found.isnan() & (residual <= 1e-6 * lower)).nonzero().tolist()
-            bounds = (lower * (1 + rtol)).to(scale.device, non_blocking=True)
-            fails = [_exceeds(matrices[i], scale[i, :, j], bounds[i, j]) for i, j in places]
-            for (i, j), fail in zip(places, (yield from on_host(*fails)), strict=True):
-                if not int(fail):
-                    found[i, j] = lower[i, j]
-            if not bool(found.isnan().any()):
-                return found
-    for i, j in found.isnan().nonzero().tolist():
-        column = scale[i, :, j]
-        found[i, j] = torch.linalg.eigvalsh(matrices[i] * column[:, None] * column)[-1]
-    return found
-
-
-def _exceeds(s: Tensor, scale: Tensor, bound: Tensor) -> Tensor:
-    """Mark, not 0, of an eigenvalue of diag(c) S diag(c) that exceeds a bound; scalar."""
-    difference = s * -scale[:, None] * scale
-    difference.diagonal().add_(bound)
-    return torch.linalg.cholesky_ex(difference).info
-
-
-def _largest_of_tridiagonal(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalue found by m Lanczos iterations, and its residual, from their
-    coefficients, (..., m).
-    """
-    inner = beside[..., :-1]
-    values, vectors = torch.linalg.eigh(
-        diagonal.diag_embed() + inner.diag_embed(1) + inner.diag_embed(-1)
-    )
-    return values[..., -1], beside[..., -1] * vectors[..., -1, -1].abs()
+    n = torch.tensor(len(x), dtype=accumulator_dtype(x.device), device=x.device)
+    rows = x.to(n.dtype) if len(x) else n.new_zeros(1, x.shape[1])
+    mean = rows.sum(0) / n.clamp(min=1)
+    rows = rows - mean
+    m2 = without_rounding(rows.square().sum(0), n, mean)
+    rows = rows * torch.where(m2 == 0, 0, m2 / m2)
+    products, standardized = (each @ each.T for each in (rows, rows * _reciprocal_root(m2)))
+    return _leading_values(n, m2, products, standardized)
 
 
 @lru_cache(maxsize=8)
@@ -338,17 +243,13 @@ def full_spectrum_values(
     }
 
 
-@stepwise
-def anisotropy(x: Tensor) -> Computation[Tensor]:
+def anisotropy(x: Tensor) -> Tensor:
     """Anisotropy σ₁²/Σσ² of the centred rows of ``x``, shape (n, d); NaN where they do not vary.
 
     >>> anisotropy(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.5], [0.0, -0.5]])).item()
     0.8
     """
-    scatter = row_scatter(x)
-    if is_asynchronous(x.device):
-        return (yield from steps(spectrum_values, scatter))["anisotropy"]
-    s = varying_scatter(scatter)
+    s = varying_scatter(row_scatter(x))
     return ratio(top_eigenvalue(s), s.trace())
 
 
@@ -377,30 +278,33 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
 
 
 def top_eigenvalue(s: Tensor) -> Tensor:
-    """The largest eigenvalue of a symmetric positive semi-definite matrix, certified to a relative
-    1e-10.
+    """The largest eigenvalues of symmetric positive semi-definite matrices, to a relative 1e-10.
 
-    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation:
+    Lanczos iterations from a fixed start vector bound each from below (without reorthogonalisation:
     repeated copies of a converged eigenvalue do not affect the largest one, Paige 1980). If (1 +
     1e-10) · bound · I - s has a Cholesky factor, no eigenvalue is larger. Where this takes too many
-    iterations (nearly equal top eigenvalues), and of a small matrix, the full decomposition is
-    computed instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
+    iterations (nearly equal top eigenvalues), and of small matrices, all eigenvalues are computed
+    instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
 
     Args:
-        s: shape (d, d), float64; for float32 the tolerance is wider. If it is not finite, the
-            result is NaN.
+        s: shape (..., d, d), float64; for float32 the tolerance is wider.
+
+    Returns:
+        Shape (...); NaN for a matrix that is not finite.
 
     >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
     tensor(3., dtype=torch.float64)
     """
-    dim = s.shape[0]
-    if not bool(s.sum().isfinite()):
-        return s.new_tensor(torch.nan)
+    dim = s.shape[-1]
     if dim <= SMALL_DIM:
-        return torch.linalg.eigvalsh(s)[-1]
+        is_known = s.sum((-2, -1)).isfinite()
+        known = torch.where(is_known[..., None, None], s, 0)
+        return torch.where(is_known, torch.linalg.eigvalsh(known)[..., -1], torch.nan)
+    if s.ndim > 2:
+        return torch.stack([top_eigenvalue(each) for each in s])
     scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
-    if not bool(scale > 0):
-        return torch.zeros_like(scale)
+    if not bool((scale > 0) & s.sum().isfinite()):
+        return torch.where(s.sum().isfinite(), 0, torch.nan).to(s)
     if not small < float(scale) < 1 / small:  # so that no product over- or underflows
         return top_eigenvalue(s / scale) * scale
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
@@ -513,12 +417,13 @@ def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary; NaN where squares
-    are out of range.
+    """The scatter matrix, shape (..., d, d), 0 in the coordinates that do not vary; NaN where
+    squares are out of range.
     """
-    variance = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean)
+    squares = scatter.scatter.diagonal(dim1=-2, dim2=-1)
+    variance = without_rounding(squares, scatter.n[..., None], scatter.mean)
     varies = torch.where(variance == 0, 0, variance / variance)
-    return scatter.scatter * varies[:, None] * varies
+    return scatter.scatter * varies[..., :, None] * varies[..., None, :]
 
 
 class AnisotropyBatches(NamedTuple):
@@ -575,221 +480,3 @@ def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
         "anisotropy_batch_mean": torch.where(n > 0, mean, torch.nan),
         "anisotropy_batch_std": torch.where(n > 1, ratio(m2, n - 1), torch.nan).sqrt(),
     }
-
-
-class ScatterSketch(NamedTuple):
-    """Mean, variances and sketched scatter S of rows, whose anisotropy is known with its error.
-
-    The scatter S, shape (d, d), is seen through Z = S Ω alone, Ω a fixed Gaussian matrix of k
-    columns: one pass over the rows, and 8 d k bytes instead of 8 d²: line "sketch" of
-    ``benchmarks/estimators.py``. Half of the columns give an approximation of S (Nyström); the
-    other half, which that does not depend on, shows what it has missed, and so bounds the largest
-    eigenvalue from both sides. No linear sketch tells the largest eigenvalue of a flat spectrum
-    more closely than by a factor of about (d / k)^¼ (Li, Nguyen & Woodruff 2014): there the error
-    is as large as the value, a small multiple of 1 / d.
-
-    Sources: Tropp, Yurtsever, Udell & Cevher 2017 (arXiv 1706.05736) for the approximation from one
-    pass; Meyer, Musco, Musco & Woodruff 2021 (arXiv 2010.09649) for the trace, here of S², from
-    both halves; Laurent & Massart 2000 (lemma 1) for tails of weighted sums of chi-squared numbers.
-
-    Attributes:
-        n: number of rows, scalar.
-        mean: mean row, shape (d,).
-        m2: squared deviations from it, summed over rows, the diagonal of S, shape (d,).
-        product: S Ω, shape (d, k); Ω is that of `gaussian_columns`.
-    """
-
-    n: Tensor
-    mean: Tensor
-    m2: Tensor
-    product: Tensor
-
-    @classmethod
-    def empty(cls, dim: int, columns: int) -> "ScatterSketch":
-        """The sketch of no rows, with a product of shape (1, k), which broadcasts."""
-        zero = torch.zeros((), dtype=torch.float64)
-        return cls(zero, zero.new_zeros(dim), zero.new_zeros(dim), zero.new_zeros(1, columns))
-
-    def merge(self, other: "ScatterSketch") -> "ScatterSketch":
-        """The sketch of the rows of both about their common mean."""
-        return answered(_merged_sketches((self, other)))
-
-    def all_reduce(self, group: Group = None) -> Exchange["ScatterSketch"]:
-        """The sketch of the rows of all ranks about their common mean."""
-        return _merged_sketches((self,))
-
-
-def _merged_sketches(parts: Sequence[ScatterSketch]) -> Exchange[ScatterSketch]:
-    """The sketch of the rows of all parts, of all ranks: see `merge_parts`."""
-    n, mean, m2 = yield from parts_merged([part[:3] for part in parts])
-    dim, columns = len(mean), parts[0].product.shape[1]
-    omega = gaussian_columns(dim, columns, mean.device).to(mean.dtype)
-    product = mean.new_zeros(dim, columns)
-    for part in parts:
-        shift = part.mean - mean
-        product.add_(part.product).addr_(part.n * shift, shift @ omega)
-    return ScatterSketch(n, mean, m2, (yield from total(product, overwrite=True)))
-
-
-@lru_cache(maxsize=2)
-def gaussian_columns(dim: int, columns: int, device: torch.device) -> Tensor:
-    """Ω: independent standard normal numbers, shape (d, k), float32, equal for equal shapes."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(dim, columns, generator=generator, dtype=torch.float32, device="cpu").to(
-        device
-    )
-
-
-def row_sketch(x: Tensor, columns: int) -> ScatterSketch:
-    """Mean, variances and sketched scatter of the rows of ``x``, shape (n, d), in O(n d k)
-    operations.
-
-    Products are taken of the centred rows, in float64 for float64 rows and else in float32,
-    whatever the process's matmul-precision and autocast settings are; they are summed over chunks
-    of rows in float64.
-    """
-    with matmul_precision(x.device):
-        return _sketch_in(torch.promote_types(x.dtype, torch.float32), x, columns)
-
-
-def _sketch_in(dtype: torch.dtype, x: Tensor, columns: int) -> ScatterSketch:
-    """The sketch of rows, centred twice, also where its products leave the range of ``dtype``: see
-    `_scatter_in`.
-    """
-    wide, dim = accumulator_dtype(x.device), x.shape[1]
-    center = torch.zeros(dim, dtype=wide, device=x.device)
-    omega = gaussian_columns(dim, columns, x.device)
-    n = center.new_full((), len(x))
-    m2, rest = torch.zeros_like(center), torch.zeros_like(center)
-    product = center.new_zeros(dim, columns)
-    for chunk in row_chunks(x):
-        center += x[chunk].to(wide).sum(0)
-    center = (center / n.clamp(min=1)).to(dtype)
-    for chunk in row_chunks(x, _SKETCH_ELEMENTS):
-        rows = x[chunk].to(dtype) - center
-        rest += rows.sum(0)
-        m2 += rows.square().sum(0)
-        product += rows.T @ (rows @ omega.to(dtype))
-    if len(x) and dtype != wide and not in_range(product.abs().to(dtype)):
-        return _sketch_in(wide, x, columns)
-    rest /= n.clamp(min=1)
-    product.addr_(n * rest, rest @ omega.to(wide), alpha=-1)
-    return ScatterSketch(n, center + rest, m2.addcmul_(n * rest, rest, value=-1), product)
-
-
-def sketch_values(sketch: ScatterSketch) -> dict[str, Tensor]:
-    """Values of the covariance spectrum that a sketch tells, with their errors.
-
-    Beside rounding, the exact values are within the errors in at least 95 of 100 cases, the
-    anisotropy nearly always: simulated for power laws, spiked, flat and rank-deficient spectra,
-    from 32 columns on. The errors are 0 (but for rounding, of rows in float32 or less) where the
-    rank of the scatter is well below k / 2.
-
-    Returns:
-        ``anisotropy``, an estimate of λ₁/Σλ, and ``anisotropy_error``; ``participation_ratio``, one
-        of (Σλ)²/Σλ², and ``participation_ratio_error``; ``anisotropy_null``, the Gaussian baseline.
-        All but the baseline are NaN where the rows do not vary.
-    """
-    m2 = without_rounding(sketch.m2, sketch.n, sketch.mean)
-    trace, varies = m2.sum(), (m2 != 0).to(m2.dtype)[:, None]
-    z = ratio(sketch.product, trace) * varies
-    omega = gaussian_columns(*z.shape, z.device).to(z.dtype) * varies
-    values = (
-        _estimates(z, omega) if bool(z.isfinite().all() & (trace > 0)) else [trace * torch.nan] * 4
-    )
-    keys = ("anisotropy", "anisotropy_error", "participation_ratio", "participation_ratio_error")
-    return {
-        **dict(zip(keys, values, strict=True)),
-        "anisotropy_null": anisotropy_null(sketch.n, len(m2)),
-    }
-
-
-def _estimates(z: Tensor, omega: Tensor) -> list[Tensor]:
-    """Largest eigenvalue λ of S and participation ratio, each with its error, from Z = S Ω; S has
-    trace 1.
-    """
-    half = z.shape[1] // 2
-    probes = omega[:, half:]
-    factor = _nystrom(z[:, :half], omega[:, :half])
-    eigenvalues, axes = torch.linalg.eigh(factor.T @ factor)
-    top = eigenvalues[-1]
-    second = eigenvalues[-2] if len(eigenvalues) > 1 else torch.zeros_like(top)
-    u = factor @ axes[:, -1] / top.sqrt()  # of norm 1, near the first axis of S
-    seen = factor @ (factor.T @ probes)
-    missed = z[:, half:] - seen  # of a remainder E of S that is positive semi-definite
-    num_probes = probes.shape[1]
-
-    # S u = (top + more) u + r with r orthogonal to u: `more` is the slope of uᵀ E Ω on uᵀ Ω, ‖r‖²
-    # its residual variance
-    along, response = u @ probes, u @ missed
-    more = (response @ along) / along.square().sum()
-    residuals = (response - more * along).square().sum()
-    freedom = num_probes - 1
-    r = (residuals / freedom).sqrt()
-    r_high, r_low = ((residuals / _chi2(freedom, sign)).sqrt() for sign in (-1, 1))
-    noise = _NORMAL * r_high / torch.linalg.vector_norm(along)
-    quotient, quotient_high = top + more.clamp(min=0), top + (more + noise).clamp(min=0)
-    quotient_low = top + (more - noise).clamp(min=0)
-
-    high = _largest(quotient_high, second + _norm_bound(missed), r_high)
-    # S - factor factorᵀ has no λ < 0
-    high = torch.maximum(torch.minimum(high, _norm_bound(z)), top).clamp(max=1)
-    low = torch.maximum(quotient_low, r_low)
-    low = torch.minimum(low + r_low.square() / low, high)  # λ uᵀSu is at least ‖Su‖²
-    value = torch.minimum(torch.maximum(_largest(quotient, second, r), low), high)
-    error = torch.maximum(high - value, value - low)
-
-    squares = z[:, half:].square().sum(0) - seen.square().sum(0)
-    frobenius = eigenvalues.square().sum() + squares.mean()
-    spread = _student(freedom) * squares.std() / math.sqrt(num_probes)
-    pairs = (value, error), (ratio(torch.ones_like(value), frobenius), spread / frobenius.square())
-    return [
-        each for found, e in pairs for each in (found, torch.where(e > _ROUNDING * found, e, 0))
-    ]
-
-
-def _nystrom(z: Tensor, omega: Tensor) -> Tensor:
-    """B of the Nyström approximation B Bᵀ = Z (Ωᵀ Z)⁺ Zᵀ, shape (d, at most k)."""
-    core = omega.T @ z
-    values, vectors = torch.linalg.eigh((core + core.T) / 2)
-    spanned = values > _SPANNED * values[-1]
-    return z @ (vectors[:, spanned] / values[spanned].sqrt())
-
-
-def _largest(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """The larger eigenvalue of [[a, c], [c, b]]."""
-    return (a + b) / 2 + torch.hypot((a - b) / 2, c)
-
-
-def _norm_bound(e: Tensor) -> Tensor:
-    """An upper bound of the norm λ of a symmetric E, from E Ω with the k columns of Ω independent
-    of E.
-
-    The largest eigenvalue of (E Ω)ᵀ E Ω is at least λ² χ²ₖ, and more than that by about the rest of
-    ‖E‖².
-    """
-    gram = e.T @ e
-    k, x = len(gram), -math.log(_TAIL)
-    top, norm2 = torch.linalg.eigvalsh(gram)[-1], gram.trace() / k
-    quantile = _chi2(k, -1)
-    a, b = quantile - 1 - 2 * x / k, math.sqrt(x) * (1 + k**-0.5) * norm2.sqrt()
-    plain = (top / quantile).clamp(min=0).sqrt()
-    return (
-        torch.minimum(plain, (b + (b.square() + a * (top - norm2).clamp(min=0)).sqrt()) / a)
-        if a > 0
-        else plain
-    )
-
-
-def _student(freedom: int) -> float:
-    """The value that a Student's t number exceeds with probability `_TAIL` (Cornish & Fisher)."""
-    x, n = _NORMAL, freedom
-    return x + (x**3 + x) / (4 * n) + (5 * x**5 + 16 * x**3 + 3 * x) / (96 * n**2)
-
-
-def _chi2(freedom: int, sign: int) -> float:
-    """The value a chi-squared number exceeds (sign 1), or not (-1), with probability `_TAIL`
-    (Wilson & Hilferty).
-    """
-    variance = 2 / (9 * freedom)
-    return float(freedom * (1 - variance + sign * _NORMAL * math.sqrt(variance)) ** 3)

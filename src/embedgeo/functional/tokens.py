@@ -4,7 +4,7 @@ token types.
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -14,8 +14,6 @@ from torch.nn.functional import embedding_bag
 from embedgeo.functional.distributed import (
     Exchange,
     Group,
-    current_rank,
-    dealt,
     largest,
     num_ranks,
     of_each_rank,
@@ -31,7 +29,7 @@ from embedgeo.functional.moments import (
     part_products,
     ratio,
     row_chunks,
-    variance_values,
+    sizes,
     without_rounding,
     without_rounding_of_one,
 )
@@ -107,12 +105,15 @@ class TokenTable(NamedTuple):
         types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
         whole = self._placed(types, place_of_own)
         for chunk in row_chunks(other.mean, blocked(_MERGED_ELEMENTS, other.mean.device)):
-            held = [state.index_select(0, place[chunk]) for state in whole[1:4]]
-            merged = merge_parts([held, [state[chunk] for state in other[1:4]]])
-            for state, new in zip(whole[1:4], merged, strict=True):
-                state.index_copy_(0, place[chunk], new)
-        for state, more in zip(whole[4:], other[4:], strict=True):
-            state.index_add_(0, place, more)
+            at = place[chunk]
+            held = [each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2)]
+            n, mean, m2 = merge_parts([held, (other.n[chunk], other.mean[chunk], other.m2[chunk])])
+            whole.n.index_copy_(0, at, n)
+            whole.mean.index_copy_(0, at, mean)
+            whole.m2.index_copy_(0, at, m2)
+        whole.sequences.index_add_(0, place, other.sequences)
+        whole.sequence_n2.index_add_(0, place, other.sequence_n2)
+        whole.sequence_m2.index_add_(0, place, other.sequence_m2)
         return whole
 
     def all_reduce(self, group: Group = None) -> Exchange["TokenTable"]:
@@ -149,30 +150,21 @@ class TokenTable(NamedTuple):
         return self._placed(types, torch.searchsorted(types, self.token_ids).to(self.n.device))
 
     def _placed(self, types: Tensor, place: Tensor) -> "TokenTable":
-        states = (
-            state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
-            for state in self[1:]
-        )
-        return TokenTable(types, *states)
+        states = {
+            name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
+            for name, state in self._asdict().items()
+            if name != "token_ids"
+        }
+        return TokenTable(token_ids=types, **states)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
 
-    def of(self, token_ids: Tensor) -> "TokenTable":
-        """The table of some of its token types, given by their ids on the CPU; no device is waited
-        for.
-        """
-        place = sent(torch.searchsorted(self.token_ids, token_ids), self.n.device)
-        return TokenTable(token_ids, *(state.index_select(0, place) for state in self[1:]))
-
     def typed(self) -> "TokenTable":
-        """The table without the rows that have no type; a device, on which all of it then is, is
-        waited for.
-        """
-        table = TokenTable(*(state[self.num_untyped :] for state in self))
-        table = table._replace(token_ids=table.token_ids.to(table.n.device))
-        has_rows = table.n > 0
+        """The table without the rows that have no type, all of it on the device of the means."""
+        table = self._replace(token_ids=self.token_ids.to(self.n.device))
+        has_rows = (table.n > 0) & (table.token_ids != NO_TYPE)
         return table if bool(has_rows.all()) else table.select(has_rows)
 
     @property
@@ -184,156 +176,35 @@ class TokenTable(NamedTuple):
         """This table with an m2 of exactly 0 where it is no more than rounding: see
         `moments.without_rounding`.
         """
-        return self._replace(m2=without_rounding(self.m2, self.n, scaled_row_norms(self.mean)))
+        return self._replace(m2=without_rounding(self.m2, self.n, self.norms()))
+
+    def norms(self) -> Tensor:
+        """The norm of the mean of each token type, shape (T,)."""
+        chunks = (scaled_row_norms(self.mean[chunk]) for chunk in self._chunks())
+        return torch.cat([self.n[:0], *chunks])
+
+    def center(self) -> Tensor:
+        """The mean of the rows of all token types together, shape (d,)."""
+        sums = (self.n[chunk] @ self.mean[chunk] for chunk in self._chunks())
+        return sum(sums, self.mean.new_zeros(self.mean.shape[1])) / self.n.sum().clamp(min=1)
+
+    def distances(self, center: Tensor) -> Tensor:
+        """The squared distance of the mean of each token type from a row, shape (T,)."""
+        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in self._chunks())
+        return torch.cat([self.n[:0], *chunks])
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
-        n, mean, m2 = merge_parts([self[1:4]], partial(torch.sum, dim=0))
-        return n, mean, without_rounding(m2, n, scaled_row_norms(mean))
+        n, center = self.n.sum(), self.center()
+        m2 = (self.m2 + self.n * self.distances(center)).sum()
+        return n, center, without_rounding_of_one(m2, n, scaled_row_norms(center))
 
-    def reduced(self, count_range: tuple[int, int] | None = None) -> "TypeMoments":
-        """Numbers of each type that are left without the means, where the table is, which is not
-        waited for.
+    def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The `pooled` of rows each of which is the mean of its token type."""
+        return self._replace(m2=torch.zeros_like(self.m2)).pooled()
 
-        ``count_range`` is that of the types whose common mean is the centre; default: all.
-        """
-        n, center, untyped = self._sums(count_range)
-        return self._about(center / n.clamp(min=1), untyped)
-
-    def reduced_over_ranks(
-        self, count_range: tuple[int, int] | None = None, group: Group = None
-    ) -> Exchange["TypeMoments"]:
-        """Result of `reduced` for the rows of all ranks, of whose table no rank holds more than of
-        its own.
-
-        Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the
-        numbers of these.
-        """
-        types = yield from union_of_types(self.token_ids[self.num_untyped :], group)
-        ranks, dim = num_ranks(group), self.mean.shape[1]
-        share = -(-len(types) // ranks)
-        given = self.mean.new_zeros(ranks * share, dim + 5)
-        place = torch.searchsorted(types, self.token_ids[self.num_untyped :])
-        given[:, :dim].index_copy_(0, place, self.mean[self.num_untyped :])
-        others = torch.stack((self.n, *self[3:]), dim=1)[self.num_untyped :]
-        given[:, dim:].index_copy_(0, place, others)
-        parts, sums = yield from at_once(
-            dealt(given.view(ranks, share, dim + 5), overwrite=True),
-            total(torch.cat([each.reshape(-1) for each in self._sums()])),
-        )
-        first = current_rank(group) * share
-        own = _merged_parts(types[first : first + share], parts)
-        untyped = sums[-1]
-        if count_range is not None:
-            sums = yield from total(
-                torch.cat([each.reshape(-1) for each in own._sums(count_range)])
-            )
-        whole = own._about(sums[1:-1] / sums[0].clamp(min=1), untyped)
-        numbers = given.new_zeros(len(whole.per_type), len(types))
-        numbers[:, first : first + share] = torch.stack(whole.per_type)
-        numbers = yield from total(numbers, overwrite=True)
-        return TypeMoments._make((types, *numbers, whole.center, untyped))
-
-    def _sums(self, count_range: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Number of the rows of the types that occur so often, and their sum; and number of the
-        rows without a type.
-        """
-        n, mean = self.n[self.num_untyped :], self.mean[self.num_untyped :]
-        counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
-        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in _reduced_chunks(mean)]
-        return (
-            counted.sum(),
-            sum(sums, mean.new_zeros(mean.shape[1])),
-            self.n[: self.num_untyped].sum(),
-        )
-
-    def _about(self, center: Tensor, untyped: Tensor) -> "TypeMoments":
-        token_ids, n, mean, *squares = (state[self.num_untyped :] for state in self)
-        chunks = _reduced_chunks(mean)
-        norms = torch.cat([n[:0], *(scaled_row_norms(mean[chunk]) for chunk in chunks)])
-        distances = torch.cat(
-            [n[:0], *((mean[chunk] - center).square().sum(1) for chunk in chunks)]
-        )
-        return TypeMoments._make((token_ids, n, norms, distances, *squares, center, untyped))
-
-
-def _reduced_chunks(mean: Tensor) -> list[slice]:
-    return [*row_chunks(mean, blocked(_MERGED_ELEMENTS, mean.device))]
-
-
-def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
-    """The table of these types, from the rows that each rank has for them: means, n and the rest,
-    (R, share, d + 5).
-    """
-    parts, dim = parts[:, : len(types)], parts.shape[2] - 5
-    tables = list[TokenTable]()
-    for chunk in [*row_chunks(parts[0], blocked(_MERGED_ELEMENTS, parts.device) // len(parts))] or [
-        slice(0)
-    ]:
-        n, m2, *counts = parts[:, chunk, dim:].unbind(2)
-        merged = merge_parts([(n, parts[:, chunk, :dim], m2)], partial(torch.sum, dim=0))
-        tables.append(TokenTable(types[chunk], *merged, *(each.sum(0) for each in counts)))
-    return TokenTable(*map(torch.cat, zip(*tables, strict=True)))
-
-
-class TypeMoments(NamedTuple):
-    """Counts and squared deviations of the embeddings of each token type, without the means.
-
-    Where several layers are stacked, along leading axes, those may be without that are the same for
-    all.
-
-    Attributes:
-        token_ids: as in `TokenTable`, as are the others that are not explained.
-        n: shape (T,).
-        norm: norm of the mean of each token type, shape (T,).
-        distance2: squared distance of this mean from the centre, shape (T,).
-        m2: shape (T,).
-        sequences: shape (T,).
-        sequence_n2: shape (T,).
-        sequence_m2: shape (T,).
-        center: mean of the rows of all token types, or of those within a range of counts, shape
-            (d,).
-        num_untyped: number of rows that have no type, scalar.
-    """
-
-    token_ids: Tensor
-    n: Tensor
-    norm: Tensor
-    distance2: Tensor
-    m2: Tensor
-    sequences: Tensor
-    sequence_n2: Tensor
-    sequence_m2: Tensor
-    center: Tensor
-    num_untyped: Tensor
-
-    @property
-    def per_type(self) -> tuple[Tensor, ...]:
-        """All that there is of each token type, but for its id."""
-        return self[1:-2]
-
-    def select(self, keep: Tensor) -> "TypeMoments":
-        """The token types for which ``keep``, shape (T,), is true; the centre stays."""
-        return TypeMoments._make((*(state[..., keep] for state in self[:-2]), *self[-2:]))
-
-    def seen(self) -> "TypeMoments":
-        """The token types that have rows, with an m2 of exactly 0 where it is no more than
-        rounding.
-        """
-        types = self if bool((self.n > 0).all()) else self.select(self.n > 0)
-        return types._replace(m2=without_rounding(types.m2, types.n, types.norm))
-
-    def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
-        """n, mean, shape (d,), and m2 of the rows of all token types together, whose mean the
-        centre is.
-        """
-        n = self.n.sum(-1)
-        m2 = (self.m2 + self.n * self.distance2).sum(-1)
-        return n, self.center, without_rounding_of_one(m2, n, scaled_row_norms(self.center))
-
-    def reduced(self) -> "TypeMoments":
-        """These moments."""
-        return self
+    def _chunks(self) -> list[slice]:
+        return [*row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device))]
 
 
 def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
@@ -626,7 +497,7 @@ def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
-def within_variance(types: TokenTable | TypeMoments, num_sequences: Tensor) -> Tensor:
+def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     """The within-token variance V_W, estimated from pairs of occurrences in different sequences.
 
     That of a token type is half the mean squared distance of such pairs, so that neither few
@@ -679,7 +550,7 @@ def within_weights(
     return torch.where(has_pairs, ratio(n, pairs), 0) + donors * pooled
 
 
-def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = None) -> Tensor:
+def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor:
     """The variance within token types and within sequences, estimated from pairs of occurrences in
     one sequence.
 
@@ -705,8 +576,7 @@ def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = N
     >>> local_variance(table).item()
     2.0
     """
-    types = types.reduced()
-    squares = without_rounding(types.sequence_m2, types.sequence_n2, types.norm)
+    squares = without_rounding(types.sequence_m2, types.sequence_n2, types.norms())
     pairs = types.sequence_n2 - types.n
     sequences = (
         (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
@@ -728,14 +598,14 @@ def local_variance(types: TokenTable | TypeMoments, sequences: Tensor | None = N
     return ratio((types.n * variance).sum(-1), types.n.sum(-1))
 
 
-def variance_split(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
+def variance_split(types: TokenTable) -> dict[str, Tensor]:
     """Split the variance of all rows into within and between token types.
 
     Returns:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
-    n, _, between_m2 = types.reduced()._replace(m2=torch.zeros_like(types.m2)).pooled()
-    within, between = ratio(types.m2.sum(-1), n), ratio(between_m2, n)
+    n, _, between_m2 = types.means_pooled()
+    within, between = ratio(torch.stack((types.m2.sum(), between_m2)), n).unbind()
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 
@@ -784,11 +654,9 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
     return {"V_W_local": local, "V_W_text": text, "V_W_text_over_V_W": ratio(text, within)}
 
 
-def type_values(types: TokenTable | TypeMoments) -> dict[str, Tensor]:
+def type_values(types: TokenTable) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
-    types = types.reduced()
-    values = variance_values(types.n, types.norm[..., None], types.m2)
-    return {key: values[key] for key in ("n", "Q", "M", "V")}
+    return sizes(types.n, types.norms()[:, None], types.m2)
 
 
 def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -807,18 +675,15 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    on_log_n = least_squares(
-        log_n, torch.stack([values[key].log1p() for key in "QMV"]) / math.log(10)
-    )
-    fitted = {"V_on_M": least_squares(values["M"], values["V"])}
-    fitted |= {
-        f"{key}_freq": line for key, line in zip("QMV", zip(*on_log_n, strict=True), strict=True)
-    }
+    logs = [values[key].log1p() / math.log(10) for key in "QMV"]
+    x = torch.stack([*(log_n.expand_as(each) for each in logs), values["M"]])
+    slopes, r2 = least_squares(x, torch.stack([*logs, values["V"]]))
+    names = "Q_freq", "M_freq", "V_freq", "V_on_M"
     return {
         "token_types_regressed": log_n.new_tensor(log_n.numel()),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
-        **{f"{name}_slope": slope for name, (slope, _) in fitted.items()},
-        **{f"{name}_r2": r2 for name, (_, r2) in fitted.items()},
+        **{f"{name}_slope": slope for name, slope in zip(names, slopes, strict=True)},
+        **{f"{name}_r2": each for name, each in zip(names, r2, strict=True)},
     }
 
 
@@ -843,17 +708,17 @@ def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """
     if x.numel() == 0:
         return (y.new_full(y.shape[:-1], torch.nan),) * 2
-    n = x.new_tensor(x.shape[-1])
-    x_unit, y_unit = (power_of_two(each.abs().amax(-1, keepdim=True)) for each in (x, y))
-    x, y = x / x_unit, y / y_unit
-    means = x.mean(-1, keepdim=True), y.mean(-1, keepdim=True)
-    dx, dy = x - means[0], y - means[1]
-    xx, yy = (
-        without_rounding_of_one(d.square().sum(-1), n, mean[..., 0])
-        for d, mean in zip((dx, dy), means, strict=True)
-    )
-    xy = (dx * dy).sum(-1)
-    return ratio(xy, xx) * (y_unit / x_unit)[..., 0], ratio(xy.square(), xx * yy)
+    both = torch.stack(torch.broadcast_tensors(x, y))
+    unit = power_of_two(both.abs().amax(-1, keepdim=True))
+    both = both / unit
+    mean = both.mean(-1, keepdim=True)
+    offset = both - mean
+    n = x.new_tensor(x.shape[-1]).expand_as(mean)
+    xx, yy = without_rounding(offset.square().sum(-1, keepdim=True), n, mean)[..., 0]
+    xy = offset.prod(0).sum(-1)
+    slope, r2 = ratio(torch.stack((xy, xy.square())), torch.stack((xx, xx * yy)))
+    x_unit, y_unit = unit[..., 0]
+    return slope * (y_unit / x_unit), r2
 
 
 def types_by_frequency(n: Tensor, may_be_shown: Tensor | None = None, *, seed: int = 0) -> Tensor:

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from html import escape
 from math import nan
@@ -53,7 +52,7 @@ from embedgeo.functional.rows import (
     row_ids,
 )
 from embedgeo.geometry import export
-from embedgeo.geometry.computing import MeasuredLayer, compute, compute_in_thread, threads_for
+from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
 from embedgeo.geometry.drift import Drift
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics import defaults
@@ -99,7 +98,7 @@ class Geometry:
         part: the blocks that the model has, if it is a stage of a pipeline.
         row_numbers: of the tokens of the next forward pass that count, among those of all ranks;
             None: not known.
-        num_rows: of the layer that had the most on this rank at the last `hand_over`.
+        num_rows: of the layer that had the most on this rank at the last `reset`.
 
     Raises:
         TypeError, ValueError: a bad argument, layers that are not found, or two metrics with the
@@ -126,7 +125,7 @@ class Geometry:
         sequence_mesh: DeviceMesh | None = None,
         part: Part | None = None,
         stage_group: Group = None,
-        join_stages: Callable[[int, Future[list[Record]]], list[Record]] | None = None,
+        join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
         drift: Drift | None = None,
     ) -> None:
         require_row_unit(rows)
@@ -186,30 +185,14 @@ class Geometry:
 
         Layers that no forward pass has reached, on any rank, are left out.
         """
-        return self.agreed(self._own_records(in_thread=False))
-
-    def hand_over(self, *, in_thread: bool) -> tuple[Future[list[Record]], str]:
-        """This rank's records, for `agreed`, and `why_silent`; drops the rows. Every rank must call
-        this.
-        """
-        records = self._own_records(in_thread=in_thread)
-        why_silent = self.why_silent()
-        self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
-        if in_thread:
-            self._metrics = {}
-        self.reset()
-        return records, why_silent
-
-    def agreed(self, own_records: Future[list[Record]]) -> list[Record]:
-        """This rank's records, once the ranks that repeat rows agree on them; those of all stages
-        of a pipeline.
-        """
-        records = own_records if self._group is None else self._agreed_on_ranks(own_records)
-        return (
-            records.result()
-            if self._join_stages is None
-            else self._join_stages(len(self.layers), records)
-        )
+        own = self._own_records()
+        if self._group is not None:
+            own = self._agreed_on_ranks(own)
+        if self._join_stages is not None:
+            return self._join_stages(len(self.layers), own)
+        if isinstance(own, Exception):
+            raise own
+        return own
 
     def compute(self) -> dict[str, dict[str, float]]:
         """The values of `records` as ``{layer: {metric: value}}``; a warning, once, where nothing
@@ -423,6 +406,7 @@ class Geometry:
 
     def reset(self) -> None:
         """Drop the rows seen so far and free their memory."""
+        self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
         is_kept = self._drift is None  # its metrics hold what they were compared with
         self._empty |= {key: metrics for key, metrics in empty.items() if metrics and is_kept}
@@ -482,7 +466,7 @@ class Geometry:
         self._is_off = True
         self.reset()
 
-    def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
+    def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
         reached = [self._metrics.get(layer.name) for layer in self.layers]
         known = [
@@ -510,8 +494,6 @@ class Geometry:
                 torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)
                 meet()
                 weights = weights.full_tensor()
-            elif unembedding_may_change:
-                weights = weights.clone()
             for metrics in self._metrics.values():
                 metrics.set_unembedding(weights)
         return [
@@ -544,40 +526,32 @@ class Geometry:
                 stacklevel=1,
             )
 
-    def _own_records(self, *, in_thread: bool) -> Future[list[Record]]:
+    def _own_records(self) -> list[Record] | Exception:
         """This rank's records, or the exception to raise once the ranks have agreed on it."""
-        records = Future[list[Record]]()
         try:
             with together(self._stage_group):
-                layers = self.measured_layers(unembedding_may_change=in_thread)
+                layers = self.measured_layers()
                 if self._drift is not None:
                     self._drift.compare(layers)
-                if in_thread:
-                    return compute_in_thread(layers)
-                found = compute(layers)
+                return compute(layers)
         except Exception as error:
-            records.set_exception(error)
-        else:
-            records.set_result(found)
-        return records
+            return error
 
-    def _agreed_on_ranks(self, own_records: Future[list[Record]]) -> Future[list[Record]]:
-        agreed = Future[list[Record]]()
+    def _agreed_on_ranks(self, own: list[Record] | Exception) -> list[Record] | Exception:
         try:
             with together(self._stage_group):
                 is_told = isinstance(self._stage_group, OwnGroup)
-                failed = torch.tensor(int(own_records.exception() is not None), device=self.device)
+                failed = torch.tensor(int(isinstance(own, Exception)), device=self.device)
                 others_failed = not is_told and bool(all_reduce_max(failed, self._stage_group))
-                records = own_records.result()
-                if not others_failed:
-                    if self._group is not self._stage_group:
-                        _require_same_values(records, self.device, self._stage_group)
-                    records = _of_first_rank(records, self.device, self._stage_group)
+                if isinstance(own, Exception):
+                    raise own
+                if others_failed:
+                    return own
+                if self._group is not self._stage_group:
+                    _require_same_values(own, self.device, self._stage_group)
+                return _of_first_rank(own, self.device, self._stage_group)
         except Exception as error:
-            agreed.set_exception(error)
-        else:
-            agreed.set_result(records)
-        return agreed
+            return error
 
     def _update(self, layer: Layer, hidden: Tensor, tokens: RowTokens) -> None:
         hidden = hidden.full_tensor() if isinstance(hidden, DTensor) else hidden

@@ -1,25 +1,29 @@
-"""The numbers of all layers of a measurement: at once, or in a thread while training goes on."""
+"""The numbers of all layers of a measurement."""
 
+import math
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import is_distributed
-from embedgeo.functional.lockstep import at_once, computed, steps
-from embedgeo.metrics.layer import LayerMetrics, ValuePairs, in_sync, reduce
+from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.layer import LayerMetrics, compute_alone, in_sync, named
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
 _MOST_BYTES = 1 << 30
 # an operation on so many takes about as long as a thread of a busy machine needs to join in
 _FEW_NUMBERS = 2**18
+
+Pairs = dict[str, tuple[float, float]]
+"""Value and standard error by key."""
 
 
 class MeasuredLayer(NamedTuple):
@@ -36,15 +40,52 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     they are.
 
     Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on
-    each rank. On a CPU with several threads several are then computed at a time, each in its share
-    of the threads, so that numbers do not depend on how many these are, or in one if it is small.
-    An error of a layer is raised once all have been computed.
+    each rank. An error of a layer is raised once all have been computed.
     """
-    values = list[ValuePairs | Exception]()
+    pairs = list[Pairs | Exception]()
     for some in _exchanged_together(layers):
-        with in_sync([each.metrics for each in some]):
-            values += _computed(some, _threads_a_layer(layers))
-    return _records(layers, values)
+        pairs += layer_values([each.metrics for each in some])
+    records = list[Record]()
+    for layer, of_layer in zip(layers, pairs, strict=True):
+        if isinstance(of_layer, Exception):
+            of_layer.add_note(f"at layer {layer.name!r}")
+            raise of_layer
+        width = layer.metrics.width
+        records += [
+            Record(
+                layer=layer.name,
+                layer_index=layer.layer_index,
+                width=width,
+                metric=key,
+                value=value,
+                stderr=stderr,
+            )
+            for key, (value, stderr) in of_layer.items()
+        ]
+    return records
+
+
+def layer_values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
+    """Values and standard errors of each layer over the rows of all ranks, or the exception of one
+    that fails, here alone maybe; every rank must call this.
+
+    On a CPU with several threads several large layers are computed at a time, each in its share of
+    the threads; small ones are computed in one thread.
+    """
+    with in_sync(layers), ExitStack() as stack:
+        for kind in {"cpu", *(each.device.type for each in layers)}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        all_threads = torch.get_num_threads()
+        are_small = all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for each in layers)
+        if are_small:
+            stack.enter_context(threads_for(0))
+        is_on_cpu = all(each.device.type == "cpu" for each in layers)
+        num_threads = max(1, all_threads // max(1, len(layers)))
+        # no interpreter that is about to exit starts a thread
+        can_start = threading.main_thread().is_alive()
+        if are_small or not is_on_cpu or num_threads == all_threads or not can_start:
+            return _values(layers)
+        return _values_in_threads(layers, min(all_threads, len(layers)), num_threads)
 
 
 def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
@@ -57,19 +98,14 @@ def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[Me
         yield [layer for layer, _ in some]
 
 
-def _computed(
-    layers: Sequence[MeasuredLayer], num_threads: int | None
-) -> list[ValuePairs | Exception]:
+def _values_in_threads(
+    layers: Sequence[LayerMetrics], num_workers: int, num_threads: int
+) -> list[Pairs | Exception]:
+    """Values of layers, of which several are computed at a time, in so many threads each."""
     all_threads = torch.get_num_threads()
-    if num_threads in (None, all_threads) or not can_start_threads():
-        with ExitStack() as stack:
-            for kind in {"cpu", *(each.metrics.device.type for each in layers)}:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            return _values(layers)
-    num_workers = min(all_threads, len(layers))
     is_inference = torch.is_inference_mode_enabled()
 
-    def work(layer: MeasuredLayer) -> list[ValuePairs | Exception]:
+    def work(layer: LayerMetrics) -> list[Pairs | Exception]:
         with torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
             return _values([layer])
 
@@ -80,53 +116,6 @@ def _computed(
             return [values for of_layer in pool.map(work, layers) for values in of_layer]
     finally:
         torch.set_num_threads(all_threads)  # the workers have set that of threads to come, too
-
-
-def compute_in_thread(layers: Sequence[MeasuredLayer]) -> Future[list[Record]]:
-    """Records as `compute` returns them, bit for bit, while the caller goes on; every rank must
-    call this.
-
-    The states get the rows of all ranks now, and are freed layer after layer. The thread issues no
-    collectives, and leaves random states and what is set for the whole process alone. On a GPU it
-    has a stream of its own.
-    """
-    for some in _exchanged_together(layers):
-        reduce([each.metrics for each in some])
-    num_threads = _threads_a_layer(layers)
-    all_threads = torch.get_num_threads()
-    is_inference = torch.is_inference_mode_enabled()
-    streams = []
-    for device in sorted(
-        {each.metrics.device for each in layers if each.metrics.device.type == "cuda"}, key=str
-    ):
-        _load_linear_algebra(device)
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        streams.append(stream)
-
-    def work() -> list[Record]:
-        values = list[ValuePairs | Exception]()
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(is_inference))
-            stack.enter_context(torch.no_grad())
-            for stream in streams:
-                stack.enter_context(torch.cuda.stream(stream))
-            for some in [layers] if streams else [[each] for each in layers]:
-                values += _values(some)
-                for stream in streams:
-                    # what is freed then goes to the stream that it was allocated on
-                    stream.synchronize()
-                for each in some:
-                    each.metrics.reset()
-            return _records(layers, values)
-
-    pool = ThreadPoolExecutor(1, "embedgeo")
-    if num_threads is not None:
-        pool.submit(torch.set_num_threads, num_threads).result()
-        torch.set_num_threads(all_threads)  # the other one has set that of threads to come, too
-    future = pool.submit(work)
-    pool.shutdown(wait=False)
-    return future
 
 
 @contextmanager
@@ -148,61 +137,68 @@ def threads_for(size: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def can_start_threads() -> bool:
-    """Tell whether threads can be started, which no interpreter does that is about to exit."""
-    return threading.main_thread().is_alive()
-
-
-def _values(layers: Sequence[MeasuredLayer]) -> list[ValuePairs | Exception]:
+def _values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
     """Values of layers, or the exception of one that fails: the one place where they are computed.
 
-    On another device than the CPU they are computed side by side, so that it is waited for a few
-    times for all layers.
+    The metrics of one class are computed together, those of all layers.
     """
-    if all(each.metrics.device.type == "cpu" for each in layers):
-        return [each.metrics.compute() for each in layers]
-    return computed(at_once(*(steps(LayerMetrics.compute, each.metrics) for each in layers)))
+    kinds = defaultdict[type, list[tuple[LayerMetrics, Any, list[Any]]]](list)
+    for layer in layers:
+        for metric, copies in layer.with_their_copies():
+            kinds[type(metric)].append((layer, metric, copies))
+    found = dict[int, Pairs | Exception]()  # by the metric's id
+    for kind, some in kinds.items():
+        metrics = [metric for _, metric, _ in some]
+        if issubclass(kind, GeometryMetric) and not any(layer.num_groups for layer, _, _ in some):
+            with suppress(Exception):  # they are computed one by one below, to name who fails
+                values = [_pairs(each) for each in kind.compute_all(metrics)]
+                found |= zip(map(id, metrics), values, strict=True)
+        for layer, metric, copies in some:
+            if id(metric) not in found:
+                found[id(metric)] = _values_of_one(metric, copies, has_errors=layer.num_groups > 0)
+    return [_values_of_layer(layer, found) for layer in layers]
 
 
-def _records(
-    layers: Sequence[MeasuredLayer], values: Sequence[ValuePairs | Exception]
-) -> list[Record]:
-    keys: list[tuple[MeasuredLayer, str]] = []
-    pairs: list[Tensor] = []
-    for layer, of_layer in zip(layers, values, strict=True):
-        if isinstance(of_layer, Exception):
-            of_layer.add_note(f"at layer {layer.name!r}")
-            raise of_layer
-        keys += [(layer, key) for key in of_layer]
-        pairs += [pair.double() for pair in of_layer.values()]
-    # one transfer
-    numbers = torch.stack([pair.to(pairs[0].device) for pair in pairs]).tolist() if pairs else []
-    return [
-        Record(
-            layer=layer.name,
-            layer_index=layer.layer_index,
-            width=layer.metrics.width,
-            metric=key,
-            value=value,
-            stderr=stderr,
-        )
-        for (layer, key), (value, stderr) in zip(keys, numbers, strict=True)
-    ]
+def _values_of_one(metric: Any, copies: list[Any], *, has_errors: bool) -> Pairs | Exception:
+    """Values of a metric, with standard errors from its copies, or the exception that it raises."""
+    try:
+        with named(metric):
+            if not isinstance(metric, GeometryMetric):
+                return _pairs(compute_alone(metric))
+            if has_errors:
+                return _pairs(*metric.compute_with_errors(copies))
+            (values,) = metric.compute_all([metric])
+            return _pairs(values)
+    except Exception as error:
+        return error
 
 
-def _threads_a_layer(layers: Sequence[MeasuredLayer]) -> int | None:
-    """Threads in which each of several layers is computed on a CPU; None where states are on other
-    devices.
-    """
-    if any(each.metrics.device.type != "cpu" for each in layers):
-        return None
-    metrics = [each.metrics for each in layers]
-    if layers and all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for each in metrics):
-        return 1
-    return max(1, torch.get_num_threads() // max(1, len(layers)))
+def _pairs(found: object, errors: dict[str, Tensor] | None = None) -> Pairs:
+    """Values that ``compute`` of a metric has returned, each with its standard error or NaN."""
+    values = require_values(found)
+    if not values:
+        return {}
+    numbers = _numbers(values)
+    if errors is None:
+        return {key: (number, math.nan) for key, number in numbers.items()}
+    stderrs = _numbers(errors)
+    return {key: (number, stderrs.get(key, math.nan)) for key, number in numbers.items()}
 
 
-@cache
-def _load_linear_algebra(device: torch.device) -> None:
-    """Load CUDA's linear algebra in this thread: it fails where two load it at once."""
-    torch.linalg.inv(torch.eye(1, device=device))
+def _numbers(values: dict[str, Tensor]) -> dict[str, float]:
+    device = next(iter(values.values())).device
+    stacked = torch.stack([each.to(device) for each in values.values()])
+    return dict(zip(values, stacked.cpu().double().tolist(), strict=True))
+
+
+def _values_of_layer(layer: LayerMetrics, found: dict[int, Pairs | Exception]) -> Pairs | Exception:
+    values: Pairs = {}
+    for metric, _ in layer.with_their_copies():
+        of_metric = found[id(metric)]
+        if isinstance(of_metric, Exception):
+            return of_metric
+        values |= of_metric
+    if layer.expected_Q and "Q" in values:
+        size = values["Q"][0]  # of no rows, nothing is expected
+        values["norm_Q_expected"] = (size if math.isnan(size) else layer.expected_Q), math.nan
+    return values

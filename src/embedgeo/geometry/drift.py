@@ -17,8 +17,8 @@ from embedgeo.functional.distributed import (
     is_distributed,
     num_ranks,
 )
-from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, steps, stepwise
-from embedgeo.functional.precision import on_one_device, sent
+from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -40,10 +40,12 @@ class KeptRows(NamedTuple):
 
     @classmethod
     def of(cls, metrics: LayerMetrics, sample: Sample) -> "KeptRows":
-        """Those of a layer, given the sample of the rows of all ranks, on the CPU."""
+        """Those of a layer, given the sample of the rows of all ranks."""
         ascending = sample.positions.argsort()
         rows = sample.rows[ascending].to(metrics.dtype or sample.rows.dtype)  # they came from it
-        return cls(rows, sample.positions[ascending], sample.labels[ascending], int(sample.seen))
+        labels = sample.labels[ascending.to(sample.labels.device)]
+        positions = sample.positions[ascending]
+        return cls(rows.cpu(), positions.cpu(), labels.cpu(), int(sample.seen))
 
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "KeptRows":
@@ -114,16 +116,13 @@ class ComparedRows(GeometryMetric):
             else sample
         )
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
+    def compute(self) -> dict[str, Tensor]:
         """Values of the comparisons; none before there are any."""
         pairs = {name: others.paired(rows) for name, (others, rows) in self.comparisons.items()}
-        on_device = ((sent(each, self.device) for each in pair) for pair in pairs.values())
-        found = yield from at_once(*(steps(drift_values, *pair) for pair in on_device))
         values = {
             f"{key}_to_{name}": value
-            for name, of in zip(pairs, found, strict=True)
-            for key, value in of.items()
+            for name, pair in pairs.items()
+            for key, value in drift_values(*(rows.to(self.device) for rows in pair)).items()
         }
         return values | linearity_values(*pairs["below"]) if "below" in pairs else values
 
@@ -172,7 +171,7 @@ class Drift:
             for each in layers
         ]
         group = compared[0].process_group if compared else None
-        drawn = computed(on_host(*exchanged(at_once(*(each.drawn() for each in compared)), group)))
+        drawn = exchanged(at_once(*(each.drawn() for each in compared)), group)
         now = {
             each.name: KeptRows.of(each.metrics, sample)
             for each, sample in zip(layers, drawn, strict=True)

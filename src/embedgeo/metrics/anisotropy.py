@@ -1,36 +1,36 @@
 """Anisotropy of the embeddings."""
 
+from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
-from embedgeo.functional.lockstep import Computation, on_host, steps, stepwise
+from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.rows import Rows
+from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
     ALPHA_WINDOW,
+    SMALL_DIM,
     AnisotropyBatches,
     Scatter,
-    ScatterSketch,
     batch_values,
     covariance_eigenvalues,
     entropy_rank,
     full_spectrum_values,
     row_scatter,
-    row_sketch,
-    sketch_values,
+    sampled_spectrum_values,
     spectrum_values,
 )
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_OF_A_SKETCH = (
-    "How far the estimate may be from the exact value, where wide layers have a sketch of their "
-    "scatter."
+_OF_A_SAMPLE = (
+    "Of layers too wide for a scatter it is that of a sample of the rows, as is the Gaussian one."
 )
 
 _SPECTRUM = {
@@ -85,7 +85,7 @@ _TERMS = {
     "anisotropy": Term(
         "anisotropy",
         "σ₁² / Σσ² of the centred rows",
-        "Share of the variance along one direction.",
+        f"Share of the variance along one direction. {_OF_A_SAMPLE}",
         group="at a glance",
         order=120,
     ),
@@ -101,16 +101,10 @@ _TERMS = {
         participation_ratio=Term(
             "participation ratio",
             "directions, (Σλ)² / Σλ²",
-            "How many directions the variance is spread over.",
+            f"How many directions the variance is spread over. {_OF_A_SAMPLE}",
             ranges=True,
         ),
         **_SPECTRUM,
-        anisotropy_error=Term(
-            "error of the anisotropy", "half-width", _OF_A_SKETCH, is_drawn=False
-        ),
-        participation_ratio_error=Term(
-            "error of the participation ratio", "half-width", _OF_A_SKETCH, is_drawn=False
-        ),
         anisotropy_null=Term(
             "anisotropy of a Gaussian",
             "expected σ₁² / Σσ²",
@@ -146,10 +140,9 @@ class Anisotropy(GeometryMetric):
     `embedgeo.functional.spectrum_values` for their definitions. All but the baseline are NaN where
     the rows do not vary.
 
-    With ``sketch=k`` the scatter is not held: of a random d × k projection of it ``anisotropy`` and
-    ``participation_ratio`` are estimated, and ``anisotropy_error`` and
-    ``participation_ratio_error`` say how far from the exact values they may be (see
-    `embedgeo.functional.spectrum_values`); the standardized anisotropy is absent.
+    With ``sample_size=m`` the scatter is not held: the values, the baseline among them, are those
+    of a uniform sample of m rows, from the m × m matrix of their products. They have no standard
+    errors by the jackknife.
 
     Source: Razzhigaev et al. 2024 (arXiv 2311.05928).
 
@@ -161,15 +154,16 @@ class Anisotropy(GeometryMetric):
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
             averaged. Batches do not span ranks, and rows that do not fill one are left out.
-        sketch: k, the columns of the sketch: 8 d k bytes in place of 8 d². None: the scatter is
-            held.
         alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
             counted from 1.
+        sample_size: m, the number of rows that are drawn without replacement from all updates and
+            ranks: 4 d m bytes in place of 8 d². None: the scatter of all rows is held.
+        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: ``batch_size`` is less than 2, ``sketch`` less than 8, ``alpha_window`` holds
-            less than three, or a sketch is to tell what it cannot.
+        ValueError: ``batch_size`` or ``sample_size`` is less than 2, ``alpha_window`` holds less
+            than three, or a sample is to tell what it cannot.
 
     >>> import torch
     >>> metric = Anisotropy(2)
@@ -189,8 +183,9 @@ class Anisotropy(GeometryMetric):
         dim: int,
         spectrum: bool = False,
         batch_size: int | None = None,
-        sketch: int | None = None,
         alpha_window: tuple[int, int] = ALPHA_WINDOW,
+        sample_size: int | None = None,
+        seed: int = 0,
         **kwargs: Any,
     ) -> None:
         match alpha_window:
@@ -202,59 +197,81 @@ class Anisotropy(GeometryMetric):
                     "counted from 1, such as "
                     f"(11, 99); got {alpha_window!r}."
                 )
-        others = [each for each in (sketch, alpha_window) if each not in (None, ALPHA_WINDOW)]
+        others: list[object] = [] if alpha_window == ALPHA_WINDOW else [alpha_window]
+        if sample_size is not None:
+            others += [sample_size, seed]
         super().__init__(dim, spectrum, batch_size, *others, **kwargs)
         if batch_size is not None and batch_size < 2:
             raise ValueError(
                 f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}."
             )
-        if sketch is not None and (
-            isinstance(sketch, bool) or not isinstance(sketch, int) or sketch < 8
-        ):
+        if sample_size is not None and sample_size < 2:
             raise ValueError(
-                f"sketch must be a number of columns, 8 or more (512, say), or None for none; got "
-                f"{sketch!r}."
+                f"sample_size must be at least 2 rows, or None for all rows; got {sample_size}."
             )
-        if sketch is not None and (spectrum or batch_size is not None):
+        if sample_size is not None and (spectrum or batch_size is not None):
             raise ValueError(
-                f"sketch must be None with spectrum or batch_size, which need the scatter; got "
-                f"{sketch}. Leave one out."
+                f"sample_size must be None with spectrum or batch_size, which need all rows; got "
+                f"{sample_size}. Leave one out."
             )
         self.spectrum = spectrum
         self.batch_size = batch_size
-        self.sketch = sketch
         self.alpha_window = alpha_window
-        self.declare(Scatter.empty(dim) if sketch is None else ScatterSketch.empty(dim, sketch))
+        self.sample_size = sample_size
+        self.seed = seed
+        self.has_copies = sample_size is None
+        if sample_size is None:
+            self.declare(Scatter.empty(dim))
+        else:
+            self.declare(Sample.empty(dim, sample_size, seed=seed))
         if batch_size is not None:
             self.declare(AnisotropyBatches.empty(dim, batch_size), "batch_")
 
     def update_states(self, rows: Rows) -> None:
-        if self.sketch is None:
-            self.extend(row_scatter(rows.embeddings, small=self.spectrum))
-        else:
-            self.extend(row_sketch(rows.embeddings, self.sketch))
+        if self.sample_size is not None:
+            stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
+            sample = self.load(Sample)
+            self.store(
+                sample.extend(
+                    rows.embeddings,
+                    numbers=rows.numbers,
+                    num_rows=rows.num_kept,
+                    stream=stream,
+                    num_streams=num_streams,
+                    first=rows.first,
+                )
+            )
+            return
+        self.extend(row_scatter(rows.embeddings, small=self.spectrum))
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
+    def of_width(self, dim: int) -> Self:
+        return type(self)(
+            dim, self.spectrum, self.batch_size, self.alpha_window, self.sample_size, self.seed
+        )
+
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+        if self.sample_size is not None:
+            num_sampled = min(num_rows, self.sample_size)
+            return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 24)
         pending = num_rows % self.batch_size if self.batch_size else 0
-        matrix = self.dim**2 - 1 if self.sketch is None else (self.dim - 1) * self.sketch
-        return super().state_bytes(num_rows) + 8 * matrix + pending * itemsize * self.dim
+        matrix = 8 * (self.dim**2 - 1)
+        return super().state_bytes(num_rows) + matrix + pending * itemsize * self.dim
 
     @property
     def label(self) -> str:
-        return "Anisotropy" if self.sketch is None else "Anisotropy (sketch)"
+        return "Anisotropy" if self.sample_size is None else "Anisotropy (sample)"
 
     @property
     def compromise(self) -> str:
-        if self.sketch is None:
+        if self.sample_size is None:
             return ""
         return (
-            f"Anisotropy holds a sketch ({size(8 * self.dim * self.sketch)}) at layers of width "
-            f"{self.dim}, not the "
-            f"scatter ({size(8 * self.dim**2)}): anisotropy_error says how far off it may be, "
-            f"anisotropy_standardized "
-            "is absent."
+            f"Anisotropy is that of a sample of {self.sample_size:,} rows "
+            f"({size(4 * self.dim * self.sample_size)}) at layers of width {self.dim}, not of the "
+            f"scatter of all ({size(8 * self.dim**2)}): compare it with anisotropy_null, and with "
+            "samples of as many rows."
         )
 
     def eigenvalues(self) -> Tensor:
@@ -265,11 +282,12 @@ class Anisotropy(GeometryMetric):
         ranks; ``mean``, shape (d,), is the mean row of the same.
 
         Raises:
-            ValueError: the metric holds a sketch.
+            ValueError: the metric holds a sample.
         """
-        if self.sketch is not None:
+        if self.sample_size is not None:
             raise ValueError(
-                f"eigenvalues need the whole scatter; got sketch={self.sketch}. Leave sketch= out."
+                f"eigenvalues need the scatter of all rows; got sample_size={self.sample_size}. "
+                "Leave sample_size= out."
             )
         return covariance_eigenvalues(self.load(Scatter).expanded())
 
@@ -277,8 +295,10 @@ class Anisotropy(GeometryMetric):
         return {"spectra": self._spectrum} if self.spectrum else {}
 
     def samples(self) -> Table:
-        held = {"mean": self.mean.where(self.num_finite > 0, torch.nan)}
-        return held if self.sketch is not None else {**held, "eigenvalues": self.eigenvalues()}
+        if self.sample_size is not None:
+            return {}
+        mean = self.mean.where(self.num_finite > 0, torch.nan)
+        return {"mean": mean, "eigenvalues": self.eigenvalues()}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -292,19 +312,38 @@ class Anisotropy(GeometryMetric):
             "participation_ratio": (rows.dim * free + 2) / (free + rows.dim + 1),
         }
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        if self.sketch is not None:
-            return sketch_values(self.load(ScatterSketch))
-        scatter = self.load(Scatter).expanded()
-        values = yield from steps(
-            spectrum_values, scatter, full=self.spectrum, alpha_window=self.alpha_window
-        )
-        if self.batch_size is None:
-            return values
-        batches = self.load(AnisotropyBatches)
-        of_batches = yield from on_host(batches.n, batches.mean, batches.m2)
-        return values | batch_values(*of_batches)
+    def compute(self) -> dict[str, Tensor]:
+        return Anisotropy.compute_all([self])[0]
+
+    @classmethod
+    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
+        """Compute the values of several metrics; narrow scatters of one width have their
+        eigenvalues in one operation.
+        """
+        values: list[dict[str, Tensor]] = []
+        narrow: dict[tuple[int, torch.device], list[tuple[int, Scatter]]] = {}
+        for place, metric in enumerate(metrics):
+            values.append({})
+            if metric.sample_size is not None:
+                values[place] = sampled_spectrum_values(metric.load(Sample).rows)
+                continue
+            scatter = metric.load(Scatter).expanded()
+            if metric.spectrum or metric.dim > SMALL_DIM:
+                values[place] = spectrum_values(
+                    scatter, full=metric.spectrum, alpha_window=metric.alpha_window
+                )
+            else:
+                narrow.setdefault((metric.dim, scatter.mean.device), []).append((place, scatter))
+            if metric.batch_size is not None:
+                batches = metric.load(AnisotropyBatches)
+                values[place] |= batch_values(batches.n, batches.mean, batches.m2)
+        for some in narrow.values():
+            places, scatters = zip(*some, strict=True)
+            found = spectrum_values(Scatter(*map(torch.stack, zip(*scatters, strict=True))))
+            for key, of_key in found.items():
+                for place, value in zip(places, of_key.unbind(), strict=True):
+                    values[place][key] = value
+        return values
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

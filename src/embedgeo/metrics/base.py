@@ -2,11 +2,12 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import copy
 from hashlib import blake2b
 from importlib.metadata import version
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
@@ -19,7 +20,7 @@ from torchmetrics.utilities.exceptions import TorchMetricsUserError
 from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import Exchange, Group, exchanged, total
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
-from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.tokens import TokenTable
@@ -115,7 +116,7 @@ class GeometryMetric(Metric):
     plotted: Sequence[str] = ()
     """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
-    has_copies: ClassVar[bool] = True
+    has_copies: bool = True
     """True where standard errors need copies of the metric that see groups of its rows: see
     `compute_with_errors`.
     """
@@ -165,15 +166,10 @@ class GeometryMetric(Metric):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "compute" in cls.__dict__ and "compute_all" not in cls.__dict__:
+            cls.compute_all = classmethod(_each_computed)  # type: ignore[assignment]
         own_family = cls.family_term if "family_term" in cls.__dict__ else None
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # `torch.nn.Module` would look if it is a parameter
-        if name in self.__dict__.get("_empty_states", ()):
-            self.__dict__[name] = value
-        else:
-            super().__setattr__(name, value)
 
     @staticmethod
     def family_term(key: str) -> Term | None:
@@ -329,7 +325,7 @@ class GeometryMetric(Metric):
         are.
         """
         super().add_state(name, default, *arguments, **named)
-        self._empty_states[name] = deepcopy(default)
+        self._empty_states[name] = default.clone() if isinstance(default, Tensor) else [*default]
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
@@ -358,15 +354,21 @@ class GeometryMetric(Metric):
         is_first = type(state) in self._untouched
         self.store(found if is_first else self.load(type(state)).merge(found))
 
-    @stepwise
-    def hold(self, whole: Self) -> Computation[None]:
+    @classmethod
+    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
+        """Compute the values of several metrics of this class, on the states that they have.
+
+        They are those of layers, or of one layer without a group of rows each. A class overrides
+        this where one operation can serve several metrics.
+        """
+        return _each_computed(cls, metrics)
+
+    def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which
         ``whole`` has.
         """
-        yield from ()
 
-    @stepwise
-    def compute_with_errors(self, groups: Sequence[Self]) -> Computation[ValuesAndErrors]:
+    def compute_with_errors(self, groups: Sequence[Self]) -> ValuesAndErrors:
         """The values of ``compute``, and their standard errors by the delete-a-group jackknife.
 
         Args:
@@ -378,35 +380,36 @@ class GeometryMetric(Metric):
             are right for smooth functions of means; those of counts, shares of a largest coordinate
             and maxima are rough.
         """
-        # as a plain method: see below
-        values = require_values((yield from steps(type(self).compute, self)))
+        found, *left_out = type(self).compute_all(chain([self], self._without_each(groups)))
+        values = require_values(found)
         self.deviations = {}
-        if len(groups) < 2:
+        if len(groups) < 2 or not values:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
+        unknown = self.num_nonfinite.new_tensor(torch.nan, dtype=torch.float64)
+        estimates = torch.stack(
+            [torch.stack([each.get(key, unknown).double() for key in values]) for each in left_out]
+        )
+        sizes = torch.stack([group.num_finite for group in groups])
+        of_groups = deviations(torch.stack([*values.values()]), estimates, sizes)
+        self.deviations = dict(zip(values, of_groups.unbind(1), strict=True))
+        errors = of_groups.square().sum(0).sqrt()
+        return values, dict(zip(values, errors.unbind(), strict=True))
+
+    def _without_each(self, groups: Sequence[Self]) -> Iterator[Self]:
+        """Yield metrics of the rows of all groups but each in turn; none of fewer than two."""
+        if len(groups) < 2:
+            return
         without = copy(groups[0])
-        yield from steps(type(self).hold, without, self)
-        given = tuple(values.values()), tuple(group.num_finite for group in groups)
-        found, sizes = yield from on_host(*given)
-        values = dict(zip(values, found, strict=True))
-        unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
-        left_out: dict[str, list[Tensor]] = {key: [] for key in values}
+        without.hold(self)
         states_without = [
             merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared
         ]
         for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
+            without = copy(without)
             for state in states:
                 without.store(state)
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
-            # not synchronised, no value kept
-            estimates = yield from steps(type(self).compute, without)
-            of_keys = yield from on_host(*(estimates.get(key, unknown) for key in values))
-            for key, estimate in zip(values, of_keys, strict=True):
-                left_out[key].append(estimate)
-        of_groups = torch.stack(sizes)
-        self.deviations = {
-            key: deviations(values[key], torch.stack(left_out[key]), of_groups) for key in values
-        }
-        return values, {key: each.square().sum(0).sqrt() for key, each in self.deviations.items()}
+            yield without
 
     def plot(
         self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None
@@ -614,6 +617,10 @@ class GeometryMetric(Metric):
             state = getattr(self, name)
             setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
         return self
+
+
+def _each_computed(cls: type[Any], metrics: Iterable[Any]) -> list[dict[str, Tensor]]:
+    return [cls.compute(metric) for metric in metrics]
 
 
 def _refuse_gathered(states: Tensor) -> Tensor:

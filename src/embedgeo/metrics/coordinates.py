@@ -12,7 +12,6 @@ from embedgeo.functional.coordinates import (
     outlier_values,
     row_coordinates,
 )
-from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Tables
@@ -161,7 +160,5 @@ class OutlierCoordinates(GeometryMetric):
             * stats.norm.ppf((1 + 0.5 ** (1 / (rows.n * rows.dim))) / 2),
         }
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        (moments,) = yield from on_host(self.load(CoordinateMoments))
-        return outlier_values(moments)
+    def compute(self) -> dict[str, Tensor]:
+        return outlier_values(self.load(CoordinateMoments))

@@ -35,8 +35,8 @@ TABLE_BYTES = 2**31
 where a monitor chooses the metrics: 2 GiB.
 """
 
-_SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sketch is in its place
-SKETCH_COLUMNS = 512  # of the sketch that stands in for a scatter which is too large
+_SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sample is in its place
+SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
 
 EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
     "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
@@ -88,8 +88,8 @@ def default_metrics(
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
-    Above a width of 5792 the scatter of `Anisotropy` takes more than 268 MB, and there is a sketch
-    of 512 columns instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what only a scatter
+    Above a width of 5792 the scatter of `Anisotropy` takes more than 268 MB, and there is a sample
+    of 1,024 rows instead, unless ``spectrum`` or ``anisotropy_batch`` ask for what only a scatter
     tells.
 
     Args:
@@ -107,14 +107,14 @@ def default_metrics(
     Raises:
         ValueError: as these metrics do.
 
-    >>> default_metrics(4096)[1].sketch, default_metrics(8192)[1].sketch
-    (None, 512)
+    >>> default_metrics(4096)[1].sample_size, default_metrics(8192)[1].sample_size
+    (None, 1024)
     """
     whole = Anisotropy(dim, spectrum, anisotropy_batch)
     is_small = spectrum or anisotropy_batch or whole.state_bytes(0) <= _SCATTER_BYTES
     return [
         TokenMoments(dim, count_range),
-        whole if is_small else _in_a_sketch(whole),
+        whole if is_small else Anisotropy(dim, sample_size=SAMPLED_ROWS, seed=seed),
         IntrinsicDimension(
             dim, num_batches=id_batches, discard_fraction=discard_fraction, seed=seed
         ),
@@ -244,7 +244,7 @@ def metric_factory(
 
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
-    """Sentences on a sketch in place of a scatter at a width; none where there is none."""
+    """Sentences on a sample in place of a scatter at a width; none where there is none."""
     function = make.func if isinstance(make, partial) else make
     if function not in (default_metrics, streaming_metrics):
         return
@@ -256,12 +256,6 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
 def metric_name(metric: Metric) -> str:
     """The name of a metric's class and, where that matters to its memory, of its arguments."""
     return metric.label if isinstance(metric, GeometryMetric) else type(metric).__name__
-
-
-def _in_a_sketch(whole: Anisotropy) -> Anisotropy:
-    """The metric with a sketch in place of the scatter, if that is smaller."""
-    sketch = Anisotropy(whole.dim, sketch=SKETCH_COLUMNS)
-    return sketch if sketch.state_bytes(0) < whole.state_bytes(0) else whole
 
 
 def require_distinct_keys(make: MetricFactory) -> None:

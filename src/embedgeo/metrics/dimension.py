@@ -23,7 +23,6 @@ from embedgeo.functional.dimension import (
 )
 from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.jackknife import deviations
-from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, Rows
@@ -410,32 +409,29 @@ class IntrinsicDimension(GeometryMetric):
             },
         }
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        batches, sample = yield from self._batches()
-        estimates = yield from at_once(*(self._estimate(*batch) for batch in batches))
-        return self._values(estimates, sample)
+    def compute(self) -> dict[str, Tensor]:
+        sample = self._sample_on_host()
+        batches = sample_batches(sample, self.batch_size)
+        return self._values([self._estimate(batch) for batch in batches], sample)
 
-    @stepwise
-    def compute_with_errors(self, groups: Sequence[Self] = ()) -> Computation[ValuesAndErrors]:
+    def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
         have NaN.
 
         The groups of the jackknife are those of the sampled rows, by default their
         ``sequence_ids``; ``groups`` are not used.
         """
-        batches, sample = yield from self._batches()
-        labels, group = torch.cat([batch.labels[:, 0] for _, batch in batches]).unique(
+        sample = self._sample_on_host()
+        batches = sample_batches(sample, self.batch_size)
+        labels, group = torch.cat([batch.labels[:, 0] for batch in batches]).unique(
             return_inverse=True
         )
-        of_batches = group.split([len(batch.keys) for _, batch in batches])
+        of_batches = group.split([len(batch.keys) for batch in batches])
         of_groups = [(each, len(labels)) if len(labels) else () for each in of_batches]
-        estimates = yield from at_once(
-            *(
-                self._estimate(*batch, *of_group)
-                for batch, of_group in zip(batches, of_groups, strict=True)
-            )
-        )
+        estimates = [
+            self._estimate(batch, *of_group)
+            for batch, of_group in zip(batches, of_groups, strict=True)
+        ]
         values = self._values(estimates, sample)
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
@@ -449,39 +445,21 @@ class IntrinsicDimension(GeometryMetric):
                     errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
-    def _batches(
-        self,
-    ) -> Computation[tuple[list[tuple[Tensor, Sample]], Sample]]:
-        """The rows of each batch and all else of its sample; and all else of the whole sample.
-
-        All but the rows is on the CPU. In place of these a sample has their places, in a column.
-        """
+    def _sample_on_host(self) -> Sample:
+        """The sampled rows, with all but the rows on the CPU."""
         held = self.load(Sample)
-        places = torch.arange(len(held.keys), device="cpu")
-        keys, labels = yield from on_host(held.keys, held.labels)
-        sample = held._replace(rows=places[:, None], keys=keys, labels=labels, positions=places)
-        batches = list[tuple[Tensor, Sample]]()
-        for batch in sample_batches(sample, self.batch_size):
-            at = batch.rows[:, 0]
-            x = (
-                held.rows
-                if at.equal(places)
-                else held.rows.index_select(0, sent(at, held.rows.device))
-            )
-            batches.append((x, batch))
-        return batches, sample
+        return held._replace(
+            keys=held.keys.cpu(), labels=held.labels.cpu(), positions=held.positions.cpu()
+        )
 
     def _keys(self, infix: str) -> list[str]:
         scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
         return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
 
     def _estimate(
-        self,
-        x: Tensor,
-        batch: Sample,
-        groups: Tensor | None = None,
-        num_groups: int = 0,
-    ) -> Computation[LabelledEstimates]:
+        self, batch: Sample, groups: Tensor | None = None, num_groups: int = 0
+    ) -> LabelledEstimates:
+        x = batch.rows
         if not isinstance(self.estimator, str):
             # several layers, which may be given the same one, are computed at a time
             own = copy(self.estimator)
@@ -491,8 +469,7 @@ class IntrinsicDimension(GeometryMetric):
         _, types, sequences = batch.labels.unbind(1)
         has_types = not len(types) or bool((types >= 0).any())
         has_sequences = bool((sequences >= 0).any())
-        of_batch = steps(
-            labelled_dimensions,
+        return labelled_dimensions(
             x,
             RowLabels(
                 types if has_types else None, sequences if has_sequences else None, batch.keys
@@ -505,7 +482,6 @@ class IntrinsicDimension(GeometryMetric):
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
         )
-        return (yield from of_batch)
 
     def _values(self, estimates: Sequence[LabelledEstimates], sample: Sample) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}

@@ -20,14 +20,13 @@ from embedgeo.functional.distributed import (
     is_distributed,
     num_ranks,
 )
-from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
+from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
-from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.base import GeometryMetric
 
 # makes the metrics of one layer, given the layer's width
 MetricFactory = Callable[[int], list[Metric]]
-ValuePairs = dict[str, Tensor]  # value and standard error of each key, shape (2,)
 
 
 class LayerMetrics:
@@ -113,46 +112,6 @@ class LayerMetrics:
                 with named(copy):
                     update_metric(copy, hidden, part, of_group)
 
-    @stepwise
-    def compute(self) -> Computation[ValuePairs | Exception]:
-        """Values of the metrics, or the exception of one that fails, here alone maybe; every rank
-        must call this.
-        """
-        with in_sync([self]):
-            found = yield from at_once(*(self._values(*each) for each in self._with_their_copies()))
-        values: ValuePairs = {}
-        for of_metric in found:
-            if isinstance(of_metric, Exception):
-                return of_metric
-            values |= of_metric
-        if self.expected_Q and "Q" in values:
-            expected = values["Q"].new_tensor([self.expected_Q, torch.nan])
-            # of no rows, nothing
-            values["norm_Q_expected"] = expected.masked_fill(values["Q"][0].isnan(), torch.nan)
-        return values
-
-    def _values(self, metric: Any, copies: list[Any]) -> Computation[ValuePairs | Exception]:
-        try:
-            with named(metric):
-                errors: Mapping[str, Tensor] = {}
-                if not isinstance(metric, GeometryMetric):
-                    found = require_values(compute_alone(metric))
-                elif self.num_groups:
-                    found, errors = yield from steps(
-                        type(metric).compute_with_errors, metric, copies
-                    )
-                else:
-                    found = require_values((yield from steps(type(metric).compute, metric)))
-                unknown = torch.tensor(torch.nan, dtype=torch.float64, device="cpu")
-                pairs = [(value, errors.get(key, unknown)) for key, value in found.items()]
-                on_cpu = yield from on_host(*pairs)
-                return {
-                    key: torch.stack((value.double(), error))
-                    for key, (value, error) in zip(found, on_cpu, strict=True)
-                }
-        except Exception as error:
-            return error
-
     def dealt(self) -> Tensor:
         """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G +
         1,), int64.
@@ -193,7 +152,7 @@ class LayerMetrics:
         """All metrics, then their copies, in the same order on every rank."""
         return [
             *self._metrics,
-            *(copy for _, copies in self._with_their_copies() for copy in copies),
+            *(copy for _, copies in self.with_their_copies() for copy in copies),
         ]
 
     @property
@@ -230,7 +189,8 @@ class LayerMetrics:
         are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in self._metrics)
         return self._metrics if are_own else []
 
-    def _with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
+    def with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Yield each metric with the copies that have seen the groups, none where it has none."""
         by_group = [self._copies[group] for group in sorted(self._copies)]
         of_each = zip(*by_group, strict=True)
         for metric, has_copies in zip(self._metrics, self._has_copies, strict=True):
@@ -269,13 +229,6 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
         layer.is_synced = True
         stack.callback(setattr, layer, "is_synced", False)
     return stack
-
-
-def reduce(layers: Sequence[LayerMetrics]) -> None:
-    """Give the metrics of layers what `in_sync` does for good, which frees the memory of their own
-    rows' states.
-    """
-    in_sync(layers)  # what would put them back is dropped
 
 
 def _in_sync(metrics: Sequence[Any], group: Group, *, for_values: bool = False) -> ExitStack:

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import coordinate_shares
-from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
@@ -215,14 +214,11 @@ class EmbeddingMoments(GeometryMetric):
             "V_W_unbiased": np.where(free > 0, Q, np.nan),
         }
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        moments, within, num_nonfinite = yield from on_host(
-            self.load(Moments), self.load(WithinMoments), self.num_nonfinite
-        )
-        values = moment_values(moments)
+    def compute(self) -> dict[str, Tensor]:
+        within = self.load(WithinMoments)
+        values = moment_values(self.load(Moments))
         n = values["n"]
-        values["n_nonfinite"] = num_nonfinite.to(n.dtype)
+        values["n_nonfinite"] = self.num_nonfinite.to(n)
         if has_token_values(n, within.n_with_ids):
             variance = torch.where(
                 within.n_with_ids == n, ratio(within.within, within.n_paired), torch.nan

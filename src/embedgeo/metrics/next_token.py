@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.next_tokens import (
     alignment_values,
     class_distance_values,
@@ -14,7 +13,7 @@ from embedgeo.functional.next_tokens import (
     labelled_by_next,
 )
 from embedgeo.functional.rows import Rows
-from embedgeo.functional.tokens import SequenceCount, TokenTable, TypeMoments, type_table
+from embedgeo.functional.tokens import SequenceCount, TokenTable, type_table
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -161,29 +160,28 @@ class NextTokenGeometry(GeometryMetric):
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         return {"unembedding_alignment_std": np.sqrt(1 / rows.dim)}
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        table = self.load(TokenTable)
-        types, (num_sequences,) = yield from on_host(table.reduced(), self.load(SequenceCount))
-        types = types.seen()
-        frequent = table.of(self._frequent(types)).without_rounding()
+    def compute(self) -> dict[str, Tensor]:
+        types = self._types()
+        frequent = types.select(self._frequent(types))
         return {
-            **collapse_values(types, num_sequences),
+            **collapse_values(types, self.load(SequenceCount).num_sequences),
             **class_distance_values(frequent),
             **alignment_values(frequent, self._unembedding),
             "next_token_types": types.n.new_tensor(len(frequent.n)),
         }
 
-    @stepwise
-    def hold(self, whole: Self) -> Computation[None]:
+    def hold(self, whole: Self) -> None:
         """Compare the types that are frequent among all rows."""
-        (types,) = yield from on_host(whole.load(TokenTable).reduced())
-        self._compared = whole._frequent(types.seen())
+        types = whole._types()
+        self._compared = types.token_ids[whole._frequent(types)]
 
-    def _frequent(self, types: TypeMoments) -> Tensor:
-        """The ids of the frequent types."""
+    def _types(self) -> TokenTable:
+        return self.load(TokenTable).typed().without_rounding()
+
+    def _frequent(self, types: TokenTable) -> Tensor:
+        """Marks of the frequent types."""
         if self._compared is not None:
-            return types.token_ids[torch.isin(types.token_ids, self._compared) & (types.n > 1)]
+            return torch.isin(types.token_ids, self._compared) & (types.n > 1)
         most = types.n.argsort(descending=True, stable=True)[: self.max_types]
         is_among_most = torch.zeros_like(types.n, dtype=torch.bool).index_fill(0, most, 1)
-        return types.token_ids[is_among_most & (types.n >= self.min_count)]
+        return is_among_most & (types.n >= self.min_count)

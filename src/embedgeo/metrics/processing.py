@@ -9,11 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from embedgeo.functional.distributed import current_rank, num_ranks
-from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.processing import processed_values, require_removed
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
-from embedgeo.functional.spectrum import SMALL_DIM, Scatter, row_scatter
+from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.glossary import Term, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -110,12 +109,9 @@ class AfterProcessing(GeometryMetric):
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         return {"anisotropy_z_scored": rows.value("anisotropy_null")}
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        scatter, sample = self.load(Scatter).expanded(), self.load(Sample)
-        if self.dim <= SMALL_DIM:
-            scatter, sample = yield from on_host(scatter, sample)
-        return processed_values(scatter, sample.rows, top=self.top)
+    def compute(self) -> dict[str, Tensor]:
+        rows = self.load(Sample).rows
+        return processed_values(self.load(Scatter).expanded(), rows, top=self.top)
 
 
 def is_processed(key: str) -> bool:

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.lockstep import Computation, on_host, stepwise
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.similarity import (
     SequenceSimilarity,
@@ -172,19 +171,17 @@ class TokenSimilarity(GeometryMetric):
         squares = (1 - across) ** 2 + np.where(dim > 1, across**2 / (dim - 1), 0)
         return {"cosine_std": np.sqrt(np.maximum(squares - mean**4, 0))}
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        spread = cosine_deviation(self.load(Scatter).expanded())
-        state, types, spread = yield from on_host(
-            self.load(SequenceSimilarity), self.load(TokenTable).reduced(), spread
-        )
+    def compute(self) -> dict[str, Tensor]:
+        state, table = self.load(SequenceSimilarity), self.load(TokenTable)
+        types = table.typed()
         distances, of_all_pairs = sequence_distances(state)
-        n_with_ids = types.n.sum() + types.num_untyped
+        n_with_ids = table.n.sum()
         if has_token_values(state.n, n_with_ids):
             complete = n_with_ids == state.n  # not if only some of the rows had token ids
             of_types = type_distances(types) | crossed_distances(state, types)
             distances = {
                 key: torch.where(complete, each, torch.nan) for key, each in of_types.items()
             } | distances
+        spread = cosine_deviation(self.load(Scatter).expanded())
         values = {"cosine_std": spread} | {key: 1 - each for key, each in distances.items()}
         return values | {f"{key}_adjusted": of_all_pairs - each for key, each in distances.items()}

@@ -1,26 +1,26 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import coordinate_shares
-from embedgeo.functional.distributed import Exchange, Group
-from embedgeo.functional.lockstep import Computation, at_once, called, computed, on_host, stepwise
-from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
+from embedgeo.functional.moments import (
+    Moments,
+    moment_values,
+    ratios,
+    row_moments,
+    variance_values,
+)
 from embedgeo.functional.next_tokens import labelled_by_next
-from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     REGRESSION_COUNT_RANGE,
     SequenceCount,
     TokenTable,
-    TypeMoments,
     context_split,
     has_token_values,
     local_variance,
@@ -37,8 +37,6 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
 Labels = Literal["own", "next"]
-# what layers with the same rows differ in
-_OF_A_LAYER = "norm", "distance2", "m2", "sequence_m2", "center"
 _DRAWS = 16  # of the token types of Gaussian rows
 
 _OVER_TYPES = in_group(
@@ -222,9 +220,7 @@ class TokenMoments(GeometryMetric):
     (10.0, 1.0, 9.0, 2.0)
     """
 
-    # in place of the table, where only values are asked for
-    types_of_all_ranks: TypeMoments | None = None
-    _whole: TypeMoments | None = None  # of all rows, where this is of those without a group
+    _whole: TokenTable | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
     plotted = EmbeddingMoments.plotted
@@ -284,7 +280,7 @@ class TokenMoments(GeometryMetric):
         They cover the rows that this process has seen or, within ``sync_context()``, those of all
         ranks.
         """
-        types = _in_range(computed(self._types()), self.count_range)
+        types = _in_range(self._types(), self.count_range)
         return {"token_id": types.token_ids, **type_values(types)}
 
     def distances(self) -> dict[str, Tensor]:
@@ -294,8 +290,12 @@ class TokenMoments(GeometryMetric):
         In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The
         rows are those of `table`.
         """
-        types = _in_range(computed(self._types()), self.count_range)
-        return {"token_id": types.token_ids, "n": types.n, "distance": types.distance2}
+        types = _in_range(self._types(), self.count_range)
+        return {
+            "token_id": types.token_ids,
+            "n": types.n,
+            "distance": types.distances(types.center()),
+        }
 
     def means(self) -> dict[str, Tensor]:
         """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared
@@ -303,14 +303,8 @@ class TokenMoments(GeometryMetric):
 
         It is the whole state that has the means: d numbers a type. The rows are those of `table`.
         """
-        types = self._typed_in_range()
+        types = _in_range(self.load(TokenTable).typed(), self.count_range)
         return {"token_id": types.token_ids, "n": types.n, "mean": types.mean}
-
-    def _typed_in_range(self) -> TokenTable:
-        types = self.load(TokenTable).typed()
-        if self.count_range is None:
-            return types
-        return types.select((types.n >= self.count_range[0]) & (types.n <= self.count_range[1]))
 
     def plane(self, most: int = 150) -> dict[str, Tensor]:
         """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by
@@ -321,7 +315,7 @@ class TokenMoments(GeometryMetric):
         the zero vector, with token_id -1 and n 0. Empty where no token types have been seen; the
         rows are those of `table`.
         """
-        types = self._typed_in_range()
+        types = _in_range(self.load(TokenTable).typed(), self.count_range)
         means, origin = type_plane(types)
         chosen = types.n.argsort(descending=True, stable=True)[:most]
         first = 1 if len(chosen) else 0
@@ -373,153 +367,82 @@ class TokenMoments(GeometryMetric):
             return values
         return values | _gaussian_regressions(rows.counts, rows.Q, rows.dim)
 
-    @stepwise
-    def compute(self) -> Computation[dict[str, Tensor]]:
-        held = [self.load(Moments)] if self.count_range is None else []
-        every, on_cpu = yield from at_once(
-            self._types(), on_host(self.load(SequenceCount), self.num_nonfinite, *held)
-        )
-        (num_sequences,), num_nonfinite, *moments = on_cpu
+    def compute(self) -> dict[str, Tensor]:
+        every = self._types()
+        types = _in_range(every, self.count_range)
+        n_with_ids = types.n.sum()
+        if self.count_range is None:
+            values = moment_values(self.load(Moments))
+            num_untyped = self._num_untyped()
+            n_with_ids = n_with_ids + num_untyped
+            is_mixed = bool(num_untyped > 0)
+            of_types = variance_values(*types.pooled()) if is_mixed else values
+        else:
+            values = variance_values(*types.pooled())
+            of_types = values
+        n = values["n"]
+        values["n_nonfinite"] = self.num_nonfinite.to(n)
+        if not has_token_values(n, n_with_ids):
+            return values
+        num_sequences = self.load(SequenceCount).num_sequences
+        split = variance_split(types)
+        within = within_variance(types, num_sequences)
         whole = every if self._whole is None else self._whole
-        ranges = self.count_range, self.regression_count_range
-        found = _Found(every, whole, num_sequences, ranges, *moments)
-        values = yield from called(_values, found)
-        return values | {"n_nonfinite": num_nonfinite.to(values["n"].dtype)}
+        sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
+        is_regressed = torch.isin(
+            every.token_ids, whole.token_ids[_is_in_range(whole, self.regression_count_range)]
+        )
+        regressed = {key: each[is_regressed] for key, each in type_values(every).items()}
+        num_in_range = _is_in_range(every, self.regression_count_range).sum()
+        token_values = {
+            "token_types": n.new_tensor(len(types.n)),
+            **split,
+            **ratios(
+                {
+                    "V_over_Q": (values["V"], values["Q"]),
+                    "V_W_over_Q": (split["V_W"], of_types["Q"]),
+                    "V_B_over_Q": (split["V_B"], of_types["Q"]),
+                }
+            ),
+            **unbiased_split(of_types["n"], of_types["V"], within),
+            **context_split(within, local_variance(types, sequences), num_sequences),
+            **type_regressions(regressed),
+            "token_types_regressed": num_in_range.to(n),
+        }
+        if bool(n_with_ids == n):
+            return values | token_values
+        # only some of the ranks were given token ids
+        return values | {key: torch.full_like(n, torch.nan) for key in token_values}
 
-    @stepwise
-    def hold(self, whole: Self) -> Computation[None]:
+    def hold(self, whole: Self) -> None:
         """Take from all rows which types are regressed, and in how many sequences each is.
 
         Types that leave the range of counts with a group would double the errors over types; types
         that stand for others in fewer sequences would make those of V_W_local a fifth too large.
         """
-        self._whole = yield from whole._types()
+        self._whole = whole._types()
 
-    def _types(self) -> Computation[TypeMoments]:
-        """All token types, on the CPU, with the mean of those within ``count_range`` as their
-        centre.
-        """
-        types = self.types_of_all_ranks
-        (types,) = yield from on_host(
-            self.load(TokenTable).reduced(self.count_range) if types is None else types
-        )
-        return types.seen()
+    def _types(self) -> TokenTable:
+        """All token types, with squared deviations that are not rounding."""
+        return self.load(TokenTable).typed().without_rounding()
+
+    def _num_untyped(self) -> Tensor:
+        """Number of rows that have no type, scalar."""
+        table = self.load(TokenTable)
+        return table.n[: table.num_untyped].sum()
 
     def reset(self) -> None:
         super().reset()
-        self.types_of_all_ranks = None
         self._whole = None
 
-    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
-        table = on_one_device(self.load(TokenTable))
-        states, types = yield from at_once(
-            self.all_reduce_but([TokenTable], group),
-            table.reduced_over_ranks(self.count_range, group),
-        )
-        return {**states, "types_of_all_ranks": types}
+
+def _is_in_range(types: TokenTable, count_range: tuple[int, int]) -> Tensor:
+    """Marks of the token types that occur so often."""
+    return (types.n >= count_range[0]) & (types.n <= count_range[1])
 
 
-class _Found(NamedTuple):
-    """Numbers that values follow from, of one layer or of several, stacked along a leading axis."""
-
-    every: TypeMoments  # the centre is that of the types within the first of the ranges
-    whole: TypeMoments  # of all rows, where `every` is of those without a group
-    num_sequences: Tensor
-    # of counts: of all values, and of those over types
-    ranges: tuple[tuple[int, int] | None, tuple[int, int]]
-    moments: Moments | None = None
-
-    def has_rows_of(self, other: "_Found") -> bool:
-        """Tell whether they are of the same rows, as those of different layers are."""
-        if self.ranges != other.ranges or (self.moments is None) != (other.moments is None):
-            return False
-        own, others = self._counts(), other._counts()
-        return all(torch.equal(a, b) for a, b in zip(own, others, strict=True))
-
-    def _counts(self) -> list[Tensor]:
-        counted = [
-            (each.token_ids, each.n, each.sequences, each.sequence_n2)
-            for each in (self.every, self.whole)
-        ]
-        of_rows = [] if self.moments is None else [self.moments.n]
-        return [*chain(*counted), self.every.num_untyped, self.num_sequences, *of_rows]
-
-
-def _values(layers: list[_Found]) -> list[dict[str, Tensor]]:
-    """Values of layers; of those with the same rows, which are all as a rule, in one batch of each
-    operation.
-    """
-    values: dict[int, dict[str, Tensor]] = {}
-    remaining = [*enumerate(layers)]
-    while remaining:
-        first = remaining[0][1]
-        same = [
-            (place, each) for place, each in remaining if each is first or each.has_rows_of(first)
-        ]
-        remaining = [each for each in remaining if each[0] not in dict(same)]
-        found = _values_of_rows(
-            first._replace(
-                every=_stacked([each.every for _, each in same], _OF_A_LAYER),
-                moments=first.moments
-                and _stacked([each.moments for _, each in same], Moments._fields[1:]),
-            )
-        )
-        columns = {key: value.expand(len(same)).unbind() for key, value in found.items()}
-        values |= {
-            place: {key: column[i] for key, column in columns.items()}
-            for i, (place, _) in enumerate(same)
-        }
-    return [values[place] for place in range(len(layers))]
-
-
-def _stacked(states: list[Any], names: Sequence[str]) -> Any:
-    """The first of these states, with its fields of these names stacked with those of all of
-    them.
-    """
-    return states[0]._replace(
-        **{name: torch.stack([getattr(each, name) for each in states]) for name in names}
-    )
-
-
-def _values_of_rows(found: _Found) -> dict[str, Tensor]:
-    every, whole, num_sequences, (count_range, regressed_range), moments = found
-    types = _in_range(every, count_range)
-    values = variance_values(*types.pooled()) if moments is None else moment_values(moments)
-    n, n_with_ids = values["n"], types.n.sum()
-    of_types = values
-    if moments is not None and bool(types.num_untyped > 0):
-        of_types = variance_values(*types.pooled())
-        n_with_ids = n_with_ids + types.num_untyped
-    if not has_token_values(n, n_with_ids):
-        return values
-    split = variance_split(types)
-    within = within_variance(types, num_sequences)
-    regressed = every.select(
-        torch.isin(every.token_ids, _in_range(whole, regressed_range).token_ids)
-    )
-    sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
-    token_values = {
-        "token_types": n.new_tensor(len(types.n)),
-        **split,
-        "V_over_Q": ratio(values["V"], values["Q"]),
-        "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
-        "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
-        **unbiased_split(of_types["n"], of_types["V"], within),
-        **context_split(within, local_variance(types, sequences), num_sequences),
-        **type_regressions(type_values(regressed)),
-        "token_types_regressed": n.new_tensor(len(_in_range(every, regressed_range).n)),
-    }
-    complete = n_with_ids == n  # not if only some of the ranks were given token ids
-    return values | {
-        key: torch.where(complete, value, torch.nan) for key, value in token_values.items()
-    }
-
-
-def _in_range(types: TypeMoments, count_range: tuple[int, int] | None) -> TypeMoments:
-    if count_range is None:
-        return types
-    lo, hi = count_range
-    return types.select((types.n >= lo) & (types.n <= hi))
+def _in_range(types: TokenTable, count_range: tuple[int, int] | None) -> TokenTable:
+    return types if count_range is None else types.select(_is_in_range(types, count_range))
 
 
 def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:

@@ -30,6 +30,7 @@ from embedgeo.functional.distributed import num_ranks
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import RowUnit, row_ids
 from embedgeo.geometry import Geometry
+from embedgeo.geometry.computing import layer_values
 from embedgeo.glossary import headlines, term
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
@@ -715,9 +716,8 @@ def _metric_seconds(metric: Metric, width: int, rows: _ExpectedRows, device: tor
         )
         part_ids = row_ids(hidden[part], None if ids is None else ids[part], None, sequences[part])
         update = partial(timed.update, hidden[part], part_ids)
-        seconds = _timed(update, device) * rows.total / hidden.shape[:-1].numel() + _timed(
-            timed.compute, device
-        )
+        seconds = _timed(update, device) * rows.total / hidden.shape[:-1].numel()
+        seconds += _timed(partial(layer_values, [timed]), device)
     return share * seconds
 
 

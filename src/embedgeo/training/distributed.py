@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
 from itertools import accumulate, pairwise
@@ -203,7 +202,7 @@ class PipelineStage:
             )
         return made[0]
 
-    def _join(self, num_layers: int, own_records: Future[list[Record]]) -> list[Record]:
+    def _join(self, num_layers: int, own_records: list[Record] | Exception) -> list[Record]:
         """The records of all stages, as those of the whole model; every rank must call this."""
 
         def of_this_stage() -> tuple[int, list[Record]]:
@@ -213,7 +212,9 @@ class PipelineStage:
                     f"{num_ranks(self._stages)} ranks, as interleaved schedules have. Sweep over "
                     f"the checkpoints."
                 )
-            return num_layers, own_records.result()
+            if isinstance(own_records, Exception):
+                raise own_records
+            return num_layers, own_records
 
         every = self._gathered(of_this_stage)
         for (_, before), (_, after) in pairwise(every):

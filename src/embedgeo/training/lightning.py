@@ -95,11 +95,6 @@ class GeometryMonitor(Monitor, Callback):
             in when ``fit`` begins (``setup``), if the model is not compiled by then; otherwise call
             ``prepare(model)`` before ``torch.compile``. What the monitor itself runs, on a probe or
             for the last weights, is eager.
-        background: compute the numbers in a thread while training goes on, and log them when a
-            batch begins after that; on several ranks, at the next measured step. They are the same
-            bit for bit, in the same order and at the same steps; the next measurement, a
-            checkpoint, an exception and the end of training wait for them. Where a ModelCheckpoint,
-            an EarlyStopping or a learning rate follows one of them, training waits at once.
         drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at
             the measurement before, at the first one of the run, and at the layer below: see
             `embedgeo.geometry.drift.Drift`. The ``linearity`` needs more rows than the layer is
@@ -144,7 +139,6 @@ class GeometryMonitor(Monitor, Callback):
         return self._generate_state_key(prefix=self.prefix)
 
     def state_dict(self) -> dict[str, Any]:
-        self._complete()  # every rank saves
         state = self._state()
         return {**state, "last_values": self._last_values} if state else {}
 
@@ -176,20 +170,12 @@ class GeometryMonitor(Monitor, Callback):
         group = None
         if isinstance(strategy, ModelParallelStrategy):
             group = strategy.device_mesh["data_parallel"].get_group()
-        deciding = (
-            *trainer.checkpoint_callbacks,
-            *trainer.early_stopping_callbacks,
-            *trainer.lr_scheduler_configs,
-        )
         run = TrainingRun(
             model=pl_module,
             device=strategy.root_device,
             process_group=group,
             writes_files=trainer.is_global_zero,
             folder=logger_folder(trainer.loggers) if trainer.is_global_zero else None,
-            is_followed=any(
-                self._is_own(getattr(each, "monitor", None) or "") for each in deciding
-            ),
             batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward

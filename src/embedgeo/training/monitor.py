@@ -1,13 +1,11 @@
 """Measuring while a model trains: the part that all trainers share."""
 
-import atexit
 import importlib
 import math
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +44,6 @@ from embedgeo.functional.distributed import (
 from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import can_start_threads
 from embedgeo.geometry.drift import Drift
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
@@ -142,21 +139,17 @@ class TrainingRun:
     process_group: Group = None  # the ranks that have different rows; None: all
     writes_files: bool = True
     folder: Path | None = None  # in which the trainer writes its results
-    is_followed: bool = False  # by decisions of the trainer, so that values cannot be late
     first_step: int = 0  # at most, of a run that is not resumed
     batches_a_step: int = 1  # that gradients are accumulated over
 
 
-class PendingMeasurement(NamedTuple):
+class Measurement(NamedTuple):
     """A measurement whose records have not been logged."""
 
     step: int
     geometry: Geometry
-    records: Future[list[Record]]  # of this rank
     why_silent: str
     is_first: bool  # of the run
-    process: int  # with the thread that computes it; a fork of it has none
-    is_recorded: bool = False  # by this rank alone
 
 
 class MonitorOptions(TypedDict, total=False):
@@ -181,7 +174,6 @@ class MonitorOptions(TypedDict, total=False):
     jackknife: int
     word_ids: Callable[[Any], Tensor] | None
     compiled: Compiled
-    background: bool
     drift: bool | int
     pictures: bool
     scalars: Scalars
@@ -239,7 +231,6 @@ class Monitor(ABC):
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
         compiled: Compiled = "eager",
-        background: bool = False,
         drift: bool | int = False,
         pictures: bool = True,
         scalars: Scalars = "headlines",
@@ -274,7 +265,6 @@ class Monitor(ABC):
         self.measure_last = measure_last
         self.on_error = on_error
         self.compiled = compiled
-        self.background = background
         self.drift = _num_compared_rows(drift, has_probe=probe is not None)
         self.pictures = pictures
         self.scalars = require_scalars(scalars)
@@ -302,7 +292,6 @@ class Monitor(ABC):
         self._geometry: Geometry | None = None
         self._run: TrainingRun | None = None
         self._file: HistoryFile | None = None
-        self._pending: PendingMeasurement | None = None
         self._ranks: OwnGroup | None = None  # all, where there are several
         self._row_group: Group = None  # those that have different rows
         self._reset()
@@ -576,9 +565,6 @@ class Monitor(ABC):
         self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
-        # several ranks would differ in when they are done, and wait for the next measured step
-        if self._pending is not None and self._pending.records.done() and not has_other_ranks():
-            self._complete()
         if self._geometry is not None and not self._opened:
             self._open(batch)
         if self._geometry is None:
@@ -647,7 +633,6 @@ class Monitor(ABC):
                 self._measure_recent(step)
             else:
                 self._measure_probe(step)
-        self._complete(alone=self._ranks is not None and not is_distributed())
         if not self._failed:
             with self._guarded():
                 self._media.write(self._loggers(), self.history, last=True)
@@ -655,8 +640,7 @@ class Monitor(ABC):
     def _leave_out_last(self, step: int) -> None:
         """Drop what is not computed yet, which would be of this rank's rows alone."""
         is_last_due = self.measure_last and step not in (self._first_step, self._measured_step)
-        is_due = is_last_due or self._window_start is not None or self._waits_for_ranks()
-        if self._geometry is not None and is_due:
+        if self._geometry is not None and (is_last_due or self._window_start is not None):
             self._warn(
                 "the process group must be there until the last measurement is complete; it was "
                 "destroyed before, and "
@@ -671,13 +655,7 @@ class Monitor(ABC):
         checkpoint.
         """
         self._detach()
-        try:
-            self._complete(alone=True)
-        except Exception as error:  # which must not take the place of one in training
-            self._warn_of_failure(error)
-        self._pending = None
         self._leave_ranks()
-        atexit.unregister(self._complete)
         if self._file is not None:
             self._write(self._file.close)
             if self._file.path.exists() and not self._cannot_write:
@@ -804,7 +782,6 @@ class Monitor(ABC):
         this.
         """
         self._window_start = None
-        self._complete()
         geometry = self._geometry
         assert geometry is not None
         assert self._run is not None
@@ -816,58 +793,20 @@ class Monitor(ABC):
             return
         is_first = self._measured_step is None
         self._measured_step = step
-        in_thread = self.background and not self._run.is_followed and can_start_threads()
         is_agreed = False
         with self._guarded():
-            with together(self._ranks, f"before step {step}"):
-                own_records, why_silent = geometry.hand_over(in_thread=in_thread)
-                agreed = None if in_thread else geometry.agreed(own_records)
-                if own_records.done():
-                    own_records.result()
+            try:
+                with together(self._ranks, f"before step {step}"):
+                    records = geometry.records()
+                    why_silent = geometry.why_silent()
+            finally:
+                geometry.reset()
             is_agreed = True
-            measurement = PendingMeasurement(
-                step, geometry, own_records, why_silent, is_first, os.getpid()
-            )
-            if agreed is None:
-                self._pending = measurement
-                atexit.register(self._complete, alone=True)
-            else:
-                self._record(measurement, agreed)
+            self._record(Measurement(step, geometry, why_silent, is_first), records)
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _waits_for_ranks(self) -> bool:
-        """Tell whether there is a measurement that takes all ranks to complete."""
-        return (
-            self._pending is not None
-            and self._run is not None
-            and self._run.process_group is not None
-        )
-
-    def _complete(self, *, alone: bool = False) -> None:
-        """Wait for the pending measurement and log it, but not ``alone`` on this rank if that takes
-        all of them.
-        """
-        pending = self._pending
-        if pending is None or pending.process != os.getpid():
-            return
-        wait([pending.records])
-        if alone and (pending.is_recorded or self._waits_for_ranks()):
-            return
-        self._pending = pending._replace(is_recorded=True) if alone and has_other_ranks() else None
-        atexit.unregister(self._complete)
-        with self._guarded():
-            if alone:
-                records = pending.records.result()
-            else:
-                with together(self._ranks):
-                    records = pending.geometry.agreed(pending.records)
-            if not pending.is_recorded:
-                self._record(pending, records, alone=alone)
-
-    def _record(
-        self, measurement: PendingMeasurement, records: list[Record], *, alone: bool = False
-    ) -> None:
+    def _record(self, measurement: Measurement, records: list[Record]) -> None:
         step = measurement.step
         measured: list[Any] = []
         layers = {record["layer"] for record in records}
@@ -878,8 +817,7 @@ class Monitor(ABC):
             for key, value in {"step": step, **record}.items():
                 setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
             measured.append(vars(dated))
-        if not alone:
-            measured += self._hear(step, measured)
+        measured += self._hear(step, measured)
         self.history += measured
         self._is_new = False
         if self._file is not None:

@@ -178,17 +178,13 @@ class StepMonitor(Monitor):
             and self._has_stepped
             and self._now + 1 >= start + self.schedule.window
         )
-        if self._ranks is not None and is_distributed() and (is_due or self._waits_for_ranks()):
+        if self._ranks is not None and is_distributed() and is_due:
             all_save = False
-            occasion = f"state at step {self._now}" + (
-                ", the last of a measurement" if is_due else ""
-            )
+            occasion = f"state at step {self._now}, the last of a measurement"
             with self._guarded():
                 all_save = self._ranks.all_come(occasion, 0.001 if self._saves_alone else 10.0)
             if all_save:
-                if is_due:
-                    self._after_batch(self._now + 1)
-                self._complete()
+                self._after_batch(self._now + 1)
             elif not (self._saves_alone or self._failed):
                 self._saves_alone = True
                 self._warn(
@@ -196,7 +192,6 @@ class StepMonitor(Monitor):
                     "the steps just taken "
                     "together; called on some, a run that goes on from this state will not have it."
                 )
-        self._complete(alone=True)
         return self._state()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -254,7 +249,6 @@ class StepMonitor(Monitor):
             last_step = self._last_step
             if self._window_start is not None:
                 self._measure(self._window_start)
-            self._complete()
             rule = (
                 "step must be the number of optimizer steps taken in the whole run, over all epochs"
             )
@@ -270,9 +264,7 @@ class StepMonitor(Monitor):
         """
         if self._geometry is None:
             self._go_idle()
-        elif self._window_start is not None or (
-            self._pending is not None and not has_other_ranks()
-        ):
+        elif self._window_start is not None:
             self._idle_between = inf, -inf
         else:
             assert self._last_step is not None
