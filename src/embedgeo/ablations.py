@@ -28,7 +28,8 @@ from embedgeo.functional.ablation import (
     paired_change,
     replacements,
 )
-from embedgeo.functional.distributed import all_reduce_sum, exchanged
+from embedgeo.functional.distributed import all_reduce_sum, reduce_states
+from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.rows import NO_TYPE, sequence_positions
 from embedgeo.results.records import Record, model_record
 
@@ -394,8 +395,13 @@ class Ablation:
                 with self._agree():
                     statistics = self._statistics(layer)
                 if self._has_ranks:
+                    scatters = reduce_states([each.scatter for each in statistics.values()])
+                    tables = reduce_states(
+                        [on_one_device(each.types) for each in statistics.values()]
+                    )
                     statistics = {
-                        key: exchanged(each.all_reduce()) for key, each in statistics.items()
+                        key: RowStatistics(scatter, types)
+                        for key, scatter, types in zip(statistics, scatters, tables, strict=True)
                     }
                 substitutes = {key: Substitutes.of(each) for key, each in statistics.items()}
                 unseen = _unseen_share(statistics, substitutes)

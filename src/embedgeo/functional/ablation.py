@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision
 from embedgeo.functional.processing import require_removed
 from embedgeo.functional.spectrum import Scatter, row_scatter
@@ -57,12 +56,6 @@ class RowStatistics(NamedTuple):
     def merge(self, other: "RowStatistics") -> "RowStatistics":
         """The statistics of the rows of both."""
         return RowStatistics(self.scatter.merge(other.scatter), self.types.merge(other.types))
-
-    def all_reduce(self, group: Group = None) -> Exchange["RowStatistics"]:
-        """The statistics of the rows of all ranks."""
-        scatter = yield from self.scatter.all_reduce(group)
-        types = yield from self.types.all_reduce(group)
-        return RowStatistics(scatter, types)
 
 
 class Substitutes(NamedTuple):

@@ -5,21 +5,21 @@ Source of the anisotropy: Razzhigaev et al. 2024 (arXiv 2311.05928).
 """
 
 import math
-from collections.abc import Sequence
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, answered, total
+from embedgeo.functional.distributed import Found
 from embedgeo.functional.lockstep import Computation, at_once, called, on_host, steps, stepwise
 from embedgeo.functional.moments import (
     blocked,
+    mean_of,
     merge_parts,
-    parts_merged,
     ratio,
     row_chunks,
+    squares_about,
     without_rounding,
 )
 from embedgeo.functional.precision import (
@@ -85,9 +85,18 @@ class Scatter(NamedTuple):
             return max(self, other, key=lambda each: len(each.scatter))
         return Scatter(*merge_parts((self, other)))
 
-    def all_reduce(self, group: Group = None) -> Exchange["Scatter"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The mean of all ranks, then the scatter about it."""
+        if phase == 1:
+            return {"n": self.n, "sums": self.n * self.mean}
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            return {"scatter": squares_about(found["mean"], *self)}
+        return {}
+
+    def of_ranks(self, found: Found) -> "Scatter":
         """The scatter of the rows of all ranks about their common mean."""
-        return Scatter(*(yield from parts_merged((self,))))
+        return Scatter(found["n"], found["mean"], found["scatter"])
 
 
 def row_scatter(x: Tensor, weights: Tensor | None = None, *, small: bool = False) -> Scatter:
@@ -616,13 +625,25 @@ class AnisotropyBatches(NamedTuple):
         moments = merge_parts([self[:3], other[:3]])
         return AnisotropyBatches(*moments, *self[3:]).extend(other.pending, other.counts)
 
-    def all_reduce(self, group: Group = None) -> Exchange["AnisotropyBatches"]:
-        """The batches of all ranks; no batch spans two ranks."""
-        done = self.completed()
-        n, mean, m2 = yield from parts_merged(
-            [[sent(each, self.pending.device) for each in done[:3]]]
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The moments of the batches of each rank, for no batch spans two ranks."""
+        if phase == 0:
+            found["done"] = self.completed()  # no batch spans two ranks
+            return {}
+        n, mean, m2 = (
+            sent(each, self.pending.device)
+            for each in (found["done"].n, found["done"].mean, found["done"].m2)
         )
-        return done._replace(n=n, mean=mean, m2=m2)
+        if phase == 1:
+            return {"n": n, "sums": n * mean}
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            return {"m2": squares_about(found["mean"], n, mean, m2)}
+        return {}
+
+    def of_ranks(self, found: Found) -> "AnisotropyBatches":
+        """The batches of all ranks."""
+        return found["done"]._replace(n=found["n"], mean=found["mean"], m2=found["m2"])
 
 
 def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
@@ -672,23 +693,29 @@ class ScatterSketch(NamedTuple):
 
     def merge(self, other: "ScatterSketch") -> "ScatterSketch":
         """The sketch of the rows of both about their common mean."""
-        return answered(_merged_sketches((self, other)))
+        n, mean, m2 = merge_parts([(each.n, each.mean, each.m2) for each in (self, other)])
+        product = self._product_about(mean) + other._product_about(mean)
+        return ScatterSketch(n, mean, m2, product)
 
-    def all_reduce(self, group: Group = None) -> Exchange["ScatterSketch"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The mean of all ranks, then the sketch about it."""
+        if phase == 1:
+            return {"n": self.n, "sums": self.n * self.mean}
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            m2 = squares_about(found["mean"], self.n, self.mean, self.m2)
+            return {"m2": m2, "product": self._product_about(found["mean"])}
+        return {}
+
+    def of_ranks(self, found: Found) -> "ScatterSketch":
         """The sketch of the rows of all ranks about their common mean."""
-        return _merged_sketches((self,))
+        return ScatterSketch(*(found[name] for name in ("n", "mean", "m2", "product")))
 
-
-def _merged_sketches(parts: Sequence[ScatterSketch]) -> Exchange[ScatterSketch]:
-    """The sketch of the rows of all parts, of all ranks: see `merge_parts`."""
-    n, mean, m2 = yield from parts_merged([part[:3] for part in parts])
-    dim, columns = len(mean), parts[0].product.shape[1]
-    omega = gaussian_columns(dim, columns, mean.device).to(mean.dtype)
-    product = mean.new_zeros(dim, columns)
-    for part in parts:
-        shift = part.mean - mean
-        product.add_(part.product).addr_(part.n * shift, shift @ omega)
-    return ScatterSketch(n, mean, m2, (yield from total(product, overwrite=True)))
+    def _product_about(self, center: Tensor) -> Tensor:
+        dim, columns = len(center), self.product.shape[1]
+        omega = gaussian_columns(dim, columns, center.device).to(center.dtype)
+        shift = self.mean - center
+        return self.product.expand(dim, columns).addr(self.n * shift, shift @ omega)
 
 
 @lru_cache(maxsize=2)

@@ -11,17 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.distributed import (
-    Exchange,
-    Group,
-    current_rank,
-    dealt,
-    largest,
-    num_ranks,
-    of_each_rank,
-    total,
-)
-from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
     CHUNK_ELEMENTS,
     blocked,
@@ -31,6 +21,7 @@ from embedgeo.functional.moments import (
     part_products,
     ratio,
     row_chunks,
+    squares_about,
     variance_values,
     without_rounding,
     without_rounding_of_one,
@@ -51,8 +42,8 @@ _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several t
 _REDUCED_ELEMENTS = 1 << 24
 # token types seen in two sequences up to this many stand for those seen in one only
 _FEW_SEQUENCES = 3
+_NOT_LISTED = NO_TYPE - 1  # fills lists of token types up
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
-_EXACT_BITS = 52  # of integers in float64
 NUM_BINS = 10  # ranges of frequencies
 REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless
@@ -119,31 +110,51 @@ class TokenTable(NamedTuple):
             state.index_add_(0, place, more)
         return whole
 
-    def all_reduce(self, group: Group = None) -> Exchange["TokenTable"]:
-        """The table of the rows of all ranks, with every token type that any of them has."""
-        types = yield from union_of_types(self.token_ids, group)
-        place = torch.searchsorted(types, self.token_ids)
-        held = torch.cat([each[:, None].flatten(1).T for each in (self.n, *self[4:])])
-        counts = self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held)
-        sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(
-            0, place, self.n[:, None] * self.mean
-        )
-        counts, mean = yield from at_once(
-            total(counts, overwrite=True), total(sums, overwrite=True)
-        )
-        mean /= counts[0].clamp(min=1)[:, None]
-        m2 = self.m2.clone()
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """Which token types there are, then counts and sums of all of them, then squared
+        deviations.
+        """
+        if phase == 0:
+            ids = self.token_ids
+            largest = torch.cat((ids, ids.new_full((1,), NO_TYPE))).max()
+            return {"sizes": torch.stack((ids.new_tensor(len(ids)), largest)).double()}
+        if phase == 1:
+            return _types_marked(self.token_ids, found)
+        if phase == 2:
+            found["types"] = types = _types_of_ranks(found)
+            found["place"] = place = torch.searchsorted(types, self.token_ids)
+            held = torch.cat(
+                [
+                    each[:, None].flatten(1).T
+                    for each in (self.n, self.sequences, self.sequence_n2, self.sequence_m2)
+                ]
+            )
+            sums = self.mean.new_zeros(len(types), self.mean.shape[1])
+            return {
+                "counts": self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held),
+                "sums": sums.index_copy_(0, place, self.n[:, None] * self.mean),
+            }
+        found["mean"] = found["sums"].div_(found["counts"][0].clamp(min=1)[:, None])
+        m2 = self.m2.new_zeros(len(found["types"]), *self.m2.shape[1:])
         for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
-            shift = self.mean[chunk] - mean.index_select(0, place[chunk])
-            if m2.ndim == 1:
-                m2[chunk] += (self.n[chunk, None] * shift.square()).sum(-1)
-            else:
-                m2[chunk] += self.n[chunk, None, None] * part_products(shift, m2.shape[-1])
-        m2 = yield from total(
-            m2.new_zeros(len(types), *m2.shape[1:]).index_copy_(0, place, m2), overwrite=True
-        )
+            place = found["place"][chunk]
+            center = found["mean"].index_select(0, place)
+            squares = squares_about(center, self.n[chunk], self.mean[chunk], self.m2[chunk])
+            m2.index_copy_(0, place, squares)
+        return {"m2": m2}
+
+    def of_ranks(self, found: Found) -> "TokenTable":
+        """The table of the rows of all ranks, with every token type that any of them has."""
+        n, sequences, sequence_n2, *sequence_m2 = found["counts"]
+        m2 = found["m2"]
         return TokenTable(
-            types, counts[0], mean, m2, counts[1], counts[2], counts[3:].T.reshape(m2.shape)
+            token_ids=found["types"],
+            n=n,
+            mean=found["mean"],
+            m2=m2,
+            sequences=sequences,
+            sequence_n2=sequence_n2,
+            sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
         )
 
     def reindex(self, types: Tensor) -> "TokenTable":
@@ -201,63 +212,16 @@ class TokenTable(NamedTuple):
 
         ``count_range`` is that of the types whose common mean is the centre; default: all.
         """
-        n, center, untyped = self._sums(count_range)
-        return self._about(center / n.clamp(min=1), untyped)
-
-    def reduced_over_ranks(
-        self, count_range: tuple[int, int] | None = None, group: Group = None
-    ) -> Exchange["TypeMoments"]:
-        """Result of `reduced` for the rows of all ranks, of whose table no rank holds more than of
-        its own.
-
-        Each of R ranks is dealt all that there is of one in R token types, merges it, and tells the
-        numbers of these.
-        """
-        types = yield from union_of_types(self.token_ids[self.num_untyped :], group)
-        ranks, dim = num_ranks(group), self.mean.shape[1]
-        share = -(-len(types) // ranks)
-        given = self.mean.new_zeros(ranks * share, dim + 5)
-        place = torch.searchsorted(types, self.token_ids[self.num_untyped :])
-        given[:, :dim].index_copy_(0, place, self.mean[self.num_untyped :])
-        others = torch.stack((self.n, *self[3:]), dim=1)[self.num_untyped :]
-        given[:, dim:].index_copy_(0, place, others)
-        parts, sums = yield from at_once(
-            dealt(given.view(ranks, share, dim + 5), overwrite=True),
-            total(torch.cat([each.reshape(-1) for each in self._sums()])),
-        )
-        first = current_rank(group) * share
-        own = _merged_parts(types[first : first + share], parts)
-        untyped = sums[-1]
-        if count_range is not None:
-            sums = yield from total(
-                torch.cat([each.reshape(-1) for each in own._sums(count_range)])
-            )
-        whole = own._about(sums[1:-1] / sums[0].clamp(min=1), untyped)
-        numbers = given.new_zeros(len(whole.per_type), len(types))
-        numbers[:, first : first + share] = torch.stack(whole.per_type)
-        numbers = yield from total(numbers, overwrite=True)
-        return TypeMoments._make((types, *numbers, whole.center, untyped))
-
-    def _sums(self, count_range: tuple[int, int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Number of the rows of the types that occur so often, and their sum; and number of the
-        rows without a type.
-        """
-        n, mean = self.n[self.num_untyped :], self.mean[self.num_untyped :]
-        counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
-        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in _reduced_chunks(mean)]
-        return (
-            counted.sum(),
-            sum(sums, mean.new_zeros(mean.shape[1])),
-            self.n[: self.num_untyped].sum(),
-        )
-
-    def _about(self, center: Tensor, untyped: Tensor) -> "TypeMoments":
         token_ids, n, mean, *squares = (state[self.num_untyped :] for state in self)
+        counted = n if count_range is None else n * ((n >= count_range[0]) & (n <= count_range[1]))
         chunks = _reduced_chunks(mean)
+        sums = [(counted[chunk, None] * mean[chunk]).sum(0) for chunk in chunks]
+        center = sum(sums, mean.new_zeros(mean.shape[1])) / counted.sum().clamp(min=1)
         norms = torch.cat([n[:0], *(scaled_row_norms(mean[chunk]) for chunk in chunks)])
         distances = torch.cat(
             [n[:0], *((mean[chunk] - center).square().sum(1) for chunk in chunks)]
         )
+        untyped = self.n[: self.num_untyped].sum()
         return TypeMoments._make((token_ids, n, norms, distances, *squares, center, untyped))
 
 
@@ -265,21 +229,6 @@ def _reduced_chunks(mean: Tensor) -> list[slice]:
     return [
         *row_chunks(mean, _REDUCED_ELEMENTS if is_asynchronous(mean.device) else _MERGED_ELEMENTS)
     ]
-
-
-def _merged_parts(types: Tensor, parts: Tensor) -> TokenTable:
-    """The table of these types, from the rows that each rank has for them: means, n and the rest,
-    (R, share, d + 5).
-    """
-    parts, dim = parts[:, : len(types)], parts.shape[2] - 5
-    tables = list[TokenTable]()
-    for chunk in [*row_chunks(parts[0], blocked(_MERGED_ELEMENTS, parts.device) // len(parts))] or [
-        slice(0)
-    ]:
-        n, m2, *counts = parts[:, chunk, dim:].unbind(2)
-        merged = merge_parts([(n, parts[:, chunk, :dim], m2)], partial(torch.sum, dim=0))
-        tables.append(TokenTable(types[chunk], *merged, *(each.sum(0) for each in counts)))
-    return TokenTable(*map(torch.cat, zip(*tables, strict=True)))
 
 
 class TypeMoments(NamedTuple):
@@ -342,30 +291,26 @@ class TypeMoments(NamedTuple):
         return self
 
 
-def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
-    """The token types of all ranks, ascending, given each one's own.
-
-    Token ids are marked among all up to the largest, as many in a float64 as it has digits that
-    count the ranks which mark one: so the ranks' number hardly matters. Those of words may be any
-    numbers; where that is less, all are sent.
+def _types_marked(types: Tensor, found: Found) -> dict[str, Tensor]:
+    """Marks of the token types among all up to the largest id, or a list of them where that is
+    shorter, for words may have any ids.
     """
-    ranks, nothing = num_ranks(group), types.new_full((1,), NO_TYPE - 1)
-    sizes = torch.stack((types.new_tensor(len(types)), torch.cat((types, nothing)).max()))
-    most, last = (yield from largest(sizes)).tolist()
-    bits = ranks.bit_length()
-    in_one = _EXACT_BITS // bits
-    if last >= 2 * in_one * ranks * most:
-        every = (
-            yield from of_each_rank(torch.cat((types, nothing.expand(most - len(types)))), group)
-        ).unique()
-        return every[every >= NO_TYPE]
-    places = torch.where(types == NO_TYPE, 0, types + 1)
-    marks = torch.zeros(max(0, last + 1) // in_one + 1, dtype=torch.float64, device=types.device)
-    marks.index_add_(0, places // in_one, (1 << bits * (places % in_one)).double())
-    marks = yield from total(marks, overwrite=True)
-    digits = marks.long()[:, None] >> bits * torch.arange(in_one, device=types.device)
-    places = (digits & ((1 << bits) - 1)).flatten().nonzero().flatten()
-    return torch.where(places == 0, NO_TYPE, places - 1)
+    num_types, largest = map(int, found["sizes"].tolist())
+    if largest <= found.num_ranks * num_types:
+        marks = types.new_zeros(max(largest, 0) + 2)
+        marks[torch.where(types == NO_TYPE, 0, types + 1)] = 1
+        return {"marks": marks}
+    none = types.new_full((num_types - len(types),), _NOT_LISTED)
+    return {"lists": found.placed(torch.cat((types, none)))}
+
+
+def _types_of_ranks(found: Found) -> Tensor:
+    """The token types of all ranks, ascending, from what `_types_marked` has had summed."""
+    if "marks" in found:
+        places = found["marks"].nonzero().flatten()
+        return torch.where(places == 0, NO_TYPE, places - 1)
+    every = found["lists"].unique()
+    return every[every != _NOT_LISTED]
 
 
 @lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers
@@ -661,9 +606,13 @@ class SequenceCount(NamedTuple):
         """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
-    def all_reduce(self, group: Group = None) -> Exchange["SequenceCount"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The number alone."""
+        return {"num_sequences": self.num_sequences} if phase == 1 else {}
+
+    def of_ranks(self, found: Found) -> "SequenceCount":
         """The number of those of the rows of all ranks."""
-        return SequenceCount((yield from total(self.num_sequences)))
+        return SequenceCount(found["num_sequences"])
 
 
 class WithinMoments(NamedTuple):
@@ -682,9 +631,13 @@ class WithinMoments(NamedTuple):
         """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def all_reduce(self, group: Group = None) -> Exchange["WithinMoments"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The sums as they are."""
+        return self._asdict() if phase == 1 else {}
+
+    def of_ranks(self, found: Found) -> "WithinMoments":
         """The moments of the batches of all ranks."""
-        return WithinMoments(*(yield from total(torch.stack(self))))
+        return WithinMoments(*(found[name] for name in self._fields))
 
 
 def within_moments(types: TokenTable, num_sequences: int | Tensor) -> WithinMoments:

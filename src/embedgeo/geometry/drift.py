@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import (
-    Exchange,
-    Group,
-    current_rank,
-    exchanged,
-    is_distributed,
-    num_ranks,
-)
+from embedgeo.functional.distributed import current_rank, is_distributed, num_ranks, reduce_states
 from embedgeo.functional.lockstep import Computation, at_once, computed, on_host, steps, stepwise
 from embedgeo.functional.precision import on_one_device, sent
 from embedgeo.functional.representations import drift_values, linearity_values
@@ -79,8 +72,8 @@ class KeptRows(NamedTuple):
 class ComparedRows(GeometryMetric):
     """A uniform sample of the rows with their token ids, compared with other rows.
 
-    Ranks share their rows once, in `drawn`, and not when metrics are synchronised. ``comparisons``
-    are other rows and these, by what the others are of, such as ``previous``.
+    Ranks share their rows once, in `Drift.compare`, and not when metrics are synchronised.
+    ``comparisons`` are other rows and these, by what the others are of, such as ``previous``.
     """
 
     terms = DRIFT
@@ -100,17 +93,6 @@ class ComparedRows(GeometryMetric):
             sample.extend(rows.x, types, rows.finite, stream=stream, num_streams=num_streams)
         )
 
-    def drawn(self) -> Exchange[Sample]:
-        """The rows drawn from those of all ranks, labelled with their token ids; some may not
-        count.
-        """
-        sample = self.load(Sample)
-        return (
-            (yield from on_one_device(sample).all_reduce(self.process_group))
-            if is_distributed()
-            else sample
-        )
-
     @stepwise
     def compute(self) -> Computation[dict[str, Tensor]]:
         """Values of the comparisons; none before there are any."""
@@ -124,10 +106,9 @@ class ComparedRows(GeometryMetric):
         }
         return values | linearity_values(*pairs["below"]) if "below" in pairs else values
 
-    def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
-        """No states: they stay those of this rank."""
-        yield from ()
-        return {}
+    def states_to_reduce(self) -> list[Any]:
+        """None: they stay those of this rank."""
+        return []
 
 
 class Drift:
@@ -169,10 +150,13 @@ class Drift:
             for each in layers
         ]
         group = compared[0].process_group if compared else None
-        drawn = computed(on_host(*exchanged(at_once(*(each.drawn() for each in compared)), group)))
+        drawn = [on_one_device(each.load(Sample)) for each in compared]
+        if is_distributed():
+            drawn = reduce_states(drawn, group)
+        on_cpu = computed(on_host(*drawn))
         now = {
             each.name: KeptRows.of(each.metrics, sample)
-            for each, sample in zip(layers, drawn, strict=True)
+            for each, sample in zip(layers, on_cpu, strict=True)
         }
         changed = [
             name

@@ -16,14 +16,13 @@ from embedgeo.functional.distributed import (
     OwnGroup,
     all_gather,
     current_rank,
-    exchanged,
     is_distributed,
     num_ranks,
 )
 from embedgeo.functional.lockstep import Computation, at_once, on_host, steps, stepwise
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
-from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.base import GeometryMetric, require_values, states_of_ranks
 
 # makes the metrics of one layer, given the layer's width
 MetricFactory = Callable[[int], list[Metric]]
@@ -262,9 +261,7 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
     """
     own = [layer for layer in layers if not layer.is_synced]
     metrics = [metric for layer in own for metric in layer.with_copies]
-    # which are merged, and need their whole states
-    has_copies = any(layer.num_groups for layer in own)
-    stack = _in_sync(metrics, own[0].process_group if own else None, for_values=not has_copies)
+    stack = _in_sync(metrics, own[0].process_group if own else None)
     for layer in own:
         layer.is_synced = True
         stack.callback(setattr, layer, "is_synced", False)
@@ -278,18 +275,14 @@ def reduce(layers: Sequence[LayerMetrics]) -> None:
     in_sync(layers)  # what would put them back is dropped
 
 
-def _in_sync(metrics: Sequence[Any], group: Group, *, for_values: bool = False) -> ExitStack:
+def _in_sync(metrics: Sequence[Any], group: Group) -> ExitStack:
     """Give metrics the states of the rows of all ranks; unlike `sync_context`, what it returns ends
     it after errors.
     """
     with ExitStack() as stack:
         if is_distributed():
             own = [metric for metric in metrics if isinstance(metric, GeometryMetric)]
-            exchanges = (
-                metric.all_reduce_for_values if for_values else metric.all_reduce for metric in own
-            )
-            states = exchanged(at_once(*(exchange(group) for exchange in exchanges)), group)
-            for metric, of_all in zip(own, states, strict=True):
+            for metric, of_all in zip(own, states_of_ranks(own, group), strict=True):
                 _take_states(metric, of_all, stack)
             for metric in metrics:
                 if not isinstance(metric, GeometryMetric):

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.coordinates import coordinate_shares
-from embedgeo.functional.distributed import Exchange, Group
 from embedgeo.functional.lockstep import Computation, at_once, called, computed, on_host, stepwise
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments, variance_values
 from embedgeo.functional.next_tokens import labelled_by_next
-from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -222,7 +220,6 @@ class TokenMoments(GeometryMetric):
     """
 
     # in place of the table, where only values are asked for
-    types_of_all_ranks: TypeMoments | None = None
     _whole: TypeMoments | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
@@ -404,24 +401,12 @@ class TokenMoments(GeometryMetric):
         """All token types, on the CPU, with the mean of those within ``count_range`` as their
         centre.
         """
-        types = self.types_of_all_ranks
-        (types,) = yield from on_host(
-            self.load(TokenTable).reduced(self.count_range) if types is None else types
-        )
+        (types,) = yield from on_host(self.load(TokenTable).reduced(self.count_range))
         return types.seen()
 
     def reset(self) -> None:
         super().reset()
-        self.types_of_all_ranks = None
         self._whole = None
-
-    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
-        table = on_one_device(self.load(TokenTable))
-        states, types = yield from at_once(
-            self.all_reduce_but([TokenTable], group),
-            table.reduced_over_ranks(self.count_range, group),
-        )
-        return {**states, "types_of_all_ranks": types}
 
 
 class _Found(NamedTuple):
