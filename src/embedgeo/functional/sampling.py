@@ -207,31 +207,31 @@ class Sample(NamedTuple):
         own: Sample = found["own"]
         if phase == 1:
             most, found["is_unknown"], found["is_double"] = map(int, found["facts"].tolist())
-            sizes = self.batches & _IN_STREAM
+            sizes = (self.batches & _IN_STREAM).double()
             return {
-                "seen": self.seen,
                 "density": own._density(),
                 "sizes": found.placed(torch.cat((sizes, sizes.new_zeros(most - len(sizes))))),
                 "lengths": found.placed(sizes.new_tensor(len(own.keys))),
             }
         if phase == 2:
-            found["own"] = own = own if found["is_unknown"] else own._numbered(found["sizes"])
+            if not found["is_unknown"]:
+                found["own"] = own = own._numbered(found["sizes"].long())
             if self.by_label:
-                lengths = found["lengths"].tolist()
+                lengths = found["lengths"].long().tolist()
                 return {
                     "keys": found.placed(own.keys, lengths),
                     "labels": found.placed(own.labels, lengths),
                 }
             found["bounds"] = self._bounds(found["density"])
             below = torch.searchsorted(own.keys.sort().values, found["bounds"], right=True)
-            return {"below": found.placed(below)}
+            return {"below": found.placed(below.double())}
         if self.by_label:
             near, lengths = own._drawn_of(found)
         else:
             near, lengths = own._near_of(found)
-        return {
-            name: found.placed(each, lengths) for name, each in near._as_integers(found).items()
-        }
+        columns = near._as_integers(found)
+        placed = {name: found.placed(each, lengths) for name, each in columns.items()}
+        return {"seen": self.seen, **placed}
 
     def of_ranks(self, found: Found) -> "Sample":
         """The sample of the rows of all ranks, in the order in which they are drawn."""
@@ -272,7 +272,7 @@ class Sample(NamedTuple):
         """The rows up to the least bound that leaves out none that is drawn, and how many each rank
         has.
         """
-        below = found["below"]
+        below = found["below"].long()
         wanted = below[:, -1].sum().clamp(max=self.size)
         bound = int((below.sum(0) >= wanted).byte().argmax())
         is_near = self.keys <= found["bounds"][bound]
@@ -280,10 +280,11 @@ class Sample(NamedTuple):
 
     def _drawn_of(self, found: Found) -> tuple["Sample", list[int]]:
         """The rows that are drawn from those of all ranks, and how many each rank has."""
-        ends = found["lengths"].cumsum(0)
+        lengths = found["lengths"].long()
+        ends = lengths.cumsum(0)
         drawn, _ = self._drawn(found["keys"], found["labels"])
         rank = torch.searchsorted(ends, drawn, right=True)
-        own = drawn[rank == found.rank] - (ends - found["lengths"])[found.rank]
+        own = drawn[rank == found.rank] - (ends - lengths)[found.rank]
         return self.select(own), rank.bincount(minlength=found.num_ranks).tolist()
 
     def _as_integers(self, found: Found) -> dict[str, Tensor]:

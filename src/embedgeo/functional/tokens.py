@@ -119,7 +119,7 @@ class TokenTable(NamedTuple):
             largest = torch.cat((ids, ids.new_full((1,), NO_TYPE))).max()
             return {"sizes": torch.stack((ids.new_tensor(len(ids)), largest)).double()}
         if phase == 1:
-            return _types_marked(self.token_ids, found)
+            return _types_marked(self.token_ids, self.n, found)
         if phase == 2:
             found["types"] = types = _types_of_ranks(found)
             found["place"] = place = torch.searchsorted(types, self.token_ids)
@@ -291,13 +291,13 @@ class TypeMoments(NamedTuple):
         return self
 
 
-def _types_marked(types: Tensor, found: Found) -> dict[str, Tensor]:
+def _types_marked(types: Tensor, n: Tensor, found: Found) -> dict[str, Tensor]:
     """Marks of the token types among all up to the largest id, or a list of them where that is
     shorter, for words may have any ids.
     """
     num_types, largest = map(int, found["sizes"].tolist())
     if largest <= found.num_ranks * num_types:
-        marks = types.new_zeros(max(largest, 0) + 2)
+        marks = n.new_zeros(max(largest, 0) + 2)
         marks[torch.where(types == NO_TYPE, 0, types + 1)] = 1
         return {"marks": marks}
     none = types.new_full((num_types - len(types),), _NOT_LISTED)

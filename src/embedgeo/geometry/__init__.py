@@ -29,11 +29,11 @@ from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
     all_reduce_max,
-    all_reduce_sum,
     current_rank,
     has_other_ranks,
     is_distributed,
     meet,
+    num_ranks,
     together,
 )
 from embedgeo.functional.precision import state_device
@@ -449,17 +449,13 @@ class Geometry:
 
     def measured_layers(self, *, unembedding_may_change: bool = False) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
-        reached = [self._metrics.get(layer.name) for layer in self.layers]
-        known = [
-            (0, 0.0, 0)
-            if metrics is None
-            else (metrics.dim, self.norms.expected_size(layer), metrics.num_bytes)
-            for layer, metrics in zip(self.layers, reached, strict=True)
-        ]
+        known = torch.stack([self._known_of(layer) for layer in self.layers])
         if is_distributed():
-            of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
-            known = all_reduce_max(of_this_rank, self._stage_group).tolist()
-        for layer, (dim, expected, _) in zip(self.layers, known, strict=True):
+            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
+        sizes, marks, num_sequences = known.split(
+            [3, self.settings["jackknife"], num_ranks(self._group)], dim=1
+        )
+        for layer, (dim, expected, _) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer, int(dim)).update(
@@ -467,7 +463,7 @@ class Geometry:
                 )
             if dim:
                 self._metrics[layer.name].expected_Q = expected
-        self._complete_groups()
+        self._complete_groups(marks > 0, num_sequences.sum(1).long())
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
@@ -480,31 +476,45 @@ class Geometry:
             for metrics in self._metrics.values():
                 metrics.set_unembedding(weights)
         return [
-            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(known[index][2]))
+            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(sizes[index, 2]))
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
 
-    def _complete_groups(self) -> None:
-        """Have all ranks know the same groups of the jackknife, which are no more than
-        sequences.
+    def _known_of(self, layer: Layer) -> Tensor:
+        """What this rank knows of a layer, float64; zeros where no forward pass has reached it.
+
+        Its width, expected size and bytes; a mark of each group of the jackknife that has a
+        sequence; and for each rank a number of sequences, of which this rank knows its own.
+        """
+        num_groups: int = self.settings["jackknife"]
+        known = torch.zeros(3 + num_groups + num_ranks(self._group), dtype=torch.float64)
+        metrics = self._metrics.get(layer.name)
+        if metrics is not None:
+            sizes = metrics.dim, self.norms.expected_size(layer), metrics.num_bytes
+            known[:3] = torch.tensor(sizes, dtype=torch.float64)
+            known[[3 + group for group in metrics.groups]] = 1
+            known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences
+        return known
+
+    def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
+        """Have all ranks know the same groups of the jackknife, given for each layer those that
+        have a sequence on any rank, and the number of its sequences on all ranks.
         """
         num_groups = self.settings["jackknife"]
-        layers = [self._metrics[layer.name] for layer in self.layers if layer.name in self._metrics]
-        if not num_groups or not layers:
+        reached = [i for i, layer in enumerate(self.layers) if layer.name in self._metrics]
+        if not num_groups or not reached:
             return
-        dealt = torch.stack([metrics.dealt() for metrics in layers])
-        if is_distributed():
-            dealt = all_reduce_sum(dealt.to(self.device), self._group).cpu()
-        for metrics, of_layer in zip(layers, dealt, strict=True):
-            metrics.complete(of_layer)
-        num_sequences = int(dealt[:, -1].min())
-        if num_sequences < num_groups and not self._warned_of_groups:
+        for index in reached:
+            metrics = self._metrics[self.layers[index].name]
+            metrics.complete(marks[index].nonzero().flatten().tolist(), int(num_sequences[index]))
+        least = int(num_sequences[reached].min())
+        if least < num_groups and not self._warned_of_groups:
             self._warned_of_groups = True
             warnings.warn(
                 f"jackknife must not be more groups than there are sequences; got {num_groups} for "
-                f"{num_sequences}, so "
-                f"standard errors are from {num_sequences} groups at most. Take fewer groups, or "
+                f"{least}, so "
+                f"standard errors are from {least} groups at most. Take fewer groups, or "
                 f"more sequences.",
                 stacklevel=1,
             )

@@ -55,8 +55,8 @@ class RowCounts(NamedTuple):
     num_nonfinite: Tensor
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The numbers as they are."""
-        return self._asdict() if phase == 1 else {}
+        """The numbers, in the phase in which others have integers, too."""
+        return self._asdict() if phase == 3 else {}
 
     def of_ranks(self, found: Found) -> "RowCounts":
         """The numbers of rows of all ranks."""

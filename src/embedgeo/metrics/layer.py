@@ -57,7 +57,7 @@ class LayerMetrics:
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self.num_rows = 0  # of this rank, that are not masked
         self.num_groups = jackknife
-        self._num_sequences = 0  # dealt into groups, those without rows that count among them
+        self.num_sequences = 0  # dealt into groups, those without rows that count among them
         self.is_synced = False  # the states are those of the rows of all ranks
         self.process_group = process_group
         self._num_batches = 0
@@ -96,7 +96,7 @@ class LayerMetrics:
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
-            self._num_sequences += num_sequences
+            self.num_sequences += num_sequences
         rows = Rows.of(hidden, ids)
         self.num_rows += rows.num_kept
         if numbers is not None and len(numbers) == rows.num_kept:
@@ -152,24 +152,18 @@ class LayerMetrics:
         except Exception as error:
             return error
 
-    def dealt(self) -> Tensor:
-        """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G +
-        1,), int64.
-        """
-        dealt = torch.zeros(self.num_groups + 1, dtype=torch.int64)
-        dealt[[*self._copies]] = 1
-        dealt[-1] = self._num_sequences
-        return dealt
+    @property
+    def groups(self) -> list[int]:
+        """The groups that have a sequence."""
+        return [*self._copies]
 
-    def complete(self, dealt: Tensor) -> None:
-        """Give copies to the groups that have a sequence on any rank, by the ranks' sum of `dealt`.
-
-        Where there are no more groups than sequences, all of them have copies.
+    def complete(self, groups: Sequence[int], num_sequences: int) -> None:
+        """Give copies to the groups that have a sequence on any rank; to all groups where there
+        are no more of them than sequences on all ranks.
         """
-        *marks, num_sequences = dealt.tolist()
-        for group, mark in enumerate(marks):
-            if mark or self.num_groups <= num_sequences:
-                self._copies_of(group)
+        has_all = self.num_groups <= num_sequences
+        for group in range(self.num_groups) if has_all else sorted(groups):
+            self._copies_of(group)
 
     def wanted(self, is_wanted: Callable[[GeometryMetric], object]) -> list[Any]:
         """The metrics of this package's kind that are wanted."""
