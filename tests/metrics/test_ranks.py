@@ -177,15 +177,11 @@ def marked_rows_on(rank):
 
 
 def equal_keys_on(rank):
-    """A sample in which rows have pairwise equal keys: of metrics with one seed that were
-    merged.
+    """A sample in which rows have pairwise equal keys, for each rank takes itself for the only
+    one.
     """
-    metric, other = (IntrinsicDimension(1, batch_size=41) for _ in range(2))
-    metric.update(torch.arange(1.0, 51.0)[:, None] + 100 * rank)
-    other.update(torch.arange(51.0, 101.0)[:, None] + 100 * rank)
-    metric.merge_state(other)
-    with metric.sync_context():
-        return metric.rows.flatten()
+    x = torch.arange(1.0, 51.0)[:, None] + 100 * rank
+    return reduce_states([Sample.empty(1, 41).extend(x)])[0].rows.flatten()
 
 
 def repeated_rows_on(rank):

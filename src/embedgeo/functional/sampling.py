@@ -31,7 +31,7 @@ class Sample(NamedTuple):
     """A uniform sample of the rows of one or more streams, or one of the rows of each label.
 
     Streams whose samples are to be merged must differ in their seed or number, or the same
-    positions are drawn.
+    positions are drawn; a sample that goes on where another one ends is its `followed_by`.
 
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
@@ -165,6 +165,63 @@ class Sample(NamedTuple):
         rows = torch.cat([part.to(keys.device, dtype) for part in parts])
         batches = self.batches if len(self.batches) else other.batches
         return Sample(rows, keys, labels, positions, self.seen + other.seen, batches, *self[6:])
+
+    def followed_by(self, other: "Sample") -> "Sample":
+        """The sample of a stream that goes on with the rows of another one, which are counted from
+        0 there.
+
+        Where the other sample has left out no row, its rows get the keys that they have in the
+        whole stream. Otherwise they keep their keys, which must be those of another seed.
+
+        Raises:
+            ValueError: it has left out rows, and the keys of both are those of one seed.
+        """
+        if not int(self.seen) or not int(other.seen):
+            return self.merge(other)
+        sizes = other.batches & _IN_STREAM if len(other.batches) else other.seen[None]
+        streams = other.positions >> _STREAM_BITS
+        is_one_stream = bool((streams == streams[:1]).all()) and bool(sizes.sum() == other.seen)
+        keys = other.keys
+        if is_one_stream and bool(other._is_whole().all()):
+            keys = self._keys_after(other, sizes)
+        elif bool(torch.isin(keys, self.keys).any()):
+            raise ValueError(
+                f"samples of one seed cannot be merged once one has left out rows, for they draw "
+                f"by the same keys; the one to be merged has seen {int(other.seen)} rows and has "
+                f"{len(keys)} of them. Give them different seeds."
+            )
+        shifted = other._replace(keys=keys, positions=other.positions + int(self.seen))
+        batches = torch.cat((self.batches, other.batches))
+        return self.merge(shifted)._replace(batches=batches)
+
+    def _keys_after(self, other: "Sample", sizes: Tensor) -> Tensor:
+        """Keys of all rows of another stream in batches of these sizes, which follow the rows of
+        this one.
+        """
+        num_streams = int(other.batches[0] >> _STREAM_BITS) if len(other.batches) else 1
+        stream = int(other.positions[0] >> _STREAM_BITS) if len(other.positions) else 0
+        batches, seen = self.batches, self.seen
+        numbers = list[Tensor]()
+        for size in sizes:
+            if num_streams > 1:
+                batches = torch.cat((batches, (num_streams << _STREAM_BITS) + size[None]))
+            sample = self._replace(seen=seen)
+            numbers.append(torch.as_tensor(sample._next_number(batches, stream, num_streams)))
+            seen = seen + size
+        ends = sizes.cumsum(0)
+        offsets = sent(torch.stack(numbers) - ends + sizes, other.keys.device)
+        places = other.positions & _IN_STREAM
+        batch = torch.searchsorted(sent(ends, places.device), places, right=True)
+        return _keys(offsets[batch] + places, self.seed)
+
+    def _is_whole(self) -> Tensor:
+        """Whether no row of the streams was left out, or none with its label, for each row or for
+        all.
+        """
+        if self.by_label:
+            _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
+            return counts[label] < self.size
+        return (self.seen == len(self.keys)) | (len(self.keys) < self.size)
 
     def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
         """The rows at these indices, ascending, among those of the sample and the ``others`` after
@@ -322,13 +379,8 @@ class Sample(NamedTuple):
         """The sample with numbers as positions, and keys that follow these where no row was left
         out.
         """
-        if self.by_label:
-            _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
-            is_whole = counts[label] < self.size
-        else:
-            is_whole = (self.seen == len(self.keys)) | (len(self.keys) < self.size)
         numbers = row_numbers(self.positions, [*sizes])
-        keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
+        keys = torch.where(self._is_whole(), _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
     def _drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from embedgeo.functional.jackknife import deviations, merge_all_but_one
 from embedgeo.functional.lockstep import Computation, on_host, steps, stepwise
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
+from embedgeo.functional.sampling import Sample
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
@@ -488,7 +489,8 @@ class GeometryMetric(Metric):
         """Merge the state of a metric of the same class and arguments that has seen other rows.
 
         Raises:
-            ValueError: another class or ``dim``, or arguments that lead to other states.
+            ValueError: another class or ``dim``, or arguments that lead to other states; or both
+                draw samples with one seed, and the other metric has left out rows.
         """
         states: Any = incoming_state
         if isinstance(incoming_state, Metric):
@@ -509,13 +511,19 @@ class GeometryMetric(Metric):
                 f"{different}."
             )
         states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
-        merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
+        merged = [self.joined(self.load(kind), self.load(kind, states)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
         for state in merged:
             self.store(state)
         self.num_rows = self.num_rows + states["num_rows"]
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
+
+    def joined(self, own: S, incoming: S) -> S:
+        """The state of the rows of both, where both have counted their rows from 0."""
+        if isinstance(own, Sample):
+            return own.followed_by(incoming)
+        return own.merge(incoming)
 
     def states_to_reduce(self) -> list[Any]:
         """The states that are replaced by those of the rows of all ranks in `sync`: all of them,
