@@ -4,6 +4,7 @@ other.
 
 import warnings
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -22,9 +23,25 @@ from embedgeo import IntrinsicDimension, StepMonitor
 from embedgeo.metrics import AfterProcessing
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import out_of_memory_on, token_moments
+from tests.training.runs import by_step, out_of_memory_on, token_moments
 
 STEPS = 5
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
 MLP = {
     "mlp.gate_proj": ColwiseParallel(),
     "mlp.up_proj": ColwiseParallel(),
@@ -225,6 +242,30 @@ def many_rows(rank, num_ranks=1):
 
 def samplers(dim):
     return [IntrinsicDimension(dim, seed=5), AfterProcessing(dim)]
+
+
+def counted_collectives(rank):
+    """How many collectives a measured step takes, of several layers with the default metrics and
+    the jackknife; the second of two.
+    """
+    model, called = Residual(), []
+
+    def counted(collective):
+        def call(*args, **kwargs):
+            called.append(collective.__name__)
+            return collective(*args, **kwargs)
+
+        return call
+
+    with (
+        StepMonitor(model, 1, measure_last=False, jackknife=4, on_error="raise") as monitor,
+        mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}),
+    ):
+        for step in range(2):
+            called.clear()
+            with monitor.step(step):
+                model(**batch_of(rank, step)).sum().backward()
+        return len(called), [*by_step(monitor.history)]
 
 
 def everything(rank):

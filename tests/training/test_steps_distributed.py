@@ -16,6 +16,7 @@ from tests.training.steps_on_ranks import (
     STEPS,
     WITHOUT_MESH,
     batch_at,
+    counted_collectives,
     everything,
     many_rows,
     on_four,
@@ -93,6 +94,12 @@ def test_the_numbers_of_samples_are_those_of_one_process(num_ranks, tmp_path):
             assert history.keys() == of_one.keys()
             for step, table in of_one.items():
                 assert_same_values(history[step], table)
+
+
+def test_a_measurement_of_several_layers_with_the_jackknife_takes_few_collectives(tmp_path):
+    for count, measured in on_two_ranks(counted_collectives, tmp_path):
+        assert measured == [0, 1]
+        assert 0 < count <= 16
 
 
 def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
