@@ -245,8 +245,8 @@ def samplers(dim):
 
 
 def counted_collectives(rank):
-    """How many collectives a measured step takes, of several layers with the default metrics and
-    the jackknife; the second of two.
+    """How many measurements of several layers are made, with the default metrics and the
+    jackknife, once a monitor has begun, and how many collectives these take.
     """
     model, called = Residual(), []
 
@@ -257,15 +257,16 @@ def counted_collectives(rank):
 
         return call
 
-    with (
-        StepMonitor(model, 1, measure_last=False, jackknife=4, on_error="raise") as monitor,
-        mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}),
-    ):
-        for step in range(2):
-            called.clear()
+    with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}):
+        monitor = StepMonitor(model, 1, measure_last=False, jackknife=4, on_error="raise")
+        for step in range(3):
             with monitor.step(step):
                 model(**batch_of(rank, step)).sum().backward()
-        return len(called), [*by_step(monitor.history)]
+            if step == 0:
+                first = len(by_step(monitor.history))
+                called.clear()
+        monitor.close()
+    return len(by_step(monitor.history)) - first, len(called)
 
 
 def everything(rank):

@@ -97,9 +97,9 @@ def test_the_numbers_of_samples_are_those_of_one_process(num_ranks, tmp_path):
 
 
 def test_a_measurement_of_several_layers_with_the_jackknife_takes_few_collectives(tmp_path):
-    for count, measured in on_two_ranks(counted_collectives, tmp_path):
-        assert measured == [0, 1]
-        assert 0 < count <= 16
+    for measurements, collectives in on_two_ranks(counted_collectives, tmp_path):
+        assert measurements >= 2
+        assert 0 < collectives <= 16 * measurements
 
 
 def test_a_failure_on_one_rank_turns_monitoring_off_on_all(two):
