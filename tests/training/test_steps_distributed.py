@@ -179,7 +179,7 @@ def test_a_failure_at_any_collective_leaves_training_alone_and_turns_monitoring_
         assert "tried to allocate 1.5 EiB" in cause
 
 
-def test_the_values_of_the_first_rank_are_those_of_all(failing):
+def test_values_that_differ_in_the_last_digit_are_the_same_on_all_ranks(failing):
     first, second = (rank["other digits"] for rank in failing)
     assert repr(first["history"]) == repr(second["history"]) != "[]"
 

@@ -545,9 +545,12 @@ class Geometry:
                 others_failed = not is_told and bool(all_reduce_max(failed, self._stage_group))
                 records = own_records.result()
                 if not others_failed:
-                    if self._group is not self._stage_group:
-                        _require_same_values(records, self.device, self._stage_group)
-                    records = _of_first_rank(records, self.device, self._stage_group)
+                    records = _with_values_of_all(
+                        records,
+                        self.device,
+                        self._stage_group,
+                        repeat_rows=self._group is not self._stage_group,
+                    )
         except Exception as error:
             agreed.set_exception(error)
         else:
@@ -623,16 +626,26 @@ def _unembedding(model: nn.Module) -> Tensor | None:
     return weights if is_usable else None
 
 
-def _require_same_values(records: list[Record], device: torch.device, process_group: Group) -> None:
-    """Raise ValueError, naming the first, if values differ between the ranks of the group, which
-    must all call this.
+def _with_values_of_all(
+    records: list[Record], device: torch.device, process_group: Group, *, repeat_rows: bool
+) -> list[Record]:
+    """The records with the same values on all ranks of the group, which must all call this.
+
+    Ranks may differ in the last digit, of another library's call; all take the largest value.
+
+    Raises:
+        ValueError: ranks that ``repeat_rows`` have other values; it names the first.
     """
     if not records:
-        return
-    values = torch.tensor([record["value"] for record in records], dtype=torch.float64).to(device)
-    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num(), process_group)
-    differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
-    if bool(differs.any()):
+        return records
+    nan = torch.finfo(torch.float64).min  # stands for NaN, which has no order
+    own = torch.tensor([(each["value"], each["stderr"]) for each in records], dtype=torch.float64)
+    value, stderr = own.nan_to_num(nan=nan, posinf=torch.inf, neginf=-torch.inf).unbind(1)
+    largest = torch.stack((value, -value, stderr)).to(device)
+    largest = all_reduce_max(largest, process_group).cpu()
+    most, negative_least, _ = largest.nan_to_num()
+    differs = most + negative_least > 1e-3 * torch.maximum(most.abs(), negative_least.abs())
+    if repeat_rows and bool(differs.any()):
         first = records[int(differs.nonzero()[0])]
         raise ValueError(
             "ranks that run one model in parallel must see the same rows at a layer; "
@@ -640,25 +653,10 @@ def _require_same_values(records: list[Record], device: torch.device, process_gr
             f"part of it. "
             "Leave the layer out."
         )
-
-
-def _of_first_rank(
-    records: list[Record], device: torch.device, process_group: Group
-) -> list[Record]:
-    """The records with the values of the first rank: others may have another last digit, of another
-    library's call.
-    """
-    if not records:
-        return records
-    own = torch.tensor(
-        [(record["value"], record["stderr"]) for record in records], dtype=torch.float64
-    )
-    least = torch.full(own.shape, torch.iinfo(torch.int64).min)
-    bits = own.view(torch.int64) if current_rank(process_group) == 0 else least
-    values = all_reduce_max(bits.to(device), process_group).cpu().view(torch.float64).tolist()
+    values, _, errors = torch.where(largest == nan, torch.nan, largest).tolist()
     return [
-        Record(**{**record, "value": value, "stderr": stderr})
-        for record, (value, stderr) in zip(records, values, strict=True)
+        Record(**{**record, "value": value, "stderr": error})
+        for record, value, error in zip(records, values, errors, strict=True)
     ]
 
 
