@@ -254,8 +254,12 @@ class Sample(NamedTuple):
         return Sample(rows, keys, labels, positions, *self[4:])
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """Sizes of all batches, which tell the rows' numbers and so their keys; how many keys of
-        each rank lie below some bounds; then the rows below the bound that leaves out none that is
+        """The rows that may be drawn, found in three steps.
+
+        Phase 1 shares the sizes of all batches, which tell the rows' numbers and so their keys, and
+        the density of keys, which tells about where the last one lies that is drawn. Phase 2 counts
+        each rank's keys below some bounds near it, or shares all keys and labels where rows are
+        drawn by label. Phase 3 shares the rows below the first bound that leaves out none that is
         drawn.
         """
         if phase == 0:

@@ -628,7 +628,7 @@ class AnisotropyBatches(NamedTuple):
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The moments of the batches of each rank, for no batch spans two ranks."""
         if phase == 0:
-            found["done"] = self.completed()  # no batch spans two ranks
+            found["done"] = self.completed()
             return {}
         n, mean, m2 = (
             sent(each, self.pending.device)
