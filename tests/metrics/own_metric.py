@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import all_reduce_sum
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric
 
@@ -20,8 +19,11 @@ class SignSums(NamedTuple):
     def merge(self, other):
         return SignSums(self.n + other.n, self.positive + other.positive)
 
-    def all_reduce(self, group=None):
-        return SignSums(all_reduce_sum(self.n, group), all_reduce_sum(self.positive, group))
+    def reductions(self, phase, found):
+        return self._asdict() if phase == 1 else {}
+
+    def of_ranks(self, found):
+        return SignSums(**found)
 
 
 class PositiveShare(GeometryMetric):

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 
 from embedgeo.functional import Moments, row_moments
-from embedgeo.functional.distributed import all_reduce_max
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -66,8 +65,11 @@ class Largest(NamedTuple):
     def merge(self, other):
         return self._replace(largest=torch.maximum(self.largest, other.largest))
 
-    def all_reduce(self, group=None):
-        return self._replace(largest=all_reduce_max(self.largest, group))
+    def reductions(self, phase, found):
+        return {"largest": self.largest} if phase == 0 else {}
+
+    def of_ranks(self, found):
+        return self._replace(largest=found["largest"])
 
 
 class Range(GeometryMetric):

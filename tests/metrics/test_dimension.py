@@ -269,3 +269,64 @@ def test_they_are_those_of_rows_without_repetition(between, within):
         )
     got, reference = (torch.tensor(each).mean(0) for each in (values, expected))
     torch.testing.assert_close(got, reference, rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("neighbors", ["all", "other_sequences"])
+@pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
+def test_metrics_that_have_seen_half_of_the_texts_each_are_merged_into_one_of_all(seeds, neighbors):
+    """Both count their rows, and so their sequences, from 0."""
+    x, ids, _ = texts(600, 5, mean=3.0)
+    x, ids = x.view(12, 50, 5), ids.view(12, 50)
+    x[3, 7] = torch.nan
+    whole = IntrinsicDimension(5, neighbors=neighbors)
+    halves = [IntrinsicDimension(5, neighbors=neighbors, seed=seed) for seed in seeds]
+    for metric, half in zip(halves, (slice(0, 6), slice(6, 12)), strict=True):
+        for each in (metric, whole):
+            each.update(x[half], ids[half])
+    halves[0].merge_state(halves[1])
+    assert_values(halves[0].compute(), whole.compute(), rtol=1e-12)
+    for name, column in whole.samples().items():
+        assert halves[0].samples()[name].equal(column), name
+    for each in (halves[0], whole):
+        each.update(x[:2], ids[:2])
+    assert_values(halves[0].compute(), whole.compute(), rtol=1e-12)
+
+
+def test_rows_of_two_samples_keep_their_own_types_and_sequences_when_merged():
+    """Of samples that leave out rows."""
+    x, ids, _ = texts(600, 5, mean=3.0)
+    x, ids = x.view(12, 50, 5), ids.view(12, 50)
+    halves = [IntrinsicDimension(5, batch_size=200, seed=seed) for seed in (0, 1)]
+    for metric, half in zip(halves, (slice(0, 6), slice(6, 12)), strict=True):
+        metric.update(x[half], ids[half])
+    halves[0].merge_state(halves[1])
+    sample = halves[0].samples()
+    places = sample["positions"]
+    assert len(places.unique()) == 200
+    assert sample["rows"].equal(x.flatten(0, 1)[places])
+    assert sample["token_ids"].equal(ids.flatten()[places])
+    assert sample["sequence_ids"].equal(places // 50 * 50)
+
+
+def test_rows_without_a_type_or_a_text_stay_apart_when_merged():
+    x = gaussian(60, 5)
+    halves = [IntrinsicDimension(5) for _ in range(2)]
+    for metric, rows in zip(halves, x.split(30), strict=True):
+        metric.update(rows)
+    halves[0].merge_state(halves[1])
+    _, types, sequences = halves[0].labels.unbind(1)
+    assert types.unique().numel() == sequences.unique().numel() == 60
+
+
+def test_samples_of_one_seed_that_leave_out_rows_are_not_merged():
+    x = gaussian(60, 5)
+    metric, other, small, apart = (
+        updated(IntrinsicDimension(5, batch_size=20, seed=seed), rows)
+        for seed, rows in ((0, x[:30]), (0, x[30:]), (0, x[30:40]), (1, x[30:]))
+    )
+    for state in (other, other.metric_state):
+        with pytest.raises(ValueError, match=r"draw by the same keys.*Give them different seeds"):
+            metric.merge_state(state)
+    for each in (small, apart):
+        metric.merge_state(each)
+    assert metric.seen == 70

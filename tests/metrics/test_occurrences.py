@@ -77,6 +77,20 @@ def test_merged_metrics_hold_at_most_as_many_occurrences_of_each_type():
     }
 
 
+def test_occurrences_of_two_metrics_of_one_seed_are_drawn_as_one_draws_them():
+    x, ids, types = rows()
+    whole, few = (TokenOccurrences(DIM, types, most=most) for most in (N, 8))
+    whole.update(x, ids)
+    parts = [TokenOccurrences(DIM, types, most=N) for _ in range(2)]
+    for part, half in zip(parts, (slice(0, N // 2), slice(N // 2, N)), strict=True):
+        part.update(x[half], ids[half])
+    parts[0].merge_state(parts[1])
+    planes_equal(parts[0].plane(), whole.plane())
+    few.update(x, ids)
+    with pytest.raises(ValueError, match="Give them different seeds"):
+        few.merge_state(few.clone())
+
+
 def reloaded(metric):
     """A new metric with the state dict of this one, as it is saved and read."""
     new = metric.of_width(DIM)

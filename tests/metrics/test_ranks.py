@@ -123,7 +123,8 @@ def collectives_on(rank):
         "sum": all_reduce_sum(tensor),
         "max": all_reduce_max(tensor),
         "gathered": all_gather(ragged),
-        "max of floats": all_reduce_max(torch.tensor([-rank - 0.5, rank * torch.inf, rank - 0.0])),
+        "max of floats": all_reduce_max(torch.tensor([-rank - 0.5, rank * 2.0, rank - torch.inf])),
+        "large sum": all_reduce_sum(torch.tensor([2**62 + rank, -3 - rank])),
     }
     return results | {"unchanged": tensor, "rank": current_rank(), "distributed": is_distributed()}
 
@@ -201,9 +202,8 @@ def test_collectives_leave_their_arguments_and_take_any_length(ranks):
         assert got["sum"].tolist() == [[2, 1], [1, 10]]
         assert got["max"].tolist() == [[1, 1], [1, 5]]
         assert [each.tolist() for each in got["gathered"]] == [[], [0, 1, 2]]
-        torch.testing.assert_close(
-            got["max of floats"], torch.tensor([-0.5, torch.nan, 1.0]), equal_nan=True
-        )
+        assert got["max of floats"].tolist() == [-0.5, 2.0, -torch.inf]
+        assert got["large sum"].tolist() == [2**63 - 2**64 + 1, -7]
         assert got["unchanged"].tolist() == [[1, rank], [rank, 5]]
         assert (got["rank"], got["distributed"]) == (rank, True)
 

@@ -4,6 +4,7 @@ other.
 
 import warnings
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,25 @@ from embedgeo.metrics import AfterProcessing
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import of_monitors, out_of_memory_on, token_moments
+from tests.training.runs import by_step, of_monitors, out_of_memory_on, token_moments
 
 STEPS = 5
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
 MLP = {
     "mlp.gate_proj": ColwiseParallel(),
     "mlp.up_proj": ColwiseParallel(),
@@ -201,11 +218,55 @@ def samplers(dim):
     return [IntrinsicDimension(dim, 500, seed=5), AfterProcessing(dim, sample_size=500)]
 
 
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+)
+
+
+def counted_collectives(rank):
+    """How many measurements of several layers are made, with the default metrics and the
+    jackknife, once a monitor has begun, and how many collectives these take.
+    """
+    model, called = Residual(), []
+
+    def counted(collective):
+        def call(*args, **kwargs):
+            called.append(collective.__name__)
+            return collective(*args, **kwargs)
+
+        return call
+
+    with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}):
+        monitor = StepMonitor(model, 1, measure_last=False, jackknife=4, on_error="raise")
+        for step in range(3):
+            with monitor.step(step):
+                model(**batch_of(rank, step)).sum().backward()
+            if step == 0:
+                first = len(by_step(monitor.history))
+                called.clear()
+        monitor.close()
+    return len(by_step(monitor.history)) - first, len(called)
+
+
 def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
         results[place] = run(form, rank, metrics=partial(out_of_memory_on, 1, place))
     results["refused"] = refusals()
+    results["collectives"] = counted_collectives(rank)
     return results | {"failing": with_failures(rank), **at_the_ends(rank, folder)}
 
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, largest, total
-from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
+    mean_of,
     merged,
     over_leading_axis,
     ratio,
@@ -70,25 +70,35 @@ class CoordinateMoments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> Exchange["CoordinateMoments"]:
-        """The moments of the rows of all ranks. The mean first, then powers about it."""
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The mean of all ranks, then powers about it."""
         rows = self.n[..., None]
-        n, mean, *rest = yield from at_once(
-            total(self.n),
-            total(rows * self.mean),
-            largest(self.max_abs),
-            total(self.massive),
-            total(self.direction_sum),
-        )
-        mean = mean / n.clamp(min=1)[..., None]
-        shift = self.mean - mean
-        squares = shift.square()
-        powers = yield from at_once(
-            total(self.m2 + rows * squares),
-            total(self.m3 + 3 * shift * self.m2 + rows * shift * squares),
-            total(self.m4 + 4 * shift * self.m3 + 6 * squares * self.m2 + rows * squares.square()),
-        )
-        return CoordinateMoments(n, mean, *powers, *rest)
+        if phase == 0:
+            return {"max_abs": self.max_abs}
+        if phase == 1:
+            return {
+                "n": self.n,
+                "sums": rows * self.mean,
+                "massive": self.massive,
+                "direction_sum": self.direction_sum,
+            }
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            shift = self.mean - found["mean"]
+            squares = shift.square()
+            return {
+                "m2": self.m2 + rows * squares,
+                "m3": self.m3 + 3 * shift * self.m2 + rows * shift * squares,
+                "m4": self.m4
+                + 4 * shift * self.m3
+                + 6 * squares * self.m2
+                + rows * squares.square(),
+            }
+        return {}
+
+    def of_ranks(self, found: Found) -> "CoordinateMoments":
+        """The moments of the rows of all ranks."""
+        return CoordinateMoments(*(found[name] for name in self._fields))
 
     def pooled(self) -> "CoordinateMoments":
         """The moments of the rows of both groups together, without the leading axis."""

@@ -1,22 +1,18 @@
-"""Exchanges between the ranks of a process group; arguments are left as they are.
+"""Reductions over the ranks of a process group, of single tensors and of whole states.
 
-An `Exchange` is a generator that yields what it wants to have summed over the ranks, or the largest
-of, or dealt out to them, and goes on once there are answers. So those of many states, of many
-layers, go on side by side, see `embedgeo.functional.lockstep.at_once`, and their requests travel
-together, in a few collectives however many these are: see `exchanged`.
+A state says in two plain methods what ranks reduce, see `Reducible`; `reduce_states` takes the
+states of all layers through the phases together, so that they need few collectives however many
+these are.
 """
 
 import pickle
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from operator import attrgetter
 from traceback import clear_frames
-from typing import Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,29 +21,61 @@ from torch import Tensor
 T = TypeVar("T")
 # None: the world, or the ranks that are `together`
 Group: TypeAlias = "dist.ProcessGroup | OwnGroup | None"
-Kind: TypeAlias = Literal["sum", "largest", "dealt"]
+
+NUM_PHASES = 4
 
 _TOGETHER: ContextVar["OwnGroup | None"] = ContextVar("_TOGETHER", default=None)
 _NOTHING = -1  # bytes, where there is no collective
-# integers, 16 KiB, that have room beside those by which ranks tell that they have come
-_NUM_TOLD = 1 << 11
-_MOST_BYTES = 1 << 29  # that are reduced at a time
+_MOST_BYTES = 1 << 29  # that are copied into the buffers of a few collectives
 
 
-@dataclass(eq=False, slots=True)
-class Request:
-    """A tensor to be reduced over the ranks, or dealt out to them."""
+class Found(dict[str, Any]):
+    """The tensors that ranks have reduced so far, by name.
 
-    tensor: Tensor
-    kind: Kind
-    overwrite: bool = False  # the tensor, which is then the answer
-    answer: Tensor | None = None
+    A state may add what it needs again in a later phase.
+
+    Attributes:
+        rank: this rank.
+        num_ranks: number of ranks.
+    """
+
+    def __init__(self, rank: int = 0, num_ranks: int = 1) -> None:
+        super().__init__()
+        self.rank = rank
+        self.num_ranks = num_ranks
+
+    def placed(self, tensor: Tensor, lengths: Sequence[int] | None = None) -> Tensor:
+        """Zeros that have this rank's tensor at its place along the first axis.
+
+        Their sum over the ranks is the concatenation of all ranks' tensors, of which ``lengths``
+        are the lengths; default: the ranks' tensors of one shape, stacked.
+        """
+        if lengths is None:
+            tensor, lengths = tensor[None], [1] * self.num_ranks
+        every = tensor.new_zeros(sum(lengths), *tensor.shape[1:])
+        first = sum(lengths[: self.rank])
+        every[first : first + len(tensor)] = tensor
+        return every
 
 
-Exchange: TypeAlias = Generator[list[Request], None, T]
-"""A generator that yields requests, goes on once some of them have an answer, and returns its
-result.
-"""
+class Reducible(Protocol):
+    """A named tuple of tensors that ranks reduce in four phases."""
+
+    def reductions(self, phase: int, found: Found) -> Mapping[str, Tensor]:
+        """Tensors by name, of one shape and dtype on all ranks, that a phase reduces.
+
+        Phase 0 takes their elementwise maximum over the ranks; phases 1, 2 and 3 take their sum.
+        ``found`` has the results of the phases before, under the same names. So phase 1 may sum
+        rows, and phase 2 squares about the mean of all ranks that follows from these.
+        """
+
+    def of_ranks(self, found: Found) -> Self:
+        """The state of the rows of all ranks, given what they have reduced in all phases."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+R = TypeVar("R", bound=Reducible)
 
 
 class OtherRankError(RuntimeError):
@@ -110,26 +138,17 @@ class OwnGroup:
             if is_outer:
                 self._has_failed = had_failed
 
-    def agree(
-        self, nbytes: int = _NOTHING, *, failed: bool = False, told: Tensor | None = None
-    ) -> None:
+    def agree(self, nbytes: int = _NOTHING, *, failed: bool = False) -> None:
         """Raise OtherRankError on all ranks if one has failed, or is about to exchange another
         number of bytes.
-
-        ``told`` are a few integers, which become the largest ones of all ranks.
         """
         if self._has_failed:
             raise OtherRankError("it failed before, on this rank or another")
 
         def exchanged(group: dist.ProcessGroup) -> list[int]:
-            state = torch.zeros(3 + _NUM_TOLD, dtype=torch.int64, device="cpu")
-            state[:3] = torch.tensor([failed, nbytes, -nbytes], device="cpu")
-            if told is not None:
-                state[3 : 3 + len(told)] = told
+            state = torch.tensor([failed, nbytes, -nbytes], device="cpu")
             dist.all_reduce(state, op=dist.ReduceOp.MAX, group=group)
-            if told is not None:
-                told.copy_(state[3 : 3 + len(told)])
-            return state[:3].tolist()
+            return state.tolist()
 
         failures, last, first = self.issue(exchanged)
         when, self._when = self._when, ""
@@ -209,87 +228,35 @@ def meet() -> None:
     _meet(_NOTHING)
 
 
-def total(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
-    """Sum of the ranks' tensors of one shape; it may ``overwrite`` the tensor, which saves
-    memory.
+def reduce_states(states: Sequence[R], group: Group = None) -> list[R]:
+    """The states of the rows of all ranks, given those of this rank's rows, which stay as they are.
+
+    Every rank must call this, with states of the same kinds in the same order. The tensors of all
+    states travel together: a phase is one collective for each dtype, after the one by which ranks
+    that are `together` tell each other that they have come to it, and as many again for each 512
+    MiB. A tensor that is larger is reduced in place, without a copy.
     """
-    return _answer_to(Request(tensor, "sum", overwrite=overwrite))
-
-
-def largest(tensor: Tensor) -> Exchange[Tensor]:
-    """Elementwise maximum of the ranks' tensors of one shape."""
-    return _answer_to(Request(tensor, "largest"))
-
-
-def dealt(tensor: Tensor, *, overwrite: bool = False) -> Exchange[Tensor]:
-    """Rows that the ranks have for this one, given those that it has for each of R ranks, shape (R,
-    ...).
-
-    Row r of the result, of the same shape, is from rank r. Of a single rank it is the tensor
-    itself. It may ``overwrite`` the tensor.
-    """
-    return _answer_to(Request(tensor, "dealt", overwrite=overwrite))
-
-
-def of_each_rank(tensor: Tensor, group: Group = None) -> Exchange[Tensor]:
-    """The ranks' tensors of one shape, stacked in the order of the ranks."""
-    return concatenated(tensor[None], [1] * num_ranks(group), group)
-
-
-def concatenated(tensor: Tensor, lengths: Sequence[int], group: Group = None) -> Exchange[Tensor]:
-    """Concatenation along the first axis of the ranks' tensors, of these lengths, in the order of
-    the ranks.
-    """
-    every = tensor.new_zeros(sum(lengths), *tensor.shape[1:])
-    first = sum(lengths[: current_rank(group)])
-    every[first : first + len(tensor)] = tensor
-    return (yield from total(every, overwrite=True))
-
-
-def answered(
-    exchange: Exchange[T], answer: Callable[[Request], Tensor] = attrgetter("tensor")
-) -> T:
-    """Result of an exchange, given a function that answers requests; default: as where there is a
-    single rank.
-    """
-    while True:
-        try:
-            requests = next(exchange)
-        except StopIteration as end:
-            return end.value
-        for request in requests:
-            request.answer = answer(request)
-
-
-def exchanged(exchange: Exchange[T], group: Group = None) -> T:
-    """Result of an exchange between the ranks of a group, all of which must call this.
-
-    Each round is one collective for each dtype, or two where maxima are among its requests, after
-    the one by which ranks that are `together` tell each other that they have come to it. A few
-    maxima are told there, too, and first. More than 512 MiB are exchanged in as many parts.
-    """
-    while True:
-        try:
-            requests = next(exchange)
-        except StopIteration as end:
-            return end.value
-        maxima = [request for request in requests if request.kind == "largest"]
-        _reduce(
-            maxima
-            if maxima and _can_be_told(sum(each.tensor.numel() for each in maxima), group)
-            else requests,
-            group,
-        )
+    every = [Found(current_rank(group), num_ranks(group)) for _ in states]
+    for phase in range(NUM_PHASES):
+        given = [
+            {name: _apart(tensor, state) for name, tensor in state.reductions(phase, found).items()}
+            for state, found in zip(states, every, strict=True)
+        ]
+        tensors = [tensor for of_state in given for tensor in of_state.values()]
+        _reduce(tensors, dist.ReduceOp.SUM if phase else dist.ReduceOp.MAX, group)
+        for found, of_state in zip(every, given, strict=True):
+            found.update(of_state)
+    return [state.of_ranks(found) for state, found in zip(states, every, strict=True)]
 
 
 def all_reduce_sum(tensor: Tensor, group: Group = None) -> Tensor:
     """Sum of the ranks' tensors of one shape."""
-    return exchanged(total(tensor), group)
+    return _reduced(tensor, dist.ReduceOp.SUM, group)
 
 
 def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:
-    """Elementwise maximum of the ranks' tensors of one shape."""
-    return exchanged(largest(tensor), group)
+    """Elementwise maximum of the ranks' tensors of one shape, which have no NaN."""
+    return _reduced(tensor, dist.ReduceOp.MAX, group)
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
@@ -336,143 +303,50 @@ def _process_group(group: Group) -> dist.ProcessGroup | None:
     return group.process_group if isinstance(group, OwnGroup) else group
 
 
-class _Piece(NamedTuple):
-    """Some elements of what is reduced, (1, m), or dealt out, (R, m), and the place for the answer,
-    maybe the same.
-    """
-
-    given: Tensor
-    answer: Tensor
-    kind: Kind
+def _reduced(tensor: Tensor, op: Any, group: Group) -> Tensor:
+    found = tensor.detach().clone(memory_format=torch.contiguous_format)
+    _reduce([found], op, group)
+    return found
 
 
-def _answer_to(request: Request) -> Exchange[Tensor]:
-    while request.answer is None:
-        yield [request]
-    return request.answer
+def _apart(tensor: Tensor, state: Reducible) -> Tensor:
+    """The tensor, or a copy where to overwrite it would change the state."""
+    held = {each.untyped_storage().data_ptr() for each in state if isinstance(each, Tensor)}
+    tensor = tensor.detach()
+    if tensor.is_contiguous() and tensor.untyped_storage().data_ptr() not in held:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _reduce(requests: list[Request], group: Group) -> None:
-    """Answer requests."""
-    pieces = list[_Piece]()
-    answers = list[Tensor]()
-    for request in requests:
-        given = _as_sent(request)
-        is_own = (request.overwrite or given is not request.tensor) and given.is_contiguous()
-        answers.append(
-            given.detach()
-            if is_own
-            else torch.empty_like(given, memory_format=torch.contiguous_format)
-        )
-        num_rows = len(given) if request.kind == "dealt" else 1
-        shape, step = (
-            (num_rows, given.numel() // num_rows),
-            max(1, _MOST_BYTES // given.itemsize // num_rows),
-        )
-        parts = zip(
-            *(each.reshape(shape).split(step, dim=1) for each in (given.detach(), answers[-1])),
-            strict=True,
-        )
-        pieces += [_Piece(part, answer, request.kind) for part, answer in parts if part.numel()]
-    for bundle in _bundles(pieces):
-        _reduce_bundle(bundle, group)
-    for request, answer in zip(requests, answers, strict=True):
-        request.answer = _as_received(request, answer)
+def _reduce(tensors: Sequence[Tensor], op: Any, group: Group) -> None:
+    """Replace contiguous tensors by their reductions over the ranks."""
+    for some in _bundles([each for each in tensors if each.numel()]):
+        by_kind: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for tensor in some:
+            by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor.view(-1))
+        buffers = [each[0] if len(each) == 1 else torch.cat(each) for each in by_kind.values()]
+        _meet(sum(buffer.nbytes for buffer in buffers))
+        for buffer in buffers:
+            _issue(partial(dist.all_reduce, buffer, op=op), group)
+        for buffer, flat in zip(buffers, by_kind.values(), strict=True):
+            if len(flat) > 1:
+                for tensor, part in zip(flat, buffer.split([*map(len, flat)]), strict=True):
+                    tensor.copy_(part)
 
 
-def _bundles(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are exchanged together, by their order and size alone, which are those of all
+def _bundles(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors that are reduced together, by their order and size alone, which are those of all
     ranks.
     """
-    bundle, num_bytes = list[_Piece](), 0
-    for piece in pieces:
-        if bundle and num_bytes + piece.given.nbytes > _MOST_BYTES:
+    bundle, num_bytes = list[Tensor](), 0
+    for tensor in tensors:
+        if bundle and num_bytes + tensor.nbytes > _MOST_BYTES:
             yield bundle
             bundle, num_bytes = [], 0
-        bundle.append(piece)
-        num_bytes += piece.given.nbytes
+        bundle.append(tensor)
+        num_bytes += tensor.nbytes
     if bundle:
         yield bundle
-
-
-def _reduce_bundle(bundle: list[_Piece], group: Group) -> None:
-    """Reduce pieces, those of one kind in one collective; where they are a few maxima, ranks tell
-    each other these.
-    """
-    kinds = defaultdict[tuple[Kind, torch.dtype, torch.device], list[_Piece]](list)
-    for piece in bundle:
-        kinds[piece.kind, piece.given.dtype, piece.given.device].append(piece)
-    buffers = {
-        kind: torch.cat([piece.given for piece in pieces], dim=1) for kind, pieces in kinds.items()
-    }
-    ranks = _TOGETHER.get()
-    num_numbers = sum(buffer.numel() for buffer in buffers.values())
-    if (
-        ranks is not None
-        and {kind for kind, _, _ in kinds} == {"largest"}
-        and _can_be_told(num_numbers, group)
-    ):
-        told = torch.cat([buffer.cpu().flatten() for buffer in buffers.values()])
-        ranks.agree(nbytes=told.nbytes, told=told)
-        parts = told.split([buffer.numel() for buffer in buffers.values()])
-        buffers = {kind: part[None] for kind, part in zip(buffers, parts, strict=True)}
-    else:
-        _meet(sum(buffer.nbytes for buffer in buffers.values()))
-        for kind, buffer in buffers.items():
-            if kind[0] == "dealt":
-                buffers[kind] = torch.empty_like(buffer)
-                _issue(partial(dist.all_to_all_single, buffers[kind], buffer), group)
-            else:
-                op = dist.ReduceOp.SUM if kind[0] == "sum" else dist.ReduceOp.MAX
-                _issue(partial(dist.all_reduce, buffer, op=op), group)
-    for kind, pieces in kinds.items():
-        sizes = [piece.given.shape[1] for piece in pieces]
-        for piece, part in zip(pieces, buffers[kind].split(sizes, dim=1), strict=True):
-            piece.answer.copy_(part)
-
-
-def _can_be_told(num_numbers: int, group: Group) -> bool:
-    """Tell whether so many maxima over a group can be among what the ranks that are `together` tell
-    each other.
-    """
-    ranks = _TOGETHER.get()
-    return ranks is not None and group in (None, ranks) and num_numbers <= _NUM_TOLD
-
-
-def _as_sent(request: Request) -> Tensor:
-    """A tensor as numbers that are summed exactly beside others in float64, or as integers of the
-    same order.
-    """
-    tensor = request.tensor
-    if request.kind == "dealt":
-        return tensor
-    if request.kind == "sum":
-        if tensor.is_floating_point():
-            return tensor
-        whole = tensor.long()
-        return torch.stack((whole >> 32, whole & 0xFFFFFFFF)).double()
-    if not tensor.is_floating_point():
-        return tensor.long()
-    # NaN without a sign
-    return _ordered(torch.where(tensor.isnan(), torch.nan, tensor).double().view(torch.int64))
-
-
-def _as_received(request: Request, answer: Tensor) -> Tensor:
-    """The answer to a request, undoing `_as_sent`."""
-    tensor = request.tensor
-    if request.kind == "sum" and not tensor.is_floating_point():
-        high, low = answer.long()
-        answer = (high << 32) + low
-    elif request.kind == "largest" and tensor.is_floating_point():
-        answer = _ordered(answer).view(torch.float64)
-    return answer.to(tensor.dtype)
-
-
-def _ordered(bits: Tensor) -> Tensor:
-    """Bits of floating-point numbers as integers of the same order, NaN the largest, and these as
-    the bits again.
-    """
-    return bits ^ ((bits >> 63) & torch.iinfo(torch.int64).max)
 
 
 def _all_gather(tensor: Tensor, group: Group) -> list[Tensor]:

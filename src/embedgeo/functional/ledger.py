@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, total
-from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.moments import column, merged, ratio, row_chunks
+from embedgeo.functional.distributed import Found
+from embedgeo.functional.moments import column, mean_of, merged, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.tokens import TokenTable, within_weights
 
@@ -48,19 +47,23 @@ class StreamMoments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> Exchange["StreamMoments"]:
-        """The moments of the rows of all ranks."""
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The means of all ranks, then squares about them."""
         weight = self.n[..., None, None]
-        n, sums, cosine = yield from at_once(
-            total(self.n), total(weight * self.mean), total(self.cosine)
-        )
-        mean = sums / n.clamp(min=1)
-        shift = self.mean - mean
-        m2, scatter = yield from at_once(
-            total(self.m2 + weight * shift.square()),
-            total(self.scatter + weight * (shift @ shift.mT)),
-        )
-        return StreamMoments(n, mean, m2, scatter, cosine)
+        if phase == 1:
+            return {"n": self.n, "sums": weight * self.mean, "cosine": self.cosine}
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            shift = self.mean - found["mean"]
+            return {
+                "m2": self.m2 + weight * shift.square(),
+                "scatter": self.scatter + weight * (shift @ shift.mT),
+            }
+        return {}
+
+    def of_ranks(self, found: Found) -> "StreamMoments":
+        """The moments of the rows of all ranks."""
+        return StreamMoments(*(found[name] for name in self._fields))
 
 
 def stream_moments(x: Tensor) -> StreamMoments:

@@ -5,13 +5,12 @@ All sums of squares are of differences from a mean, so that no two large numbers
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, Request, answered, largest, total
-from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.distributed import NUM_PHASES, Found, Reducible
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -20,17 +19,6 @@ CHUNK_ELEMENTS = 1 << 18
 _LAUNCH = 1 << 4
 # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
 _MERGED_PARTS = 4
-
-
-class Reducible(Protocol):
-    """A named tuple of tensors that is reduced over its parts, a leading axis or ranks, by sums and
-    maxima.
-    """
-
-    def all_reduce(self, group: Group = None) -> Exchange[Self]:
-        """The state of the rows of all parts."""
-
-    def __iter__(self) -> Iterator[Tensor]: ...
 
 
 R = TypeVar("R", bound=Reducible)
@@ -76,34 +64,33 @@ def merge_parts(
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
     """
-    exchange = parts_merged(parts)
-    return (
-        answered(exchange)
-        if total is None
-        else answered(exchange, lambda request: total(request.tensor))
-    )
+
+    def summed(terms: Sequence[Tensor]) -> Tensor:
+        of_parts = sum(terms[1:], terms[0])
+        return of_parts if total is None else total(of_parts)
+
+    n = summed([part[0] for part in parts])
+    mean = mean_of(n, summed([column(n, mean) * mean for n, mean, _ in parts]))
+    return n, mean, summed([squares_about(mean, *part) for part in parts])
 
 
-def parts_merged(parts: Sequence[Sequence[Tensor]]) -> Exchange[tuple[Tensor, Tensor, Tensor]]:
-    """The exchange of `merge_parts`, over the parts of all ranks."""
+def mean_of(n: Tensor, sums: Tensor) -> Tensor:
+    """The mean of ``n`` rows, shape G, given their sums, shape G or (*G, d); 0 for no rows."""
+    return sums / column(n.clamp(min=1), sums)
 
-    def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
-        shift = mean - center
-        if m2.ndim > mean.ndim:
-            # (1, 1): that of no rows, which takes any width
-            if m2.shape in ((1, 1), shift.shape * 2):
-                return m2.addr(n * shift, shift)
-            return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
-        between = column(n, shift) * shift.square()
-        return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
-    n, mean = yield from at_once(
-        total(_summed([part[0] for part in parts])),
-        total(_summed([column(n, mean) * mean for n, mean, _ in parts])),
-    )
-    mean = mean / column(n.clamp(min=1), mean)
-    m2 = yield from total(_summed([squares_about(mean, *part) for part in parts]))
-    return n, mean, m2
+def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor:
+    """Squared deviations of rows from ``center``, given their number, their mean and the squared
+    deviations from it, in any of the shapes of `merge_parts`.
+    """
+    shift = mean - center
+    if m2.ndim > mean.ndim:
+        # (1, 1): that of no rows, which takes any width
+        if m2.shape in ((1, 1), shift.shape * 2):
+            return m2.addr(n * shift, shift)
+        return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
+    between = column(n, shift) * shift.square()
+    return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
 
 def merged(parts: Sequence[R]) -> R:
@@ -119,11 +106,11 @@ def merged(parts: Sequence[R]) -> R:
 
 def over_leading_axis(stacked: R) -> R:
     """The state of the rows of parts that are stacked along a leading axis."""
-
-    def over_parts(request: Request) -> Tensor:
-        return request.tensor.sum(0) if request.kind == "sum" else request.tensor.amax(0)
-
-    return answered(stacked.all_reduce(), over_parts)
+    found = Found()
+    for phase in range(NUM_PHASES):
+        for name, tensor in stacked.reductions(phase, found).items():
+            found[name] = tensor.sum(0) if phase else tensor.amax(0)
+    return stacked.of_ranks(found)
 
 
 def part_products(rows: Tensor, num_parts: int) -> Tensor:
@@ -132,10 +119,6 @@ def part_products(rows: Tensor, num_parts: int) -> Tensor:
     """
     parts = rows.unflatten(-1, (num_parts, -1))
     return parts @ parts.mT
-
-
-def _summed(terms: Sequence[Tensor]) -> Tensor:
-    return sum(terms[1:], terms[0])
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:
@@ -180,29 +163,40 @@ class Moments(NamedTuple):
         """The moments of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> Exchange["Moments"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """Norms are merged as one more coordinate."""
+        if phase == 0:
+            return {"norm_max": self.norm_max}
+        means = _beside(self.mean, self.norm_mean)
+        if phase == 1:
+            return {
+                "n": self.n,
+                "sums": column(self.n, means) * means,
+                "directions": _beside(self.direction_sum, self.direction_n),
+            }
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            squares = _beside(self.m2, self.norm_m2)
+            return {"m2": squares_about(found["mean"], self.n, means, squares)}
+        return {}
+
+    def of_ranks(self, found: Found) -> "Moments":
         """The moments of the rows of all ranks."""
-        means, squares, sums = (
-            torch.cat((of_rows, of_norms[..., None]), -1)  # norms are merged as one more coordinate
-            for of_rows, of_norms in (
-                (self.mean, self.norm_mean),
-                (self.m2, self.norm_m2),
-                (self.direction_sum, self.direction_n),
-            )
-        )
-        (n, means, squares), norm_max, sums = yield from at_once(
-            parts_merged([(self.n, means, squares)]), largest(self.norm_max), total(sums)
-        )
+        mean, m2, directions = found["mean"], found["m2"], found["directions"]
         return Moments(
-            n,
-            means[..., :-1],
-            squares[..., :-1],
-            means[..., -1],
-            squares[..., -1],
-            norm_max,
-            sums[..., -1],
-            sums[..., :-1],
+            n=found["n"],
+            mean=mean[..., :-1],
+            m2=m2[..., :-1],
+            norm_mean=mean[..., -1],
+            norm_m2=m2[..., -1],
+            norm_max=found["norm_max"],
+            direction_n=directions[..., -1],
+            direction_sum=directions[..., :-1],
         )
+
+
+def _beside(of_rows: Tensor, of_norms: Tensor) -> Tensor:
+    return torch.cat((of_rows, of_norms[..., None]), -1)
 
 
 def row_moments(x: Tensor) -> Moments:

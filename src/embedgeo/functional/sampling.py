@@ -7,7 +7,7 @@ equal numbers are drawn.
 
 A stream does not see the batches of others, and takes them to have as many rows as its own: that is
 right where all batches but the last have one size. Once its own differ, its rows get numbers that
-no other stream has. `Sample.all_reduce` knows all sizes; there a stream that has left out no row
+no other stream has. `Sample.reductions` knows all sizes; there a stream that has left out no row
 gives all of them their right keys.
 """
 
@@ -17,19 +17,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from embedgeo.functional.distributed import (
-    Exchange,
-    Group,
-    concatenated,
-    current_rank,
-    largest,
-    num_ranks,
-    of_each_rank,
-    total,
-)
-from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.distributed import Found
 from embedgeo.functional.precision import sent
 
 _STREAM_BITS = 40
@@ -40,14 +31,14 @@ class Sample(NamedTuple):
     """A uniform sample of the rows of one or more streams, or one of the rows of each label.
 
     Streams whose samples are to be merged must differ in their seed or number, or the same
-    positions are drawn.
+    positions are drawn; a sample that goes on where another one ends is its `followed_by`.
 
     Attributes:
         rows: shape (m, d), in no particular order; in float32 until float64 rows are seen.
         keys: shape (m,), float64 in [0, 1).
         labels: shape (m,) or (m, L), int64, what the rows were labelled with: 0 where with nothing.
-        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; after `all_reduce`
-            their numbers.
+        positions: shape (m,), int64, stream · 2⁴⁰ + position of the rows in it; of all
+            ranks their numbers.
         seen: number of rows of the streams, those that were left out among them, scalar int64.
         batches: shape (B,), int64, number of streams · 2⁴⁰ + rows of each batch of one stream of
             several; else empty.
@@ -177,6 +168,63 @@ class Sample(NamedTuple):
             batches=batches,
         )
 
+    def followed_by(self, other: "Sample") -> "Sample":
+        """The sample of a stream that goes on with the rows of another one, which are counted from
+        0 there.
+
+        Where the other sample has left out no row, its rows get the keys that they have in the
+        whole stream. Otherwise they keep their keys, which must be those of another seed.
+
+        Raises:
+            ValueError: it has left out rows, and the keys of both are those of one seed.
+        """
+        if not int(self.seen) or not int(other.seen):
+            return self.merge(other)
+        sizes = other.batches & _IN_STREAM if len(other.batches) else other.seen[None]
+        streams = other.positions >> _STREAM_BITS
+        is_one_stream = bool((streams == streams[:1]).all()) and bool(sizes.sum() == other.seen)
+        keys = other.keys
+        if is_one_stream and bool(other._is_whole().all()):
+            keys = self._keys_after(other, sizes)
+        elif bool(torch.isin(keys, self.keys).any()):
+            raise ValueError(
+                f"samples of one seed cannot be merged once one has left out rows, for they draw "
+                f"by the same keys; the one to be merged has seen {int(other.seen)} rows and has "
+                f"{len(keys)} of them. Give them different seeds."
+            )
+        shifted = other._replace(keys=keys, positions=other.positions + int(self.seen))
+        batches = torch.cat((self.batches, other.batches))
+        return self.merge(shifted)._replace(batches=batches)
+
+    def _keys_after(self, other: "Sample", sizes: Tensor) -> Tensor:
+        """Keys of all rows of another stream in batches of these sizes, which follow the rows of
+        this one.
+        """
+        num_streams = int(other.batches[0] >> _STREAM_BITS) if len(other.batches) else 1
+        stream = int(other.positions[0] >> _STREAM_BITS) if len(other.positions) else 0
+        batches, seen = self.batches, self.seen
+        numbers = list[Tensor]()
+        for size in sizes:
+            if num_streams > 1:
+                batches = torch.cat((batches, (num_streams << _STREAM_BITS) + size[None]))
+            sample = self._replace(seen=seen)
+            numbers.append(torch.as_tensor(sample._next_number(batches, stream, num_streams)))
+            seen = seen + size
+        ends = sizes.cumsum(0)
+        offsets = sent(torch.stack(numbers) - ends + sizes, other.keys.device)
+        places = other.positions & _IN_STREAM
+        batch = torch.searchsorted(sent(ends, places.device), places, right=True)
+        return _keys(offsets[batch] + places, self.seed)
+
+    def _is_whole(self) -> Tensor:
+        """Whether no row of the streams was left out, or none with its label, for each row or for
+        all.
+        """
+        if self.by_label:
+            _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
+            return counts[label] < self.size
+        return (self.seen == len(self.keys)) | (len(self.keys) < self.size)
+
     def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
         """The rows at these indices, ascending, among those of the sample and the ``others`` after
         them.
@@ -195,56 +243,113 @@ class Sample(NamedTuple):
             **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()}
         )
 
-    def all_reduce(self, group: Group = None) -> Exchange["Sample"]:
-        """The sample of the rows of all ranks, which exchange those alone that may be drawn.
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The rows that may be drawn, found in three steps.
 
-        Keys are uniform numbers: their density tells about where the last one lies that is drawn,
-        and the numbers of rows up to some bounds near it which of these leaves out none that is.
+        Phase 1 shares the sizes of all batches, which tell the rows' numbers and so their keys, and
+        the density of keys, which tells about where the last one lies that is drawn. Phase 2 counts
+        each rank's keys below some bounds near it, or shares all keys and labels where rows are
+        drawn by label. Phase 3 shares the rows below the first bound that leaves out none that is
+        drawn.
         """
-        held = self
-        num_streams = num_ranks(group)
+        if phase == 0:
+            found["own"] = self
+            return {"facts": self._facts(found.num_ranks)}
+        own: Sample = found["own"]
+        if phase == 1:
+            most, found["is_unknown"], found["is_double"] = map(int, found["facts"].tolist())
+            sizes = (self.batches & _IN_STREAM).double()
+            return {
+                "density": own._density(),
+                "sizes": found.placed(torch.cat((sizes, sizes.new_zeros(most - len(sizes))))),
+                "lengths": found.placed(sizes.new_tensor(len(own.keys))),
+            }
+        if phase == 2:
+            if not found["is_unknown"]:
+                found["own"] = own = own._numbered(found["sizes"].long())
+            if self.by_label:
+                lengths = found["lengths"].long().tolist()
+                return {
+                    "keys": found.placed(own.keys, lengths),
+                    "labels": found.placed(own.labels, lengths),
+                }
+            found["bounds"] = self._bounds(found["density"])
+            below = torch.searchsorted(own.keys.sort().values, found["bounds"], right=True)
+            return {"below": found.placed(below.double())}
+        if self.by_label:
+            near, lengths = own._drawn_of(found)
+        else:
+            near, lengths = own._near_of(found)
+        columns = near._as_integers(found)
+        placed = {name: found.placed(each, lengths) for name, each in columns.items()}
+        return {"seen": self.seen, **placed}
+
+    def of_ranks(self, found: Found) -> "Sample":
+        """The sample of the rows of all ranks, in the order in which they are drawn."""
+        keys = found["near_keys"].view(torch.float64)
+        dtype = torch.float64 if found["is_double"] else torch.float32
+        rows = found["near_rows"].view(dtype)[:, : self.rows.shape[1]]
+        labels, positions = found["near_labels"], found["near_positions"]
+        drawn, _ = self._drawn(keys, labels)
+        order = drawn[keys[drawn].argsort(stable=True)]
+        return self._replace(
+            rows=rows.index_select(0, order),
+            keys=keys[order],
+            labels=labels[order],
+            positions=positions[order],
+            seen=found["seen"],
+            batches=self.batches[:0],
+        )
+
+    def _facts(self, num_streams: int) -> Tensor:
+        """Number of batches, and marks of batches that are not all known and of float64 rows."""
         sizes = self.batches & _IN_STREAM
         is_known = (self.batches >> _STREAM_BITS == num_streams).all() & (sizes.sum() == self.seen)
         is_double = sizes.new_tensor(self.rows.dtype == torch.float64)
-        facts = torch.stack((sizes.new_tensor(len(sizes)), (~is_known).long(), is_double))
-        most, is_unknown, is_double = (yield from largest(facts)).tolist()
-        sizes = torch.cat((sizes, sizes.new_zeros(most - len(sizes))))
-        last = held.keys.max() if len(held.keys) == self.size else held.keys.new_ones(())
-        seen, density, sizes = yield from at_once(
-            total(self.seen), total(len(held.keys) / last), of_each_rank(sizes, group)
-        )
-        own = held if is_unknown else held._numbered(sizes)
-        most = self.size
-        if self.by_label:
-            own, most = yield from own._drawn_of_labels(group)
-        bounds = (
-            self.size + self.size**0.5 * torch.arange(-2, 8, device=last.device)
-        ) / density.clamp(min=1)
-        bounds = torch.cat((bounds, bounds.new_full((1,), torch.inf)))
-        counts = torch.searchsorted(own.keys.sort().values, bounds, right=True)
-        counts = yield from of_each_rank(counts, group)
-        bound = int((counts.sum(0) >= counts[:, -1].sum().clamp(max=most)).byte().argmax())
-        lengths = counts[:, bound].tolist()
-        near = own.select((own.keys <= bounds[bound]).nonzero().flatten())
-        rows = near.rows.to(torch.float64 if is_double else torch.float32)
-        columns = (rows, near.keys, near.labels, near.positions)
-        every = yield from at_once(*(concatenated(each, lengths, group) for each in columns))
-        drawn, _ = self._drawn(*every[1:3])
-        order = drawn[every[1][drawn].argsort(stable=True)]
-        rows, keys, labels, positions = (each.index_select(0, order) for each in every)
-        return Sample(rows, keys, labels, positions, seen, self.batches[:0], *self[6:])
+        return torch.stack((sizes.new_tensor(len(sizes)), (~is_known).long(), is_double)).double()
 
-    def _drawn_of_labels(self, group: Group) -> Exchange[tuple["Sample", int]]:
-        """Those of the rows that are drawn from the rows of all ranks, and how many these are on
-        all of them.
+    def _density(self) -> Tensor:
+        """How many rows there are for each unit of their keys, which are uniform numbers."""
+        is_full = len(self.keys) == self.size
+        return len(self.keys) / (self.keys.max() if is_full else self.keys.new_ones(()))
+
+    def _bounds(self, density: Tensor) -> Tensor:
+        """Bounds of keys near the last one that is drawn, and one above all of them."""
+        near = torch.arange(-2, 8, device=density.device)
+        bounds = (self.size + self.size**0.5 * near) / density.clamp(min=1)
+        return torch.cat((bounds, bounds.new_full((1,), torch.inf)))
+
+    def _near_of(self, found: Found) -> tuple["Sample", list[int]]:
+        """The rows up to the least bound that leaves out none that is drawn, and how many each rank
+        has.
         """
-        lengths = (yield from of_each_rank(self.seen.new_tensor(len(self.keys)), group)).tolist()
-        keys, labels = yield from at_once(
-            concatenated(self.keys, lengths, group), concatenated(self.labels, lengths, group)
-        )
-        drawn, _ = self._drawn(keys, labels)
-        own = drawn - sum(lengths[: current_rank(group)])
-        return self.select(own[(own >= 0) & (own < len(self.keys))]), len(drawn)
+        below = found["below"].long()
+        wanted = below[:, -1].sum().clamp(max=self.size)
+        bound = int((below.sum(0) >= wanted).byte().argmax())
+        is_near = self.keys <= found["bounds"][bound]
+        return self.select(is_near.nonzero().flatten()), below[:, bound].tolist()
+
+    def _drawn_of(self, found: Found) -> tuple["Sample", list[int]]:
+        """The rows that are drawn from those of all ranks, and how many each rank has."""
+        lengths = found["lengths"].long()
+        ends = lengths.cumsum(0)
+        drawn, _ = self._drawn(found["keys"], found["labels"])
+        rank = torch.searchsorted(ends, drawn, right=True)
+        own = drawn[rank == found.rank] - (ends - lengths)[found.rank]
+        return self.select(own), rank.bincount(minlength=found.num_ranks).tolist()
+
+    def _as_integers(self, found: Found) -> dict[str, Tensor]:
+        """Rows, keys, labels and positions in integers of the same bits, to which zeros are added
+        exactly, in one collective.
+        """
+        rows = self.rows.to(torch.float64 if found["is_double"] else torch.float32)
+        is_odd = rows.shape[1] % 2 if rows.dtype == torch.float32 else 0
+        return {
+            "near_rows": pad(rows, (0, is_odd)).view(torch.int64),
+            "near_keys": self.keys.view(torch.int64),
+            "near_labels": self.labels,
+            "near_positions": self.positions,
+        }
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
         """Number of the first row of the next batch, the last one of these ``batches``."""
@@ -268,13 +373,8 @@ class Sample(NamedTuple):
         """The sample with numbers as positions, and keys that follow these where no row was left
         out.
         """
-        if self.by_label:
-            _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
-            is_whole = counts[label] < self.size
-        else:
-            is_whole = (self.seen == len(self.keys)) | (len(self.keys) < self.size)
         numbers = row_numbers(self.positions, [*sizes])
-        keys = torch.where(is_whole, _keys(numbers, self.seed), self.keys)
+        keys = torch.where(self._is_whole(), _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
     def _drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

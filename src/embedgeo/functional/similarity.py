@@ -9,9 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group, total
-from embedgeo.functional.lockstep import at_once
-from embedgeo.functional.moments import merged, parts_merged, ratio, row_chunks
+from embedgeo.functional.distributed import Found
+from embedgeo.functional.moments import column, mean_of, merged, ratio, row_chunks, squares_about
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms, sent
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import Scatter
@@ -44,12 +43,25 @@ class SequenceSimilarity(NamedTuple):
         """The state of the rows of both."""
         return merged((self, other))
 
-    def all_reduce(self, group: Group = None) -> Exchange["SequenceSimilarity"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The sums over sequences, and the squares about the mean of all ranks."""
+        if phase == 1:
+            return {
+                "n": self.n,
+                "sums": column(self.n, self.mean) * self.mean,
+                "pairs": self.pairs,
+                "distances": self.distances,
+                "sequences": self.sequences,
+                "from_mean": self.from_mean,
+            }
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            return {"m2": squares_about(found["mean"], self.n, self.mean, self.m2)}
+        return {}
+
+    def of_ranks(self, found: Found) -> "SequenceSimilarity":
         """The state of the rows of all ranks."""
-        moments, sums = yield from at_once(
-            parts_merged((self[:3],)), total(torch.stack(self[3:], dim=-1))
-        )
-        return SequenceSimilarity(*moments, *sums.unbind(-1))
+        return SequenceSimilarity(*(found[name] for name in self._fields))
 
 
 def with_directions(rows: Rows) -> tuple[Rows, Rows]:

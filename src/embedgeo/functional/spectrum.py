@@ -11,14 +11,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Exchange, Group
+from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
     blocked,
+    mean_of,
     merge_parts,
-    parts_merged,
     ratio,
     ratios,
     row_chunks,
+    squares_about,
     without_rounding,
 )
 from embedgeo.functional.precision import (
@@ -73,9 +74,18 @@ class Scatter(NamedTuple):
             return max(self, other, key=lambda each: len(each.scatter))
         return Scatter(*merge_parts((self, other)))
 
-    def all_reduce(self, group: Group = None) -> Exchange["Scatter"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The mean of all ranks, then the scatter about it."""
+        if phase == 1:
+            return {"n": self.n, "sums": self.n * self.mean}
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            return {"scatter": squares_about(found["mean"], *self)}
+        return {}
+
+    def of_ranks(self, found: Found) -> "Scatter":
         """The scatter of the rows of all ranks about their common mean."""
-        return Scatter(*(yield from parts_merged((self,))))
+        return Scatter(found["n"], found["mean"], found["scatter"])
 
 
 def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
@@ -464,10 +474,18 @@ class AnisotropyBatches(NamedTuple):
         n, mean, m2 = merge_parts(parts)
         return AnisotropyBatches(n, mean, m2, self.pending, self.size).extend(other.pending)
 
-    def all_reduce(self, group: Group = None) -> Exchange["AnisotropyBatches"]:
-        """The batches of all ranks; no batch spans two ranks."""
-        n, mean, m2 = yield from parts_merged([(self.n, self.mean, self.m2)])
-        return self._replace(n=n, mean=mean, m2=m2)
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The moments of the batches of each rank, for no batch spans two ranks."""
+        if phase == 1:
+            return {"n": self.n, "sums": self.n * self.mean}
+        if phase == 2:
+            found["mean"] = mean_of(found["n"], found["sums"])
+            return {"m2": squares_about(found["mean"], self.n, self.mean, self.m2)}
+        return {}
+
+    def of_ranks(self, found: Found) -> "AnisotropyBatches":
+        """The batches of all ranks."""
+        return self._replace(n=found["n"], mean=found["mean"], m2=found["m2"])
 
 
 def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
-from embedgeo.functional.distributed import (
-    Exchange,
-    Group,
-    largest,
-    num_ranks,
-    of_each_rank,
-    total,
-)
-from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
     CHUNK_ELEMENTS,
     blocked,
@@ -30,6 +22,7 @@ from embedgeo.functional.moments import (
     ratio,
     row_chunks,
     sizes,
+    squares_about,
     without_rounding,
     without_rounding_of_one,
 )
@@ -46,8 +39,8 @@ from embedgeo.functional.sampling import row_keys
 _MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 # token types seen in two sequences up to this many stand for those seen in one only
 _FEW_SEQUENCES = 3
+_NOT_LISTED = NO_TYPE - 1  # fills lists of token types up
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
-_EXACT_BITS = 52  # of integers in float64
 NUM_BINS = 10  # ranges of frequencies
 REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless
@@ -116,31 +109,51 @@ class TokenTable(NamedTuple):
         whole.sequence_m2.index_add_(0, place, other.sequence_m2)
         return whole
 
-    def all_reduce(self, group: Group = None) -> Exchange["TokenTable"]:
-        """The table of the rows of all ranks, with every token type that any of them has."""
-        types = yield from union_of_types(self.token_ids, group)
-        place = torch.searchsorted(types, self.token_ids)
-        held = torch.cat([each[:, None].flatten(1).T for each in (self.n, *self[4:])])
-        counts = self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held)
-        sums = self.mean.new_zeros(len(types), self.mean.shape[1]).index_copy_(
-            0, place, self.n[:, None] * self.mean
-        )
-        counts, mean = yield from at_once(
-            total(counts, overwrite=True), total(sums, overwrite=True)
-        )
-        mean /= counts[0].clamp(min=1)[:, None]
-        m2 = self.m2.clone()
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """Which token types there are, then counts and sums of all of them, then squared
+        deviations.
+        """
+        if phase == 0:
+            ids = self.token_ids
+            largest = torch.cat((ids, ids.new_full((1,), NO_TYPE))).max()
+            return {"sizes": torch.stack((ids.new_tensor(len(ids)), largest)).double()}
+        if phase == 1:
+            return _types_marked(self.token_ids, self.n, found)
+        if phase == 2:
+            found["types"] = types = _types_of_ranks(found)
+            found["place"] = place = torch.searchsorted(types, self.token_ids)
+            held = torch.cat(
+                [
+                    each[:, None].flatten(1).T
+                    for each in (self.n, self.sequences, self.sequence_n2, self.sequence_m2)
+                ]
+            )
+            sums = self.mean.new_zeros(len(types), self.mean.shape[1])
+            return {
+                "counts": self.n.new_zeros(len(held), len(types)).index_copy_(1, place, held),
+                "sums": sums.index_copy_(0, place, self.n[:, None] * self.mean),
+            }
+        found["mean"] = found["sums"].div_(found["counts"][0].clamp(min=1)[:, None])
+        m2 = self.m2.new_zeros(len(found["types"]), *self.m2.shape[1:])
         for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
-            shift = self.mean[chunk] - mean.index_select(0, place[chunk])
-            if m2.ndim == 1:
-                m2[chunk] += (self.n[chunk, None] * shift.square()).sum(-1)
-            else:
-                m2[chunk] += self.n[chunk, None, None] * part_products(shift, m2.shape[-1])
-        m2 = yield from total(
-            m2.new_zeros(len(types), *m2.shape[1:]).index_copy_(0, place, m2), overwrite=True
-        )
+            place = found["place"][chunk]
+            center = found["mean"].index_select(0, place)
+            squares = squares_about(center, self.n[chunk], self.mean[chunk], self.m2[chunk])
+            m2.index_copy_(0, place, squares)
+        return {"m2": m2}
+
+    def of_ranks(self, found: Found) -> "TokenTable":
+        """The table of the rows of all ranks, with every token type that any of them has."""
+        n, sequences, sequence_n2, *sequence_m2 = found["counts"]
+        m2 = found["m2"]
         return TokenTable(
-            types, counts[0], mean, m2, counts[1], counts[2], counts[3:].T.reshape(m2.shape)
+            token_ids=found["types"],
+            n=n,
+            mean=found["mean"],
+            m2=m2,
+            sequences=sequences,
+            sequence_n2=sequence_n2,
+            sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
         )
 
     def reindex(self, types: Tensor) -> "TokenTable":
@@ -207,30 +220,26 @@ class TokenTable(NamedTuple):
         return [*row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device))]
 
 
-def union_of_types(types: Tensor, group: Group) -> Exchange[Tensor]:
-    """The token types of all ranks, ascending, given each one's own.
-
-    Token ids are marked among all up to the largest, as many in a float64 as it has digits that
-    count the ranks which mark one: so the ranks' number hardly matters. Those of words may be any
-    numbers; where that is less, all are sent.
+def _types_marked(types: Tensor, n: Tensor, found: Found) -> dict[str, Tensor]:
+    """Marks of the token types among all up to the largest id, or a list of them where that is
+    shorter, for words may have any ids.
     """
-    ranks, nothing = num_ranks(group), types.new_full((1,), NO_TYPE - 1)
-    sizes = torch.stack((types.new_tensor(len(types)), torch.cat((types, nothing)).max()))
-    most, last = (yield from largest(sizes)).tolist()
-    bits = ranks.bit_length()
-    in_one = _EXACT_BITS // bits
-    if last >= 2 * in_one * ranks * most:
-        every = (
-            yield from of_each_rank(torch.cat((types, nothing.expand(most - len(types)))), group)
-        ).unique()
-        return every[every >= NO_TYPE]
-    places = torch.where(types == NO_TYPE, 0, types + 1)
-    marks = torch.zeros(max(0, last + 1) // in_one + 1, dtype=torch.float64, device=types.device)
-    marks.index_add_(0, places // in_one, (1 << bits * (places % in_one)).double())
-    marks = yield from total(marks, overwrite=True)
-    digits = marks.long()[:, None] >> bits * torch.arange(in_one, device=types.device)
-    places = (digits & ((1 << bits) - 1)).flatten().nonzero().flatten()
-    return torch.where(places == 0, NO_TYPE, places - 1)
+    num_types, largest = map(int, found["sizes"].tolist())
+    if largest <= found.num_ranks * num_types:
+        marks = n.new_zeros(max(largest, 0) + 2)
+        marks[torch.where(types == NO_TYPE, 0, types + 1)] = 1
+        return {"marks": marks}
+    none = types.new_full((num_types - len(types),), _NOT_LISTED)
+    return {"lists": found.placed(torch.cat((types, none)))}
+
+
+def _types_of_ranks(found: Found) -> Tensor:
+    """The token types of all ranks, ascending, from what `_types_marked` has had summed."""
+    if "marks" in found:
+        places = found["marks"].nonzero().flatten()
+        return torch.where(places == 0, NO_TYPE, places - 1)
+    every = found["lists"].unique()
+    return every[every != _NOT_LISTED]
 
 
 @lru_cache(maxsize=8)  # a further batch meets the same types in the tables of all layers
@@ -461,9 +470,13 @@ class SequenceCount(NamedTuple):
         """The number of those of the rows of both, which share no sequence."""
         return SequenceCount(self.num_sequences + other.num_sequences)
 
-    def all_reduce(self, group: Group = None) -> Exchange["SequenceCount"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The number alone."""
+        return {"num_sequences": self.num_sequences} if phase == 1 else {}
+
+    def of_ranks(self, found: Found) -> "SequenceCount":
         """The number of those of the rows of all ranks."""
-        return SequenceCount((yield from total(self.num_sequences)))
+        return SequenceCount(found["num_sequences"])
 
 
 class WithinMoments(NamedTuple):
@@ -482,9 +495,13 @@ class WithinMoments(NamedTuple):
         """The moments of the batches of both."""
         return WithinMoments(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def all_reduce(self, group: Group = None) -> Exchange["WithinMoments"]:
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The sums as they are."""
+        return self._asdict() if phase == 1 else {}
+
+    def of_ranks(self, found: Found) -> "WithinMoments":
         """The moments of the batches of all ranks."""
-        return WithinMoments(*(yield from total(torch.stack(self))))
+        return WithinMoments(*(found[name] for name in self._fields))
 
 
 def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:

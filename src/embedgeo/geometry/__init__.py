@@ -34,11 +34,11 @@ from embedgeo.functional.distributed import (
     Group,
     OwnGroup,
     all_reduce_max,
-    all_reduce_sum,
     current_rank,
     has_other_ranks,
     is_distributed,
     meet,
+    num_ranks,
     together,
 )
 from embedgeo.functional.precision import state_device
@@ -468,17 +468,13 @@ class Geometry:
 
     def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
-        reached = [self._metrics.get(layer.name) for layer in self.layers]
-        known = [
-            (0, 0.0, 0)
-            if metrics is None
-            else (metrics.dim, self.norms.expected_size(layer), metrics.num_bytes)
-            for layer, metrics in zip(self.layers, reached, strict=True)
-        ]
+        known = torch.stack([self._known_of(layer) for layer in self.layers])
         if is_distributed():
-            of_this_rank = torch.tensor(known, dtype=torch.float64, device=self.device)
-            known = all_reduce_max(of_this_rank, self._stage_group).tolist()
-        for layer, (dim, expected, _) in zip(self.layers, known, strict=True):
+            known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
+        sizes, marks, num_sequences = known.split(
+            [3, self.settings["jackknife"], num_ranks(self._group)], dim=1
+        )
+        for layer, (dim, expected, _) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer, int(dim)).update(
@@ -486,7 +482,7 @@ class Geometry:
                 )
             if dim:
                 self._metrics[layer.name].expected_Q = expected
-        self._complete_groups()
+        self._complete_groups(marks > 0, num_sequences.sum(1).long())
         if self._unembedding is not None:
             weights = self._unembedding.detach()
             if isinstance(weights, DTensor):
@@ -497,31 +493,45 @@ class Geometry:
             for metrics in self._metrics.values():
                 metrics.set_unembedding(weights)
         return [
-            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(known[index][2]))
+            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(sizes[index, 2]))
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
 
-    def _complete_groups(self) -> None:
-        """Have all ranks know the same groups of the jackknife, which are no more than
-        sequences.
+    def _known_of(self, layer: Layer) -> Tensor:
+        """What this rank knows of a layer, float64; zeros where no forward pass has reached it.
+
+        Its width, expected size and bytes; a mark of each group of the jackknife that has a
+        sequence; and for each rank a number of sequences, of which this rank knows its own.
+        """
+        num_groups: int = self.settings["jackknife"]
+        known = torch.zeros(3 + num_groups + num_ranks(self._group), dtype=torch.float64)
+        metrics = self._metrics.get(layer.name)
+        if metrics is not None:
+            sizes = metrics.dim, self.norms.expected_size(layer), metrics.num_bytes
+            known[:3] = torch.tensor(sizes, dtype=torch.float64)
+            known[[3 + group for group in metrics.groups]] = 1
+            known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences
+        return known
+
+    def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
+        """Have all ranks know the same groups of the jackknife, given for each layer those that
+        have a sequence on any rank, and the number of its sequences on all ranks.
         """
         num_groups = self.settings["jackknife"]
-        layers = [self._metrics[layer.name] for layer in self.layers if layer.name in self._metrics]
-        if not num_groups or not layers:
+        reached = [i for i, layer in enumerate(self.layers) if layer.name in self._metrics]
+        if not num_groups or not reached:
             return
-        dealt = torch.stack([metrics.dealt() for metrics in layers])
-        if is_distributed():
-            dealt = all_reduce_sum(dealt.to(self.device), self._group).cpu()
-        for metrics, of_layer in zip(layers, dealt, strict=True):
-            metrics.complete(of_layer)
-        num_sequences = int(dealt[:, -1].min())
-        if num_sequences < num_groups and not self._warned_of_groups:
+        for index in reached:
+            metrics = self._metrics[self.layers[index].name]
+            metrics.complete(marks[index].nonzero().flatten().tolist(), int(num_sequences[index]))
+        least = int(num_sequences[reached].min())
+        if least < num_groups and not self._warned_of_groups:
             self._warned_of_groups = True
             warnings.warn(
                 f"jackknife must not be more groups than there are sequences; got {num_groups} for "
-                f"{num_sequences}, so "
-                f"standard errors are from {num_sequences} groups at most. Take fewer groups, or "
+                f"{least}, so "
+                f"standard errors are from {least} groups at most. Take fewer groups, or "
                 f"more sequences.",
                 stacklevel=1,
             )
@@ -547,9 +557,12 @@ class Geometry:
                     raise own
                 if others_failed:
                     return own
-                if self._group is not self._stage_group:
-                    _require_same_values(own, self.device, self._stage_group)
-                return _of_first_rank(own, self.device, self._stage_group)
+                return _with_values_of_all(
+                    own,
+                    self.device,
+                    self._stage_group,
+                    repeat_rows=self._group is not self._stage_group,
+                )
         except Exception as error:
             return error
 
@@ -622,16 +635,26 @@ def _unembedding(model: nn.Module) -> Tensor | None:
     return weights if is_usable else None
 
 
-def _require_same_values(records: list[Record], device: torch.device, process_group: Group) -> None:
-    """Raise ValueError, naming the first, if values differ between the ranks of the group, which
-    must all call this.
+def _with_values_of_all(
+    records: list[Record], device: torch.device, process_group: Group, *, repeat_rows: bool
+) -> list[Record]:
+    """The records with the same values on all ranks of the group, which must all call this.
+
+    Ranks may differ in the last digit, of another library's call; all take the largest value.
+
+    Raises:
+        ValueError: ranks that ``repeat_rows`` have other values; it names the first.
     """
     if not records:
-        return
-    values = torch.tensor([record["value"] for record in records], dtype=torch.float64).to(device)
-    largest = all_reduce_max(torch.stack((values, -values)).nan_to_num(), process_group)
-    differs = largest.sum(0) > 1e-3 * largest.abs().amax(0)
-    if bool(differs.any()):
+        return records
+    nan = torch.finfo(torch.float64).min  # stands for NaN, which has no order
+    own = torch.tensor([(each["value"], each["stderr"]) for each in records], dtype=torch.float64)
+    value, stderr = own.nan_to_num(nan=nan, posinf=torch.inf, neginf=-torch.inf).unbind(1)
+    largest = torch.stack((value, -value, stderr)).to(device)
+    largest = all_reduce_max(largest, process_group).cpu()
+    most, negative_least, _ = largest.nan_to_num()
+    differs = most + negative_least > 1e-3 * torch.maximum(most.abs(), negative_least.abs())
+    if repeat_rows and bool(differs.any()):
         first = records[int(differs.nonzero()[0])]
         raise ValueError(
             "ranks that run one model in parallel must see the same rows at a layer; "
@@ -639,25 +662,10 @@ def _require_same_values(records: list[Record], device: torch.device, process_gr
             f"part of it. "
             "Leave the layer out."
         )
-
-
-def _of_first_rank(
-    records: list[Record], device: torch.device, process_group: Group
-) -> list[Record]:
-    """The records with the values of the first rank: others may have another last digit, of another
-    library's call.
-    """
-    if not records:
-        return records
-    own = torch.tensor(
-        [(record["value"], record["stderr"]) for record in records], dtype=torch.float64
-    )
-    least = torch.full(own.shape, torch.iinfo(torch.int64).min)
-    bits = own.view(torch.int64) if current_rank(process_group) == 0 else least
-    values = all_reduce_max(bits.to(device), process_group).cpu().view(torch.float64).tolist()
+    values, _, errors = torch.where(largest == nan, torch.nan, largest).tolist()
     return [
-        Record(**{**record, "value": value, "stderr": stderr})
-        for record, (value, stderr) in zip(records, values, strict=True)
+        Record(**{**record, "value": value, "stderr": error})
+        for record, value, error in zip(records, values, errors, strict=True)
     ]
 
 

@@ -9,15 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import (
-    Exchange,
-    Group,
-    current_rank,
-    exchanged,
-    is_distributed,
-    num_ranks,
-)
-from embedgeo.functional.lockstep import at_once
+from embedgeo.functional.distributed import current_rank, is_distributed, num_ranks, reduce_states
 from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
@@ -80,8 +72,8 @@ class KeptRows(NamedTuple):
 class ComparedRows(GeometryMetric):
     """A uniform sample of the rows with their token ids, compared with other rows.
 
-    Ranks share their rows once, in `drawn`, and not when metrics are synchronised. ``comparisons``
-    are other rows and these, by what the others are of, such as ``previous``.
+    Ranks share their rows once, in `Drift.compare`, and not when metrics are synchronised.
+    ``comparisons`` are other rows and these, by what the others are of, such as ``previous``.
     """
 
     terms = DRIFT
@@ -107,15 +99,6 @@ class ComparedRows(GeometryMetric):
             )
         )
 
-    def drawn(self) -> Exchange[Sample]:
-        """The rows drawn from those of all ranks, labelled with their token ids."""
-        sample = self.load(Sample)
-        return (
-            (yield from on_one_device(sample).all_reduce(self.process_group))
-            if is_distributed()
-            else sample
-        )
-
     def compute(self) -> dict[str, Tensor]:
         """Values of the comparisons; none before there are any."""
         pairs = {name: others.paired(rows) for name, (others, rows) in self.comparisons.items()}
@@ -126,10 +109,9 @@ class ComparedRows(GeometryMetric):
         }
         return values | linearity_values(*pairs["below"]) if "below" in pairs else values
 
-    def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
-        """No states: they stay those of this rank."""
-        yield from ()
-        return {}
+    def states_to_reduce(self) -> list[Any]:
+        """None: they stay those of this rank."""
+        return []
 
 
 class Drift:
@@ -171,7 +153,9 @@ class Drift:
             for each in layers
         ]
         group = compared[0].process_group if compared else None
-        drawn = exchanged(at_once(*(each.drawn() for each in compared)), group)
+        drawn = [on_one_device(each.load(Sample)) for each in compared]
+        if is_distributed():
+            drawn = reduce_states(drawn, group)
         now = {
             each.name: KeptRows.of(each.metrics, sample)
             for each, sample in zip(layers, drawn, strict=True)

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from itertools import chain
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +18,11 @@ from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import Exchange, Group, exchanged, total
+from embedgeo.functional.distributed import Found, Group, Reducible, reduce_states
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
-from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
+from embedgeo.functional.sampling import Sample
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
@@ -37,18 +37,31 @@ Table = dict[str, Tensor]  # columns of one length, by name
 Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
 
-class State(Protocol):
-    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself."""
+class State(Reducible, Protocol):
+    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself.
+
+    `embedgeo.functional.distributed.Reducible` says how it merges itself over ranks.
+    """
 
     def merge(self, other: Self) -> Self:
         """The state of the rows of ``self`` followed by those of ``other``."""
 
-    def all_reduce(self, group: Group = None) -> Exchange[Self] | Self:
-        """The state of the rows of all ranks of a process group, best as an `Exchange`, which goes
-        on beside others.
-        """
-
     def _asdict(self) -> dict[str, Any]: ...
+
+
+class RowCounts(NamedTuple):
+    """Number of rows that masks have kept, and of those of them that had a NaN or Inf."""
+
+    num_rows: Tensor
+    num_nonfinite: Tensor
+
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """The numbers, in the phase in which others have integers, too."""
+        return self._asdict() if phase == 3 else {}
+
+    def of_ranks(self, found: Found) -> "RowCounts":
+        """The numbers of rows of all ranks."""
+        return RowCounts(**found)
 
 
 S = TypeVar("S", bound=State)
@@ -457,7 +470,8 @@ class GeometryMetric(Metric):
         """Merge the state of a metric of the same class and arguments that has seen other rows.
 
         Raises:
-            ValueError: another class or ``dim``, or arguments that lead to other states.
+            ValueError: another class or ``dim``, or arguments that lead to other states; or both
+                draw samples with one seed, and the other metric has left out rows.
         """
         states: Any = incoming_state
         if isinstance(incoming_state, Metric):
@@ -478,7 +492,7 @@ class GeometryMetric(Metric):
                 f"{different}."
             )
         states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
-        merged = [self.load(kind, states).merge(self.load(kind)) for kind in self._declared]
+        merged = [self.joined(self.load(kind), self.load(kind, states)) for kind in self._declared]
         no_rows = torch.zeros(0, self.dim, device=self.device)
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
         for state in merged:
@@ -486,29 +500,24 @@ class GeometryMetric(Metric):
         self.num_rows = self.num_rows + states["num_rows"]
         self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
-    def all_reduce(self, group: Group = None) -> Exchange[dict[str, Tensor]]:
-        """The states, by name, of the rows of all ranks of a process group; this metric keeps its
-        own.
-        """
-        return self.all_reduce_but((), group)
+    def joined(self, own: S, incoming: S) -> S:
+        """The state of the rows of both, where both have counted their rows from 0."""
+        if isinstance(own, Sample):
+            return own.followed_by(incoming)
+        return own.merge(incoming)
 
-    def all_reduce_but(
-        self, kinds: Sequence[type[Any]], group: Group = None
-    ) -> Exchange[dict[str, Tensor]]:
-        """States that `all_reduce` returns, without those that were declared as one of these
-        types.
+    def states_to_reduce(self) -> list[Any]:
+        """The states that are replaced by those of the rows of all ranks in `sync`: all of them,
+        unless a subclass says otherwise.
         """
-        counts, *states = yield from at_once(
-            total(torch.stack((self.num_rows.to(self.device), self.num_nonfinite.to(self.device)))),
-            *(
-                _reduced(on_one_device(self.load(kind)), group)
-                for kind in self._declared
-                if kind not in kinds
-            ),
-        )
-        found = dict(zip(("num_rows", "num_nonfinite"), counts.unbind(), strict=True))
+        counts = RowCounts(self.num_rows.to(self.device), self.num_nonfinite.to(self.device))
+        return [counts, *(on_one_device(self.load(kind)) for kind in self._declared)]
+
+    def tensors_of(self, states: Sequence[Any]) -> dict[str, Tensor]:
+        """The tensors of states under the names that the metric holds them by."""
+        found = dict[str, Tensor]()
         for state in states:
-            prefix, _ = self._declared[type(state)]
+            prefix, _ = self._declared.get(type(state), ("", None))
             found |= {
                 prefix + name: value
                 for name, value in state._asdict().items()
@@ -529,12 +538,6 @@ class GeometryMetric(Metric):
                 setattr(self, name, empty)
         super().reset()
 
-    def all_reduce_for_values(self, group: Group = None) -> Exchange[dict[str, Any]]:
-        """The states that ``compute`` needs of the rows of all ranks, or attributes that it takes
-        in their place.
-        """
-        return self.all_reduce(group)
-
     # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
     # take `sync_context`: its own gathers whole states.
     def sync(
@@ -551,7 +554,7 @@ class GeometryMetric(Metric):
             raise TorchMetricsUserError("The Metric has already been synced.")
         if should_sync and (distributed_available or self.distributed_available_fn)():
             group = process_group or self.process_group
-            states = exchanged(self.all_reduce(group), group)
+            (states,) = states_of_ranks([self], group)
             self._own_states = {name: getattr(self, name) for name in states}
             for name, state in states.items():
                 setattr(self, name, state)
@@ -634,12 +637,19 @@ def _refuse_gathered(states: Tensor) -> Tensor:
     )
 
 
-def _reduced(state: S, group: Group) -> Exchange[S]:
-    """The state of the rows of all ranks; where that is no exchange yet, it is reduced now,
-    alone.
+def states_of_ranks(
+    metrics: Sequence[GeometryMetric], group: Group = None
+) -> list[dict[str, Tensor]]:
+    """The states, by name, of the rows that each of the metrics has seen on all ranks of a group.
+
+    Every rank must call this with the same metrics, which keep their own states.
     """
-    reduced = state.all_reduce(group)
-    return (yield from reduced) if isinstance(reduced, Generator) else reduced
+    held = [metric.states_to_reduce() for metric in metrics]
+    whole = iter(reduce_states([state for states in held for state in states], group))
+    return [
+        metric.tensors_of([next(whole) for _ in states])
+        for metric, states in zip(metrics, held, strict=True)
+    ]
 
 
 def metric_classes(base: type[GeometryMetric] = GeometryMetric) -> Iterator[type[GeometryMetric]]:

@@ -244,7 +244,8 @@ class IntrinsicDimension(GeometryMetric):
             or 0 with ``"mle"``. Default: 0.1 of the fit, 0 of the maximum likelihood.
         duplicate_tolerance: how near to each other rows are merged, relative to their distance from
             the mean: see `embedgeo.functional.merge_duplicates`; 0 merges exact copies only.
-        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
+        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones,
+            unless the one that is merged into the other has seen no more rows than it draws.
         scales: of GRIDE: ranks of neighbours, distinct, each at least 1.
         method: of TwoNN: ``"fit"``, the least-squares fit, or ``"mle"``, maximum likelihood: see
             `embedgeo.functional.twonn_dimension`.
@@ -368,6 +369,10 @@ class IntrinsicDimension(GeometryMetric):
                 first=rows.first,
             )
         )
+
+    def joined(self, own: Any, incoming: Any) -> Any:
+        labels = _after(incoming.labels, int(own.seen))
+        return super().joined(own, incoming._replace(labels=labels))
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         num_sampled = min(num_rows, self.batch_size * self.num_batches)
@@ -545,6 +550,14 @@ def _labels(rows: Rows, start: int) -> Tensor:
     none = -1 - places
     types = none if types is None else torch.where(types < 0, none, types)
     return torch.stack((groups, types, none if sequences is None else places[sequences]), dim=1)
+
+
+def _after(labels: Tensor, num_rows: int) -> Tensor:
+    """Such `_labels` of rows that follow so many others, before which they were numbered from 0."""
+    groups, types, sequences = labels.unbind(1)
+    types = torch.where(types < 0, types - num_rows, types)
+    sequences = torch.where(sequences < 0, sequences - num_rows, sequences + num_rows)
+    return torch.stack((groups, types, sequences), dim=1)
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:

@@ -16,14 +16,12 @@ from embedgeo.functional.distributed import (
     OwnGroup,
     all_gather,
     current_rank,
-    exchanged,
     is_distributed,
     num_ranks,
 )
-from embedgeo.functional.lockstep import at_once
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, states_of_ranks
 
 # makes the metrics of one layer, given the layer's width
 MetricFactory = Callable[[int], list[Metric]]
@@ -57,7 +55,7 @@ class LayerMetrics:
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self.num_rows = 0  # of this rank, that are not masked
         self.num_groups = jackknife
-        self._num_sequences = 0  # dealt into groups, those without rows that count among them
+        self.num_sequences = 0  # dealt into groups, those without rows that count among them
         self.is_synced = False  # the states are those of the rows of all ranks
         self.process_group = process_group
         self._num_batches = 0
@@ -96,7 +94,7 @@ class LayerMetrics:
             num_sequences = num_rows if ids.sequence_ids is None else ids.next_sequence_id
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
-            self._num_sequences += num_sequences
+            self.num_sequences += num_sequences
         rows = Rows.of(hidden, ids)
         self.num_rows += rows.num_kept
         if numbers is not None and len(numbers) == rows.num_kept:
@@ -112,24 +110,18 @@ class LayerMetrics:
                 with named(copy):
                     update_metric(copy, hidden, part, of_group)
 
-    def dealt(self) -> Tensor:
-        """Marks of the groups that have a sequence, and the number of sequences dealt, shape (G +
-        1,), int64.
-        """
-        dealt = torch.zeros(self.num_groups + 1, dtype=torch.int64)
-        dealt[[*self._copies]] = 1
-        dealt[-1] = self._num_sequences
-        return dealt
+    @property
+    def groups(self) -> list[int]:
+        """The groups that have a sequence."""
+        return [*self._copies]
 
-    def complete(self, dealt: Tensor) -> None:
-        """Give copies to the groups that have a sequence on any rank, by the ranks' sum of `dealt`.
-
-        Where there are no more groups than sequences, all of them have copies.
+    def complete(self, groups: Sequence[int], num_sequences: int) -> None:
+        """Give copies to the groups that have a sequence on any rank; to all groups where there
+        are no more of them than sequences on all ranks.
         """
-        *marks, num_sequences = dealt.tolist()
-        for group, mark in enumerate(marks):
-            if mark or self.num_groups <= num_sequences:
-                self._copies_of(group)
+        has_all = self.num_groups <= num_sequences
+        for group in range(self.num_groups) if has_all else sorted(groups):
+            self._copies_of(group)
 
     def wanted(self, is_wanted: Callable[[GeometryMetric], object]) -> list[Any]:
         """The metrics of this package's kind that are wanted."""
@@ -222,27 +214,21 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
     """
     own = [layer for layer in layers if not layer.is_synced]
     metrics = [metric for layer in own for metric in layer.with_copies]
-    # which are merged, and need their whole states
-    has_copies = any(layer.num_groups for layer in own)
-    stack = _in_sync(metrics, own[0].process_group if own else None, for_values=not has_copies)
+    stack = _in_sync(metrics, own[0].process_group if own else None)
     for layer in own:
         layer.is_synced = True
         stack.callback(setattr, layer, "is_synced", False)
     return stack
 
 
-def _in_sync(metrics: Sequence[Any], group: Group, *, for_values: bool = False) -> ExitStack:
+def _in_sync(metrics: Sequence[Any], group: Group) -> ExitStack:
     """Give metrics the states of the rows of all ranks; unlike `sync_context`, what it returns ends
     it after errors.
     """
     with ExitStack() as stack:
         if is_distributed():
             own = [metric for metric in metrics if isinstance(metric, GeometryMetric)]
-            exchanges = (
-                metric.all_reduce_for_values if for_values else metric.all_reduce for metric in own
-            )
-            states = exchanged(at_once(*(exchange(group) for exchange in exchanges)), group)
-            for metric, of_all in zip(own, states, strict=True):
+            for metric, of_all in zip(own, states_of_ranks(own, group), strict=True):
                 _take_states(metric, of_all, stack)
             for metric in metrics:
                 if not isinstance(metric, GeometryMetric):

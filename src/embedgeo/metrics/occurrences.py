@@ -28,7 +28,8 @@ class TokenOccurrences(GeometryMetric):
         token_types: the types, by their ids.
         most: how many occurrences of each are kept, drawn without replacement from all updates and
             ranks.
-        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
+        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones,
+            unless the one that is merged into the other has seen no more rows than it draws.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:

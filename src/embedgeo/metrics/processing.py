@@ -38,7 +38,8 @@ class AfterProcessing(GeometryMetric):
         top: how many principal axes are removed; the source takes about d / 100. Several numbers:
             each of them, with keys of its own.
         sample_size: number of rows that the mean cosines are computed from.
-        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
+        seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones,
+            unless the one that is merged into the other has seen no more rows than it draws.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:

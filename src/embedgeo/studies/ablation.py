@@ -21,8 +21,8 @@ from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
 from embedgeo.capture.structure import is_hugging_face, measured_model, submodels, weights_device
 from embedgeo.formatting import listed
-from embedgeo.functional.distributed import Exchange, Group, all_reduce_sum, exchanged
-from embedgeo.functional.precision import accumulator_dtype, matmul_precision
+from embedgeo.functional.distributed import all_reduce_sum, reduce_states
+from embedgeo.functional.precision import accumulator_dtype, matmul_precision, on_one_device
 from embedgeo.functional.processing import require_removed
 from embedgeo.functional.rows import NO_TYPE, sequence_positions
 from embedgeo.functional.spectrum import Scatter, row_scatter
@@ -72,12 +72,6 @@ class RowStatistics(NamedTuple):
     def merge(self, other: "RowStatistics") -> "RowStatistics":
         """The statistics of the rows of both."""
         return RowStatistics(self.scatter.merge(other.scatter), self.types.merge(other.types))
-
-    def all_reduce(self, group: Group = None) -> Exchange["RowStatistics"]:
-        """The statistics of the rows of all ranks."""
-        scatter = yield from self.scatter.all_reduce(group)
-        types = yield from self.types.all_reduce(group)
-        return RowStatistics(scatter, types)
 
 
 class Substitutes(NamedTuple):
@@ -547,8 +541,13 @@ class Ablation:
                 with self._agree():
                     statistics = self._statistics(layer)
                 if self._has_ranks:
+                    scatters = reduce_states([each.scatter for each in statistics.values()])
+                    tables = reduce_states(
+                        [on_one_device(each.types) for each in statistics.values()]
+                    )
                     statistics = {
-                        key: exchanged(each.all_reduce()) for key, each in statistics.items()
+                        key: RowStatistics(scatter, types)
+                        for key, scatter, types in zip(statistics, scatters, tables, strict=True)
                     }
                 substitutes = {key: Substitutes.of(each) for key, each in statistics.items()}
                 unseen = _unseen_share(statistics, substitutes)
