@@ -16,7 +16,7 @@ from embedgeo.training.transformers import GeometryCallback
 from tests.models import token_batch
 from tests.ranks import on_two_ranks
 from tests.training.hf_runs import hf_trainer
-from tests.training.runs import TinyLM, assert_same_training, fit, loader, moments
+from tests.training.runs import TinyLM, fit, loader, moments
 
 JUMP = 24
 """The step at which the weights are changed."""
@@ -177,11 +177,10 @@ def test_an_alarm_in_a_loop_is_in_the_history_and_the_report(tmp_path, capsys):
     assert flag.details[0].startswith(f"step {JUMP + 1}: Q rose by ")
 
 
-def test_every_monitor_calls_its_listeners_and_training_is_the_same(tmp_path):
+def test_every_monitor_calls_its_listeners(tmp_path):
     heard = Heard(adds=True)
     monitor = GeometryMonitor(2, metrics=moments, listeners=[heard], measure_last=False)
-    plain, watched_run = fit(tmp_path / "a"), fit(tmp_path / "b", callbacks=[monitor])
-    assert_same_training(plain, watched_run)
+    fit(tmp_path, monitor, max_steps=6)
     assert heard.steps == sorted({record["step"] for record in monitor.history})
     assert {r["step"] for r in monitor.history if r["metric"] == "heard"} == {*heard.steps}
     callback = GeometryCallback(2, metrics=moments, listeners=[other := Heard()])
