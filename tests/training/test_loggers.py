@@ -25,7 +25,7 @@ def drawings(monkeypatch):
     """The kinds of pictures each time that some are drawn: empty ones."""
     drawn = []
 
-    def draw(history, prefix, kinds, references):
+    def draw(history, prefix, kinds):
         drawn.append(list(kinds))
         return [(f"{prefix}.{kind}/V", (b"PNG", 1, 1)) for kind in kinds]
 
