@@ -101,7 +101,7 @@ SIZES = {
             "pre-LN": Training(12, 32, 4, 2e-3, num_layers=4, width=32),
             "post-LN": Training(12, 32, 4, 1e-3, num_layers=4, width=32),
         },
-        Training(80, 32, 2, 3e-3, num_layers=4, width=32),
+        Training(64, 32, 2, 3e-3, num_layers=2, width=32),
         alarm_every=1,
         alarm_probe=128,
         sound=2,
