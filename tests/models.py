@@ -1,6 +1,7 @@
 """Small random models: of the real transformers classes, and written by hand."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -150,6 +151,13 @@ FAMILIES = {
         bert_to_gpt2, {"encoder.": None, "decoder.": "decoder.transformer.ln_f"}
     ),
 }
+
+
+@cache
+def eval_model(family: str) -> nn.Module:
+    """The family's model in eval mode, built once: it must be left as it is."""
+    torch.manual_seed(0)
+    return FAMILIES[family].build().eval()
 
 
 class NanoGPT(nn.Module):

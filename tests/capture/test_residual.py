@@ -2,14 +2,16 @@
 input and output.
 """
 
+import copy
 from contextlib import nullcontext
+from functools import cache
 
 import pytest
 import torch
 import transformers as hf
 from torch import nn
 
-from embedgeo import GeometryMonitor, StepMonitor, TokenMoments, observe
+from embedgeo import StepMonitor, TokenMoments, observe
 from embedgeo.capture.layers import resolve_layers
 from tests.models import (
     FAMILIES,
@@ -51,50 +53,6 @@ _NAMED = [
 ]
 
 
-_HF = ("self_attn", "mlp", ("post_attention_layernorm", "input"))
-_BERT = ("attention.output.dense", "output.dense", ("attention.output.LayerNorm", "output"))
-_TORCH = ("self_attn", "linear2")
-WRITTEN = {
-    "gpt_neox": ("attention", "mlp", None),
-    "parallel": ("attention", "mlp", None),
-    "sequential": ("attention", "mlp", ("post_attention_layernorm", "input")),
-    "bloom": ("self_attention.dense", "mlp.dense_4h_to_h", ("post_attention_layernorm", "input")),
-    "gpt2": ("attn", "mlp", ("ln_2", "input")),
-    "gptj": ("attn", "mlp", None),
-    "llama": _HF,
-    "mistral": _HF,
-    "qwen2": _HF,
-    "mixtral": _HF,
-    "gemma2": (
-        "post_attention_layernorm",
-        "post_feedforward_layernorm",
-        ("pre_feedforward_layernorm", "input"),
-    ),
-    "olmo2": ("post_attention_layernorm", "post_feedforward_layernorm", ("mlp", "input")),
-    "opt": ("self_attn", "fc2", ("final_layer_norm", "input")),
-    "falcon": ("self_attention", "mlp", None),
-    "phi": ("self_attn", "mlp", None),
-    "bert": _BERT,
-    "roberta": _BERT,
-    "modernbert": ("attn", "mlp", ("mlp_norm", "input")),
-    "t5 encoder": (
-        "layer.0.SelfAttention",
-        "layer.1.DenseReluDense",
-        ("layer.1.layer_norm", "input"),
-    ),
-    "distilbert": ("attention.out_lin", "ffn", ("sa_layer_norm", "output")),
-    "deberta_v2": _BERT,
-    "nemotron": _HF,
-    "mamba": (None, None, None),
-    "nanoGPT": ("attn", "mlp", ("ln_2", "input")),
-    "torch, norm first": (*_TORCH, ("norm2", "input")),
-    "torch, norm last": (*_TORCH, ("norm1", "output")),
-}
-"""Modules of a block whose output attention and MLP write, and whose input or output is the stream
-between.
-"""
-
-
 def _torch_encoder(norm_first):
     model = TorchEncoder()
     block = nn.TransformerEncoderLayer(
@@ -123,7 +81,9 @@ BUILD = {
 }
 
 
+@cache
 def built(name, dtype=torch.float64):
+    """A model, built once: it must be left as it is."""
     torch.manual_seed(0)
     model = BUILD[name]().eval()
     for parameter in model.parameters():
@@ -172,62 +132,23 @@ def assert_parts_add_up(values, expected, rtol):
         assert sum(shares) == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-6)])
-@pytest.mark.parametrize("name", BUILD)
-def test_parts_add_up_to_the_blocks_own_moments(name, dtype, rtol):
-    model, ids = built(name, dtype), token_batch()["input_ids"]
-    expected, found = measured(model, ids, "blocks"), ledgers(measured(model, ids, "residual"))
-    assert list(found) == BLOCKS
-    for layer, values in found.items():
-        assert_parts_add_up(values, expected[layer], rtol)
-        writes = {"Q_from_other"} if name == "mamba" else {"Q_from_attention", "Q_from_mlp"}
-        assert writes <= values.keys()
-        assert ("Q_from_norm_bias" in values) == (name in POST_NORM)
-        # Mamba has its stream in float32
-        eps = torch.finfo(torch.float32 if name == "mamba" else dtype).eps
-        assert abs(values["Q_from_rounding"]) < 100 * eps * values["Q"]
+def test_parts_add_up_to_the_blocks_own_moments():
+    for name in BUILD:
+        assert_ledgers_add_up(name)
 
 
-@pytest.mark.parametrize("name", BUILD)
-@pytest.mark.slow
-def test_layers_inside_are_what_modules_write_and_what_is_between(name):
+def assert_ledgers_add_up(name):
     model, ids = built(name), token_batch()["input_ids"]
-    paths = dict(zip(("attention", "mlp", "middle"), WRITTEN[name], strict=True))
-    if name == "mamba":
-        paths["other"] = "mixer"
-    block = _block(model, "block.01")
-    seen = {}
-    for kind, given in paths.items():
-        if given is not None:
-            path, side = given if isinstance(given, tuple) else (given, "output")
-            _hook(
-                block.get_submodule(path),
-                side == "input",
-                lambda rows, kind=kind: seen.__setitem__(kind, rows),
-            )
-    found = measured(model, ids, "residual")
-    assert {
-        layer.removeprefix("block.01.") for layer in found if layer.startswith("block.01.")
-    } == {*seen, "ledger"}
-    for kind, rows in seen.items():
-        values, mean = found[f"block.01.{kind}"], rows.mean(0)
-        assert values["n"] == len(rows)
-        assert values["Q"] == pytest.approx(float(rows.square().sum(1).mean()), rel=1e-9)
-        assert values["M"] == pytest.approx(float(mean.square().sum()), rel=1e-9)
-        assert values["V"] == pytest.approx(float((rows - mean).square().sum(1).mean()), rel=1e-9)
-
-
-def _hook(module, takes_input, keep):
-    def first(given):
-        return given[0] if isinstance(given, tuple) else given
-
-    def hook(module, args, kwargs, output):
-        hidden = (
-            (first(args) if args else kwargs["hidden_states"]) if takes_input else first(output)
-        )
-        keep(hidden.detach().clone().flatten(0, -2))
-
-    module.register_forward_hook(hook, with_kwargs=True)
+    expected, found = measured(model, ids, "blocks"), ledgers(measured(model, ids, "residual"))
+    assert list(found) == BLOCKS, name
+    for layer, values in found.items():
+        assert_parts_add_up(values, expected[layer], 1e-9)
+        writes = {"Q_from_other"} if name == "mamba" else {"Q_from_attention", "Q_from_mlp"}
+        assert writes <= values.keys(), name
+        assert ("Q_from_norm_bias" in values) == (name in POST_NORM), name
+        # Mamba has its stream in float32
+        eps = torch.finfo(torch.float32 if name == "mamba" else torch.float64).eps
+        assert abs(values["Q_from_rounding"]) < 100 * eps * values["Q"]
 
 
 def test_state_space_and_attention_blocks_in_turn_have_the_writes_that_they_have():
@@ -273,9 +194,47 @@ def test_encoder_and_decoder_have_a_ledger_each_and_cross_attention_is_a_write()
     ].keys()
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
-def test_a_planted_offset_is_found_at_its_block_and_write(name):
+WRITTEN = {
+    "gpt_neox": ("attention", "mlp"),
+    "gpt2": ("attn", "mlp"),
+    "llama": ("self_attn", "mlp"),
+    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm"),
+    "opt": ("self_attn", "fc2"),
+    "bert": ("attention.output.dense", "output.dense"),
+    "torch, norm first": ("self_attn", "linear2"),
+}
+"""Modules of a block whose output attention and MLP write."""
+
+
+def test_layers_inside_are_what_modules_write():
+    for name in WRITTEN:
+        assert_written(name)
+
+
+def assert_written(name):
     model, ids = built(name), token_batch()["input_ids"]
+    written, found = dict(zip(WRITTEN[name], ("attention", "mlp"), strict=True)), {}
+    with (
+        observe(
+            model,
+            lambda inner: {
+                layer: _block(model, "block.01").get_submodule(p) for p, layer in written.items()
+            },
+            lambda dim: [TokenMoments(dim)],
+        ) as geometry,
+        torch.no_grad(),
+    ):
+        run(model, ids)
+    found = measured(model, ids, "residual")
+    for layer, values in geometry.compute().items():
+        expected = {key: values[key] for key in ("n", "Q", "M", "V", "V_W")}
+        of_layer = found[f"block.01.{layer}"]
+        assert {key: of_layer[key] for key in expected} == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox"])
+def test_a_planted_offset_is_found_at_its_block_and_write(name):
+    model, ids = copy.deepcopy(built(name)), token_batch()["input_ids"]
     offset = torch.zeros(16, dtype=torch.float64)
     offset[5] = 40.0
     mlps = [module for path, module in model.named_modules() if path.endswith(".1.mlp")]
@@ -301,63 +260,8 @@ def test_a_planted_offset_is_found_at_its_block_and_write(name):
     assert found["block.01"]["mlp_top_coordinate_share"] > 0.9
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt_neox"])
-def test_a_planted_outlier_coordinate_is_found_at_its_block_and_write(name):
-    model, ids = built(name), token_batch()["input_ids"]
-    noise = 40 * torch.randn(ids.numel(), generator=torch.Generator().manual_seed(5)).double().view(
-        *ids.shape
-    )
-    outlier = torch.zeros(*ids.shape, 16, dtype=torch.float64)
-    outlier[..., 7] = noise
-    (mlp,) = (module for path, module in model.named_modules() if path.endswith(".1.mlp"))
-    outputs = []
-    mlp.register_forward_hook(
-        lambda module, args, output: outputs.append(output.detach() + outlier) or outputs[-1]
-    )
-    layers = measured(model, ids, "residual")
-    found = ledgers(layers)
-    assert [layer for layer in BLOCKS if found[layer]["V_from_mlp"] > 500] == ["block.01"]
-    rows = outputs[0].flatten(0, 1)
-    size = (rows - rows.mean(0)).square().sum(1).mean()
-    assert found["block.01"]["V_from_mlp"] == pytest.approx(float(size), rel=1e-6)
-    assert found["block.01"]["mlp_top_coordinate"] == 7
-    of_coordinates = rows.square().mean(0)
-    share = float(of_coordinates[7] / of_coordinates.sum())
-    assert found["block.01"]["mlp_top_coordinate_share"] == pytest.approx(share, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["gpt_neox", "llama", "gpt2", "bert", "falcon", "t5 encoder"])
-def test_autocast_to_a_narrow_dtype_is_rounding_too(name):
-    model, ids = built(name, torch.float32), token_batch()["input_ids"]
-    with torch.autocast("cpu", torch.bfloat16):
-        found = ledgers(measured(model, ids, "residual"))
-        expected = measured(model, ids, "blocks")
-    for layer, values in found.items():
-        assert_parts_add_up(values, expected[layer], 1e-6)
-        assert {"Q_from_attention", "Q_from_mlp"} <= values.keys()
-        assert abs(values["Q_from_rounding"]) < 0.03 * values["Q"]
-
-
-@pytest.mark.slow
-def test_writes_too_small_for_their_dtype_are_told_alike_in_every_batch():
-    model = built("gpt2", torch.bfloat16)
-    for path, parameter in model.named_parameters():
-        if "attn.c_proj" in path:
-            parameter.data *= 1e-3
-    for seed in range(6):
-        with observe(model, "residual") as geometry, torch.no_grad():
-            for each in range(4):
-                model(input_ids=token_batch(seed=10 * seed + each)["input_ids"])
-        values = geometry.compute()
-        writes = [
-            values[layer] for layer in ("block.01.attention", "block.01.mlp") if layer in values
-        ]
-        assert writes
-        assert {of_layer["n"] for of_layer in writes} == {values["block.01.ledger"]["n"]}
-
-
 def test_a_write_that_begins_as_zero_is_found_once_it_is_not():
-    model, ids = built("gpt2"), token_batch()["input_ids"]
+    model, ids = copy.deepcopy(built("gpt2")), token_batch()["input_ids"]
     projection = model.transformer.h[1].mlp.c_proj
     weights = [parameter.detach().clone() for parameter in projection.parameters()]
     for parameter in projection.parameters():
@@ -374,60 +278,6 @@ def test_a_write_that_begins_as_zero_is_found_once_it_is_not():
     assert second["block.01"] == ledgers(measured(model, ids, "residual"))["block.01"]
 
 
-def test_beside_the_blocks_they_are_measured_as_always():
-    model, ids = built("llama"), token_batch()["input_ids"]
-    expected, found = measured(model, ids, "blocks"), measured(model, ids, ["blocks", "residual"])
-    assert repr({layer: found[layer] for layer in expected}) == repr(expected)
-    assert repr(ledgers(found)) == repr(ledgers(measured(model, ids, "residual")))
-
-
-def test_what_rounding_leaves_in_a_narrow_dtype_is_a_part_of_its_own():
-    model, ids = built("llama", torch.bfloat16), token_batch()["input_ids"]
-    for values in ledgers(measured(model, ids, "residual")).values():
-        assert 0 < abs(values["Q_from_rounding"]) < 0.03 * values["Q"]
-        parts = [value for key, value in values.items() if key.startswith("Q_from_")]
-        assert sum(parts) == pytest.approx(values["Q"], rel=1e-9)
-
-
-def test_sequences_as_rows_have_parts_that_add_up_too():
-    model, ids = built("llama"), token_batch()["input_ids"]
-    expected, found = (
-        measured(model, ids, layers, rows="mean") for layers in ("blocks", "residual")
-    )
-    for layer, values in ledgers(found).items():
-        assert values["n"] == len(ids)
-        for key in ("Q", "M", "V"):
-            parts = [value for each, value in values.items() if each.startswith(f"{key}_from_")]
-            # means are float32
-            assert sum(parts) == pytest.approx(expected[layer][key], abs=1e-6 * values["Q"])
-
-
-@pytest.mark.slow
-def test_a_background_with_standard_errors_has_the_same_numbers():
-    histories = []
-    for background in (False, True):
-        torch.manual_seed(0)
-        model = gpt_neox(use_parallel_residual=False)
-        options = {"jackknife": 3, "background": background, "on_error": "raise"}
-        monitor = StepMonitor(
-            model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options
-        )
-        for step in range(2):
-            with monitor.step(step):
-                model(**token_batch(seed=step)).logits.sum().backward()
-        monitor.close()
-        histories.append(monitor.history)
-    now, later = histories
-    assert repr(now) == repr(later)
-    errors = [
-        record["stderr"]
-        for record in now
-        if record["metric"] == "M_by_mlp" and record["layer"] != "ledger.mean"
-    ]
-    assert len(errors) == 6
-    assert all(error > 0 for error in errors)
-
-
 def test_padding_and_first_positions_are_left_out():
     model, batch = built("gpt2"), token_batch(padding="left")
     with observe(model, ["blocks"], skip_first_positions=1) as plain, torch.no_grad():
@@ -440,28 +290,15 @@ def test_padding_and_first_positions_are_left_out():
         assert values["Q"] == pytest.approx(blocks[layer]["Q"], rel=1e-9)
 
 
-def test_a_block_that_hides_its_writes_is_refused_by_name():
+def test_what_has_no_ledger_is_refused():
+    with pytest.raises(ValueError, match=r"block\.00 is applied several times"):
+        observe(FAMILIES["albert"].build(), "residual").__enter__()
+    with pytest.raises(ValueError, match='rows="max"'):
+        observe(built("llama"), "residual", rows="max").__enter__()
     model = FAMILIES["opt"].build(dropout=0.5).train()  # its dropout is no module
     with pytest.raises(ValueError, match="left over") as caught, observe(model, "residual"):
         model(**token_batch())
     assert "at layer 'block.00.ledger'" in caught.value.__notes__
-
-
-def test_blocks_that_are_applied_several_times_are_refused():
-    with (
-        pytest.raises(ValueError, match=r"called once each; block\.00 is applied several times"),
-        observe(FAMILIES["albert"].build(), "residual"),
-    ):
-        pass
-
-
-@pytest.mark.parametrize("option", [{"rows": "max"}])
-def test_maxima_are_no_sums_of_streams(option):
-    with (
-        pytest.raises(ValueError, match='rows="max"'),
-        observe(FAMILIES["llama"].build(), "residual", **option),
-    ):
-        pass
 
 
 def trained(layers):
@@ -485,43 +322,24 @@ def trained(layers):
     return [*(weight.detach() for weight in model.parameters()), torch.get_rng_state()]
 
 
-def history(way):
+def history(*, checkpoints):
     torch.manual_seed(0)
     model = gpt_neox(use_parallel_residual=False, hidden_dropout=0.1).train()
-    if way == "checkpointing":
+    if checkpoints:
         checkpoint_activations(model, False)
-    options = {"compiled": "stable"} if way == "stable" else {}
-    monitor = StepMonitor(
-        model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)], **options
-    )
-    if way == "stable":
-        monitor.prepare(model)
-    forward = torch.compile(model, backend="eager") if way in ("compiled", "stable") else model
+    monitor = StepMonitor(model, 1, layers="residual", metrics=lambda dim: [TokenMoments(dim)])
     for step in range(2):
         batch = token_batch(seed=step)
         with monitor.step(step, batch):
-            forward(**batch, labels=batch["input_ids"]).loss.backward()
+            model(**batch, labels=batch["input_ids"]).loss.backward()
     monitor.close()
     return repr(monitor.history)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["checkpointing", "compiled", "stable"])
-def test_checkpointed_and_compiled_models_have_the_same_ledger(way):
-    assert history(way) == history("plain")
+def test_a_model_that_checkpoints_its_activations_has_the_same_ledger():
+    assert history(checkpoints=True) == history(checkpoints=False)
 
 
 def test_training_is_bit_for_bit_the_same():
     for plain, watched in zip(trained(None), trained("residual"), strict=True):
         assert torch.equal(plain, watched)
-
-
-def test_describe_says_what_the_streams_hold():
-    model = gpt_neox(hidden_size=256)  # whose streams are wider together than what is timed
-    few, many = (
-        GeometryMonitor(layers=layers).describe(model, token_batch())
-        for layers in ("block.*", "residual")
-    )
-    assert {layer.width for layer in many.layers} == {layer.width for layer in few.layers}
-    assert many.state_bytes > 0
-    assert many.seconds > 0

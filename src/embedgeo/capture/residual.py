@@ -1,54 +1,61 @@
-"""Residual blocks: the writes that a block adds to its stream, found in a forward pass and verified
-in each.
+"""Residual blocks: what the modules inside write into the stream of a block, and the check that its
+output is the sum of just that.
+
+A write is an output that no other module of the block reads: the block itself adds it. A module is
+opened where its output is a sum already. A sum begins with what enters the block, or with the
+output of a LayerNorm of another such sum.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import chain, combinations, takewhile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from embedgeo.capture.calls import first_float, first_input
+from embedgeo.capture.layers import Layer
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.layer_names import LEDGER
 
 STREAMS = ("stream", "attention", "mlp", "other", "norm_bias", "rounding")
 """Terms of a block's output, which is their sum: what enters; the writes of attention, of the MLP
-(or experts), and others (cross-attention, a state-space mixer); the biases of norms after a sum;
-and rounding in the model's dtype.
+(or experts), and others (cross-attention, a state-space mixer, a convolution); the biases of norms
+after a sum; and rounding in the model's dtype.
 """
 
-_OTHER = re.compile(r"cross|encdec|encoder_attn|mixer|mamba|ssm|rwkv", re.IGNORECASE)
-_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-_MOST_WRITES = 3  # attention, cross-attention and MLP
+_KINDS = {  # of words, the first that fits
+    "other": re.compile(r"(?:^|_)(cross|cross_?att(n|ention)|enc_?dec|encoder)(?:_|$)"),
+    "attention": re.compile(r"(?:^|_)(attn|attention)(?:_|$)"),
+    "mlp": re.compile(
+        r"(?:^|_)(mlp|ffn?|feed_?forward|moe|experts|fc2|linear2|dense_relu_dense)(?:_|$)"
+    ),
+}
+_PASSING = re.compile(r"(?:^|_)([a-z]*norm|ln|dropout)\d*(?:_|$)")  # named after what they follow
+# names that say what a module is together with one beside it: BERT's, torch's decoder's
+_BESIDE = {"output": ("intermediate", "mlp"), "multihead_attn": ("self_attn", "other")}
 _FEW_ROWS = 32  # tell which outputs are writes; all rows then have to agree
-_ROUNDINGS = 4  # of the coarsest dtype that a sum of a few streams, and a norm of it, may leave
-_LEAST_EPS = 2.0**-44  # norms are computed again in float64, in another order
 
 
-class _Output(NamedTuple):
-    """Input and output of a call of a module inside of a block, rows of shape (n, d)."""
+class _Call(NamedTuple):
+    """A call of a module inside of a block; rows have the shape (n, d)."""
 
     module: nn.Module
-    path: str  # names and classes of the modules down to it
-    entered: Tensor | None  # for a LayerNorm
-    rows: Tensor
+    path: str
+    read: Tensor | None  # a few rows of its input, where it is as wide as the stream
+    entered: Tensor | None  # all rows, for a LayerNorm
+    written: Tensor | None  # a few rows of its output, where it is as wide as the stream
+    rows: Tensor | None  # all rows
 
 
 class _Sum(NamedTuple):
-    """Terms of a hidden state inside of a block; outputs of modules are told by path and number of
-    call.
-    """
+    """Terms of a hidden state inside of a block; calls are told by path and number."""
 
     base: str | None  # the norm whose output it is added to; None: what enters the block
-    writes: tuple[tuple[str, str], ...]  # the name of each write among `STREAMS`, and its output
-    inside: "_Sum | None" = None  # what enters this norm, where it is one of a sum
-    # what enters the block, in float64, is rounded to float32 first, as Mamba's is
-    is_cut: bool = False
-    has_middle: bool = False  # the MLP reads what enters the block with what attention has written
+    writes: tuple[tuple[str, str], ...]  # the name of each write among `STREAMS`, and its call
+    inside: "_Sum | None" = None  # what enters this norm
+    has_middle: bool = False  # the MLP reads the base with what attention and others have added
 
     def parts(self) -> "Iterator[_Sum]":
         """This sum, and those inside."""
@@ -62,12 +69,12 @@ class ResidualBlock:
     after the other.
 
     Which these are is found at the first call of a measurement, in training and in evaluation, and
-    again where that no longer holds: a write that is too small for its dtype is told alike in all
-    calls, and found once it has grown.
+    again where that no longer holds.
     """
 
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
+    def __init__(self, layer: Layer) -> None:
+        self._block = layer.calls[0].module
+        self._given = dict(layer.writes)
         self.reset()
 
     def reset(self) -> None:
@@ -82,12 +89,9 @@ class ResidualBlock:
         position and by name, or after it, with its output, too; and the hook.
         """
         yield self._block, True, self._enter
-        path = {"": ""}
-        for name, module in self._block.named_modules():
-            parent, _, own = name.rpartition(".")
-            if name:
-                path[name] = f"{path[parent]}.{own}:{type(module).__name__}"
-                yield module, False, partial(self._record, path[name])
+        for path, module in self._block.named_modules():
+            if path:
+                yield module, False, partial(self._record, path)
 
     def _enter(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object = None
@@ -100,8 +104,7 @@ class ResidualBlock:
     def leave(self) -> None:
         """Drop all that a call has left."""
         self._shape, self._entered = torch.Size(), torch.empty(0, 0)
-        self._outputs = dict[str, _Output]()
-        self._inputs = list[Tensor]()  # of modules, a few rows of each
+        self._calls = dict[str, _Call]()
 
     def _record(
         self,
@@ -111,19 +114,20 @@ class ResidualBlock:
         kwargs: dict[str, Any],
         returned: Any,
     ) -> None:
-        """Keep a module's output if it can be a write: the model may overwrite its own."""
-        entered, output = first_input(args, kwargs), first_float(returned)
-        if entered is not None and self._is_alike(entered):
-            self._inputs.append(_few(_rows(entered)).clone())
-        if output is None or not self._is_alike(output):
-            return
-        before = (
-            _rows(entered).clone()
-            if isinstance(module, nn.LayerNorm) and entered is not None
-            else None
+        """Keep what a module reads and writes: the model may overwrite its own."""
+        entered, output = (
+            _rows(each).clone() if each is not None and self._is_alike(each) else None
+            for each in (first_input(args, kwargs), first_float(returned))
         )
-        number = sum(each.path == path for each in self._outputs.values())
-        self._outputs[f"{path} {number}"] = _Output(module, path, before, _rows(output).clone())
+        number = sum(each.path == path for each in self._calls.values())
+        self._calls[f"{path} {number}"] = _Call(
+            module,
+            path,
+            None if entered is None else _few(entered),
+            entered if isinstance(module, nn.LayerNorm) else None,
+            None if output is None else _few(output),
+            output,
+        )
 
     def _is_alike(self, hidden: Tensor) -> bool:
         return (
@@ -143,191 +147,249 @@ class ResidualBlock:
         Raises:
             ValueError: the output is no sum of what entered and of outputs of modules inside.
         """
-        if not self._is_alike(output):
-            raise ValueError(_refusal(1.0))
-        whole, is_training = _wide(_rows(output)), self._block.training
-        finite = whole.isfinite().all(1, keepdim=True) & self._entered.isfinite().all(
-            1, keepdim=True
-        )
-        narrow = torch.promote_types(output.dtype, torch.float32)
-        for known in dict.fromkeys((self._found.get(is_training), None)):
-            if known is not None and not all(key in self._outputs for key in _keys(known)):
-                continue
-            found = self._search(output, finite) if known is None else known
-            parts = self._divided(found, whole, narrow)
-            size = sum(torch.where(finite, rows, 0).square().sum() for rows in parts.values())
-            share = float(
-                (torch.where(finite, parts["rounding"], 0).square().sum() / size)
-                .nan_to_num()
-                .sqrt()
-            )
-            if share <= self._tolerance(found, output.dtype):
-                self._found[is_training] = found
-                break
-        else:
-            raise ValueError(_refusal(share))
-        every = torch.stack([parts[name].to(narrow) for name in STREAMS], 1)
-        written = {
-            name: rows.to(output.dtype).view(output.shape)
-            for name, rows in self._written(found).items()
-        }
-        return {LEDGER: every.view(*output.shape[:-1], -1), **written}
-
-    def _divided(self, found: _Sum, whole: Tensor, narrow: torch.dtype) -> dict[str, Tensor]:
-        """The `STREAMS` of all rows, each rounded to ``narrow``, which add up to the ``whole``."""
+        rows, is_training = _rows(output), self._block.training
+        found = self._found.get(is_training)
+        if found is None or not self._holds(found, rows):
+            found = self._explained(_few(rows), self._inside()) if self._is_alike(output) else None
+            if found is None or not self._holds(found, rows):
+                raise ValueError(self._refusal(rows))
+            found = found._replace(has_middle=self._has_middle(found))
+        self._found[is_training] = found
+        whole, narrow = _wide(rows), torch.promote_types(output.dtype, torch.float32)
         parts = dict.fromkeys(STREAMS, torch.zeros_like(whole))
-        for name, rows in self._terms(found):
-            parts[name] = _wide((parts[name] + rows).to(narrow))
+        for name, term in self._terms(found):
+            parts[name] = _wide((parts[name] + term).to(narrow))
         parts["rounding"] = whole - sum(parts.values(), torch.zeros_like(whole))
-        return parts
+        every = torch.stack([parts[name].to(narrow) for name in STREAMS], 1)
+        return {
+            LEDGER: every.view(*output.shape[:-1], -1),
+            **{
+                name: term.to(output.dtype).view(output.shape)
+                for name, term in self._written(found).items()
+            },
+        }
+
+    def _holds(self, found: _Sum, rows: Tensor) -> bool:
+        """Tell whether all rows are this sum."""
+        for part in found.parts():
+            keys = [key for _, key in part.writes]
+            if not self._calls.keys() >= {*keys, *([part.base] if part.base else [])}:
+                return False
+            if not _is_sum(rows, self._start(part), [self._rows(key) for key in keys]):
+                return False
+            if part.base is not None:
+                entered = self._calls[part.base].entered
+                assert entered is not None
+                rows = entered
+        return True
+
+    def _rows(self, key: str) -> Tensor:
+        rows = self._calls[key].rows
+        assert rows is not None
+        return rows
+
+    def _start(self, part: _Sum) -> Tensor:
+        return self._entered if part.base is None else self._rows(part.base)
 
     def _terms(self, found: _Sum) -> list[tuple[str, Tensor]]:
         """Streams by name that add up to a sum."""
-        writes = [(name, _wide(self._outputs[key].rows)) for name, key in found.writes]
-        if found.base is None:
+        writes = [(name, _wide(self._rows(key))) for name, key in found.writes]
+        if found.base is None or found.inside is None:
             return [("stream", _wide(self._entered)), *writes]
-        assert found.inside is not None
-        return [*_normed(self._outputs[found.base], self._terms(found.inside)), *writes]
+        return [*_normed(self._calls[found.base], self._terms(found.inside)), *writes]
 
     def _written(self, found: _Sum) -> dict[str, Tensor]:
         """The writes, as they are written, and the stream between attention and MLP."""
         written = dict[str, Tensor]()
         for part in found.parts():
             for name, key in part.writes:
-                rows = _wide(self._outputs[key].rows)
+                rows = _wide(self._rows(key))
                 written[name] = written[name] + rows if name in written else rows
-            if part.base is not None and any(name == "mlp" for name, _ in part.writes):
-                written["middle"] = _wide(self._outputs[part.base].rows)
         if found.has_middle:
-            before = (written[name] for name in ("attention", "other") if name in written)
-            written["middle"] = sum(before, _wide(self._entered))
+            part, keys = _before_mlp(found)
+            written["middle"] = sum(
+                (_wide(self._rows(key)) for key in keys), _wide(self._start(part))
+            )
         return written
 
-    def _tolerance(self, found: _Sum, dtype: torch.dtype) -> float:
-        """The share of a sum that rounding may leave in the dtypes that it is computed in."""
-        dtypes = {dtype, *(self._outputs[key].rows.dtype for key in _keys(found))}
-        dtypes |= {torch.float32 for part in found.parts() if part.is_cut}
-        return _ROUNDINGS * max(_LEAST_EPS, *(torch.finfo(each).eps for each in dtypes))
-
-    def _search(self, output: Tensor, finite: Tensor) -> _Sum:
-        """Find what the block's output is the sum of, on a few rows."""
-        sample = finite.flatten().nonzero().flatten()
-        sample = sample[:: max(1, len(sample) // _FEW_ROWS)][:_FEW_ROWS]
-        few = _wide(_rows(output)[sample])
-        found = self._explained(few, self._outputs, sample, output.dtype)
-        return found._replace(has_middle=self._has_middle(found, output.dtype))
-
-    def _explained(
-        self, few: Tensor, outputs: Mapping[str, _Output], sample: Tensor, dtype: torch.dtype
-    ) -> _Sum:
-        """The sum that is nearest to these rows, of ``outputs`` of the modules called before they
-        were made.
-
-        It is what entered the block, or a norm's output, plus a few others; a norm's is what its
-        input is made of.
-        """
-        entered = _wide(self._entered[sample])
-        candidates = _distinct(outputs, sample)
-        bases: list[tuple[str | None, bool, Tensor]] = [(None, False, entered)]
-        if dtype == torch.float64:
-            bases.append((None, True, _wide(entered.float())))
-        bases += [
-            (key, False, rows)
-            for key, rows in candidates.items()
-            if outputs[key].entered is not None
-        ]
-        sums = list[_Sum]()
-        left = list[Tensor]()
-        for base, is_cut, start in bases:
-            others = [key for key in candidates if key != base]
-            for chosen in chain.from_iterable(
-                combinations(others, count) for count in range(_MOST_WRITES + 1)
-            ):
-                sums.append(_Sum(base, tuple(("", key) for key in chosen), is_cut=is_cut))
-                left.append((few - sum((candidates[key] for key in chosen), start)).norm())
-        nearest, best = torch.inf, sums[0]
-        for distance, each in zip(torch.stack(left).tolist(), sums, strict=True):
-            if distance < nearest * (1 - 1e-3):
-                nearest, best = distance, each
-        size = max(float(few.norm()), float(entered.norm()))
-        if nearest > self._tolerance(best, dtype) * size:
-            raise ValueError(
-                _refusal(nearest / max(float(few.norm()), torch.finfo(few.dtype).tiny))
-            )
-        best = best._replace(writes=_named(best, [(key, outputs[key]) for key in candidates]))
-        if best.base is None:
-            return best
-        norm = outputs[best.base]
-        assert norm.entered is not None
-        before = dict(takewhile(lambda each: each[0] != best.base, outputs.items()))
-        return best._replace(
-            inside=self._explained(_wide(norm.entered[sample]), before, sample, norm.entered.dtype)
-        )
-
-    def _has_middle(self, found: _Sum, dtype: torch.dtype) -> bool:
-        """Tell whether the MLP reads the stream with what attention has written: a module inside
-        was called with it.
+    def _has_middle(self, found: _Sum) -> bool:
+        """Tell whether a module is called with what the MLP's write is added to, and not with the
+        same without the other writes.
         """
         names = {name for part in found.parts() for name, _ in part.writes}
-        if found.base is not None or "mlp" not in names or names.isdisjoint({"attention", "other"}):
+        if "mlp" not in names or names == {"mlp"}:
             return False
-        middle = _wide(_few(self._written(found._replace(has_middle=True))["middle"]))
-        entered = _wide(_few(self._entered))
-        finite = middle.isfinite().all(1)
-        far, limit = (
-            (middle - entered)[finite].norm(),
-            self._tolerance(found, dtype) * middle[finite].norm(),
+        part, keys = _before_mlp(found)
+        start, added = _few(self._start(part)), [_few(self._rows(key)) for key in keys]
+        reads = [each.read for each in self._calls.values() if each.read is not None]
+        return any(
+            _is_sum(read, start, added) and not (added and _is_sum(read, start, []))
+            for read in reads
         )
-        distances = [(_wide(rows) - middle)[finite].norm() for rows in self._inputs]
-        return any(bool((distance <= limit) & (2 * distance <= far)) for distance in distances)
+
+    def _explained(self, target: Tensor, calls: list[str]) -> _Sum | None:
+        """What a few rows are the sum of, given the calls before they were made."""
+        writes = self._unread(calls)
+        for base in (*reversed(calls), None):
+            later = calls if base is None else calls[calls.index(base) + 1 :]
+            after = [key for key in writes if key in later]
+            start = _few(self._entered) if base is None else self._calls[base].written
+            if start is None or not (base is None or after):
+                continue
+            if _is_sum(target, start, [_few(self._rows(key)) for key in after]):
+                inside = _Sum(None, ()) if base is None else self._made(base, calls)
+                if inside is not None:
+                    names = tuple((self._name(key, calls), key) for key in after)
+                    return inside._replace(writes=(*inside.writes, *names))
+        same = (key for key in reversed(calls) if _equal(self._calls[key].written, target))
+        last = next(same, None)
+        return None if last is None else self._made(last, calls)
+
+    def _made(self, key: str, calls: list[str]) -> _Sum | None:
+        """What a call's output is the sum of: of a norm, what its input is; of others, what is seen
+        once they are opened.
+        """
+        call, before = self._calls[key], calls[: calls.index(key)]
+        assert call.written is not None
+        # a class that computes otherwise is no LayerNorm
+        if call.entered is not None and type(call.module).forward is nn.LayerNorm.forward:
+            inside = self._explained(_few(call.entered), before)
+            return None if inside is None else _Sum(key, (), inside)
+        if _equal(call.read, call.written):
+            return self._explained(call.written, before)
+        inner = self._inside(key)
+        if self._kind(call.path):  # it writes once, after queries, keys and values
+            ends = [
+                each
+                for each in self._unread(inner)
+                if not _equal(self._calls[each].written, call.written)
+            ]
+            inner = [each for each in inner if each not in ends[:-1]]
+        return self._explained(call.written, [*before, *inner]) if inner else None
+
+    def _inside(self, key: str = "") -> list[str]:
+        """The calls that a call, or the block, makes itself; those with given modules inside are
+        opened.
+        """
+        keys = [*self._calls]
+        path = self._calls[key].path if key else ""
+        found = list[str]()
+        for each in reversed(keys[: keys.index(key)] if key else keys):
+            own = self._calls[each].path
+            if own == path:
+                break
+            around = [f"{self._calls[other].path}." for other in found]
+            if own.startswith(f"{path}." if path else "") and not own.startswith((*around,)):
+                found.append(each)
+        opened = list[str]()
+        for each in reversed(found):
+            module = self._calls[each].module
+            inner = {*module.modules()} - {module}
+            is_opened = module not in self._given and not inner.isdisjoint(self._given)
+            opened += self._inside(each) if is_opened else [each]
+        return opened
+
+    def _source(self, key: str, calls: list[str]) -> str | None:
+        """The last call before this one whose output it reads."""
+        read = self._calls[key].read
+        before = reversed(calls[: calls.index(key)])
+        return next((each for each in before if _equal(self._calls[each].written, read)), None)
+
+    def _unread(self, calls: list[str]) -> list[str]:
+        """The writes among calls, whose output no other reads; of given modules if there are
+        any.
+        """
+        read = {self._source(key, calls) for key in calls}
+        return [
+            key
+            for key in calls
+            if key not in read and self._calls[key].rows is not None and self._name(key, calls)
+        ]
+
+    def _name(self, key: str, calls: list[str]) -> str:
+        """Name of a write: that of its module, or of the one whose output this reads."""
+        at: str | None = key
+        while at is not None:
+            if kind := self._kind(self._calls[at].path):
+                return kind
+            at = self._source(at, calls)
+        return "" if self._given else "other"
+
+    def _kind(self, path: str) -> str:
+        """What a module writes, by the first name on its path that tells; empty if none does."""
+        names = path.split(".")
+        for i, name in enumerate(names, 1):
+            module = self._block.get_submodule(".".join(names[:i]))
+            if self._given:
+                if module in self._given:
+                    return self._given[module]
+                continue
+            words = _words(name)
+            if i == len(names) and _PASSING.search(words):
+                return ""
+            beside, kind = _BESIDE.get(name, ("", ""))
+            if hasattr(self._block, beside):
+                return kind
+            if "mixer" in words.split("_"):
+                words = _words(type(module).__name__)
+            for kind, pattern in _KINDS.items():
+                if pattern.search(words):
+                    return kind
+        return ""
+
+    def _refusal(self, rows: Tensor) -> str:
+        """The sentence that names the write which is not what is added."""
+        keys = self._unread(self._inside()) if self._is_alike(rows) else []
+        writes = {self._calls[key].path: _few(_wide(self._rows(key))) for key in keys}
+        left = _few(_wide(rows)) - sum(writes.values(), _few(_wide(self._entered))) if keys else 0
+        shares = {path: float((left * each).sum() / each.norm()) for path, each in writes.items()}
+        path = max(shares, key=lambda each: abs(shares[each]), default="any module")
+        return (
+            "layers='residual' needs a block whose output is its input plus what modules inside "
+            f"write; what {path!r} writes is not what is added (there may be a gate, a scale, or a "
+            "dropout that is no module, which eval mode, probe= or observe turn off): name what "
+            "writes by Residual(writes=…), or leave the block out."
+        )
 
 
-def _keys(found: _Sum) -> list[str]:
-    """The outputs that a sum is made of."""
-    of_parts = ([part.base, *(key for _, key in part.writes)] for part in found.parts())
-    return [key for keys in of_parts for key in keys if key is not None]
+def _before_mlp(found: _Sum) -> tuple[_Sum, list[str]]:
+    """The part of a sum that the MLP adds to, and the other writes that it has."""
+    part = next(part for part in found.parts() if any(name == "mlp" for name, _ in part.writes))
+    return part, [key for name, key in part.writes if name != "mlp"]
 
 
-def _named(found: _Sum, outputs: Sequence[tuple[str, _Output]]) -> tuple[tuple[str, str], ...]:
-    """The writes of a sum with their names, which modules called since the write or the norm before
-    tell.
+def _is_sum(target: Tensor, base: Tensor, writes: Sequence[Tensor]) -> bool:
+    """Tell whether rows are a sum but for its rounding: at no place more than that of these terms
+    there, in the dtype that they are added in.
     """
-    named = []
-    writes = {key for _, key in found.writes}
-    since = list[str]()
-    earlier = list[nn.Module]()  # modules around them return later, and tell nothing new
-    for key, each in outputs:
-        if not earlier or set(each.module.modules()).isdisjoint(earlier):
-            since += [] if "Norm" in type(each.module).__name__ else [each.path]
-        if key in writes:
-            path = " ".join([*since, each.path])
-            kind = (
-                "other"
-                if _OTHER.search(path)
-                else "attention"
-                if _ATTENTION.search(path)
-                else "mlp"
-            )
-            named.append((kind, key))
-        if key in writes or key == found.base:
-            since.clear()
-            earlier.append(each.module)
-    return tuple(named)
+    terms = [base, *writes]
+    of_sum = _coarsest(target.dtype, reduce(torch.promote_types, [each.dtype for each in terms]))
+    of_writes = _coarsest(*(each.dtype for each in writes)) if len(writes) > 1 else 0.0
+    wide = [_wide(each) for each in terms]
+    left = _wide(target) - sum(wide[1:], wide[0])
+    written = sum((each.abs() for each in wide[1:]), torch.zeros_like(left))
+    size = written + wide[0].abs()
+    own = torch.finfo(left.dtype).eps
+    rounding = (of_sum / 2 + own) * size + of_writes / 2 * written + torch.finfo(target.dtype).tiny
+    finite = left.isfinite().all(1, keepdim=True)
+    return bool(((left.abs() <= len(terms) * rounding) | ~finite).all())
 
 
-def _distinct(outputs: Mapping[str, _Output], sample: Tensor) -> dict[str, Tensor]:
-    """A few rows of outputs, without those that a module further out or a dropout that is off
-    returns again, or 0.
-    """
-    found = dict[str, Tensor]()
-    for key, each in outputs.items():
-        rows = _wide(each.rows[sample])
-        if bool(rows.any()) and not any(torch.equal(rows, other) for other in found.values()):
-            found[key] = rows
-    return found
+def _coarsest(*dtypes: torch.dtype) -> float:
+    return max(torch.finfo(dtype).eps for dtype in dtypes)
 
 
-def _normed(norm: _Output, inside: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+def _equal(rows: Tensor | None, others: Tensor | None) -> bool:
+    return rows is not None and others is not None and torch.equal(_wide(rows), _wide(others))
+
+
+def _words(name: str) -> str:
+    """A name's words in lower case."""
+    found = re.findall(r"[A-Z]?[a-z]+\d*|[A-Z]+(?![a-z])\d*", name)
+    return "_".join(found).lower()
+
+
+def _normed(norm: _Call, inside: Sequence[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """The streams of a LayerNorm's output, given those of its input: each row's scale, γ, and β
     apart.
     """
@@ -355,13 +417,3 @@ def _few(rows: Tensor) -> Tensor:
 
 def _wide(rows: Tensor) -> Tensor:
     return rows.to(accumulator_dtype(rows.device))
-
-
-def _refusal(share: float) -> str:
-    return (
-        "layers='residual' needs a block whose output is its input plus outputs of modules inside "
-        "it, with LayerNorms "
-        f"of such sums; here {share:.1e} of it is left over. Dropout that is no module hides a "
-        f"write while "
-        "training: measure in eval mode, by probe= or observe; or leave the block out."
-    )
