@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import contains_any, final_norm, find_stacks, unwrapped
-from embedgeo.functional.lockstep import computed, on_host
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import RowUnit
 
@@ -28,9 +27,8 @@ class _Look(NamedTuple):
     """The rows of a layer, and the weights of the norms whose output they may be."""
 
     own: nn.Module | None  # the module whose output the layer is
-    norms: dict[nn.Module, tuple[Tensor, ...]]  # weight, and bias if there is one, shape (d,)
-    rows: Tensor  # shape (m, d); none where there are no such modules
-    least: float  # deviation above which they are no norm's output
+    norms: dict[nn.Module, list[Tensor]]  # weight, and bias if there is one, shape (d,)
+    rows: Tensor  # shape (m, d)
 
 
 class Norms:
@@ -45,11 +43,8 @@ class Norms:
         self._model = model
         self._are_outputs = rows in ("tokens", "first", "last")
         self._candidates: dict[str, list[nn.Module]] = {}
-        self._is_output: dict[str, bool] = {}
         self._looks: dict[str, _Look] = {}  # by layer, that are not compared yet
-        self._sizes: dict[str, float] = {}
-        # a mask, and of the first rows that count
-        self._places: tuple[Tensor, Tensor] | None = None
+        self._sizes: dict[str, float] = {}  # 0 where a layer is no norm's output
 
     def look(self, layer: Layer, hidden: Tensor, mask: Tensor | None = None) -> None:
         """Keep the first rows of a layer, and the weights that norms have now, for
@@ -57,23 +52,23 @@ class Norms:
 
         The mask is best on the CPU: then no device is waited for.
         """
-        self._looks.pop(layer.name, None)
+        self._sizes.pop(layer.name, None)
         if not hidden.numel() or len(layer.calls) > 1:
             return
-        width = hidden.shape[-1]
         own = None if layer.takes_input else unwrapped(layer.calls[0].module)
         if layer.name not in self._candidates:
             self._candidates[layer.name] = (
                 self._outside_blocks(layer) if own is None else [*own.modules()]
             )
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        places = None if mask is None else mask.reshape(-1).nonzero()[:_ROWS, 0]
+        rows = rows[:_ROWS] if places is None else rows[sent(places, rows.device)]
         norms = {
-            module: tuple(each.clone() for each in vectors)
+            module: [weight.clone() for weight in weights]  # training will change them
             for module in self._candidates[layer.name]
-            if (vectors := norm_weights(module, width))
+            if (weights := norm_weights(module, rows))
         }
-        rows = self._first_rows(hidden, mask).clone() if norms else hidden.new_empty(0, width)
-        least = max(_CLOSE, torch.finfo(hidden.dtype).eps / 2)
-        self._looks[layer.name] = _Look(own, norms, rows, least)
+        self._looks[layer.name] = _Look(own, norms, rows.clone())
 
     def expected_size(self, layer: Layer) -> float:
         """‖γ‖² + ‖β‖² of the norm whose output a layer was when last looked at; 0 for none.
@@ -88,57 +83,35 @@ class Norms:
     def reset(self) -> None:
         """Forget what has been looked at: weights may change."""
         self._looks.clear()
-        self._sizes.clear()
-        self._places = None
 
     def _compare(self) -> None:
-        """Compare the rows that have been looked at with the norms' weights; a device is waited
-        for once.
-        """
-        looks = dict(self._looks)
+        """Compare the rows that have been looked at with the norms' weights."""
+        for name, look in self._looks.items():
+            self._sizes[name] = self._size(name, look)
         self._looks.clear()
-        parts = [
-            part
-            for look in looks.values()
-            for part in (look.rows, *(each for vectors in look.norms.values() for each in vectors))
-        ]
-        left = iter([each.double() for each in computed(on_host(*parts))])
-        for name, look in looks.items():
-            rows = next(left)
-            norms = {
-                module: tuple(next(left) for _ in vectors) for module, vectors in look.norms.items()
-            }
-            size = self._size(name, look, norms, rows[rows.isfinite().all(1)])
-            self._is_output[name] = size is not None
-            if size is not None:
-                self._sizes[name] = size
 
-    def _size(
-        self,
-        name: str,
-        look: _Look,
-        norms: dict[nn.Module, tuple[Tensor, ...]],
-        rows: Tensor,
-    ) -> float | None:
-        """Size of the norm whose output a layer with these rows is, None if of none; later looks
-        are at those near it alone.
+    def _size(self, name: str, look: _Look) -> float:
+        """Size of the norm whose output a layer with these rows is, 0 if of none; later looks are
+        at those near it alone.
         """
+        rows = look.rows.cpu().double()
+        rows = rows[rows.isfinite().all(1)]
         # several norms fit while their weights are alike: the next measurement looks at them again
-        near = []
-        size, least = None, look.least
-        for module, (weight, *bias) in norms.items():
-            shift = bias[0] if bias else torch.zeros_like(weight)
+        near = list[nn.Module]()
+        size, least = 0.0, max(_CLOSE, torch.finfo(look.rows.dtype).eps / 2)
+        for module, vectors in look.norms.items():
+            weight, shift = (each.cpu().double() for each in (*vectors, 0 * vectors[0])[:2])
             for scale in (weight, 1 + weight):
-                found = _deviation(
-                    (rows - shift) / scale,
+                deviation = _deviation(
+                    ((rows - shift) / scale)[:, scale != 0],
                     is_centered=isinstance(module, nn.LayerNorm),
                     of_embeddings=module not in self._in_or_after_blocks,
                 )
-                if found < _FAR:
+                if deviation < _FAR:
                     near.append(module)
-                if found < (_FAR if module is look.own else least):
-                    size, least = float(scale.square().sum() + shift.square().sum()), found
-        if not norms or len(rows):
+                if deviation < (_FAR if module is look.own else least):
+                    least, size = deviation, float(scale.square().sum() + shift.square().sum())
+        if len(rows):
             self._candidates[name] = [*dict.fromkeys(near)]
         return size
 
@@ -147,21 +120,18 @@ class Norms:
         are; else empty.
         """
         self._compare()
-        blocks = set(self._blocks)
+        blocks = self._blocks
         measured = {
-            layer.calls[0].module: self._is_output[layer.name]
+            layer.calls[0].module: self._sizes[layer.name] > 0
             for layer in layers
-            if layer.name in self._is_output
+            if layer.name in self._sizes
             and not layer.takes_input
             and layer.calls[0].module in blocks
         }
-        kinds = set(measured.values())
-        if kinds == {True}:
-            return "post-ln"
-        if kinds != {False}:
-            return ""
-        has_norms = any(norm_weights(inner) for block in measured for inner in block.modules())
-        return "pre-ln" if has_norms else ""
+        inside = (inner for block in measured for inner in block.modules())
+        if not measured or any(measured.values()):
+            return "post-ln" if measured and all(measured.values()) else ""
+        return "pre-ln" if any(map(norm_weights, inside)) else ""
 
     def _outside_blocks(self, layer: Layer) -> list[nn.Module]:
         inside = {inner for block in self._blocks for inner in block.modules()}
@@ -188,41 +158,24 @@ class Norms:
     def _blocks(self) -> list[nn.Module]:
         return [block for stack in find_stacks(self._model) for block in stack.blocks]
 
-    def _first_rows(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """The first rows that count, shape (m, d)."""
-        if mask is None:
-            rows = hidden[(slice(_ROWS),) * (hidden.ndim - 1)].reshape(-1, hidden.shape[-1])[:_ROWS]
-        else:
-            # of all layers of a forward pass
-            if self._places is None or self._places[0] is not mask:
-                self._places = mask, sent(mask.reshape(-1).nonzero()[:_ROWS, 0], hidden.device)
-            places = self._places[1].to(hidden.device)
-            if hidden.is_contiguous():
-                rows = hidden.view(-1, hidden.shape[-1])[places]
-            else:  # not all of them are copied
-                rows = hidden[torch.unravel_index(places, hidden.shape[:-1])]
-        rows = rows.to_local() if isinstance(rows, DTensor) else rows
-        return rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
 
-
-def norm_weights(module: nn.Module, width: int | None = None) -> tuple[Tensor, ...]:
-    """Weight, and bias if there is one, of a module that has no more, each of this width (or of
-    any), as a norm has; else nothing.
-
-    It is nothing where they are not on this rank, or in parts.
+def norm_weights(module: nn.Module, rows: Tensor | None = None) -> list[Tensor]:
+    """Weight, and bias if there is one, of a module that has no more, as a norm, each as wide as
+    these rows; nothing of others, and where a rank has a part of them.
     """
     named = dict(module.named_parameters(recurse=False))
-    vectors = tuple(
-        each.to_local() if isinstance(each, DTensor) else each
-        for each in (weight.detach() for weight in named.values())
-        if not isinstance(each, DTensor) or all(at.is_replicate() for at in each.placements)
-    )
     is_bare = not [*module.children(), *module.buffers(recurse=False)]
-    is_whole = len(vectors) == len(named) and not any(each.is_meta for each in vectors)
-    shapes = {each.shape for each in vectors}
-    is_norm = is_bare and is_whole and [*named] in (["weight"], ["weight", "bias"])
-    fits = len(shapes) == 1 and all(len(shape) == 1 and width in (None, *shape) for shape in shapes)
-    return vectors if is_norm and fits else ()
+    if not is_bare or [*named] not in (["weight"], ["weight", "bias"]):
+        return []
+    weights = [each.detach() for each in named.values()]
+    width = weights[0].shape[:1] if rows is None else rows.shape[-1:]
+    if any(each.shape != width or each.is_meta for each in weights):
+        return []
+    are_whole = all(
+        at.is_replicate() for each in weights if isinstance(each, DTensor) for at in each.placements
+    )
+    locals_ = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
+    return locals_ if are_whole else []
 
 
 def _deviation(undone: Tensor, *, is_centered: bool, of_embeddings: bool) -> float:

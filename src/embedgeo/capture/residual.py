@@ -7,7 +7,7 @@ output of a LayerNorm of another such sum.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import first_float, first_input
 from embedgeo.capture.layers import Layer
+from embedgeo.capture.structure import unwrapped
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.layer_names import LEDGER
 
@@ -39,20 +40,19 @@ _FEW_ROWS = 32  # tell which outputs are writes; all rows then have to agree
 
 
 class _Call(NamedTuple):
-    """A call of a module inside of a block; rows have the shape (n, d)."""
+    """A call of a module inside of a block; what is not as wide as the stream has no rows."""
 
     module: nn.Module
     path: str
-    read: Tensor | None  # a few rows of its input, where it is as wide as the stream
-    entered: Tensor | None  # all rows, for a LayerNorm
-    written: Tensor | None  # a few rows of its output, where it is as wide as the stream
-    rows: Tensor | None  # all rows
+    entered: Tensor  # what it reads, shape (n, d): all rows for a LayerNorm, few for others
+    rows: Tensor  # its output, shape (n, d)
+    inside: list[str]  # the calls that it makes itself
 
 
 class _Sum(NamedTuple):
     """Terms of a hidden state inside of a block; calls are told by path and number."""
 
-    base: str | None  # the norm whose output it is added to; None: what enters the block
+    base: str  # the norm whose output it begins with; empty: what enters the block
     writes: tuple[tuple[str, str], ...]  # the name of each write among `STREAMS`, and its call
     inside: "_Sum | None" = None  # what enters this norm
     has_middle: bool = False  # the MLP reads the base with what attention and others have added
@@ -105,6 +105,7 @@ class ResidualBlock:
         """Drop all that a call has left."""
         self._shape, self._entered = torch.Size(), torch.empty(0, 0)
         self._calls = dict[str, _Call]()
+        self._outermost = list[str]()  # of these calls
 
     def _record(
         self,
@@ -115,26 +116,22 @@ class ResidualBlock:
         returned: Any,
     ) -> None:
         """Keep what a module reads and writes: the model may overwrite its own."""
-        entered, output = (
-            _rows(each).clone() if each is not None and self._is_alike(each) else None
-            for each in (first_input(args, kwargs), first_float(returned))
-        )
-        number = sum(each.path == path for each in self._calls.values())
-        self._calls[f"{path} {number}"] = _Call(
-            module,
-            path,
-            None if entered is None else _few(entered),
-            entered if isinstance(module, nn.LayerNorm) else None,
-            None if output is None else _few(output),
-            output,
-        )
+        read, written = self._stream(first_input(args, kwargs)), self._stream(first_float(returned))
+        read = read if isinstance(module, nn.LayerNorm) else _few(read)
+        key = f"{path} {sum(each.path == path for each in self._calls.values())}"
+        inside = [each for each in self._outermost if each.startswith(f"{path}.")]
+        self._outermost = [*(each for each in self._outermost if each not in inside), key]
+        self._calls[key] = _Call(module, path, read.clone(), written.clone(), inside)
 
-    def _is_alike(self, hidden: Tensor) -> bool:
-        return (
-            len(self._shape) > 0
+    def _stream(self, hidden: Tensor | None) -> Tensor:
+        """Rows, shape (n, d), of what is as wide as the stream; none of others."""
+        is_stream = (
+            hidden is not None
+            and len(self._shape) > 0
             and hidden.numel() == self._shape.numel()
             and hidden.shape[-1] == self._shape[-1]
         )
+        return _rows(hidden) if hidden is not None and is_stream else torch.empty(0, 0)
 
     def streams(self, output: Tensor) -> dict[str, Tensor]:
         """Divide the block's output, shape (..., d), into what it is the sum of.
@@ -147,10 +144,10 @@ class ResidualBlock:
         Raises:
             ValueError: the output is no sum of what entered and of outputs of modules inside.
         """
-        rows, is_training = _rows(output), self._block.training
+        rows, is_training = self._stream(output), self._block.training
         found = self._found.get(is_training)
         if found is None or not self._holds(found, rows):
-            found = self._explained(_few(rows), self._inside()) if self._is_alike(output) else None
+            found = self._explained(_few(rows), self._opened(self._outermost))
             if found is None or not self._holds(found, rows):
                 raise ValueError(self._refusal(rows))
             found = found._replace(has_middle=self._has_middle(found))
@@ -169,32 +166,27 @@ class ResidualBlock:
             },
         }
 
+    def _start(self, found: _Sum) -> Tensor:
+        return self._calls[found.base].rows if found.base else self._entered
+
+    def _added(self, keys: Iterable[str]) -> list[Tensor]:
+        return [self._calls[key].rows for key in keys]
+
     def _holds(self, found: _Sum, rows: Tensor) -> bool:
         """Tell whether all rows are this sum."""
         for part in found.parts():
             keys = [key for _, key in part.writes]
-            if not self._calls.keys() >= {*keys, *([part.base] if part.base else [])}:
+            if not self._calls.keys() >= {*keys, *filter(None, [part.base])}:
                 return False
-            if not _is_sum(rows, self._start(part), [self._rows(key) for key in keys]):
+            if not _is_sum(rows, self._start(part), self._added(keys)):
                 return False
-            if part.base is not None:
-                entered = self._calls[part.base].entered
-                assert entered is not None
-                rows = entered
+            rows = self._calls[part.base].entered if part.base else rows
         return True
-
-    def _rows(self, key: str) -> Tensor:
-        rows = self._calls[key].rows
-        assert rows is not None
-        return rows
-
-    def _start(self, part: _Sum) -> Tensor:
-        return self._entered if part.base is None else self._rows(part.base)
 
     def _terms(self, found: _Sum) -> list[tuple[str, Tensor]]:
         """Streams by name that add up to a sum."""
-        writes = [(name, _wide(self._rows(key))) for name, key in found.writes]
-        if found.base is None or found.inside is None:
+        writes = [(name, _wide(self._calls[key].rows)) for name, key in found.writes]
+        if found.inside is None:
             return [("stream", _wide(self._entered)), *writes]
         return [*_normed(self._calls[found.base], self._terms(found.inside)), *writes]
 
@@ -203,25 +195,27 @@ class ResidualBlock:
         written = dict[str, Tensor]()
         for part in found.parts():
             for name, key in part.writes:
-                rows = _wide(self._rows(key))
+                rows = _wide(self._calls[key].rows)
                 written[name] = written[name] + rows if name in written else rows
         if found.has_middle:
-            part, keys = _before_mlp(found)
-            written["middle"] = sum(
-                (_wide(self._rows(key)) for key in keys), _wide(self._start(part))
-            )
+            start, *added = map(_wide, self._before_mlp(found))
+            written["middle"] = sum(added, start)
         return written
 
+    def _before_mlp(self, found: _Sum) -> list[Tensor]:
+        """Terms of what the MLP's write is added to."""
+        part = next(part for part in found.parts() if "mlp" in dict(part.writes))
+        return [self._start(part), *self._added(key for name, key in part.writes if name != "mlp")]
+
     def _has_middle(self, found: _Sum) -> bool:
-        """Tell whether a module is called with what the MLP's write is added to, and not with the
-        same without the other writes.
+        """Tell whether a module reads what the MLP's write is added to, as it does not without the
+        other writes.
         """
         names = {name for part in found.parts() for name, _ in part.writes}
         if "mlp" not in names or names == {"mlp"}:
             return False
-        part, keys = _before_mlp(found)
-        start, added = _few(self._start(part)), [_few(self._rows(key)) for key in keys]
-        reads = [each.read for each in self._calls.values() if each.read is not None]
+        start, *added = map(_few, self._before_mlp(found))
+        reads = [_few(each.entered) for each in self._calls.values() if each.entered.numel()]
         return any(
             _is_sum(read, start, added) and not (added and _is_sum(read, start, []))
             for read in reads
@@ -229,158 +223,126 @@ class ResidualBlock:
 
     def _explained(self, target: Tensor, calls: list[str]) -> _Sum | None:
         """What a few rows are the sum of, given the calls before they were made."""
-        writes = self._unread(calls)
-        for base in (*reversed(calls), None):
-            later = calls if base is None else calls[calls.index(base) + 1 :]
-            after = [key for key in writes if key in later]
-            start = _few(self._entered) if base is None else self._calls[base].written
-            if start is None or not (base is None or after):
-                continue
-            if _is_sum(target, start, [_few(self._rows(key)) for key in after]):
-                inside = _Sum(None, ()) if base is None else self._made(base, calls)
+        unread = self._unread(calls)
+        for base in (*reversed(calls), ""):
+            later = calls[calls.index(base) + 1 :] if base else calls
+            writes = [key for key in unread if key in later]
+            start = _few(self._calls[base].rows if base else self._entered)
+            is_possible = start.numel() and (writes or not base)
+            if is_possible and _is_sum(target, start, [*map(_few, self._added(writes))]):
+                inside = self._made(base, calls) if base else _Sum("", ())
                 if inside is not None:
-                    names = tuple((self._name(key, calls), key) for key in after)
-                    return inside._replace(writes=(*inside.writes, *names))
-        same = (key for key in reversed(calls) if _equal(self._calls[key].written, target))
-        last = next(same, None)
-        return None if last is None else self._made(last, calls)
+                    named = [(self._name(key, calls), key) for key in writes]
+                    return inside._replace(writes=(*inside.writes, *named))
+        last = self._last(target, calls)
+        return self._made(last, calls) if last else None
 
     def _made(self, key: str, calls: list[str]) -> _Sum | None:
         """What a call's output is the sum of: of a norm, what its input is; of others, what is seen
         once they are opened.
         """
         call, before = self._calls[key], calls[: calls.index(key)]
-        assert call.written is not None
-        # a class that computes otherwise is no LayerNorm
-        if call.entered is not None and type(call.module).forward is nn.LayerNorm.forward:
+        # a class of its own may compute otherwise
+        if type(call.module).forward is nn.LayerNorm.forward:
             inside = self._explained(_few(call.entered), before)
             return None if inside is None else _Sum(key, (), inside)
-        if _equal(call.read, call.written):
-            return self._explained(call.written, before)
-        inner = self._inside(key)
-        if self._kind(call.path):  # it writes once, after queries, keys and values
-            ends = [
-                each
-                for each in self._unread(inner)
-                if not _equal(self._calls[each].written, call.written)
-            ]
-            inner = [each for each in inner if each not in ends[:-1]]
-        return self._explained(call.written, [*before, *inner]) if inner else None
+        return self._explained(_few(call.rows), [*before, *self._opened(call.inside)])
 
-    def _inside(self, key: str = "") -> list[str]:
-        """The calls that a call, or the block, makes itself; those with given modules inside are
-        opened.
-        """
-        keys = [*self._calls]
-        path = self._calls[key].path if key else ""
-        found = list[str]()
-        for each in reversed(keys[: keys.index(key)] if key else keys):
-            own = self._calls[each].path
-            if own == path:
-                break
-            around = [f"{self._calls[other].path}." for other in found]
-            if own.startswith(f"{path}." if path else "") and not own.startswith((*around,)):
-                found.append(each)
+    def _opened(self, calls: Sequence[str]) -> list[str]:
+        """Calls, of which those around given modules are opened."""
         opened = list[str]()
-        for each in reversed(found):
-            module = self._calls[each].module
-            inner = {*module.modules()} - {module}
-            is_opened = module not in self._given and not inner.isdisjoint(self._given)
-            opened += self._inside(each) if is_opened else [each]
+        for key in calls:
+            outer, *inner = self._calls[key].module.modules()
+            is_whole = outer in self._given or self._given.keys().isdisjoint(inner)
+            opened += [key] if is_whole else self._opened(self._calls[key].inside)
         return opened
 
-    def _source(self, key: str, calls: list[str]) -> str | None:
+    def _last(self, rows: Tensor, calls: list[str]) -> str:
+        """The last call whose output has these rows, a few; empty if none has."""
+        outputs = ((key, _few(self._calls[key].rows)) for key in reversed(calls))
+        return next((key for key, each in outputs if each.numel() and _equal(each, rows)), "")
+
+    def _source(self, key: str, calls: list[str]) -> str:
         """The last call before this one whose output it reads."""
-        read = self._calls[key].read
-        before = reversed(calls[: calls.index(key)])
-        return next((each for each in before if _equal(self._calls[each].written, read)), None)
+        return self._last(_few(self._calls[key].entered), calls[: calls.index(key)])
 
     def _unread(self, calls: list[str]) -> list[str]:
-        """The writes among calls, whose output no other reads; of given modules if there are
-        any.
-        """
+        """The writes among calls, whose outputs no other reads."""
         read = {self._source(key, calls) for key in calls}
-        return [
-            key
-            for key in calls
-            if key not in read and self._calls[key].rows is not None and self._name(key, calls)
-        ]
+        unread = [key for key in calls if key not in read and self._calls[key].rows.numel()]
+        return [key for key in unread if self._name(key, calls)]
 
     def _name(self, key: str, calls: list[str]) -> str:
-        """Name of a write: that of its module, or of the one whose output this reads."""
-        at: str | None = key
-        while at is not None:
-            if kind := self._kind(self._calls[at].path):
+        """Name of a write: that of its module, or of the one whose output this reads; empty where
+        others are given.
+        """
+        while key:
+            call = self._calls[key]
+            given = (kind for outer, kind in self._given.items() if call.module in outer.modules())
+            if kind := next(given, "") if self._given else self._kind(call.path):
                 return kind
-            at = self._source(at, calls)
+            key = self._source(key, calls)
         return "" if self._given else "other"
 
     def _kind(self, path: str) -> str:
         """What a module writes, by the first name on its path that tells; empty if none does."""
-        names = path.split(".")
-        for i, name in enumerate(names, 1):
-            module = self._block.get_submodule(".".join(names[:i]))
-            if self._given:
-                if module in self._given:
-                    return self._given[module]
-                continue
-            words = _words(name)
-            if i == len(names) and _PASSING.search(words):
-                return ""
+        *around, own = path.split(".")
+        if _PASSING.search(_words(own)):
+            return ""
+        at = self._block
+        for name in (*around, own):
+            at = at.get_submodule(name)
             beside, kind = _BESIDE.get(name, ("", ""))
-            if hasattr(self._block, beside):
+            if hasattr(unwrapped(self._block), beside):
                 return kind
-            if "mixer" in words.split("_"):
-                words = _words(type(module).__name__)
+            words = _words(type(at).__name__ if "mixer" in _words(name).split("_") else name)
             for kind, pattern in _KINDS.items():
                 if pattern.search(words):
                     return kind
         return ""
 
     def _refusal(self, rows: Tensor) -> str:
-        """The sentence that names the write which is not what is added."""
-        keys = self._unread(self._inside()) if self._is_alike(rows) else []
-        writes = {self._calls[key].path: _few(_wide(self._rows(key))) for key in keys}
-        left = _few(_wide(rows)) - sum(writes.values(), _few(_wide(self._entered))) if keys else 0
-        shares = {path: float((left * each).sum() / each.norm()) for path, each in writes.items()}
-        path = max(shares, key=lambda each: abs(shares[each]), default="any module")
+        """The sentence that names the write which is most like what is left of the block's output
+        without the writes.
+        """
+        likeness = dict[str, float]()
+        if rows.numel():
+            keys = self._unread(self._opened(self._outermost))
+            start, *writes = (_wide(_few(each)) for each in (self._entered, *self._added(keys)))
+            left = _wide(_few(rows)) - sum(writes, start)
+            for key, each in zip(keys, writes, strict=True):
+                cosine = nn.functional.cosine_similarity(left.flatten(), each.flatten(), dim=0)
+                likeness[self._calls[key].path] = abs(float(cosine))
         return (
             "layers='residual' needs a block whose output is its input plus what modules inside "
-            f"write; what {path!r} writes is not what is added (there may be a gate, a scale, or a "
-            "dropout that is no module, which eval mode, probe= or observe turn off): name what "
-            "writes by Residual(writes=…), or leave the block out."
+            f"write; what {max(likeness, key=likeness.__getitem__, default='no module')!r} writes "
+            "is not what is added (there may be a gate, a scale, or a dropout that is no module, "
+            "which eval mode, probe= or observe turn off): name what writes by "
+            "Residual(writes=…), or leave the block out."
         )
-
-
-def _before_mlp(found: _Sum) -> tuple[_Sum, list[str]]:
-    """The part of a sum that the MLP adds to, and the other writes that it has."""
-    part = next(part for part in found.parts() if any(name == "mlp" for name, _ in part.writes))
-    return part, [key for name, key in part.writes if name != "mlp"]
 
 
 def _is_sum(target: Tensor, base: Tensor, writes: Sequence[Tensor]) -> bool:
     """Tell whether rows are a sum but for its rounding: at no place more than that of these terms
-    there, in the dtype that they are added in.
+    there, in the dtype of the sum, and of the writes, which may be added to each other first.
     """
-    terms = [base, *writes]
-    of_sum = _coarsest(target.dtype, reduce(torch.promote_types, [each.dtype for each in terms]))
-    of_writes = _coarsest(*(each.dtype for each in writes)) if len(writes) > 1 else 0.0
-    wide = [_wide(each) for each in terms]
-    left = _wide(target) - sum(wide[1:], wide[0])
-    written = sum((each.abs() for each in wide[1:]), torch.zeros_like(left))
-    size = written + wide[0].abs()
-    own = torch.finfo(left.dtype).eps
-    rounding = (of_sum / 2 + own) * size + of_writes / 2 * written + torch.finfo(target.dtype).tiny
-    finite = left.isfinite().all(1, keepdim=True)
-    return bool(((left.abs() <= len(terms) * rounding) | ~finite).all())
+    if target.shape != base.shape:
+        return False
+    dtypes = [each.dtype for each in (base, *writes)]
+    of_sum, of_writes = (
+        max((torch.finfo(dtype).eps for dtype in added), default=0) / 2
+        for added in ((target.dtype, reduce(torch.promote_types, dtypes)), dtypes[1:])
+    )
+    start, *wide = map(_wide, (base, *writes))
+    of_sum += torch.finfo(start.dtype).eps  # terms are added here, too
+    left = _wide(target) - sum(wide, start)
+    written = sum((each.abs() for each in wide), torch.zeros_like(start))
+    limit = len(dtypes) * (of_sum * start.abs() + (of_sum + of_writes) * written)
+    return bool(((left.abs() <= limit) | ~left.isfinite().all(1, keepdim=True)).all())
 
 
-def _coarsest(*dtypes: torch.dtype) -> float:
-    return max(torch.finfo(dtype).eps for dtype in dtypes)
-
-
-def _equal(rows: Tensor | None, others: Tensor | None) -> bool:
-    return rows is not None and others is not None and torch.equal(_wide(rows), _wide(others))
+def _equal(rows: Tensor, others: Tensor) -> bool:
+    return torch.equal(_wide(rows), _wide(others))
 
 
 def _words(name: str) -> str:
@@ -395,7 +357,6 @@ def _normed(norm: _Call, inside: Sequence[tuple[str, Tensor]]) -> list[tuple[str
     """
     module = norm.module
     assert isinstance(module, nn.LayerNorm)
-    assert norm.entered is not None
     entered = _wide(norm.entered)
     scale = (entered.var(1, correction=0, keepdim=True) + module.eps).rsqrt()
     if module.weight is not None:
