@@ -222,7 +222,7 @@ class ResidualBlock:
         )
 
     def _explained(self, target: Tensor, calls: list[str]) -> _Sum | None:
-        """What a few rows are the sum of, given the calls before they were made."""
+        """Find the sum that a few rows are, given the calls before they were made."""
         unread = self._unread(calls)
         for base in (*reversed(calls), ""):
             later = calls[calls.index(base) + 1 :] if base else calls
@@ -238,8 +238,8 @@ class ResidualBlock:
         return self._made(last, calls) if last else None
 
     def _made(self, key: str, calls: list[str]) -> _Sum | None:
-        """What a call's output is the sum of: of a norm, what its input is; of others, what is seen
-        once they are opened.
+        """Find the sum that a call's output is: of a norm, by its input; of others, once they are
+        opened.
         """
         call, before = self._calls[key], calls[: calls.index(key)]
         # a class of its own may compute otherwise
@@ -285,7 +285,7 @@ class ResidualBlock:
         return "" if self._given else "other"
 
     def _kind(self, path: str) -> str:
-        """What a module writes, by the first name on its path that tells; empty if none does."""
+        """Tell what a module writes, by the first name on its path that says it; else empty."""
         *around, own = path.split(".")
         if _PASSING.search(_words(own)):
             return ""
