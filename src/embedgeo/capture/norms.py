@@ -3,6 +3,7 @@ has.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ class Norms:
         places = None if mask is None else mask.reshape(-1).nonzero()[:_ROWS, 0]
         rows = rows[:_ROWS] if places is None else rows[sent(places, rows.device)]
         norms = {
-            module: [weight.clone() for weight in weights]  # training will change them
+            module: weights
             for module in self._candidates[layer.name]
             if (weights := norm_weights(module, rows))
         }
@@ -160,22 +161,29 @@ class Norms:
 
 
 def norm_weights(module: nn.Module, rows: Tensor | None = None) -> list[Tensor]:
-    """Weight, and bias if there is one, of a module that has no more, as a norm, each as wide as
-    these rows; nothing of others, and where a rank has a part of them.
+    """Copies of weight, and bias if there is one, of a module that has no more, as a norm, each as
+    wide as these rows; nothing of others, and where a rank has a part of them.
     """
     named = dict(module.named_parameters(recurse=False))
     is_bare = not [*module.children(), *module.buffers(recurse=False)]
     if not is_bare or [*named] not in (["weight"], ["weight", "bias"]):
         return []
-    weights = [each.detach() for each in named.values()]
-    width = weights[0].shape[:1] if rows is None else rows.shape[-1:]
-    if any(each.shape != width or each.is_meta for each in weights):
+    width = named["weight"].shape[:1] if rows is None else rows.shape[-1:]
+    placements = [at for each in named.values() for at in getattr(each, "placements", ())]
+    if any(each.shape != width for each in named.values()) or not all(
+        at.is_replicate() for at in placements
+    ):
         return []
-    are_whole = all(
-        at.is_replicate() for each in weights if isinstance(each, DTensor) for at in each.placements
-    )
-    locals_ = [each.to_local() if isinstance(each, DTensor) else each for each in weights]
-    return locals_ if are_whole else []
+    at_hand: AbstractContextManager[None] = nullcontext()
+    if hasattr(module, "_hf_hook"):  # accelerate may keep its weights elsewhere
+        from accelerate.utils import align_module_device
+
+        at_hand = align_module_device(module)
+    with at_hand:
+        weights = [each.detach() for each in module.parameters(recurse=False) if not each.is_meta]
+        return [
+            (each.to_local() if isinstance(each, DTensor) else each).clone() for each in weights
+        ]
 
 
 def _deviation(undone: Tensor, *, is_centered: bool, of_embeddings: bool) -> float:
