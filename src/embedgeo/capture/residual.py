@@ -49,27 +49,24 @@ class _Call(NamedTuple):
     inside: list[str]  # the calls that it makes itself
 
 
-class _Sum(NamedTuple):
-    """Terms of a hidden state inside of a block; calls are told by path and number."""
+class _Part(NamedTuple):
+    """Terms of a sum; calls are told by path and number."""
 
     base: str  # the norm whose output it begins with; empty: what enters the block
-    writes: tuple[tuple[str, str], ...]  # the name of each write among `STREAMS`, and its call
-    inside: "_Sum | None" = None  # what enters this norm
-    has_middle: bool = False  # the MLP reads the base with what attention and others have added
+    writes: list[tuple[str, str]]  # the name of each write among `STREAMS`, and its call
 
-    def parts(self) -> "Iterator[_Sum]":
-        """This sum, and those inside."""
-        yield self
-        if self.inside is not None:
-            yield from self.inside.parts()
+
+# parts of a hidden state inside of a block, each but the first being what enters the norm of the
+# one before
+_Sum = list[_Part]
 
 
 class ResidualBlock:
     """A block of a model, whose output is what enters plus outputs of modules inside, in one call
     after the other.
 
-    Which these are is found at the first call of a measurement, in training and in evaluation, and
-    again where that no longer holds.
+    Which these are is found at the first call of a measurement, and again where that no longer
+    holds.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -79,7 +76,8 @@ class ResidualBlock:
 
     def reset(self) -> None:
         """Begin a measurement."""
-        self._found = dict[bool, _Sum]()
+        self._found: _Sum = []
+        self._has_middle = False  # the MLP reads its part with what others have added
         self.leave()
 
     def hooks(self) -> Iterator[tuple[nn.Module, bool, Callable[..., None]]]:
@@ -98,12 +96,11 @@ class ResidualBlock:
     ) -> None:
         self.leave()
         if (hidden := first_input(args, kwargs)) is not None:
-            self._shape = hidden.shape
             self._entered = _rows(hidden).clone()
 
     def leave(self) -> None:
         """Drop all that a call has left."""
-        self._shape, self._entered = torch.Size(), torch.empty(0, 0)
+        self._entered = torch.empty(0, 0)
         self._calls = dict[str, _Call]()
         self._outermost = list[str]()  # of these calls
 
@@ -127,9 +124,8 @@ class ResidualBlock:
         """Rows, shape (n, d), of what is as wide as the stream; none of others."""
         is_stream = (
             hidden is not None
-            and len(self._shape) > 0
-            and hidden.numel() == self._shape.numel()
-            and hidden.shape[-1] == self._shape[-1]
+            and hidden.numel() == self._entered.numel()
+            and hidden.shape[-1:] == self._entered.shape[-1:]
         )
         return _rows(hidden) if hidden is not None and is_stream else torch.empty(0, 0)
 
@@ -144,17 +140,15 @@ class ResidualBlock:
         Raises:
             ValueError: the output is no sum of what entered and of outputs of modules inside.
         """
-        rows, is_training = self._stream(output), self._block.training
-        found = self._found.get(is_training)
-        if found is None or not self._holds(found, rows):
-            found = self._explained(_few(rows), self._opened(self._outermost))
-            if found is None or not self._holds(found, rows):
+        rows = self._stream(output)
+        if not self._holds(self._found, rows):
+            self._found = self._explained(_few(rows), self._opened(self._outermost))
+            if not self._holds(self._found, rows):
                 raise ValueError(self._refusal(rows))
-            found = found._replace(has_middle=self._has_middle(found))
-        self._found[is_training] = found
+            self._has_middle = self._reads_middle()
         whole, narrow = _wide(rows), torch.promote_types(output.dtype, torch.float32)
         parts = dict.fromkeys(STREAMS, torch.zeros_like(whole))
-        for name, term in self._terms(found):
+        for name, term in self._terms():
             parts[name] = _wide((parts[name] + term).to(narrow))
         parts["rounding"] = whole - sum(parts.values(), torch.zeros_like(whole))
         every = torch.stack([parts[name].to(narrow) for name in STREAMS], 1)
@@ -162,82 +156,83 @@ class ResidualBlock:
             LEDGER: every.view(*output.shape[:-1], -1),
             **{
                 name: term.to(output.dtype).view(output.shape)
-                for name, term in self._written(found).items()
+                for name, term in self._written().items()
             },
         }
 
-    def _start(self, found: _Sum) -> Tensor:
-        return self._calls[found.base].rows if found.base else self._entered
+    def _start(self, part: _Part) -> Tensor:
+        return self._calls[part.base].rows if part.base else self._entered
 
     def _added(self, keys: Iterable[str]) -> list[Tensor]:
         return [self._calls[key].rows for key in keys]
 
     def _holds(self, found: _Sum, rows: Tensor) -> bool:
         """Tell whether all rows are this sum."""
-        for part in found.parts():
+        for part in found:
             keys = [key for _, key in part.writes]
             if not self._calls.keys() >= {*keys, *filter(None, [part.base])}:
                 return False
             if not _is_sum(rows, self._start(part), self._added(keys)):
                 return False
             rows = self._calls[part.base].entered if part.base else rows
-        return True
+        return len(found) > 0
 
-    def _terms(self, found: _Sum) -> list[tuple[str, Tensor]]:
-        """Streams by name that add up to a sum."""
-        writes = [(name, _wide(self._calls[key].rows)) for name, key in found.writes]
-        if found.inside is None:
-            return [("stream", _wide(self._entered)), *writes]
-        return [*_normed(self._calls[found.base], self._terms(found.inside)), *writes]
+    def _terms(self) -> list[tuple[str, Tensor]]:
+        """Streams by name that add up to the block's output."""
+        terms = [("stream", _wide(self._entered))]
+        for part in reversed(self._found):
+            terms = _normed(self._calls[part.base], terms) if part.base else terms
+            terms += [(name, _wide(self._calls[key].rows)) for name, key in part.writes]
+        return terms
 
-    def _written(self, found: _Sum) -> dict[str, Tensor]:
+    def _written(self) -> dict[str, Tensor]:
         """The writes, as they are written, and the stream between attention and MLP."""
         written = dict[str, Tensor]()
-        for part in found.parts():
-            for name, key in part.writes:
-                rows = _wide(self._calls[key].rows)
-                written[name] = written[name] + rows if name in written else rows
-        if found.has_middle:
-            start, *added = map(_wide, self._before_mlp(found))
+        for name, key in (write for part in self._found for write in part.writes):
+            rows = _wide(self._calls[key].rows)
+            written[name] = written[name] + rows if name in written else rows
+        if self._has_middle:
+            start, *added = map(_wide, self._before_mlp())
             written["middle"] = sum(added, start)
         return written
 
-    def _before_mlp(self, found: _Sum) -> list[Tensor]:
+    def _before_mlp(self) -> list[Tensor]:
         """Terms of what the MLP's write is added to."""
-        part = next(part for part in found.parts() if "mlp" in dict(part.writes))
+        part = next(part for part in self._found if "mlp" in dict(part.writes))
         return [self._start(part), *self._added(key for name, key in part.writes if name != "mlp")]
 
-    def _has_middle(self, found: _Sum) -> bool:
+    def _reads_middle(self) -> bool:
         """Tell whether a module reads what the MLP's write is added to, as it does not without the
         other writes.
         """
-        names = {name for part in found.parts() for name, _ in part.writes}
+        names = {name for part in self._found for name, _ in part.writes}
         if "mlp" not in names or names == {"mlp"}:
             return False
-        start, *added = map(_few, self._before_mlp(found))
-        reads = [_few(each.entered) for each in self._calls.values() if each.entered.numel()]
+        start, *added = map(_few, self._before_mlp())
+        reads = [_few(each.entered) for each in self._calls.values()]
         return any(
             _is_sum(read, start, added) and not (added and _is_sum(read, start, []))
             for read in reads
         )
 
-    def _explained(self, target: Tensor, calls: list[str]) -> _Sum | None:
-        """Find the sum that a few rows are, given the calls before they were made."""
+    def _explained(self, target: Tensor, calls: list[str]) -> _Sum:
+        """Find the sum that a few rows are, given the calls before they were made; empty if they
+        are none.
+        """
         unread = self._unread(calls)
         for base in (*reversed(calls), ""):
-            later = calls[calls.index(base) + 1 :] if base else calls
-            writes = [key for key in unread if key in later]
+            writes = [key for key in unread if not base or key in calls[calls.index(base) + 1 :]]
             start = _few(self._calls[base].rows if base else self._entered)
-            is_possible = start.numel() and (writes or not base)
-            if is_possible and _is_sum(target, start, [*map(_few, self._added(writes))]):
-                inside = self._made(base, calls) if base else _Sum("", ())
-                if inside is not None:
-                    named = [(self._name(key, calls), key) for key in writes]
-                    return inside._replace(writes=(*inside.writes, *named))
+            is_sum = (writes or not base) and _is_sum(
+                target, start, [*map(_few, self._added(writes))]
+            )
+            if is_sum and (found := self._made(base, calls) if base else [_Part("", [])]):
+                found[0].writes.extend((self._name(key, calls), key) for key in writes)
+                return found
         last = self._last(target, calls)
-        return self._made(last, calls) if last else None
+        return self._made(last, calls) if last else []
 
-    def _made(self, key: str, calls: list[str]) -> _Sum | None:
+    def _made(self, key: str, calls: list[str]) -> _Sum:
         """Find the sum that a call's output is: of a norm, by its input; of others, once they are
         opened.
         """
@@ -245,7 +240,7 @@ class ResidualBlock:
         # a class of its own may compute otherwise
         if type(call.module).forward is nn.LayerNorm.forward:
             inside = self._explained(_few(call.entered), before)
-            return None if inside is None else _Sum(key, (), inside)
+            return [_Part(key, []), *inside] if inside else []
         return self._explained(_few(call.rows), [*before, *self._opened(call.inside)])
 
     def _opened(self, calls: Sequence[str]) -> list[str]:
