@@ -49,16 +49,10 @@ class _Call(NamedTuple):
     inside: list[str]  # the calls that it makes itself
 
 
-class _Part(NamedTuple):
-    """Terms of a sum; calls are told by path and number."""
-
-    base: str  # the norm whose output it begins with; empty: what enters the block
-    writes: list[tuple[str, str]]  # the name of each write among `STREAMS`, and its call
-
-
-# parts of a hidden state inside of a block, each but the first being what enters the norm of the
-# one before
-_Sum = list[_Part]
+# Terms of a hidden state inside of a block: of each call whose output is one, told by path and
+# number, the name among `STREAMS`. The first is the norm that the sum begins with, or empty, which
+# is what enters the block; what enters that norm is the next sum, and so on.
+_Sums = list[dict[str, str]]
 
 
 class ResidualBlock:
@@ -76,8 +70,8 @@ class ResidualBlock:
 
     def reset(self) -> None:
         """Begin a measurement."""
-        self._found: _Sum = []
-        self._has_middle = False  # the MLP reads its part with what others have added
+        self._found: _Sums = []
+        self._middle: list[str] = []  # terms of what the MLP's write is added to, if it is read
         self.leave()
 
     def hooks(self) -> Iterator[tuple[nn.Module, bool, Callable[..., None]]]:
@@ -142,10 +136,10 @@ class ResidualBlock:
         """
         rows = self._stream(output)
         if not self._holds(self._found, rows):
-            self._found = self._explained(_few(rows), self._opened(self._outermost))
+            self._found = self._explained(_few(rows), self._outermost)
             if not self._holds(self._found, rows):
                 raise ValueError(self._refusal(rows))
-            self._has_middle = self._reads_middle()
+            self._middle = self._before_mlp()
         whole, narrow = _wide(rows), torch.promote_types(output.dtype, torch.float32)
         parts = dict.fromkeys(STREAMS, torch.zeros_like(whole))
         for name, term in self._terms():
@@ -160,79 +154,68 @@ class ResidualBlock:
             },
         }
 
-    def _start(self, part: _Part) -> Tensor:
-        return self._calls[part.base].rows if part.base else self._entered
+    def _terms_of(self, keys: Iterable[str]) -> list[Tensor]:
+        return [self._calls[key].rows if key else self._entered for key in keys]
 
-    def _added(self, keys: Iterable[str]) -> list[Tensor]:
-        return [self._calls[key].rows for key in keys]
-
-    def _holds(self, found: _Sum, rows: Tensor) -> bool:
+    def _holds(self, found: _Sums, rows: Tensor) -> bool:
         """Tell whether all rows are this sum."""
         for part in found:
-            keys = [key for _, key in part.writes]
-            if not self._calls.keys() >= {*keys, *filter(None, [part.base])}:
+            if not part.keys() <= {"", *self._calls} or not _is_sum(rows, self._terms_of(part)):
                 return False
-            if not _is_sum(rows, self._start(part), self._added(keys)):
-                return False
-            rows = self._calls[part.base].entered if part.base else rows
+            rows = next(self._calls[key].entered if key else rows for key in part)
         return len(found) > 0
 
     def _terms(self) -> list[tuple[str, Tensor]]:
         """Streams by name that add up to the block's output."""
-        terms = [("stream", _wide(self._entered))]
+        terms = list[tuple[str, Tensor]]()
         for part in reversed(self._found):
-            terms = _normed(self._calls[part.base], terms) if part.base else terms
-            terms += [(name, _wide(self._calls[key].rows)) for name, key in part.writes]
+            (base, _), *writes = part.items()
+            terms = (
+                _normed(self._calls[base], terms) if base else [("stream", _wide(self._entered))]
+            )
+            terms += [(name, _wide(self._calls[key].rows)) for key, name in writes]
         return terms
 
     def _written(self) -> dict[str, Tensor]:
         """The writes, as they are written, and the stream between attention and MLP."""
         written = dict[str, Tensor]()
-        for name, key in (write for part in self._found for write in part.writes):
+        for key, name in (write for part in self._found for write in [*part.items()][1:]):
             rows = _wide(self._calls[key].rows)
             written[name] = written[name] + rows if name in written else rows
-        if self._has_middle:
-            start, *added = map(_wide, self._before_mlp())
-            written["middle"] = sum(added, start)
+        if self._middle:
+            written["middle"] = torch.stack([*map(_wide, self._terms_of(self._middle))]).sum(0)
         return written
 
-    def _before_mlp(self) -> list[Tensor]:
-        """Terms of what the MLP's write is added to."""
-        part = next(part for part in self._found if "mlp" in dict(part.writes))
-        return [self._start(part), *self._added(key for name, key in part.writes if name != "mlp")]
-
-    def _reads_middle(self) -> bool:
-        """Tell whether a module reads what the MLP's write is added to, as it does not without the
-        other writes.
+    def _before_mlp(self) -> list[str]:
+        """Terms of what the MLP's write is added to, where a module reads that, as it does not
+        without the writes among them; else none.
         """
-        names = {name for part in self._found for name, _ in part.writes}
-        if "mlp" not in names or names == {"mlp"}:
-            return False
-        start, *added = map(_few, self._before_mlp())
-        reads = [_few(each.entered) for each in self._calls.values()]
-        return any(
-            _is_sum(read, start, added) and not (added and _is_sum(read, start, []))
-            for read in reads
-        )
+        names = {name for part in self._found for name in part.values()}
+        if "mlp" not in names or names.isdisjoint({"attention", "other"}):
+            return []
+        part = next(part for part in self._found if "mlp" in part.values())
+        keys = [key for key, name in part.items() if name != "mlp"]
+        terms = [*map(_few, self._terms_of(keys))]
+        reads = (_few(each.entered) for each in self._calls.values())
+        read = (each for each in reads if _is_sum(each, terms))
+        return keys if any(len(keys) == 1 or not _is_sum(each, terms[:1]) for each in read) else []
 
-    def _explained(self, target: Tensor, calls: list[str]) -> _Sum:
+    def _explained(self, target: Tensor, calls: list[str]) -> _Sums:
         """Find the sum that a few rows are, given the calls before they were made; empty if they
         are none.
         """
         unread = self._unread(calls)
         for base in (*reversed(calls), ""):
             writes = [key for key in unread if not base or key in calls[calls.index(base) + 1 :]]
-            start = _few(self._calls[base].rows if base else self._entered)
-            is_sum = (writes or not base) and _is_sum(
-                target, start, [*map(_few, self._added(writes))]
-            )
-            if is_sum and (found := self._made(base, calls) if base else [_Part("", [])]):
-                found[0].writes.extend((self._name(key, calls), key) for key in writes)
+            terms = [*map(_few, self._terms_of([base, *writes]))]
+            is_sum = (writes or not base) and _is_sum(target, terms)
+            if is_sum and (found := self._made(base, calls) if base else [{"": "stream"}]):
+                found[0].update((key, self._name(key, calls)) for key in writes)
                 return found
         last = self._last(target, calls)
         return self._made(last, calls) if last else []
 
-    def _made(self, key: str, calls: list[str]) -> _Sum:
+    def _made(self, key: str, calls: list[str]) -> _Sums:
         """Find the sum that a call's output is: of a norm, by its input; of others, once they are
         opened.
         """
@@ -240,17 +223,8 @@ class ResidualBlock:
         # a class of its own may compute otherwise
         if type(call.module).forward is nn.LayerNorm.forward:
             inside = self._explained(_few(call.entered), before)
-            return [_Part(key, []), *inside] if inside else []
-        return self._explained(_few(call.rows), [*before, *self._opened(call.inside)])
-
-    def _opened(self, calls: Sequence[str]) -> list[str]:
-        """Calls, of which those around given modules are opened."""
-        opened = list[str]()
-        for key in calls:
-            outer, *inner = self._calls[key].module.modules()
-            is_whole = outer in self._given or self._given.keys().isdisjoint(inner)
-            opened += [key] if is_whole else self._opened(self._calls[key].inside)
-        return opened
+            return [{key: ""}, *inside] if inside else []
+        return self._explained(_few(call.rows), [*before, *call.inside])
 
     def _last(self, rows: Tensor, calls: list[str]) -> str:
         """The last call whose output has these rows, a few; empty if none has."""
@@ -273,7 +247,12 @@ class ResidualBlock:
         """
         while key:
             call = self._calls[key]
-            given = (kind for outer, kind in self._given.items() if call.module in outer.modules())
+            inner = {*call.module.modules()}
+            given = (
+                kind
+                for outer, kind in self._given.items()
+                if outer in inner or call.module in outer.modules()
+            )
             if kind := next(given, "") if self._given else self._kind(call.path):
                 return kind
             key = self._source(key, calls)
@@ -300,14 +279,13 @@ class ResidualBlock:
         """The sentence that names the write which is most like what is left of the block's output
         without the writes.
         """
-        likeness = dict[str, float]()
-        if rows.numel():
-            keys = self._unread(self._opened(self._outermost))
-            start, *writes = (_wide(_few(each)) for each in (self._entered, *self._added(keys)))
-            left = _wide(_few(rows)) - sum(writes, start)
-            for key, each in zip(keys, writes, strict=True):
-                cosine = nn.functional.cosine_similarity(left.flatten(), each.flatten(), dim=0)
-                likeness[self._calls[key].path] = abs(float(cosine))
+        keys = self._unread(self._outermost) if rows.numel() else []
+        few = [_wide(_few(each)).flatten() for each in (rows, *self._terms_of(["", *keys]))]
+        left = few[0] - sum(few[2:], few[1]) if keys else few[0]
+        likeness = {
+            self._calls[key].path: abs(float(torch.cosine_similarity(left, write, dim=0)))
+            for key, write in zip(keys, few[2:], strict=True)
+        }
         return (
             "layers='residual' needs a block whose output is its input plus what modules inside "
             f"write; what {max(likeness, key=likeness.__getitem__, default='no module')!r} writes "
@@ -317,18 +295,18 @@ class ResidualBlock:
         )
 
 
-def _is_sum(target: Tensor, base: Tensor, writes: Sequence[Tensor]) -> bool:
+def _is_sum(target: Tensor, terms: Sequence[Tensor]) -> bool:
     """Tell whether rows are a sum but for its rounding: at no place more than that of these terms
     there, in the dtype of the sum, and of the writes, which may be added to each other first.
     """
-    if target.shape != base.shape:
+    if target.shape != terms[0].shape:
         return False
-    dtypes = [each.dtype for each in (base, *writes)]
+    dtypes = [each.dtype for each in terms]
     of_sum, of_writes = (
         max((torch.finfo(dtype).eps for dtype in added), default=0) / 2
         for added in ((target.dtype, reduce(torch.promote_types, dtypes)), dtypes[1:])
     )
-    start, *wide = map(_wide, (base, *writes))
+    start, *wide = map(_wide, terms)
     of_sum += torch.finfo(start.dtype).eps  # terms are added here, too
     left = _wide(target) - sum(wide, start)
     written = sum((each.abs() for each in wide), torch.zeros_like(start))
