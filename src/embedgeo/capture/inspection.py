@@ -121,7 +121,7 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
                 )
             elif layer.stream == LEDGER:
                 streams = [each for each in layers if each.stream and each.calls == layer.calls]
-                block = ResidualBlock(layer.calls[0].module)
+                block = ResidualBlock(layer)
                 for module, is_before, read in block.hooks():
                     register = (
                         module.register_forward_pre_hook
