@@ -12,6 +12,7 @@ from embedgeo.cli import main
 from embedgeo.demo.command import compare, show
 from embedgeo.formatting import shell_command
 from embedgeo.metrics.processing import is_processed
+from embedgeo.results.events import is_logged
 from embedgeo.text import builtin_corpus, split_held_out
 from tests.shared_runs import DEMO_STEPS, Demo
 
@@ -95,11 +96,13 @@ def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(
 ) -> None:
     path = demo.out / "tensorboard" / "training"
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    logged = records[[is_logged(each, "headlines") for each in records.to_dict("records")]]
     tags = {
         f"geometry.{metric}/{layer}"
-        for metric, layer in zip(records["metric"], records["layer"], strict=True)
+        for metric, layer in zip(logged["metric"], logged["layer"], strict=True)
     }
-    of_blocks = records.loc[records["layer"].str.startswith("block"), "metric"]
+    assert {"geometry.Q/embed", "geometry.anisotropy/block.01"} <= tags
+    of_blocks = logged.loc[logged["layer"].str.startswith("block"), "metric"]
     tags |= {f"geometry.{metric}/mean" for metric in of_blocks}
     assert set(events.Tags()["scalars"]) == tags | {"loss", "epoch"}
     online = records.set_index(["step", "layer", "metric"])["value"]

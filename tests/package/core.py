@@ -99,7 +99,7 @@ def trained_by_lightning(folder):
     for each in written:
         number = numbers[each["step"], each["layer"], each["metric"]]
         assert abs(each["value"] - number) <= 1e-5 * abs(number) or isnan(number), each
-    assert {"anisotropy", "intrinsic_dimension", "V_W", "mean_cosine"} <= {
+    assert {"anisotropy", "intrinsic_dimension", "V_W_unbiased", "mean_cosine"} <= {
         each["metric"] for each in written
     }
     assert not [*folder.rglob("*.parquet")]

@@ -130,6 +130,7 @@ def tables(draw: st.DrawFn) -> dict[str, pd.DataFrame]:
                 **{"layer": layer, "layer_index": i, "token_id": token_id - 1},
                 **{"token": draw(TEXTS), "n": draw(counts), "index": draw(PLACES)},
                 **{"coordinate": draw(PLACES), "num_tokens": draw(NUM_TOKENS)},
+                **{"metric": draw(st.sampled_from(["n", "Q"])), "group": draw(st.integers(0, 3))},
             }
             for i, layer in enumerate(layers)
             for token_id in range(num_types)

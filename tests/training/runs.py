@@ -282,7 +282,13 @@ def by_step(history):
 def assert_same_values(table, expected, rel=1e-9):
     assert table.keys() == expected.keys()
     for layer, values in expected.items():
-        assert table[layer] == pytest.approx(values, rel=rel, abs=1e-12, nan_ok=True), layer
+        # a rank that has a part of a norm's weights does not know what they would give
+        assert table[layer].keys() ^ values.keys() <= {"norm_Q_expected"}, layer
+        for key in table[layer].keys() & values.keys():
+            value = values[key]
+            near = 1e-6 if "dimension" in key else rel  # distances are exact to that
+            expected_value = pytest.approx(value, rel=near, abs=1e-12, nan_ok=True)
+            assert table[layer][key] == expected_value, (layer, key)
 
 
 def in_one_process(model, batches, **options):

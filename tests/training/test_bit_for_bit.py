@@ -128,4 +128,5 @@ def test_a_loop_has_exactly_the_numbers_of_lightning(tmp_path):
     pd.testing.assert_frame_equal(
         pd.DataFrame(monitor.history), pd.DataFrame(online.history), check_exact=True
     )
-    assert set(logged[0]) == {tag for tag in run.callback_metrics if tag.startswith("geometry.")}
+    tags = {tag for tag in run.callback_metrics if tag.startswith("geometry.")}
+    assert {"geometry.Q/block.00", "geometry.M_over_Q/mean"} <= set(logged[0]) < tags
