@@ -173,7 +173,6 @@ def main(folder):
     named("report", "pandas, pyarrow", lambda: embedgeo.load_results(folder))
     named("report", "safetensors", lambda: embedgeo.load_sample(folder))
     named("report", "matplotlib", lambda: embedgeo.plot)
-    named("report", "scipy", embedgeo.GeometryAlarm)
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
     for module, extra in (
