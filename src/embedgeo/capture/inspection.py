@@ -35,7 +35,6 @@ class Inspection:
     num_token_types: int
     # of the layers that were reached, by name
     hidden: dict[str, torch.Size] = field(default_factory=dict)
-    dtype: torch.dtype = torch.float32  # of the hidden states
     # tables called, and shapes of the ids
     token_ids: list[tuple[nn.Module, torch.Size]] = field(default_factory=list)
     # the outermost modules called with one, and the argument's name
@@ -53,7 +52,6 @@ class Inspection:
         """Note the hidden state of a layer."""
         is_turned = layer.positions_first and hidden.ndim == 3
         self.hidden[layer.name] = hidden.transpose(0, 1).shape if is_turned else hidden.shape
-        self.dtype = hidden.dtype
 
     def add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask that a module is called with, unless one around it was given one."""

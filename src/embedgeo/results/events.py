@@ -21,7 +21,7 @@ _LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_ep
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
 
 
-Scalars: TypeAlias = 'Literal["headlines", "all"] | Sequence[str]'
+Scalars: TypeAlias = Literal["headlines", "all"] | Sequence[str]
 """Which scalars loggers get: see `is_logged`."""
 
 

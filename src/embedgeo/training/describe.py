@@ -11,7 +11,6 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -31,6 +30,8 @@ from embedgeo.metrics.defaults import TABLE_BYTES, keys_of_types, metric_name, w
 from embedgeo.metrics.layer import MetricFactory
 
 _TEXT_WIDTH = 100
+_OF_TOKENS = ("tokens", "words")  # units of which a sequence has many
+_FLOAT = 4  # bytes of a number that is kept of a row, of all dtypes but float64
 _UNKNOWN_SHAPE = 128, 512  # sequences and tokens of a batch that does not tell them
 
 
@@ -229,7 +230,19 @@ def describe(
         kept.callback(mode_restorer(model))
         model.eval()
         found = inspect_forward(geometry.model, geometry.layers, batch)
-    rows = _expected_rows(monitor, geometry, found, _shape(batch) or (batch_size, seq_len), ranks)
+    shape = _shape(batch) or (batch_size, seq_len)
+    num_batches, batch_size, seq_len = _expected_batches(
+        monitor.window, monitor.probe, shape, ranks
+    )
+    unit = geometry.settings["rows"]
+    has_ids = bool(found.token_ids or monitor.token_ids) and unit not in ("mean", "max")
+    rows = _ExpectedRows(
+        num_sequences=num_batches * batch_size,
+        seq_len=seq_len if unit in _OF_TOKENS else 1,
+        most_types=found.num_token_types if has_ids else 0,
+        num_groups=min(geometry.settings["jackknife"], num_batches * batch_size),
+        num_compared=monitor.drift,
+    )
     notes = _choose_metrics(monitor, geometry, rows.total, ranks)
     guess = None if found.error is None else model_width(geometry.model)
     of_all_ranks = rows._replace(num_sequences=ranks * rows.num_sequences)
@@ -237,8 +250,8 @@ def describe(
     held = Counter[str]()
     sent = 0
     for layer in geometry.layers:
-        shape = found.hidden.get(layer.name)
-        width = guess if shape is None else shape[-1]
+        hidden = found.hidden.get(layer.name)
+        width = guess if hidden is None else hidden[-1]
         num_bytes = None
         if width is not None:
             num_streams = len(STREAMS) if layer.stream == LEDGER else 1
@@ -262,7 +275,8 @@ def describe(
         mask=mask,
         num_rows=rows.total,
         num_types=rows.num_types,
-        rows=rows.origin,
+        rows=f"{num_batches} × {batch_size} sequences"
+        + (f" × {seq_len} tokens" if unit in _OF_TOKENS else f", by {unit}"),
         metrics=held,
         state_bytes=held.total(),
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
@@ -374,8 +388,6 @@ class _ExpectedRows(NamedTuple):
     most_types: int  # of tokens that there are; 0: no token ids
     num_groups: int  # of sequences, for standard errors
     num_compared: int  # by the drift, at most; 0: none
-    itemsize: int  # bytes of a number that is kept of a row
-    origin: str  # of their number
 
     @property
     def total(self) -> int:
@@ -385,33 +397,6 @@ class _ExpectedRows(NamedTuple):
     def num_types(self) -> int:
         """Number of token types among them, at most."""
         return min(self.total, self.most_types)
-
-
-def _expected_rows(
-    monitor: DescribedMonitor,
-    geometry: Geometry,
-    found: Inspection,
-    shape: tuple[int, int],
-    ranks: int,
-) -> _ExpectedRows:
-    num_batches, batch_size, seq_len = _expected_batches(
-        monitor.window, monitor.probe, shape, ranks
-    )
-    unit = geometry.settings["rows"]
-    per_sequence = f" × {seq_len} tokens"
-    if unit not in ("tokens", "words"):
-        per_sequence = f", by {unit}"
-        seq_len = 1
-    has_ids = bool(found.token_ids or monitor.token_ids) and unit not in ("mean", "max")
-    return _ExpectedRows(
-        num_sequences=num_batches * batch_size,
-        seq_len=seq_len,
-        most_types=found.num_token_types if has_ids else 0,
-        num_groups=min(geometry.settings["jackknife"], num_batches * batch_size),
-        num_compared=monitor.drift,
-        itemsize=8 if found.dtype == torch.float64 else 4,
-        origin=f"{num_batches} × {batch_size} sequences{per_sequence}",
-    )
 
 
 def _expected_batches(
@@ -436,7 +421,7 @@ def expected_rows(
     """
     shape = _shape(batch) or _UNKNOWN_SHAPE
     num_batches, batch_size, seq_len = _expected_batches(window, probe, shape, ranks)
-    return num_batches * batch_size * (seq_len if unit in ("tokens", "words") else 1)
+    return num_batches * batch_size * (seq_len if unit in _OF_TOKENS else 1)
 
 
 def _shape(batch: Any) -> tuple[int, int] | None:
@@ -456,13 +441,13 @@ def _held_bytes(make: MetricFactory, width: int, rows: _ExpectedRows) -> Counter
     for metric in make(width):
         num_bytes = 0
         if isinstance(metric, GeometryMetric):
-            num_bytes = metric.state_bytes(rows.total, rows.num_types, rows.itemsize)
+            num_bytes = metric.state_bytes(rows.total, rows.num_types)
         if isinstance(metric, GeometryMetric) and metric.has_copies and rows.num_groups:
             in_group = -(-rows.num_sequences // rows.num_groups) * rows.seq_len
             num_types = min(rows.num_types, in_group)
-            of_group = metric.state_bytes(in_group, num_types, rows.itemsize)
+            of_group = metric.state_bytes(in_group, num_types)
             num_bytes += rows.num_groups * of_group
         held[metric_name(metric)] += num_bytes
     if rows.num_compared:  # of the first measurement, of the last one and of this one
-        held["drift"] = 3 * min(rows.num_compared, rows.total) * width * rows.itemsize
+        held["drift"] = 3 * min(rows.num_compared, rows.total) * width * _FLOAT
     return held
