@@ -97,12 +97,12 @@ SIZES = {
     ),
     "small": Size(
         {
-            "decoder": Training(12, 32, 4, 3e-3, num_layers=4, width=32),
-            "pre-LN": Training(12, 32, 4, 2e-3, num_layers=4, width=32),
-            "post-LN": Training(12, 32, 4, 1e-3, num_layers=4, width=32),
+            "decoder": Training(8, 32, 4, 3e-3, num_layers=4, width=32),
+            "pre-LN": Training(8, 32, 4, 2e-3, num_layers=4, width=32),
+            "post-LN": Training(8, 32, 4, 1e-3, num_layers=4, width=32),
         },
-        Training(80, 32, 2, 3e-3, num_layers=4, width=32),
-        alarm_every=1,
+        Training(24, 32, 2, 3e-3, num_layers=2, width=32),
+        alarm_every=2,
         alarm_probe=128,
         sound=2,
         seeds=2,

@@ -75,7 +75,7 @@ class Loop:
             self.forward = torch.compile(self.model, backend=backend, isolate_recompiles=True)
 
     def monitored(self, **options: Any) -> StepMonitor:
-        self._last = 0  # the last even step
+        self.last_step = 0  # the last even step
         return StepMonitor(
             self.model, every_n_steps=2, on_error="raise", measure_last=False, **options
         )
@@ -86,13 +86,13 @@ class Loop:
 
     def measured(self) -> None:
         assert self.monitor is not None
-        self._last += 2
-        self._step(self.monitor.step(self._last))
+        self.last_step += 2
+        self._step(self.monitor.step(self.last_step))
 
     def other(self) -> None:
         """A step that the monitor leaves out."""
         assert self.monitor is not None
-        self._step(self.monitor.step(self._last + 1))
+        self._step(self.monitor.step(self.last_step + 1))
 
     def _step(self, context: AbstractContextManager[None]) -> None:
         with context:
@@ -198,7 +198,7 @@ def compiled(
     sides = {"compiled plain": without.plain, "measured": loop.measured, "other": loop.other}
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)
     assert loop.monitor is not None
-    assert len({record["step"] for record in loop.monitor.history}) == loop._last // 2, (
+    assert len({record["step"] for record in loop.monitor.history}) == loop.last_step // 2, (
         "a step was not measured"
     )
     for side, limit in (("measured", at_most), ("other", 1.01)):

@@ -109,7 +109,7 @@ def listed_metrics(dim: int, *, seed: int = 0, **kwargs) -> dict[str, Metric]:
         "IntrinsicDimension at scales": IntrinsicDimension(
             dim, batch_size=20, num_batches=2, estimator="gride", scales=(1, 4), seed=seed, **kwargs
         ),
-        "AfterProcessing": AfterProcessing(dim, sample_size=200, **kwargs),
+        "AfterProcessing": AfterProcessing(dim, sample_size=200, seed=seed, **kwargs),
         "OutlierCoordinates": OutlierCoordinates(dim, **kwargs),
         "NextTokenGeometry": NextTokenGeometry(dim, **kwargs),
         "TokenSimilarity": TokenSimilarity(dim, **kwargs),

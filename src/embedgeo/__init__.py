@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo import plot as plot
+    from embedgeo.capture.layers import Residual as Residual
     from embedgeo.geometry import Geometry as Geometry
     from embedgeo.geometry import observe as observe
     from embedgeo.metrics import AfterProcessing as AfterProcessing
@@ -44,6 +45,7 @@ _MODULES = {  # by public name
     "IntrinsicDimension": "metrics",
     "NextTokenGeometry": "metrics",
     "OutlierCoordinates": "metrics",
+    "Residual": "capture.layers",
     "ResidualLedger": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",

@@ -87,6 +87,13 @@ GONE = {
         "them."
     ),
     "background": "It is gone: numbers are computed at the measured step.",
+    "alarm": "It is gone: give listeners=[embedgeo.GeometryAlarm(…)].",
+    "reference": "It is gone from monitors: embedgeo report --reference draws earlier runs.",
+    "no_grad_passes": (
+        "It is gone: passes without gradients do not count in training, and observe counts all."
+    ),
+    "ablate": "It is gone: embedgeo ablate is the command.",
+    "logit_lens": "It is gone: embedgeo ablate --parts logit_lens measures it.",
 }
 """Remedies, by the names of arguments that earlier versions had."""
 

@@ -50,9 +50,8 @@ QUICK = {
     "anisotropies": lambda: [estimators.anisotropies(64, 8, 1)],
     "token tables": lambda: [estimators.token_tables(64, 8, 1)],
     "updates": lambda: [estimators.updates((2, 8), 8, 2, 1)],
-    "engines": lambda: estimators.engines([(64, 8)], (64, 600), 1),
+    "engines": lambda: estimators.engines([(64, 8)], 1),
     "steps": lambda: steps.eager_runs(TINY, 1.06, 1.12, runs=1, rounds=1),
-    "background": lambda: [steps.background(TINY, rounds=1)],
     "scaling": lambda: scaling.slopes(1, {"width": [8, 16]}),
     "long runs": lambda: long_runs.growth((1, 2), TINY),
 }

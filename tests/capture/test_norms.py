@@ -1,9 +1,7 @@
-"""Layers that are the output of a norm, found by running it."""
+"""Layers that are the output of a norm, told by its weights and their rows."""
 
 import copy
-import random
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,7 +9,6 @@ from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from embedgeo import EmbeddingMoments, Geometry, observe
-from embedgeo.capture.norms import as_norm
 from tests.data import generator
 from tests.models import FAMILIES, NanoGPT, TorchEncoder, eval_model, token_batch
 from tests.training.runs import random_state
@@ -20,8 +17,19 @@ POST = {"bert", "roberta", "distilbert", "albert", "albert in groups", "deberta_
 BOTH = {"t5", "bert to gpt2"}
 
 
+class Scale(nn.Module):
+    """A weight of the width, as a norm has, and no norm."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * x
+
+
 class Renamed(nn.Module):
-    """An RMSNorm under another name."""
+    """An RMSNorm whose weight has another name."""
 
     def __init__(self, width):
         super().__init__()
@@ -29,16 +37,6 @@ class Renamed(nn.Module):
 
     def forward(self, x):
         return self.gain * x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
-
-
-class Scale(Renamed):
-    def forward(self, x):
-        return self.gain * x
-
-
-class Noise(Renamed):
-    def forward(self, x):
-        return nn.functional.dropout(self.gain * x, 0.5) * random.random() * np.random.random()  # noqa: NPY002
 
 
 def drawn(module, seed=0):
@@ -59,33 +57,39 @@ def observed(model, **batch):
     }
 
 
+def expected_size(module, width, dtype=torch.float32):
+    """``norm_Q_expected`` of a module's output; None where it is no norm's."""
+    rows = torch.randn(2, 40, width, generator=generator(1)).mul(3).add(1).to(dtype)
+    with (
+        torch.no_grad(),
+        observe(
+            module,
+            lambda model: {"of a module": model},
+            lambda dim: [EmbeddingMoments(dim)],
+            mask=torch.ones(2, 40),
+        ) as geometry,
+    ):
+        module(rows)
+    return geometry.compute()["of a module"].get("norm_Q_expected")
+
+
 @pytest.mark.parametrize(("width", "dtype"), [(16, torch.bfloat16), (33, torch.float32)])
-@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, LlamaRMSNorm, GemmaRMSNorm, Renamed])
-def test_what_a_norm_does_is_what_its_weights_say(kind, width, dtype):
+@pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, LlamaRMSNorm, GemmaRMSNorm])
+def test_Q_expected_of_a_norm_is_what_its_weights_say(kind, width, dtype):  # noqa: N802
     norm = drawn(kind(width).to(dtype))
     weight, *bias = (parameter.detach().double() for parameter in norm.parameters())
-    found = as_norm(norm, width)
-    assert found.scale.equal(1 + weight if kind is GemmaRMSNorm else weight)
-    assert found.shift.equal(bias[0] if bias else torch.zeros(width, dtype=torch.float64))
+    gain = 1 + weight if kind is GemmaRMSNorm else weight
+    want = sum(float(each.square().sum()) for each in (gain, *bias))
+    assert expected_size(norm, width, dtype) == pytest.approx(want, rel=1e-9)
 
 
-def test_other_modules_are_no_norms_and_are_not_run_where_that_may_change_something():
-    others = [
-        nn.Linear(8, 8),
-        nn.Dropout(0.5),
-        nn.GELU(),
-        nn.PReLU(8),
-        nn.BatchNorm1d(8),
-        Scale(8),
-        nn.Embedding(8, 8),
-    ]
-    others = [*map(drawn, others), Noise(8), nn.LazyLinear(8)]
+def test_other_modules_are_no_norms_and_none_is_run_to_tell():
+    counted = nn.BatchNorm1d(40)
+    others = [nn.Linear(40, 40), nn.GELU(), nn.PReLU(40), counted, Scale(40), Renamed(40)]
     state = random_state()
-    for module in others:
-        assert as_norm(module, 8) is None
-    assert as_norm(nn.LayerNorm(8), 16) is None
-    assert as_norm(nn.LayerNorm(8, device="meta"), 8) is None
-    assert others[4].num_batches_tracked == 0
+    for module in map(drawn, others):
+        assert expected_size(module, 40) is None
+    assert counted.num_batches_tracked == 1
     assert torch.get_rng_state().equal(state[0])
     assert random_state()[1:] == state[1:]
 

@@ -3,7 +3,7 @@ interrupted.
 """
 
 import copy
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -156,6 +156,14 @@ CHECKPOINTING = {
 }
 
 
+@contextmanager
+def with_gradients(model, layers, metrics):
+    """Measures the passes that count in training."""
+    geometry = Geometry(model, layers, metrics, no_grad_passes=False)
+    with geometry.probe:
+        yield geometry
+
+
 @pytest.mark.parametrize("no_grad_passes", [True, False])
 @pytest.mark.parametrize("form", CHECKPOINTING)
 @pytest.mark.slow
@@ -166,8 +174,8 @@ def test_each_token_is_counted_once_under_activation_checkpointing(form, no_grad
     batches = [token_batch(seed=seed)["input_ids"] for seed in range(2)]
 
     def measured(*, backward):
-        options = {"no_grad_passes": no_grad_passes}
-        with observe(model, ["blocks", inner], lambda dim: [Rows(dim)], **options) as geometry:
+        watching = observe if no_grad_passes else with_gradients
+        with watching(model, ["blocks", inner], lambda dim: [Rows(dim)]) as geometry:
             for ids in batches:
                 output = model(ids)
                 logits = output if isinstance(output, torch.Tensor) else output.logits
@@ -232,9 +240,8 @@ def test_a_reference_model_is_not_counted_where_only_passes_with_gradients_are(r
     model, ids = WithReference(reference), token_batch()["input_ids"]
     counts = {}
     for no_grad_passes in (True, False):
-        with observe(
-            model, "block.02", lambda dim: [Rows(dim)], no_grad_passes=no_grad_passes
-        ) as geometry:
+        watching = observe if no_grad_passes else with_gradients
+        with watching(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
             model(ids) if inside else model.forward(ids)
         counts[no_grad_passes] = len(rows_seen(geometry, "block.02")[0])
     assert counts == {True: 48 * (3 if reference == "itself" else 2), False: 48}
@@ -242,7 +249,7 @@ def test_a_reference_model_is_not_counted_where_only_passes_with_gradients_are(r
 
 def test_generation_is_not_counted_where_only_passes_with_gradients_are():
     model, batch = gpt_neox(), token_batch()
-    with observe(model, "block.02", lambda dim: [Rows(dim)], no_grad_passes=False) as geometry:
+    with with_gradients(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
         ids = model.generate(**batch, max_new_tokens=3, min_new_tokens=3, do_sample=False)
         model(ids)
     assert torch.equal(rows_seen(geometry, "block.02")[1], ids.flatten())

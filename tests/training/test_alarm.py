@@ -13,7 +13,7 @@ from embedgeo import GeometryAlarm, GeometryMonitor, StepMonitor
 from embedgeo.report.runs import read_folder
 from embedgeo.report.summary import flags
 from embedgeo.training.transformers import GeometryCallback
-from tests.models import token_batch
+from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.hf_runs import hf_trainer
 from tests.training.runs import TinyLM, fit, loader, moments
@@ -150,9 +150,9 @@ def loop(monitor, model, last, first=0):
     optimizer = torch.optim.SGD(model.parameters(), 1e-4)
     with monitor:
         for step in range(first, last):
-            batch = token_batch(seed=step % 4)
+            batch = token_batch(8, seed=step % 4)
             with monitor.step(step, batch):
-                model(batch).sum().backward()
+                model(**batch, labels=batch["input_ids"]).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if step == JUMP - 1:
@@ -163,7 +163,7 @@ def loop(monitor, model, last, first=0):
 
 def test_an_alarm_in_a_loop_is_in_the_history_and_the_report(tmp_path, capsys):
     torch.manual_seed(0)
-    model = TinyLM()
+    model = gpt_neox(num_hidden_layers=2)
     called = []
     alarm = GeometryAlarm(called.append, metrics=["Q"], warm_up=12)
     monitor = StepMonitor(model, 1, metrics=moments, listeners=[alarm], folder=tmp_path)
@@ -184,13 +184,13 @@ def test_every_monitor_calls_its_listeners(tmp_path):
     assert heard.steps == sorted({record["step"] for record in monitor.history})
     assert {r["step"] for r in monitor.history if r["metric"] == "heard"} == {*heard.steps}
     callback = GeometryCallback(2, metrics=moments, listeners=[other := Heard()])
-    hf_trainer(tmp_path / "hf", callbacks=[callback]).train()
+    hf_trainer(tmp_path / "hf", callback).train()
     assert other.steps == sorted({record["step"] for record in callback.history})
 
 
 def test_one_that_fails_is_taken_out_with_one_warning_or_raises():
     heard, failing = Heard(), Heard(fails_at=2)
-    model = TinyLM()
+    model = gpt_neox(num_hidden_layers=2)
     monitor = StepMonitor(model, 1, metrics=moments, listeners=[failing, heard])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -206,7 +206,7 @@ def test_one_that_fails_is_taken_out_with_one_warning_or_raises():
 
 
 def test_the_state_of_a_listener_is_saved_and_an_old_alarm_s_is_left_out(capsys):
-    model = TinyLM()
+    model = gpt_neox(num_hidden_layers=2)
     first = StepMonitor(model, 1, metrics=moments, listeners=[Heard()], measure_last=False)
     loop(first, model, 3)
     state = first.state_dict()
@@ -230,7 +230,7 @@ def test_a_configuration_makes_listeners():
 
 
 def failing_on_one(rank):
-    model = TinyLM()
+    model = gpt_neox(num_hidden_layers=2)
     heard = Heard()
     monitor = StepMonitor(
         model, 1, metrics=moments, listeners=[Heard(fails_at=1 if rank else None), heard]
@@ -265,7 +265,7 @@ def test_alarms_of_a_resumed_fit_go_on(tmp_path):
             enable_checkpointing=False,
             default_root_dir=tmp_path,
         )
-        trainer.fit(TinyLM(), loader(), **options)
+        trainer.fit(TinyLM(), loader(rows=16), **options)
         return trainer
 
     run(4, GeometryAlarm()).save_checkpoint(tmp_path / "saved.ckpt")

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -13,10 +13,35 @@ from embedgeo.capture import structure
 from embedgeo.capture.structure import Part, Stack
 from embedgeo.layer_names import LEDGER, PARTS
 
-LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
+
+@dataclass(frozen=True)
+class Residual:
+    """The layers ``"residual"``, of blocks whose modules are named otherwise.
+
+    Args:
+        writes: names of modules, or patterns of them, that write into the stream, by what they
+            write: ``"attention"``, ``"mlp"`` or ``"other"``. No other modules then do. Default:
+            the modules are found, and told by whole words of their names.
+
+    Raises:
+        ValueError: another name of what is written.
+
+    >>> layers = ["blocks", Residual(writes={"attention": "h.*.mix", "mlp": "h.*.dense"})]
+    """
+
+    writes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if unknown := self.writes.keys() - {"attention", "mlp", "other"}:
+            raise ValueError(
+                f"writes must be those of attention, mlp or other; got {sorted(unknown)}."
+            )
+
+
+LayerSpec = str | Residual | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these,
 or a callable on the model that returns one of these or a mapping of names to modules; or
-``"residual"``.
+``"residual"``, or a `Residual`.
 """
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
@@ -49,6 +74,7 @@ class Layer:
     # its shape is (positions, batch, d) instead of (batch, positions, d)
     positions_first: bool = False
     stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
+    writes: tuple[tuple[nn.Module, str], ...] = ()  # the modules of `Residual.writes`, and names
 
     @property
     def takes_input(self) -> bool:
@@ -75,7 +101,7 @@ def resolve_layers(
     output of each but the last, and the model's last hidden state, ``final_norm`` where there is
     one, else the last block's output.
 
-    ``"residual"`` means, of each block, what it writes into its stream, such as
+    ``"residual"``, or a `Residual`, means, of each block, what it writes into its stream, such as
     ``block.03.attention`` and ``block.03.mlp``; the stream between the two, ``block.03.middle``,
     where one comes after the other; and ``block.03.ledger``, all that the block's output is the sum
     of, for `embedgeo.ResidualLedger`: see `embedgeo.capture.residual`. Which of them a block has is
@@ -116,6 +142,14 @@ def resolve_layers(
 def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
     if isinstance(layers, str):
         yield from _match(model, layers, part)
+    elif isinstance(layers, Residual):
+        writes = tuple(
+            (layer.calls[0].module, kind)
+            for kind, pattern in layers.writes.items()
+            for layer in _glob(model, pattern, [], [], part)
+        )
+        for layer in _match(model, "residual", part):
+            yield replace(layer, writes=writes)
     elif isinstance(layers, Mapping):
         for name, module in layers.items():
             if not isinstance(module, nn.Module):
@@ -135,8 +169,8 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
         yield from _resolve(model, layers(model), part)
     else:
         raise TypeError(
-            'layers must be "blocks", "hidden_states", a pattern of names, a list of these or a '
-            "callable; "
+            'layers must be "blocks", "hidden_states", "residual", a pattern of names, a list of '
+            "these or a callable; "
             f"got {type(layers).__name__}."
         )
 

@@ -97,7 +97,9 @@ class Probe:
         for layer in layers:
             if layer.stream:
                 self._streams.setdefault(layer.calls[0], []).append(layer)
-        self._residual_blocks = {call: ResidualBlock(call.module) for call in self._streams}
+        self._residual_blocks = {
+            call: ResidualBlock(streams[0]) for call, streams in self._streams.items()
+        }
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only

@@ -388,8 +388,8 @@ class Geometry:
             return ""
         if self.probe.layers_without_gradients.issuperset(silent):
             return (
-                f"only forward passes without gradients reached {names}: count them by "
-                "no_grad_passes=True."
+                f"only forward passes without gradients reached {names}, which do not count in "
+                "training: give a probe= to measure there."
             )
         graphs = (
             ", at least in no graph compiled after prepare(model)" if self.probe.is_stable else ""
@@ -682,7 +682,6 @@ def observe(
     token_ids: PerToken | None = None,
     mask: PerToken | None = None,
     word_ids: PerToken | None = None,
-    no_grad_passes: bool = True,
     jackknife: int = 0,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
@@ -712,8 +711,6 @@ def observe(
             no word, or a function that returns those of a batch; a tokenizer's ``word_ids()`` has
             them. ``token_ids`` are then the types of the words, of which a word's first token has
             it; ``ignore_token_ids`` are still tokens.
-        no_grad_passes: whether forward passes without gradients count; see
-            `embedgeo.GeometryMonitor`.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good
             choice), which needs up to G + 1 times the memory; 0: there are none.
 
@@ -741,7 +738,6 @@ def observe(
         token_ids=token_ids,
         mask=mask,
         word_ids=word_ids,
-        no_grad_passes=no_grad_passes,
         jackknife=jackknife,
     )
     with geometry.probe:

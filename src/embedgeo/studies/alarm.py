@@ -21,7 +21,7 @@ from embedgeo.results.records import MEANS, Record
 _KEPT = 64  # values of a number that later ones are compared with
 _LAG = 5  # values whose median is the forecast of the next two
 _ALSO = 3.0  # deviations at which a layer is named beside those that the alarm is for
-_EQUAL = 1e-9  # relative size of deviations that are rounding
+_EQUAL = 1e-15  # relative size of deviations that are rounding
 
 Series = tuple[str, str]  # metric and layer
 

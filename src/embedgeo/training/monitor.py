@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
+from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.structure import is_compiled
 from embedgeo.formatting import listed, reason, shell_command, suggesting
 from embedgeo.functional.distributed import (
@@ -156,7 +157,7 @@ class MonitorOptions(TypedDict, total=False):
     """Arguments of a monitor beside ``every_n_steps``, with the types that `Monitor` gives them."""
 
     extra_steps: Sequence[int]
-    layers: str | Sequence[Any] | Callable[[nn.Module], Any]
+    layers: LayerSpec
     metrics: MetricFactory | Literal["auto"] | None
     window: int
     probe: Iterable[Any] | dict[str, Any] | None
@@ -207,7 +208,7 @@ class Monitor(ABC):
         self,
         every_n_steps: int = 100,
         extra_steps: Sequence[int] = (),
-        layers: str | Sequence[Any] | Callable[[nn.Module], Any] = "blocks",
+        layers: LayerSpec = "blocks",
         metrics: MetricFactory | Literal["auto"] | None = None,
         window: int = 1,
         probe: Iterable[Any] | dict[str, Any] | None = None,
