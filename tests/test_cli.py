@@ -215,6 +215,7 @@ def test_options_may_be_shortened_and_written_in_every_way(monkeypatch: pytest.M
         ("sweep --model m --ignore-token-ids x", "must be whole numbers, as 0 1 or 0,1; got 'x'"),
         ("sweep --nosuch 3", "(embedgeo sweep --help lists the options)"),
         ("sweep --modle m", "unrecognized arguments: --modle m. Did you mean --model?"),
+        ("check --model m --lineage true", "--lineage true. It is gone: check compares the hashes"),
         ("sweep --model m --rows token", "--rows: invalid choice: 'token' (choose from 'tokens',"),
         ("sweep --model m --on raz", "--on: invalid choice: 'raz' (choose from 'ray')"),
         ("vocabulary --model m --rows x", "--rows: invalid choice: 'x' (choose from 'all', 'train"),

@@ -21,10 +21,6 @@ def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
-def without_time(text: str) -> list[str]:
-    return [line for line in text.splitlines() if not line.startswith("time ")]
-
-
 FEW_ROWS = (
     "doctor",
     "tests.models:gpt_neox",
@@ -41,14 +37,17 @@ def test_the_command_prints_the_description(capsys: pytest.CaptureFixture[str]) 
     assert main([*FEW_ROWS]) == 0
     expected = str(GeometryMonitor(metrics="auto").describe(gpt_neox(), batch_size=2, seq_len=16))
     printed, errors = capsys.readouterr()
-    assert without_time(printed) == without_time(expected)
+    assert printed.splitlines() == expected.splitlines()
     assert errors == ""
 
 
 def test_a_folder_is_described_by_its_configuration_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for model, said in ((gpt_neox(), "block.00 … 02  "), (t5(), "decoder.block.00 … 02  ")):
+    for model, said in (
+        (gpt_neox(), "block.00 … block.02  "),
+        (t5(), "decoder.block.00 … decoder.block.02  "),
+    ):
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(tmp_path)
         options = ["--layers", "*block.*,*final_norm"]
@@ -101,7 +100,7 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
     asked["model"] = {"class_path": "examples.pretrain.LanguageModel", "init_args": asked["model"]}
     (tmp_path / "whole.yaml").write_text(yaml.safe_dump(asked))
     assert main(["doctor", str(tmp_path / "whole.yaml")]) == 0
-    assert without_time(capsys.readouterr().out) == without_time(first)
+    assert capsys.readouterr().out == first
     assert (
         main(["doctor", str(tmp_path / "whole.yaml"), "--layers", "blocks", "--seq-len", "64"]) == 0
     )
@@ -134,7 +133,7 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
             "must make a model and its monitors",
         ),
         (["tests.models:gpt_neox", "--layers", "nonsense"], "layers='nonsense' matches no layer"),
-        (["tests.training.test_describe:WithoutBlocks"], "layers=['table', 'first', 'second']"),
+        (["tests.training.test_describe:WithoutBlocks"], "such as table, head, first"),
         (
             ["tests.models:gpt_neox", "--metrics", "no.such"],
             "metrics must be auto, or name a function",

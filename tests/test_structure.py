@@ -47,7 +47,6 @@ FOREIGN = {
     "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too
     "options.py": {"_actions", "_get_option_tuples"},  # argparse
     "training/lightning.py": {"_generate_state_key"},  # lightning
-    "training/loggers.py": {"_next_step"},  # trackio
 }
 """Private names of other packages, by the one module that uses them: see "Versions" in
 CONTRIBUTING.md.

@@ -26,7 +26,7 @@ from embedgeo.studies.commands import (
 from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
-Exit status: 0 all done, 1 check found duplicates or faults, 2 a wrong option or a folder that
+Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
 _STOPPED = {  # the state that a stopped command leaves

@@ -82,6 +82,10 @@ GONE = {
         "at most 2 GiB, which metrics=embedgeo.default_metrics or embedgeo.streaming_metrics "
         "decide otherwise, and all else is bounded by a layer's width."
     ),
+    "lineage": (
+        "It is gone: check compares the hashes of weight files, and a sweep measures what is in "
+        "them."
+    ),
     "background": "It is gone: numbers are computed at the measured step.",
     "alarm": "It is gone: give listeners=[embedgeo.GeometryAlarm(…)].",
     "reference": "It is gone from monitors: embedgeo report --reference draws earlier runs.",

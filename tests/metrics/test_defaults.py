@@ -200,21 +200,21 @@ def test_ranks_choose_alike(tmp_path):
 def test_what_a_description_says_is_what_a_monitor_does():
     model = gpt_neox()
     few = GeometryMonitor().describe(model, batch_size=2, seq_len=16)
-    assert few.metrics[0].name == "TokenMoments"
+    assert "TokenMoments" in few.metrics
     assert few.exchange_bytes == 0
     with torch.device("meta"):
         large = gpt_neox(hidden_size=512, vocab_size=100_000, num_hidden_layers=8)
     on_one = GeometryMonitor().describe(large, batch_size=8, seq_len=1024, ranks=1)
     on_many = GeometryMonitor().describe(large, batch_size=8, seq_len=1024, ranks=64)
-    assert on_one.metrics[0].name == "TokenMoments"
-    assert on_many.metrics[0].name == "EmbeddingMoments"
+    assert "TokenMoments" in on_one.metrics
+    assert "EmbeddingMoments" in on_many.metrics
     assert "in place of TokenMoments" in on_many.warnings[0]
     assert not on_one.warnings
     assert 0 < on_many.exchange_bytes < 2 * on_many.state_bytes
     assert "sent by each of 64 ranks" in str(on_many)
     forced = GeometryMonitor(metrics=default_metrics)
     described = forced.describe(large, batch_size=8, seq_len=1024, ranks=64)
-    assert described.metrics[0].name == "TokenMoments"
+    assert "TokenMoments" in described.metrics
     assert "more than 2.15 GB" in described.warnings[0]
     assert described.exchange_bytes > 2 * TABLE_BYTES
 

@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import HfApi, constants, get_session, hf_hub_url, snapshot_download
+from huggingface_hub import HfApi, constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]  # in its docs
 
 from embedgeo.checkpoints.files import Contents, StoredFile, hashed_file
 from embedgeo.formatting import reason
@@ -128,34 +127,6 @@ def fetch_small(repository: str, commit: str, names: Sequence[str], cache: Path)
         snapshot_download, repository, revision=commit, allow_patterns=list(names), cache_dir=cache
     )
     return Path(retried(download))
-
-
-def read_range(repository: str, commit: str, name: str, start: int, length: int) -> bytes:
-    """Some bytes of a file, which is not downloaded; fewer where it ends before."""
-    url = hf_hub_url(repository, name, revision=commit, endpoint=constants.ENDPOINT)
-    headers = {
-        **build_hf_headers(),
-        "Range": f"bytes={start}-{start + length - 1}",
-        "Accept-Encoding": "identity",
-    }
-
-    def read() -> bytes:
-        data = b""
-        with get_session().stream("GET", url, headers=headers, follow_redirects=True) as response:
-            hf_raise_for_status(response)
-            if response.status_code != 206 and start > 0:
-                raise OSError(
-                    f"{constants.ENDPOINT} must answer with the range of {name} that it is asked "
-                    f"for"
-                )
-            # no more is read than was asked for, whatever is sent
-            for part in response.iter_bytes():
-                data += part
-                if len(data) >= length:
-                    break
-        return data[:length]
-
-    return retried(read)
 
 
 def retried(attempt: Callable[[], T], *, is_patient: bool = True) -> T:

@@ -47,8 +47,8 @@ class DoctorSettings:
 
 
 def doctor(settings: DoctorSettings) -> None:
-    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, seconds,
-    what to change.
+    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, what
+    to change.
 
     Nothing is trained, and no weights are downloaded.
     """

@@ -189,14 +189,9 @@ def _monitors(callbacks: Any) -> Iterator[dict[str, Any]]:
     """The arguments of the monitors among callbacks, with functions in place of their names."""
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         named = callback if isinstance(callback, dict) else {"class_path": callback}
-        name = named.get("class_path")
-        kind = import_named(name) if isinstance(name, str) and "." in name else None
-        is_monitor = isinstance(kind, type) and issubclass(kind, GeometryMonitor)
-        if is_monitor or name == GeometryMonitor.__name__:  # a name may be short
+        if str(named.get("class_path")).rpartition(".")[2] == GeometryMonitor.__name__:
             arguments = dict(named.get("init_args") or {})
-            functions = {key: arguments.get(key) for key in _FUNCTIONS}
-            yield arguments | {
-                n: import_named(v)
-                for n, v in functions.items()
-                if isinstance(v, str) and v != "auto"
-            }
+            for key in _FUNCTIONS:
+                if isinstance(name := arguments.get(key), str) and name != "auto":
+                    arguments[key] = import_named(name)
+            yield arguments

@@ -79,9 +79,7 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     text = (
         "These checkpoints have a file of weights in common, though their other files differ: "
         "unless its weights are "
-        "frozen, at least one of them is put together of the weights of two steps; embedgeo check "
-        "--lineage true may "
-        "tell which."
+        "frozen, at least one of them is put together of the weights of two steps."
     )
     yield Flag(
         "Shared weight files",

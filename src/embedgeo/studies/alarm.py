@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-import embedgeo.metrics  # noqa: F401 - whose keys the headlines are
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import current_rank
 from embedgeo.glossary import headlines, term

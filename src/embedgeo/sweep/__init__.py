@@ -69,7 +69,6 @@ def check(
     model: str | list[str],
     steps: str | int | list[int] = "all",
     revisions: str = "*",
-    lineage: bool = False,
 ) -> int:
     """Compare the weights of checkpoints by the hashes that the Hub lists, without downloading
     them.
@@ -78,14 +77,10 @@ def check(
         model: as for ``sweep``.
         steps: as for ``sweep``.
         revisions: as for ``sweep``.
-        lineage: also read the start of a few matrices of each checkpoint, of the files' bytes alone
-            (some 2 MB), and print how far they are from those of the first checkpoint and of the
-            one before; find tensors that are the same in some checkpoints, jumps, and weights that
-            do not descend from those before.
 
     Returns:
-        Exit status: 0 if all differ, 1 if some have the same weights, share a weight file, or do
-        not belong to one run, 3 if some cannot be read.
+        Exit status: 0 if all differ, 1 if some have the same weights or share a weight file, 3 if
+        some cannot be read.
     """
     require_extra("sweep", "embedgeo check")
     require_sources([model] if isinstance(model, str) else model)
@@ -93,7 +88,7 @@ def check(
     with without_garbage_collection():
         from embedgeo.sweep.run import run_check
 
-    return run_check(model, steps, revisions, lineage)
+    return run_check(model, steps, revisions)
 
 
 @contextmanager

@@ -13,9 +13,6 @@ from lightning.fabric import Fabric
 from rich.console import Console
 from rich.progress import Progress
 
-from embedgeo.checkpoints.files import Contents
-from embedgeo.checkpoints.lineage import SAME_TENSOR, Finding, Lineage, find_faults, read_lineage
-from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.layer_names import blocks_by_side
@@ -530,9 +527,7 @@ def finish(sweep: Sweep) -> int:
     return 3 if left else 0
 
 
-def run_check(
-    model: str | list[str], steps: str | int | list[int], revisions: str, lineage: bool
-) -> int:
+def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
     """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
         plan = make_plan(model, revisions, steps)
@@ -548,54 +543,10 @@ def run_check(
     for file, names in parts:
         print(f"same file {file}: {', '.join(names)}")
     failed = {planned.name: planned.error for planned in plan if planned.error}
-    findings: list[Finding] = []
-    for lines in _lineages(plan) if lineage else ():
-        print(*_lineage_table(lines), sep="\n")
-        findings += find_faults(lines)
-        failed |= lines.errors
-    copies = [{first, *others} for first, others in groups.items()]  # of which all is said
-    findings = [
-        each
-        for each in findings
-        if not any(each.kind == SAME_TENSOR and names >= {*each.names} for names in copies)
-    ]
-    for finding in findings:
-        print(f"{finding.kind}: {', '.join(finding.names)}: {finding.text}")
     for name, error in failed.items():
         print(f"not read: {name}: {error}")
     print(
         f"{len(plan)} checkpoints, {sum(map(len, groups.values()))} of them with the weights of an "
         f"earlier one"
     )
-    return 1 if groups or parts or findings else 3 if failed else 0
-
-
-def _lineages(plan: Sequence[Planned]) -> Iterator[Lineage]:
-    """The lineage of each run of several checkpoints."""
-    runs: dict[str, list[tuple[Checkpoint, Contents]]] = {}
-    for planned in plan:
-        if planned.contents is not None and planned.checkpoint.has_step:
-            runs.setdefault(planned.checkpoint.position.series, []).append(
-                (planned.checkpoint, planned.contents)
-            )
-    for checkpoints in runs.values():
-        if len(checkpoints) > 1:
-            yield read_lineage(checkpoints)
-
-
-def _lineage_table(lineage: Lineage) -> Iterator[str]:
-    """Lines of the distances of each checkpoint, means over the tensors that were read."""
-    if not lineage.names:
-        return
-    width = max(len("checkpoint"), *map(len, lineage.names))
-    yield f"{len(lineage.tensors)} tensors: {listed(lineage.tensors, 12)}"
-    first = lineage.names[0]
-    yield (
-        f"{'checkpoint':<{width}}  {'from ' + first:>16}  "
-        f"{'correlation':>11}  {'from previous':>13}"
-    )
-    rows = zip(lineage.names, *lineage.to_first(), lineage.to_previous(), strict=True)
-    for name, distance, correlation, step in rows:
-        yield f"{name:<{width}}  {distance:>16.4g}  {correlation:>11.4f}  {step:>13.4g}".replace(
-            "nan", "  –"
-        )
+    return 1 if groups or parts else 3 if failed else 0

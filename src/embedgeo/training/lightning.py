@@ -99,8 +99,8 @@ class GeometryMonitor(Monitor, Callback):
             the measurement before, at the first one of the run, and at the layer below: see
             `embedgeo.geometry.drift.Drift`. The ``linearity`` needs more rows than the layer is
             wide. A checkpoint holds the rows, so that a resumed run goes on from them.
-        pictures: draw pictures for loggers that show them, at the first and the last measurement
-            and in between in at most 5 % of the run's time; ``False``: none.
+        pictures: draw pictures for loggers that show them, at the first measurement, whenever there
+            are twice as many, and at the last; ``False``: none.
         scalars: what loggers get at each layer and as means over blocks: ``"headlines"`` (those of
             `embedgeo.glossary.Term.is_scalar`, ``n_nonfinite`` where it is not 0, and all keys of
             metrics from outside the package), ``"all"``, or a list of keys and patterns of them.
@@ -223,7 +223,8 @@ class GeometryMonitor(Monitor, Callback):
     def _stop(self) -> None:
         self._make_strict()
         super()._stop()
-        vars(self).pop("_trainer", None)
+        if hasattr(self, "_trainer"):
+            del self._trainer
 
     def _make_strict(self) -> None:
         for callback in self._made_lenient:

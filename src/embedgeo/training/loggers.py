@@ -1,20 +1,17 @@
 """Charts, an explanation and pictures for loggers, beside scalars."""
 
 import csv
-import io
-import math
 import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
@@ -33,9 +30,6 @@ from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
 from embedgeo.results.records import Record
 
-if TYPE_CHECKING:
-    from embedgeo.report.live import LivePictures
-
 HF_CALLBACKS = "transformers.integrations.integration_utils"
 """Module of the callbacks by which the Hugging Face Trainer logs."""
 
@@ -45,9 +39,6 @@ Png = tuple[bytes, int, int]
 COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
 """Columns of ``geometry.csv``: the keys of a `Record`."""
 
-_SHARE = 0.05  # of a run's time so far that its pictures take at most
-_LAST = 3.0  # seconds that those after the last measurement take at most
-_GROWTH = 1.05  # in measurements, from one time that some pictures are drawn to the next
 _LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
 # the key with which the callback of the Hugging Face Trainer logs
 _TRAINER_STEP = "train/global_step"
@@ -101,16 +92,14 @@ class Adapter:
 class Media:
     """The charts, the text and the pictures of one monitor in one run.
 
-    A text that explains each metric is written at the first measurement. Pictures are drawn at the
-    first and the last. In between all of them are due when there are twice as many measurements,
-    and some of them before, whenever there are 5 % more: see `embedgeo.report.live.LivePictures`.
-    They wait until all that has been drawn, with them, takes at most 5 % of the run's time so far.
-    After the last measurement as many are drawn as 3 s allow.
+    A text that explains each metric is written at the first measurement. Pictures, and a text on
+    what happened so far, are written at the first measurement, whenever there are twice as many,
+    and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures. ``num_earlier`` records in the monitor's history are of other runs;
     ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn; ``scalars`` are those that
-    loggers get; ``clock`` gives seconds.
+    loggers get.
     """
 
     def __init__(
@@ -122,24 +111,17 @@ class Media:
         *,
         pictures: bool = True,
         scalars: Scalars = "headlines",
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._prefix = prefix
         self._num_earlier = num_earlier
         self._tag_start = tag_start
         self._on_error = on_error
-        self._metrics: list[str] = []
-        self._num_measurements = 0
-        self._adapters: list[Adapter] | None = None
-        self._pictures: LivePictures | None = None
         self._can_draw = pictures
         self._scalars = scalars
-        self._clock = clock
-        self._started = clock()
-        self._spent = 0.0  # seconds
-        self._took: dict[bool, float] = {}  # the last time, if all were due and if some
-        self._num_due = 0  # measurements when all were due
-        self._num_drawn = 0  # measurements when some were
+        self._metrics: list[str] = []
+        self._adapters: list[Adapter] | None = None
+        self._num_measurements = 0
+        self._num_drawn = 0  # records
 
     def write(
         self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
@@ -150,13 +132,10 @@ class Media:
             self._adapters = list(self._working_adapters(loggers))
         if not history or not self._adapters:
             return
-        started = self._clock()
         step = history[-1]["step"]
-        self._num_measurements += not last
         is_first = not self._metrics
-        has_doubled = self._num_measurements >= 2 * self._num_due
-        is_due = is_first or last or (has_doubled and self._has_time(is_due=True))
-        has_grown = not has_doubled and self._num_measurements >= _GROWTH * self._num_drawn
+        self._num_measurements += not last
+        is_due = last or self._num_measurements.bit_count() == 1  # 1, 2, 4, 8 …
         if is_first:
             logged = (record for record in history if is_logged(record, self._scalars))
             self._metrics = in_order(record["metric"] for record in logged)
@@ -167,60 +146,35 @@ class Media:
             self._write_to_all(
                 methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step)
             )
-        if not (is_due or (has_grown and self._has_time(is_due=False))):
-            return
-        if self._can_draw and any(adapter.takes_pictures for adapter in self._adapters):
-            self._write_pictures(
-                history, step, is_due=is_due, deadline=started + _LAST if last else math.inf
-            )
-        self._num_drawn = self._num_measurements
-        self._num_due = self._num_measurements if is_due else self._num_due
-        self._took[is_due] = self._clock() - started
-        self._spent += self._took[is_due]
-
-    def _has_time(self, *, is_due: bool) -> bool:
-        """Tell whether pictures, if they take as long as the last time, stay within their share of
-        the run's time.
-        """
-        expected = self._took.get(is_due, self._took.get(True, 0.0))
-        return self._spent + expected <= _SHARE * (self._clock() - self._started)
-
-    def _write_pictures(
-        self, history: Sequence[Record], step: int, *, is_due: bool, deadline: float
-    ) -> None:
-        """Write pictures up to one that would, if it takes as long as any before, end too late, and
-        what happened.
-        """
-        longest = 0.0
-        before = self._clock()
-        for tag, picture in self._drawn(history, is_due):
-            self._write_to_all(methodcaller("write_image", tag, picture, step))
-            now = self._clock()
-            longest = max(longest, now - before)
-            before = now
-            if now + longest > deadline:
-                break
-        if is_due and self._pictures is not None and (told := self._pictures.story(history)):
-            text = "\n".join(f"- {sentence}" for sentence in told)
-            self._write_to_all(
-                methodcaller("write_text", f"{self._prefix}/what happened", text, step)
-            )
+        if is_due and self._num_drawn < len(history):
+            self._num_drawn = len(history)
+            for method, tag, drawn in self._drawn(history):
+                self._write_to_all(methodcaller(method, tag, drawn, step))
 
     def _working_adapters(self, loggers: Iterable[object]) -> Iterator[Adapter]:
         for logger in loggers:
             try:
-                yield from adapters([logger])
+                if (adapter := adapter_of(logger)) is not None:
+                    yield adapter
             except Exception as error:
                 self._warn(f"{type(logger).__name__} gets", error)
 
-    def _drawn(self, history: Sequence[Record], is_due: bool) -> Iterator[tuple[str, Png]]:
+    def _drawn(self, history: Sequence[Record]) -> Iterator[tuple[str, str, Any]]:
+        """Yield pictures and the text on what happened, each with the method that writes it and its
+        tag.
+        """
+        assert self._adapters is not None
+        if not (self._can_draw and any(adapter.takes_pictures for adapter in self._adapters)):
+            return
         try:
-            if self._pictures is None:
-                require_extra("report", "drawing them")
-                from embedgeo.report.live import LivePictures
+            require_extra("report", "drawing them")
+            from embedgeo.report import live
 
-                self._pictures = LivePictures(self._prefix)
-            yield from self._pictures.draw(history, is_due=is_due)
+            for tag, picture in live.draw_pictures(history, self._prefix):
+                yield "write_image", tag, picture
+            if told := live.story_so_far(history):
+                text = "\n".join(f"- {sentence}" for sentence in told)
+                yield "write_text", f"{self._prefix}/what happened", text
         except ImportError as error:
             self._can_draw = False
             rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
@@ -267,15 +221,6 @@ def is_instance(logger: object, module: str, name: str) -> bool:
     """Test a logger for a class of a module that is not imported for this."""
     kind = getattr(sys.modules.get(module), name, None)
     return isinstance(kind, type) and isinstance(logger, kind)
-
-
-@contextmanager
-def png_file(picture: Png) -> Iterator[Path]:
-    """Context of a file with the picture as it is: loggers encode an image in memory again."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "picture.png"
-        path.write_bytes(picture[0])
-        yield path
 
 
 class TensorBoard(Adapter):
@@ -373,7 +318,9 @@ class Wandb(Adapter):
         self._log(self._prefix, step, {tag: sys.modules["wandb"].Html(html, data_is_not_path=True)})
 
     def write_image(self, tag: str, picture: Png, step: int) -> None:
-        with png_file(picture) as path:
+        with TemporaryDirectory() as folder:  # of another thing than a file it makes a new one
+            path = Path(folder) / "picture.png"
+            path.write_bytes(picture[0])
             self._log(self._prefix, step, {tag: sys.modules["wandb"].Image(str(path))})
 
 
@@ -436,11 +383,10 @@ def _log_in_open_row(run: Any, prefix: str, step: int, values: Mapping[str, Any]
 def _newest(history: Sequence[Record]) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of the newest measurement: a row for each layer, a column for each key."""
     newest = [record for record in history if record["step"] == history[-1]["step"]]
-    keys = in_order(record["metric"] for record in newest)
-    layers: dict[str, dict[str, float]] = {}
-    for record in newest:
-        layers.setdefault(record["layer"], {})[record["metric"]] = record["value"]
-    return ["layer", *keys], [[name, *map(of.get, keys)] for name, of in layers.items()]
+    values = {(record["layer"], record["metric"]): record["value"] for record in newest}
+    keys = in_order(metric for _, metric in values)
+    layers = dict.fromkeys(layer for layer, _ in values)
+    return ["layer", *keys], [[name, *(values.get((name, key)) for key in keys)] for name in layers]
 
 
 class Csv(Adapter):
@@ -472,59 +418,40 @@ class Csv(Adapter):
         if not self._num_written:
             path.parent.mkdir(parents=True, exist_ok=True)
             _keep_earlier(path, new[0]["step"])
-        lines = _csv_lines([record.get(column) for column in COLUMNS] for record in new)
-        with path.open("ab") as file:
-            file.write(lines if file.tell() else _CSV_HEADER + lines)
+        rows = ([record.get(column) for column in COLUMNS] for record in new)
+        with path.open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(
+                ["" if cell != cell else cell for cell in row]  # noqa: PLR0124 (NaN)
+                for row in rows
+            )
         self._num_written = len(history)
 
 
-def _csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    cells = (
-        ["" if isinstance(value, float) and math.isnan(value) else value for value in row]
-        for row in rows
-    )
-    csv.writer(text, lineterminator="\n").writerows(cells)
-    return text.getvalue().encode()
-
-
-_CSV_HEADER = _csv_lines([COLUMNS])
-
-
 def _keep_earlier(path: Path, step: int) -> None:
-    """Cut a file off where a line is not whole, or of this step or a later one."""
-    data = path.read_bytes() if path.exists() else b""
-    if _CSV_HEADER.startswith(data):
-        size = 0
-    elif data.startswith(_CSV_HEADER):
-        lines = data.removeprefix(_CSV_HEADER).splitlines(keepends=True)
-        earlier = takewhile(
-            lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines
-        )
-        size = len(_CSV_HEADER) + sum(map(len, earlier))
-    else:
+    """Begin a file with the columns and those lines of it that are whole and of earlier steps."""
+    header = f"{','.join(COLUMNS)}\n".encode()
+    found = path.read_bytes() if path.exists() else b""
+    first, *lines = found.splitlines(keepends=True) or [b""]
+    if not header.startswith(first):
         raise ValueError(
             f"{path} must begin with the columns {','.join(COLUMNS)}; it does not. Move it away."
         )
-    if size < len(data):
-        with path.open("r+b") as file:
-            file.truncate(size)
+    earlier = takewhile(
+        lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines
+    )
+    path.write_bytes(b"".join([header, *earlier]))
 
 
 _ADAPTERS: tuple[type[Adapter], ...] = (Adapter, TensorBoard, Wandb, Csv)
 
 
-def adapters(loggers: Iterable[object]) -> list[Adapter]:
-    """The adapters of the loggers that take more than scalars; Lightning's own do on rank zero
-    alone.
+def adapter_of(logger: object) -> Adapter | None:
+    """The adapter of a logger that takes more than scalars, None of others; Lightning's own have
+    one on rank zero alone.
     """
-    here = (
-        logger
-        for logger in loggers
-        if not (isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None))
-    )
-    found = (kind.of(logger) for logger in here for kind in _ADAPTERS)
-    return [adapter for adapter in found if adapter is not None]
+    if isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None):
+        return None
+    return next(filter(None, (kind.of(logger) for kind in _ADAPTERS)), None)
 
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:

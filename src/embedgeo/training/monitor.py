@@ -181,12 +181,6 @@ class MonitorOptions(TypedDict, total=False):
     listeners: Sequence[Any]
 
 
-class _SharedKeys:
-    """Objects whose dicts share one table of keys, and are half as large as others: a long run has
-    millions.
-    """
-
-
 class Monitor(ABC):
     """Measures the geometry of embeddings at chosen steps of training: the base class of the
     monitors for trainers.
@@ -278,16 +272,13 @@ class Monitor(ABC):
         given = None if metrics == "auto" else metrics
         self._chooses_metrics = given is None
         self._without_tables = partial(streaming_metrics, seed=seed)
-        self._geometry_of = partial(
-            Geometry,
-            layers=layers,
-            metrics=metric_factory(given, seed=seed, jackknife=jackknife),
-            skip_first_positions=skip_first_positions,
-            ignore_token_ids=ignore_token_ids,
-            rows=rows,
-            no_grad_passes=False,
-            jackknife=jackknife,
-        )
+        self._settings: dict[str, Any] = {
+            **self._exclusions,
+            "layers": layers,
+            "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
+            "rows": rows,
+            "jackknife": jackknife,
+        }
         self._keeps_batches = measure_last and probe is None
         self._warned_of_eager_steps = False
         self._geometry: Geometry | None = None
@@ -370,16 +361,20 @@ class Monitor(ABC):
         """Put the model into the mode that it has in a training step."""
 
     def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
-        make = partial(self._geometry_of, model, sequence_mesh=self._sequence_mesh)
-        if run is not None:
-            make = partial(
-                make,
+        def make(stage_group: Group = self._ranks, **joined: Any) -> Geometry:
+            return Geometry(
+                model,
+                **self._settings,
+                no_grad_passes=False,
                 on_error=self._fail,
-                device=run.device,
+                device=None if run is None else run.device,
                 process_group=self._row_group,
-                stage_group=self._ranks,
+                sequence_mesh=self._sequence_mesh,
+                stage_group=stage_group,
                 drift=self._drift,
+                **joined,
             )
+
         return make() if self._stage is None else self._stage.make_geometry(make)
 
     def _reset(self) -> None:
@@ -809,15 +804,10 @@ class Monitor(ABC):
 
     def _record(self, measurement: Measurement, records: list[Record]) -> None:
         step = measurement.step
-        measured: list[Any] = []
         layers = {record["layer"] for record in records}
         # a layer may have their name
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]
-        for record in [*records, *means]:
-            dated = _SharedKeys()
-            for key, value in {"step": step, **record}.items():
-                setattr(dated, key, value if value == value else math.nan)  # noqa: PLR0124 (one NaN for all)
-            measured.append(vars(dated))
+        measured = [Record(**{"step": step, **record}) for record in [*records, *means]]
         measured += self._hear(step, measured)
         self.history += measured
         self._is_new = False

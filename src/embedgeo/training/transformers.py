@@ -5,11 +5,10 @@ from embedgeo.extras import require_extra
 require_extra("accelerate", "embedgeo.GeometryCallback")
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -17,6 +16,16 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from embedgeo.results.records import MEANS, Record
 from embedgeo.training.monitor import Monitor, TrainingRun
+
+
+class _Wrapper(NamedTuple):
+    """A training step, and the one that it calls."""
+
+    step: Callable[..., Any]
+    inside: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.step(*args, **kwargs)
 
 
 class GeometryCallback(Monitor, TrainerCallback):
@@ -98,7 +107,6 @@ class GeometryCallback(Monitor, TrainerCallback):
         """
         training_step = trainer.training_step
 
-        @wraps(training_step)
         def measured(model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
             self._before_batch(trainer.state.global_step, inputs)
             try:
@@ -109,19 +117,18 @@ class GeometryCallback(Monitor, TrainerCallback):
             finally:
                 self._detach()
 
-        measured.unmeasured = training_step  # type: ignore[attr-defined]
-        trainer.training_step = measured  # type: ignore[method-assign]
+        wrapper: Any = _Wrapper(measured, training_step)
+        trainer.training_step = wrapper  # type: ignore[method-assign]
 
     def _stop(self) -> None:
         super()._stop()
-        trainer: Trainer | None = vars(self).pop("_trainer", None)
-        if trainer is None:
+        if not hasattr(self, "_trainer"):
             return
-        step: Any = trainer.training_step
-        # the wrappers of all callbacks: the others stop now, too
-        while hasattr(step, "unmeasured"):
-            step = step.unmeasured
-        trainer.training_step = step  # type: ignore[method-assign]
+        step: Any = self._trainer.training_step
+        while isinstance(step, _Wrapper):  # those of all callbacks: the others stop now, too
+            step = step.inside
+        self._trainer.training_step = step  # type: ignore[method-assign]
+        del self._trainer
 
     def _set_train_mode(self) -> None:
         assert self._trainer.model is not None
