@@ -211,4 +211,18 @@ def test_whatever_was_measured_is_drawn_if_it_can_be(history, kinds):
         pictures.write([writer], history, last=last)
     drawn = {tag.partition("/")[0].removeprefix("geometry.") for tag, _ in writer.images}
     assert drawn - {"shares"} == {*kinds.split()}
-    assert len(writer.texts) == bool(history)
+    of_meanings = [text for text in writer.texts if text.startswith("| number |")]
+    assert len(of_meanings) == bool(history)
+
+
+@pytest.mark.usefixtures("empty")
+def test_loggers_are_told_what_happened_from_two_measurements_on():
+    writer, history = Writer(), []
+    pictures = Media("geometry", clock=lambda: 0.0)
+    for step in (0, 8):
+        history += records(step, layers=["block.00", "block.01"], metrics=["M_over_Q"])
+        pictures.write([writer], history, last=step == 8)
+    meanings, told = writer.texts
+    assert meanings.startswith("| number |")
+    assert told.startswith("- M / Q: ")
+    assert "at step 8" in told
