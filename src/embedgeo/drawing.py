@@ -236,7 +236,7 @@ def session_style() -> Iterator[None]:
 def figure_style(
     ax: Axes | None, title: str | None, figsize: tuple[float, float] | None, *, compact: bool
 ) -> Iterator[None]:
-    """The look of one figure that is asked for; see `embedgeo.plot.dynamics`."""
+    """The look of one figure that is asked for; see `embedgeo.plot`."""
     if ax is not None and (compact or figsize is not None):
         option = "compact" if compact else "figsize"
         raise ValueError(

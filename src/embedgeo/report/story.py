@@ -36,19 +36,17 @@ def _sentences(run: Run, metric: str) -> Iterator[str]:
         means = all_means[side].dropna()
         if len(means) < 2:
             continue
-        texts = [
-            with_error(value, error)
-            for value, error in zip(means, all_errors[side][means.index], strict=True)
-        ]
+        steps = [int(step) for step in means.index]
+        errors = all_errors[side].reindex(steps)
+        texts = [with_error(value, error) for value, error in zip(means, errors, strict=True)]
         name = term(metric).name + (f" ({side})" if len(run.blocks) > 1 else "")
-        first, last = (f"{texts[at]} at step {means.index[at]:,}" for at in (0, -1))
+        first, last = (f"{texts[at]} at step {steps[at]:,}" for at in (0, -1))
         extremes = "".join(
-            f", {which} {texts[at]} at step {means.index[at]:,}"
+            f", {which} {texts[at]} at step {steps[at]:,}"
             for which, at in (("lowest", means.argmin()), ("highest", means.argmax()))
-            if 0 < at < len(means) - 1
+            if 0 < at < len(steps) - 1
         )
-        of_blocks = _over_blocks(table[blocks].loc[means.index[-1]])
-        yield f"{name}: {first}{extremes}, {last}{of_blocks}."
+        yield f"{name}: {first}{extremes}, {last}{_over_blocks(table[blocks].T[steps[-1]])}."
 
 
 def _over_blocks(values: pd.Series) -> str:
