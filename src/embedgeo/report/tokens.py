@@ -104,7 +104,7 @@ def mean_against_variance(
     layers = layers or some_layers(run, table)
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True, ax=ax)
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), ax=ax)
     table = table[table["layer"].isin(layers)]
     regressed = table[_is_regressed(table)]
     norm = _count_bar(run, axes[-1], regressed)
@@ -292,7 +292,7 @@ def _frequency_panels(
     colours.
     """
     title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
-    figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=counts is not None)
+    figure, axes = draw.new_figure(title, subtitle, panels=3)
     look: dict[str, Any] = {"color": draw.RUNS[0], "alpha": 0.5}
     if counts is not None:
         norm = _count_bar(run, axes[-1], counts[regressed.index].to_frame("n"))
@@ -350,7 +350,7 @@ def histograms(run: Run) -> FigureData:
         "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's "
         "values"
     )
-    figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=True)
+    figure, axes = draw.new_figure(title, subtitle, panels=3)
     colours = draw.depth_bar(axes[-1], present)
     drawn = draw.thinned(len(present), 9)
     means: dict[tuple[str, str], float] = {}
@@ -449,7 +449,7 @@ def occurrences(run: Run) -> FigureData:
     title = run.titled("Occurrences of token types of every frequency", step)
     units = "embedding units in the plane in which these rows vary most"
     figure, axes = _planes(
-        title, f"{units}; × is the zero vector, a ring the mean of a type", layers, sidebar=True
+        title, f"{units}; × is the zero vector, a ring the mean of a type", layers
     )
     look: dict[str, Any] = {"cmap": "viridis"}
     look["norm"] = draw.count_bar(axes[-1], table["n"].min(), table["n"].max(), "viridis")
@@ -607,10 +607,8 @@ def projection(run: Run) -> FigureData:
     return FigureData("tokens-projection", figure, numbers, alt, text)
 
 
-def _planes(
-    title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool = False
-) -> tuple[Figure, list[Axes]]:
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=sidebar)
+def _planes(title: str, subtitle: str, layers: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers))
     for ax, layer in zip(axes, layers, strict=True):
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first direction")
