@@ -348,6 +348,12 @@ def new_figure(
     return figure, list(axes)
 
 
+def lay_out(figure: Any) -> None:
+    """Give the axes of a picture their places now, for what is placed by them."""
+    if isinstance(figure, Picture):
+        ConstrainedLayoutEngine(rect=(0, 0, 1, figure.top)).execute(figure)
+
+
 def _dress(ax: Axes, title: str, subtitle: str) -> Any:
     """Give somebody else's axes the look of the report's, with the title above them; their
     figure.

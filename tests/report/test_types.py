@@ -91,7 +91,7 @@ def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regre
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
     alone = replace(run, tokens={1: run.tokens[1].query("token_id == 30")})
-    for draw in (tokens.mean_against_variance, tokens.against_frequency):
+    for draw in (tokens.mean_against_variance, tokens.raw_against_frequency):
         assert "one token type alone: no line" in texts(draw(alone).figure.axes[0])
 
 
