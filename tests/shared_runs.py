@@ -115,9 +115,9 @@ def demo(made_once: Callable[..., Path]) -> Demo:
         )
         assert done.returncode == 0, done.stderr
         # what the report opens with, and nothing else
-        assert "M / Q rose from" in done.stderr
+        assert "M / Q: " in done.stderr
         for line in done.stderr.splitlines():
-            assert re.match(r"[\w /]+ (rose|fell) from [\d.]+ ± [\d.]+ at step", line)
+            assert re.match(r"[\w /]+: -?[\d.]+ ± [\d.]+ at step 0, ", line)
         (folder / "printed.txt").write_text(done.stdout)
 
     folder = made_once("demo", make)

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedgeo import plot as plot
     from embedgeo.capture.layers import Residual as Residual
     from embedgeo.geometry import Geometry as Geometry
     from embedgeo.geometry import observe as observe
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from embedgeo.metrics import default_metrics as default_metrics
     from embedgeo.metrics import full_metrics as full_metrics
     from embedgeo.metrics import streaming_metrics as streaming_metrics
+    from embedgeo.plotting import plot as plot
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation
@@ -59,6 +59,7 @@ _MODULES = {  # by public name
     "load_sample": "results.samples",
     "log_spaced_steps": "training.monitor",
     "observe": "geometry",
+    "plot": "plotting",
     "streaming_metrics": "metrics",
 }
 

@@ -28,6 +28,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 from PIL import Image
@@ -75,16 +76,14 @@ TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.lins
 """Sequential maps of even lightness, without the end that is too pale for lines on either ground.
 """
 
-_LEGEND_LETTERS = 34  # letters in the names of a legend in one row, of ordinary size
-_ROW_LETTERS = 70  # of a legend in one row, with four for each handle
 _LEGEND_LINE = 0.165  # inches of a line of a legend
-_X_LABEL = 0.285  # inches from the axes down to the label of the x axis
-_USUAL_AXES = (2.8, 2.2)  # width and height, in inches, of the axes of a report's figure
+_LEAST_SIZE = 1.5  # inches of the sides of a figure with texts of ordinary size
+_UNLAID_AXES = (3.57, 2.7)  # inches of the axes of a report's figure before they are laid out
 # share of an axis that blocks fill at least where layers far from them are shown, too
 _FILLED = 0.3
 _LONGEST_LABEL = 30  # letters of ordinary size beside an axis
 _LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
-_SUBTITLE_LETTERS = 15.5  # by inch
+_LETTERS = 128  # in an inch, over their size in points
 _SUBTITLE = "embedgeo.subtitle"
 _TITLE_LINE = 0.2  # inches of the title above the subtitle
 _COLUMN_TEXT = 7.0  # points of the text of a figure in a column
@@ -178,20 +177,22 @@ class FigureData(NamedTuple):
 
 
 class Picture(Figure):
-    """A figure, unknown to pyplot, of fixed margins and with its own look in any session: a cell
-    shows it once.
+    """A figure, unknown to pyplot, with its own look in any session: a cell shows it once.
 
     Attributes:
         texts_look: the settings of its texts.
-        scale: size of its texts, and with them of its margins, beside those of a report.
-        lifted: inches of the title that it does not have.
+        top: where the room below the title and the legend ends, as a share of the height.
         is_sized: true if its size was asked for.
     """
 
     texts_look: Mapping[str, Any] = MappingProxyType({})
-    scale = 1.0
-    lifted = 0.0
+    top = 1.0
     is_sized = False
+
+    def end_at(self, top: float) -> None:
+        """Lay out what is below the title and the legend up to this share of the height."""
+        self.top = top
+        self.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, top)))
 
     def draw(self, renderer: RendererBase) -> None:
         """Paint it."""
@@ -236,7 +237,7 @@ def session_style() -> Iterator[None]:
 def figure_style(
     ax: Axes | None, title: str | None, figsize: tuple[float, float] | None, *, compact: bool
 ) -> Iterator[None]:
-    """The look of one figure that is asked for; see `embedgeo.plot.dynamics`."""
+    """The look of one figure that is asked for; see `embedgeo.plot`."""
     if ax is not None and (compact or figsize is not None):
         option = "compact" if compact else "figsize"
         raise ValueError(
@@ -288,21 +289,25 @@ def points(ordinary: float, name: str = "font.size") -> float:
 
 
 def new_picture(width: float, height: float, title: str, subtitle: str) -> Picture:
-    """A picture without axes yet, of a size in inches where texts have the size of a report's."""
+    """A picture without axes yet, of a size in inches where texts have the size of a report's; what
+    it gets is laid out below its title when it is drawn.
+    """
     figure = Picture(figsize=(width * points(1), height * points(1)))
     FigureCanvasAgg(figure)
     figure.texts_look = _texts()
-    figure.scale = points(1)
-    figure.lifted = 0.0 if title else _TITLE_LINE
+    left, lifted = 0.12 / width, 0.0 if title else _TITLE_LINE
+    figure.end_at(1 - (0.43 - lifted) / height)
     size = points(10.5, "axes.titlesize")
     colour: Any = mpl.rcParams["axes.titlecolor"]
     look: dict[str, Any] = {"weight": "bold", "color": None if colour == "auto" else colour}
-    figure.text(0.12 / width, 1 - 0.07 / height, title, va="top", fontsize=size, **look)
-    letters = (width - 0.2) * _SUBTITLE_LETTERS
-    size = max(7.0, 8.5 * min(1, letters / max(1, len(subtitle))))
-    shown = textwrap.shorten(subtitle, int(letters * 8.5 / size), placeholder=" …")
-    top = 1 - (0.27 - figure.lifted) / height
-    figure.text(0.12 / width, top, shown, va="top", fontsize=points(size), color=GREY)
+    figure.text(left, 1 - 0.07 / height, title, va="top", fontsize=size, **look)
+    most = (width - 0.2) * _LETTERS
+    size = max(7.0, min(8.5, most / max(1, len(subtitle))))
+    shown = textwrap.shorten(subtitle, int(most / size), placeholder=" …")
+    top = 1 - (0.27 - lifted) / height
+    figure.text(left, top, shown, va="top", fontsize=points(size), color=GREY)
+    for text in figure.texts:
+        text.set_in_layout(False)
     return figure
 
 
@@ -311,14 +316,11 @@ def new_figure(
     subtitle: str = "",
     *,
     panels: int = 1,
-    sidebar: bool = False,
     key: Sequence[Line2D] = (),
     ax: Axes | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with axes side by side; somebody else's axes get the title and the look instead.
-
-    Margins are fixed, which is much faster than fitting them, with room for a colour bar in the
-    sidebar. The lines of the key, with their labels, are below the axes.
+    """A figure with axes side by side; somebody else's axes get the title and the look instead. The
+    lines of the key, with their labels, are below the axes.
     """
     asked = _asked.get()
     title = title if asked.title is None else asked.title
@@ -329,34 +331,27 @@ def new_figure(
     width *= 1 if panels == 1 or asked.size else 0.8 * panels
     longest = max((len(str(line.get_label())) for line in key), default=0)
     ncols = max(1, int(width / WIDTH * (1 if longest > 25 else 2 if longest > 13 else 3)))
-    below = _LEGEND_LINE * math.ceil(len(key) / ncols)
-    added = below - (0.22 if key else 0)
-    height += added
-    right = 0.96 if sidebar else 0.32
-    bottom = 0.54 + below
-    top = (0.5 if key else 0.88 if panels > 1 else 0.72) - (0 if title else _TITLE_LINE)
-    if width <= 0.88 + right or height <= bottom + top:
-        margins = " × ".join(f"{points(side):.2f}" for side in (0.88 + right, bottom + top - added))
+    height += max(0.0, _LEGEND_LINE * (math.ceil(len(key) / ncols) - 1))
+    if min(width, height) < _LEAST_SIZE:
+        least = f"{points(_LEAST_SIZE):.2f}"
         raise ValueError(
-            f"figsize must be larger than the margins with texts of this size, {margins} inches; "
-            f"got {size}."
+            f"figsize must be larger than the margins with texts of this size, {least} × {least} "
+            f"inches; got {size}."
         )
     figure = new_picture(width, height, title, subtitle)
     figure.is_sized = asked.size is not None
     axes = figure.subplots(1, panels, squeeze=False)[0]
-    figure.subplots_adjust(
-        0.88 / width, bottom / height, 1 - right / width, 1 - top / height, wspace=0.3
-    )
-    # where it would be found to be, below one line of names, each time that it is drawn
-    for panel in axes:
-        panel.xaxis.set_label_coords(0.5, -_X_LABEL / (height - bottom - top))
     if key:
         look: dict[str, Any] = {"labelspacing": 0.25, "columnspacing": 1.2, "handlelength": 2.6}
         look["fontsize"] = points(8, "legend.fontsize")
-        figure.legend(
-            handles=key, loc="lower left", bbox_to_anchor=(0.06 / width, 0), ncols=ncols, **look
-        )
+        figure.legend(handles=key, loc="outside lower left", ncols=ncols, **look)
     return figure, list(axes)
+
+
+def lay_out(figure: Any) -> None:
+    """Give the axes of a picture their places now, for what is placed by them."""
+    if isinstance(figure, Picture):
+        ConstrainedLayoutEngine(rect=(0, 0, 1, figure.top)).execute(figure)
 
 
 def _dress(ax: Axes, title: str, subtitle: str) -> Any:
@@ -403,7 +398,7 @@ def _set_title(ax: Axes, title: str, room: float) -> None:
 
 def _letters(ax: Axes, size: float, *, vertical: bool = False) -> int:
     """Letters of a size in points that an axes has room for in a line."""
-    return max(10, round(_inches(ax)[vertical] * 128 / size))
+    return max(10, round(_inches(ax)[vertical] * _LETTERS / size))
 
 
 def _inches(ax: Axes) -> tuple[float, float]:
@@ -418,30 +413,30 @@ def legend(figure: Figure, ax: Axes, ncols: int = 0) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
-    if isinstance(figure, Picture):
-        width, height = (side / figure.scale for side in figure.get_size_inches())
-        ncols = ncols or (4 if width <= WIDTH else 6)
-        look: dict[str, Any] = {"ncols": ncols, "columnspacing": 1.1, "handlelength": 1.7}
-        letters = len("".join(labels))
-        size = 8.5
-        if width <= WIDTH and letters > _LEGEND_LETTERS * width / WIDTH:
-            size = 7.5
-            look |= {"columnspacing": 0.8, "handlelength": 1.5}
-        if len(labels) > ncols and letters + 4 * len(labels) <= _ROW_LETTERS * width / WIDTH:
-            look["ncols"] = len(labels)
-        look["fontsize"] = points(size, "legend.fontsize")
-        place = (0.04 / width, 1 - (0.43 - figure.lifted) / height)
-        figure.legend(handles, labels, loc="upper left", bbox_to_anchor=place, borderpad=0, **look)
-    else:
+    if not isinstance(figure, Picture):
         _legend_above(ax, handles, labels)
+        return
+    size = points(8.5, "legend.fontsize")
+    most = round(figure.get_size_inches()[0] * _LETTERS / size)
+    ncols = ncols or _columns(labels, most)
+    look: dict[str, Any] = {"columnspacing": 1.0, "handlelength": 1.6, "borderpad": 0}
+    look |= {"loc": "upper left", "bbox_to_anchor": (0, figure.top), "fontsize": size}
+    figure.legend(handles, labels, ncols=ncols, **look)
+    height = 1.44 * size * math.ceil(len(labels) / ncols) / 72
+    figure.end_at(figure.top - height / figure.get_size_inches()[1])
+
+
+def _columns(labels: Sequence[str], most: int) -> int:
+    """Columns of a legend, in whose lines there is room for so many letters."""
+    if sum(len(label) + 4 for label in labels) <= most:
+        return len(labels)
+    return max(1, most // (max(map(len, labels)) + 6))
 
 
 def _legend_above(ax: Axes, handles: Sequence[Artist], names: Sequence[str]) -> None:
     """A legend between the subtitle and axes of somebody else's figure."""
     size = points(_STYLE["font.size"], "legend.fontsize")
-    most = _letters(ax, size)
-    is_row = sum(len(name) + 4 for name in names) <= most
-    ncols = len(names) if is_row else max(1, most // (max(map(len, names)) + 6))
+    ncols = _columns(names, _letters(ax, size))
     height = 1.44 * size * math.ceil(len(names) / ncols) + 2
     look: dict[str, Any] = {
         "frameon": True,
@@ -494,10 +489,11 @@ def png(figure: Figure, dpi: float = DPI) -> Png:
 def save(data: FigureData, folder: Path) -> bytes:
     """Write PNG, SVG and CSV; the same numbers give the same bytes. Returns the PNG."""
     data.numbers.to_csv(folder / f"{data.name}.csv", lineterminator="\n")
+    picture, *_ = png(data.figure)
+    data.figure.set_layout_engine("none")  # it is laid out
     data.figure.savefig(
         folder / f"{data.name}.svg", dpi=DPI, metadata={"Date": None, "Creator": None}
     )
-    picture, *_ = png(data.figure)
     (folder / f"{data.name}.png").write_bytes(picture)
     return picture
 
@@ -587,7 +583,7 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
     labels, pattern = layer_labels(layers)
     figure = ax.figure
     if not isinstance(figure, Picture) or figure.is_sized:  # fewer where axes are smaller
-        most = max(3, round(most * min(1, _inches(ax)[vertical] / points(_USUAL_AXES[vertical]))))
+        most = max(3, round(most * min(1, _inches(ax)[vertical] / points(_UNLAID_AXES[vertical]))))
     longest = max(map(len, labels))
     named = layer_ticks(
         layers, most if vertical else max(3, min(most, 5 * most // max(1, longest)))
@@ -856,10 +852,6 @@ def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "nei
     """
     figure: Any = ax.figure
     place: dict[str, Any] = {"ax": ax, "fraction": 0.05, "pad": 0.03, "aspect": 22}
-    if isinstance(figure, Picture):
-        box = ax.get_position()
-        width = figure.get_size_inches()[0] / figure.scale
-        place = {"cax": figure.add_axes((box.x1 + 0.1 / width, box.y0, 0.12 / width, box.height))}
     bar = figure.colorbar(mappable, **place, extend=extend, extendfrac=0.04)
     sizes = (8.5, 8) if isinstance(figure, Picture) else (_STYLE["font.size"], _STYLE["font.size"])
     look: dict[str, Any] = {"fontsize": points(sizes[0], "axes.labelsize"), "labelpad": 4}

@@ -86,15 +86,22 @@ def test_nothing_is_wrong_with_the_page_in_light_and_dark(opened):
     assert opened.run("return document.images.length") >= 5
 
 
-def test_the_flags_can_be_seen(opened):
+def test_the_flags_can_be_seen_and_unfolded(opened):
+    heights = "return [...document.querySelectorAll('.flag:not(.none)')].map(e => e.offsetHeight)"
+    opened.run("document.querySelectorAll('.flag').forEach(each => each.open = false)")
+    folded = opened.run(heights)
     text = opened.run("return document.body.innerText")
-    for words in (
-        *("Duplicate checkpoints.", "Loss outliers.", "Non-finite rows."),
+    for title in ("Duplicate checkpoints.", "Loss outliers.", "Non-finite rows."):
+        assert title in text
+    opened.run("document.querySelectorAll('.flag summary').forEach(each => each.click())")
+    assert all(one > 2 * other for one, other in zip(opened.run(heights), folded, strict=True))
+    text = opened.run("return document.body.innerText")
+    for case in (
         "step1: weights of step0",
         "step64: 30 nats per token",
         "block.01: 7 rows at most, at step 512",
     ):
-        assert words in text
+        assert case in text
 
 
 def test_on_a_narrow_screen_figures_fit_or_keep_their_letters_and_tables_show_that_they_scroll(

@@ -45,7 +45,7 @@ def test_the_notebook_shows_a_table_and_each_figure_once(tmp_path: Path) -> None
         data = [output.get("data", {}) for output in cell.outputs]
         pictures.append(sum("image/png" in each for each in data))
         tables.append(sum("text/html" in each for each in data))
-        assert pictures[-1] == ("embedgeo.plot." in cell.source)
+        assert pictures[-1] == ("embedgeo.plot(" in cell.source)
     assert sum(pictures) == 5
     assert sum(tables) == 1
 

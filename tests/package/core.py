@@ -176,7 +176,7 @@ def main(folder):
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
     for module, extra in (
-        ("plot", "report"),
+        ("plotting", "report"),
         ("report", "report"),
         ("text", "sweep"),
         ("checkpoints", "sweep"),

@@ -26,22 +26,34 @@ from tests.report.synthetic import make_models
 
 METRIC = "M_over_Q"
 IN_AXES = {  # what the report draws of a run, and how it is asked for here
-    "dynamics": (lambda run: figures.dynamics(run, METRIC), partial(plot.dynamics, metric=METRIC)),
-    "profile": (lambda run: figures.profile(run, METRIC), partial(plot.profile, metric=METRIC)),
-    "heatmap": (lambda run: figures.heatmap(run, METRIC), partial(plot.heatmap, metric=METRIC)),
-    "by layer": (partial(figures.composition, by="layer"), plot.composition),
-    "by step": (partial(figures.composition, by="step"), partial(plot.composition, by="step")),
-    "spectra": (variance.spectra_by_layer, plot.spectrum),
+    "dynamics": (
+        lambda run: figures.dynamics(run, METRIC),
+        partial(plot, kind="dynamics", metric=METRIC),
+    ),
+    "profile": (
+        lambda run: figures.profile(run, METRIC),
+        partial(plot, kind="profile", metric=METRIC),
+    ),
+    "heatmap": (
+        lambda run: figures.heatmap(run, METRIC),
+        partial(plot, kind="heatmap", metric=METRIC),
+    ),
+    "by layer": (partial(figures.composition, by="layer"), partial(plot, kind="composition")),
+    "by step": (
+        partial(figures.composition, by="step"),
+        partial(plot, kind="composition", by="step"),
+    ),
+    "spectra": (variance.spectra_by_layer, partial(plot, kind="spectrum")),
     "spectra at a layer": (
         lambda run: variance.spectra_by_step(run, ["block.01"]),
-        partial(plot.spectrum, layer="block.01"),
+        partial(plot, kind="spectrum", layer="block.01"),
     ),
-    "scales": (figures.scales_by_layer, plot.scales),
-    "scales by step": (figures.scales_by_step, partial(plot.scales, by="step")),
-    "layers": (lambda run: figures.cka_of_layers(run, 8), plot.similarity),
+    "scales": (figures.scales_by_layer, partial(plot, kind="scales")),
+    "scales by step": (figures.scales_by_step, partial(plot, kind="scales", by="step")),
+    "layers": (lambda run: figures.cka_of_layers(run, 8), partial(plot, kind="similarity")),
     "steps at a layer": (
         lambda run: figures.cka_of_steps(run, "embed"),
-        partial(plot.similarity, layer="embed"),
+        partial(plot, kind="similarity", layer="embed"),
     ),
 }
 
@@ -102,10 +114,10 @@ def history(sweep: Path) -> list[dict]:
 
 def test_every_kind_of_results_gives_the_same_figure(sweep: Path) -> None:
     records = history(sweep)
-    expected = plot.dynamics(sweep, METRIC)
+    expected = plot(sweep, "dynamics", METRIC)
     assert "Gaussian rows" in [line.get_label() for line in expected.axes[0].lines]
     for results in (str(sweep), load_results(sweep), records, SimpleNamespace(history=records)):
-        require_same(plot.dynamics(results, METRIC), expected)
+        require_same(plot(results, "dynamics", METRIC), expected)
 
 
 def test_a_geometry_is_drawn_by_its_layers(ax: Axes) -> None:
@@ -119,37 +131,37 @@ def test_a_geometry_is_drawn_by_its_layers(ax: Axes) -> None:
         model(input_ids=ids)
     values = [at[METRIC] for at in geometry.compute().values()]
     for results in (geometry, geometry.to_frame()):
-        line = plot.profile(results, METRIC).axes[0].lines[0]
+        line = plot(results, "profile", METRIC).axes[0].lines[0]
         assert line.get_label() == "measured"
         np.testing.assert_allclose(line.get_ydata(), values)
     eigenvalues = geometry.layer_tables()["spectra"].query("layer == 'block.01'")["eigenvalue"]
-    (line, *_) = plot.spectrum(geometry, "block.01").axes[0].lines
+    (line, *_) = plot(geometry, "spectrum", layer="block.01").axes[0].lines
     np.testing.assert_allclose(line.get_ydata(), eigenvalues / eigenvalues.mean())
     table = geometry.token_tables()
-    require_same(plot.tokens(table), plot.tokens(geometry))
-    assert plot.tokens(table, layer="block.01", ax=ax) is ax.figure
+    require_same(plot(table, "tokens"), plot(geometry, "tokens"))
+    assert plot(table, "tokens", layer="block.01", ax=ax) is ax.figure
     assert "block.01" in ax.get_title("left")
 
 
 def test_token_types_are_those_of_the_report(sweep: Path, run: Run, ax: Axes) -> None:
     with style():
-        require_same(plot.tokens(sweep), tokens.mean_against_variance(run).figure)
-    plot.tokens(sweep, ax=ax)
+        require_same(plot(sweep, "tokens"), tokens.mean_against_variance(run).figure)
+    plot(sweep, "tokens", ax=ax)
     last = run.tokens[4000].query("layer == 'block.02' and n >= 10")
     np.testing.assert_allclose(ax.collections[0].get_offsets(), last[["M", "V"]])
     assert ax.get_title("left") == "V against M at block.02, step 4,000"
     rare = pd.DataFrame({"token_id": [1, 2], "n": [9, 3], "Q": 1.0, "M": 0.5, "V": 0.5})
-    (text,) = plot.tokens(rare).axes[0].texts
+    (text,) = plot(rare, "tokens").axes[0].texts
     assert text.get_text() == "no type occurs so often"
 
 
 def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_them(
     sweep: Path,
 ) -> None:
-    expected = plot.profile(sweep, METRIC)._repr_png_()
+    expected = plot(sweep, "profile", METRIC)._repr_png_()
     assert expected.startswith(b"\x89PNG")
     with plt.style.context("dark_background"), mpl.rc_context({"figure.figsize": [20, 20]}):
-        assert plot.profile(sweep, METRIC)._repr_png_() == expected
+        assert plot(sweep, "profile", METRIC)._repr_png_() == expected
     assert not plt.get_fignums()
 
 
@@ -174,7 +186,7 @@ def test_texts_have_the_font_and_the_size_of_the_session(sweep: Path) -> None:
         figure, axes = plt.subplots(2, 2, figsize=(9, 8), layout="constrained")
         for ax, kind in zip(axes.flat, ("dynamics", "profile", "heatmap", "by layer"), strict=True):
             IN_AXES[kind][1](sweep, ax=ax)
-        own = plot.spectrum(sweep, "block.01")
+        own = plot(sweep, "spectrum", layer="block.01")
         texts = [*drawn_texts(figure), *drawn_texts(own)]
     plt.close(figure)
     assert {tuple(text.get_fontfamily()) for text in texts} == {("serif",)}
@@ -193,7 +205,7 @@ def test_a_title_is_replaced_or_left_out_and_names_are_drawn_as_they_are(
     sweep: Path, ax: Axes
 ) -> None:
     plain, other, without = (
-        words(plot.dynamics(sweep, METRIC, title=title)) for title in (None, "Offset", "")
+        words(plot(sweep, "dynamics", METRIC, title=title)) for title in (None, "Offset", "")
     )
     assert (other[-2], without[-2]) == ("Offset", "")
     assert plain[-1] == other[-1] == without[-1]
@@ -203,16 +215,16 @@ def test_a_title_is_replaced_or_left_out_and_names_are_drawn_as_they_are(
         for step in range(4)
         for layer in ("$x{", "$y{")
     ]
-    plot.dynamics(rows, odd, ax=ax)
+    plot(rows, "dynamics", odd, ax=ax)
     ax.figure.canvas.draw()
     assert ax.get_title("left") == f"{odd} against step"
     assert "−2" in [label.get_text() for label in ax.get_yticklabels()]
-    plot.heatmap(rows, odd).canvas.draw()
+    plot(rows, "heatmap", odd).canvas.draw()
 
 
 @pytest.mark.slow
 def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: Path) -> None:
-    figure = plot.dynamics(sweep, METRIC, compact=True)
+    figure = plot(sweep, "dynamics", METRIC, compact=True)
     size = figure.get_size_inches()
     assert size.tolist() == pytest.approx([3.25, 2.5])
     assert max(text.get_fontsize() for text in drawn_texts(figure)) < 8
@@ -224,7 +236,7 @@ def test_a_figure_for_a_column_has_its_width_and_small_texts_in_truetype(sweep: 
         figure.savefig(file, format=name)
         assert wanted in file.getvalue()
         assert b"/Type3" not in file.getvalue()
-    asked = plot.tokens(sweep, figsize=(6.75, 2.2))
+    asked = plot(sweep, "tokens", figsize=(6.75, 2.2))
     assert asked.get_size_inches().tolist() == pytest.approx([6.75, 2.2])
 
 
@@ -232,15 +244,17 @@ def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
     folder = make_models(tmp_path / "models", {"lab/one": 2, "lab/two": 3}, metrics=("M", "Q"))
     for results in (folder, load_results(folder)):
         with pytest.raises(ValueError, match=r"results has 2: choose one by run=, of .*one, .*two"):
-            plot.profile(results, "M")
-        with pytest.raises(ValueError, match=r"model must be one of those in results: .* 'three'"):
-            plot.profile(results, "M", model="three")
+            plot(results, "profile", "M")
+        with pytest.raises(ValueError, match=r"run must be one of those in results: .* 'three'"):
+            plot(results, "profile", "M", run="three")
         for name in ("lab/two", "two"):
-            (ax, *_) = plot.profile(results, "M", model=name).axes
+            (ax, *_) = plot(results, "profile", "M", run=name).axes
             assert len(ax.lines[0].get_xdata()) == 5
-    assert plot.profile(folder, "M", run="one").axes
-    with pytest.raises(ValueError, match=r"run must be one of those in results: one, two; got 'x'"):
-        plot.profile(folder, "M", run="x")
+    assert plot(folder, "profile", "M", run="one").axes
+    with pytest.raises(
+        ValueError, match=r"run must be one of those in results: one, .*two; got 'x'"
+    ):
+        plot(folder, "profile", "M", run="x")
 
 
 def test_an_axis_of_layers_says_what_its_numbers_are() -> None:
@@ -253,46 +267,57 @@ def test_an_axis_of_layers_says_what_its_numbers_are() -> None:
     }
     for said, layers in names.items():
         rows = [{"layer": layer, "metric": "Q", "value": 1.0} for layer in layers]
-        assert plot.profile(rows, "Q").axes[0].get_xlabel() == said
+        assert plot(rows, "profile", "Q").axes[0].get_xlabel() == said
 
 
 ERRORS = {
-    "there is no folder": lambda sweep: plot.dynamics(sweep / "none", METRIC),
-    "holds no measurements": lambda sweep: plot.dynamics(sweep / "tokens", METRIC),
-    "results must be a folder, a table.*; got int": lambda _: plot.dynamics(3, METRIC),
-    "results must be a folder, a table.*; got list": lambda _: plot.dynamics([3], METRIC),
-    "nothing was measured yet": lambda _: plot.dynamics([], METRIC),
-    "metric must be .*; got 'nonesuch'": lambda sweep: plot.dynamics(sweep, "nonesuch"),
-    r"'anisotropi'\. Did you mean anis": lambda sweep: plot.dynamics(sweep, "anisotropi"),
-    "one that was measured at layers": lambda sweep: plot.dynamics(sweep, "loss"),
-    "metric, value missing": lambda _: plot.dynamics(pd.DataFrame({"layer": []}), "Q"),
-    'by must be "layer" or "step"; got': lambda sweep: plot.composition(sweep, by="token"),
-    "needs M and V": lambda _: plot.composition([{"layer": "a", "metric": "n", "value": 1.0}]),
-    "tokens needs a table of token types": lambda sweep: plot.tokens(history(sweep)),
-    "n, Q, M, V missing": lambda _: plot.tokens(pd.DataFrame({"token_id": [1]})),
-    "ax must be one of matplotlib's Axes": lambda sweep: plot.profile(sweep, METRIC, ax=[]),
-    "layer must be one of embed.*; got 'x'": lambda sweep: plot.tokens(sweep, layer="x"),
-    "compact is of a new figure": lambda sweep: plot.composition(
-        sweep, ax=Figure().subplots(), compact=True
+    "there is no folder": lambda sweep: plot(sweep / "none", "dynamics", METRIC),
+    "holds no measurements": lambda sweep: plot(sweep / "tokens", "dynamics", METRIC),
+    "results must be a folder, a table.*; got int": lambda _: plot(3, "dynamics", METRIC),
+    "results must be a folder, a table.*; got list": lambda _: plot([3], "dynamics", METRIC),
+    "nothing was measured yet": lambda _: plot([], "dynamics", METRIC),
+    "metric must be .*; got 'nonesuch'": lambda sweep: plot(sweep, "dynamics", "nonesuch"),
+    r"'anisotropi'\. Did you mean anis": lambda sweep: plot(sweep, "dynamics", "anisotropi"),
+    "one that was measured at layers": lambda sweep: plot(sweep, "dynamics", "loss"),
+    "metric, value missing": lambda _: plot(pd.DataFrame({"layer": []}), "dynamics", "Q"),
+    "by must be one of layer, step; got 'token'": lambda sweep: plot(
+        sweep, "composition", by="token"
     ),
-    "title must be a string; got 3": lambda sweep: plot.profile(sweep, METRIC, title=3),
-    "figsize must be a width and a height": lambda sweep: plot.profile(
-        sweep, METRIC, figsize=(0, 1)
+    "needs M and V": lambda _: plot([{"layer": "a", "metric": "n", "value": 1.0}], "composition"),
+    "tokens needs a table of token types": lambda sweep: plot(history(sweep), "tokens"),
+    "n, Q, M, V missing": lambda _: plot(pd.DataFrame({"token_id": [1]}), "tokens"),
+    "ax must be one of matplotlib's Axes": lambda sweep: plot(sweep, "profile", METRIC, ax=[]),
+    "layer must be one of embed.*; got 'x'": lambda sweep: plot(sweep, "tokens", layer="x"),
+    "compact is of a new figure": lambda sweep: plot(
+        sweep, "composition", ax=Figure().subplots(), compact=True
     ),
-    "figsize must be larger than the margins": lambda sweep: plot.heatmap(
-        sweep, METRIC, figsize=(0.5, 3)
+    "title must be a string; got 3": lambda sweep: plot(sweep, "profile", METRIC, title=3),
+    "figsize must be a width and a height": lambda sweep: plot(
+        sweep, "profile", METRIC, figsize=(0, 1)
     ),
-    "spectrum needs all eigenvalues.*--spectrum true": lambda sweep: plot.spectrum(history(sweep)),
-    r"one of embed, block\.00.*; got 'x'": lambda sweep: plot.spectrum(sweep, "x"),
-    "by must be one of layer, step; got": lambda sweep: plot.scales(sweep, "token"),
-    "scales needs the .*--extra scales": lambda _: plot.scales(
-        [{"layer": "a", "metric": "Q", "value": 1.0}]
+    "figsize must be larger than the margins": lambda sweep: plot(
+        sweep, "heatmap", METRIC, figsize=(0.5, 3)
     ),
-    r"similarity needs rows .*embedgeo drift": lambda sweep: plot.similarity(history(sweep)),
-    r"block\.02; got 'block\.01'": lambda sweep: plot.similarity(sweep, "block.01"),
-    "step must be one of 8; got 64": lambda sweep: plot.similarity(sweep, step=64),
-    "of one layer or of one step": lambda sweep: plot.similarity(sweep, "embed", step=8),
+    "spectrum needs all eigenvalues.*--spectrum true": lambda sweep: plot(
+        history(sweep), "spectrum"
+    ),
+    r"one of embed, block\.00.*; got 'x'": lambda sweep: plot(sweep, "spectrum", layer="x"),
+    "heatmap has no layer": lambda sweep: plot(sweep, "heatmap", METRIC, layer="embed"),
+    r"kind must be one of dynamics, .*; got 'curve'": lambda sweep: plot(sweep, "curve"),
+    "by must be one of layer, step; got": lambda sweep: plot(sweep, "scales", by="token"),
+    "scales needs the .*--extra scales": lambda _: plot(
+        [{"layer": "a", "metric": "Q", "value": 1.0}], "scales"
+    ),
+    r"similarity needs rows .*embedgeo drift": lambda sweep: plot(history(sweep), "similarity"),
+    r"block\.02; got 'block\.01'": lambda sweep: plot(sweep, "similarity", layer="block.01"),
+    "step must be one of 8; got 64": lambda sweep: plot(sweep, "similarity", step=64),
+    "of one layer or of one step": lambda sweep: plot(sweep, "similarity", layer="embed", step=8),
 }
+
+
+def test_functions_of_before_say_what_replaces_them() -> None:
+    with pytest.raises(AttributeError, match=r"'heatmap': write embedgeo\.plot\(results, kind, "):
+        plot.heatmap  # noqa: B018
 
 
 def test_errors_say_the_rule_and_what_came(sweep: Path) -> None:

@@ -91,7 +91,7 @@ def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regre
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
     alone = replace(run, tokens={1: run.tokens[1].query("token_id == 30")})
-    for draw in (tokens.mean_against_variance, tokens.against_frequency):
+    for draw in (tokens.mean_against_variance, tokens.raw_against_frequency):
         assert "one token type alone: no line" in texts(draw(alone).figure.axes[0])
 
 
@@ -117,10 +117,10 @@ def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(run: 
     panel = tokens.mean_against_variance(run, ["block.01"], names=names).figure.axes[0]
     np.testing.assert_allclose(panel.collections[-1].get_offsets(), chosen[["M", "V"]])
     assert sorted(texts(panel)) == sorted(names)
-    drawn = plot.tokens(run.tokens[1], layer="block.01", examples=names).axes[0]
+    drawn = plot(run.tokens[1], "tokens", layer="block.01", examples=names).axes[0]
     assert texts(drawn) == texts(panel)
     with pytest.raises(ValueError, match="'nowhere' is none"):
-        plot.tokens(run.tokens[1], examples=["nowhere"])
+        plot(run.tokens[1], "tokens", examples=["nowhere"])
 
 
 def test_models_have_one_scale_of_colours(run: Run) -> None:
@@ -146,7 +146,7 @@ def test_token_types_are_drawn_at_as_many_layers_as_asked_for(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for many, drawn in ((1, 1), (9, 4)):  # the final norm is none of them
-        assert len(plot.tokens(folder, layers=many).axes) == drawn + 1  # and the bar
+        assert len(plot(folder, "tokens", layers=many).axes) == drawn + 1  # and the bar
     layers = [f"hidden.{i:02}" for i in range(13)]
     table = pd.DataFrame({"layer": layers})
     records = table.assign(

@@ -93,7 +93,7 @@ _SCALE = re.compile(r"intrinsic_dimension_at_(\d+)")
 _GRIDE = "dimensions, GRIDE"
 
 _CURVES_SIZE = (3.5, 3.3)  # inches: TensorBoard's image cards are 350 pixels wide
-_STRIP_HEIGHT, _STRIP_GAP = 0.38, 0.1
+_STRIP_HEIGHT = 0.25  # beside that of the axes above
 _FINAL_NORMS = ("final_norm", "encoder.final_norm", "decoder.final_norm")
 _LEAST_OF_BLOCKS = 0.6  # share of the height that blocks fill beside a norm that is drawn with them
 
@@ -110,12 +110,10 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     named = term(metric)
     means = run.means(table)
     gaussian = run.means(run.table(metric, run.baseline))
-    sidebar = has_bar and len(run.layers) > 1
-    figure, (ax,) = draw.new_figure(
-        f"{named.name} against step", named.unit, sidebar=sidebar, ax=ax
-    )
+    has_bar = has_bar and len(run.layers) > 1
+    figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
-    colours = draw.depth_bar(ax, run.layers) if sidebar else draw.depth_colours(len(run.layers))
+    colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
     dashes = [":" if layer.endswith("final_norm") else "-" for layer in run.layers]
     steps = table.index.to_numpy()
     draw.lines(ax, steps, table.to_numpy().T, colours, dashes, errors.to_numpy().T)
@@ -203,9 +201,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     table, errors, gaussian, expected = (each.reindex(columns=run.axis) for each in tables)
     named = term(metric)
     has_several_steps = len(run.steps) > 1
-    figure, (ax,) = draw.new_figure(
-        f"{named.name} through the layers", named.unit, sidebar=has_several_steps, ax=ax
-    )
+    figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
@@ -271,9 +267,7 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """
     run = run.where_measured(metric)
     table, named = run.table(metric).reindex(columns=run.axis), term(metric)
-    figure, (ax,) = draw.new_figure(
-        f"{named.name} by step and layer", named.unit, sidebar=True, ax=ax
-    )
+    figure, (ax,) = draw.new_figure(f"{named.name} by step and layer", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     draw.layer_axis(ax, run.axis, vertical=True, most=12)
     values = np.ma.masked_invalid(table.to_numpy().T)
@@ -331,7 +325,8 @@ def curves(run: Run, metric: str) -> FigureData:
     bands = [band for name in run.blocks if (band := reference_band(run, metric, name))]
     subtitle = f"{unit}; grey: {bands[0].label}" if bands else unit
     figure = draw.new_picture(*_CURVES_SIZE, f"{named.name} by layer", subtitle)
-    ax, *strips = _add_axes(figure, len(apart))
+    ratios = [1.0, *[_STRIP_HEIGHT] * len(apart)]
+    ax, *strips = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
     colours = draw.depth_colours(len(along))
     key = draw.value_bar(
         ax, ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours)), ""
@@ -363,15 +358,8 @@ def curves(run: Run, metric: str) -> FigureData:
         strip.tick_params(axis="y", labelsize=8.5)
         (label,), _ = layer_labels([layer])
         size = 9.5 if len(label) <= 6 else 7.5
-        strip.text(
-            1.03,
-            0.5,
-            label,
-            transform=strip.transAxes,
-            va="center",
-            color=draw.ACCENT,
-            fontsize=size,
-        )
+        place = {"transform": strip.transAxes, "va": "center", "in_layout": False}
+        strip.text(1.03, 0.5, label, color=draw.ACCENT, fontsize=size, **place)
     for each in (ax, *strips):
         each.set_ylabel("")
         draw.step_axis(each, run.steps)
@@ -399,21 +387,6 @@ def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
 def _span(values: Array) -> float:
     finite = values[np.isfinite(values)]
     return float(np.ptp(finite)) if finite.size else 0.0
-
-
-def _add_axes(figure: Figure, num_strips: int) -> list[Axes]:
-    width, height = _CURVES_SIZE
-    low = height - 0.54
-    room = height - 0.47 - 0.54
-    strip = min(_STRIP_HEIGHT, 0.5 * room / max(1, num_strips) - _STRIP_GAP)
-    axes = []
-    for size in (room - (strip + _STRIP_GAP) * num_strips, *[strip] * num_strips):
-        low -= size
-        axes.append(
-            figure.add_axes((0.56 / width, low / height, 1 - (0.56 + 0.68) / width, size / height))
-        )
-        low -= _STRIP_GAP
-    return axes
 
 
 def processing_figures(run: Run) -> Iterator[FigureData]:
@@ -744,7 +717,7 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
     means = run.means(table)
     title = run.titled("Intrinsic dimension against scale", step)
-    figure, (ax,) = draw.new_figure(title, _GRIDE, sidebar=len(run.depth) > 1, ax=ax)
+    figure, (ax,) = draw.new_figure(title, _GRIDE, ax=ax)
     colours = draw.depth_bar(ax, run.depth)
     draw.lines(
         ax,
@@ -773,7 +746,7 @@ def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
         {scale: run.table(key)[run.all_blocks].mean(axis=1) for scale, key in scales.items()}
     )
     title = "Intrinsic dimension against scale, by step"
-    figure, (ax,) = draw.new_figure(title, f"{_GRIDE}, mean over blocks", sidebar=True, ax=ax)
+    figure, (ax,) = draw.new_figure(title, f"{_GRIDE}, mean over blocks", ax=ax)
     draw.lines(
         ax, np.array(list(scales), dtype=float), table.to_numpy(), draw.time_bar(ax, run.steps)
     )
@@ -880,7 +853,7 @@ def _square(
         .rename_axis(index=column, columns=None)
     )
     subtitle = f"linear CKA, debiased, of {int(pairs['n'].min()):,} rows"
-    figure, (ax,) = draw.new_figure(title, subtitle, sidebar=True, ax=ax)
+    figure, (ax,) = draw.new_figure(title, subtitle, ax=ax)
     ax.set_facecolor(draw.UNKNOWN_COLOUR)
     ax.grid(visible=False)
     image = ax.imshow(

@@ -1,6 +1,6 @@
 """Figures and tables of token types, from the tables of the checkpoints."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -44,9 +44,6 @@ _STATISTICS = {
 }
 # numbers of tokens of a word, and their colours
 _WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
-_AGAINST_FREQUENCY = (
-    "Q, M and V of the token types against log frequency, scattered, with regression lines."
-)
 _PALE = "#c9ccd1"  # of token types outside of the range of the regressions
 _LONGEST_NAME = 20  # letters of a token that is named in a figure
 _LISTED = 10  # token types in a list
@@ -72,7 +69,6 @@ def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData 
     if run.tokens:
         yield mean_against_variance(run, names=names or ())
         yield statistics(run)
-        yield against_frequency(run)
         yield histograms(run)
     if has_words(run):
         for layer in some_layers(run, run.token_types[1]):
@@ -104,7 +100,7 @@ def mean_against_variance(
     layers = layers or some_layers(run, table)
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=True, ax=ax)
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), ax=ax)
     table = table[table["layer"].isin(layers)]
     regressed = table[_is_regressed(table)]
     norm = _count_bar(run, axes[-1], regressed)
@@ -234,22 +230,6 @@ def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
     return table["n"].between(*REGRESSION_COUNT_RANGE)
 
 
-def against_frequency(run: Run) -> FigureData:
-    """Q, M and V of the token types against how often they occur, at the last block of the last
-    checkpoint.
-    """
-    _, table = run.token_types
-    layer = run.all_blocks[-1]
-    types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
-    logs = types[["Q", "M", "V"]].add(1).assign(n=types["n"]).apply(np.log10)
-    subtitle = f"token types with {_RANGE} occurrences; squared embedding units, logarithms"
-    figure, _, slopes = _frequency_panels(run, layer, subtitle, logs, logs, "log10(1 + {})")
-    text = ", ".join(f"{key} {slope:.3g}" for key, slope in slopes.items())
-    return FigureData(
-        "tokens-against-frequency", figure, logs, _AGAINST_FREQUENCY, f"Slopes: {text}."
-    )
-
-
 def raw_against_frequency(run: Run) -> FigureData:
     """Q, M and V of the token types, as they are, against how often they occur, at the middle block
     (figure 7).
@@ -257,17 +237,26 @@ def raw_against_frequency(run: Run) -> FigureData:
     Colours are those of `mean_against_variance`; types outside of the range of the regression are
     pale.
     """
-    _, table = run.token_types
+    step, table = run.token_types
     layer = two_layers(run, table)[0]
     types = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
-    subtitle = f"a point a token type, squared embedding units; lines over the types with {_RANGE}"
     values = types.assign(n=np.log10(types["n"]))
-    regressed = values[_is_regressed(types)]
-    label = "{} of the token type"
-    figure, axes, slopes = _frequency_panels(
-        run, layer, subtitle, values, regressed, label, counts=types["n"]
+    is_inside = _is_regressed(types).to_numpy()
+    regressed = values[is_inside]
+    figure, axes = draw.new_figure(
+        run.titled(f"Q, M and V against frequency at {layer}", step),
+        f"a point a token type, squared embedding units; lines over the types with {_RANGE}",
+        panels=3,
     )
+    norm = _count_bar(run, axes[-1], types[is_inside])
+    colours = np.where(is_inside[:, None], colormaps["cividis"](norm(types["n"])), to_rgba(_PALE))
+    slopes = {}
     for ax, key in zip(axes, "QMV", strict=True):
+        ax.scatter(values["n"], values[key], s=7, lw=0, c=colours, alpha=0.6, rasterized=True)
+        slopes[key], fit = draw_line(ax, regressed["n"], regressed[key])
+        ax.set_title(fit, fontsize=8.8)
+        ax.set_xlabel("log10 n, occurrences")
+        ax.set_ylabel(f"{key} of the token type")
         least, most, mean = types[key].agg(["min", "max", "mean"])
         reach = 3 * types[key].std(ddof=0)
         if reach > 0 and least < most:  # rounding may make equal values spread
@@ -276,39 +265,8 @@ def raw_against_frequency(run: Run) -> FigureData:
     text = ", ".join(f"{key} {number(slope)}" for key, slope in slopes.items())
     text = f"Slopes over {len(regressed):,} of {len(types):,} token types: {text}. "
     text += "Points farther than three standard deviations from the mean are beyond the axes."
-    return FigureData("tokens-raw-against-frequency", figure, types, _AGAINST_FREQUENCY, text)
-
-
-def _frequency_panels(
-    run: Run,
-    layer: str,
-    subtitle: str,
-    values: pd.DataFrame,
-    regressed: pd.DataFrame,
-    label: str,
-    counts: "pd.Series[float] | None" = None,
-) -> tuple[Figure, list[Axes], Mapping[str, float]]:
-    """Q, M and V against log10 n, with the lines of those regressed, and their slopes; counts give
-    colours.
-    """
-    title = run.titled(f"Q, M and V against frequency at {layer}", run.token_types[0])
-    figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=counts is not None)
-    look: dict[str, Any] = {"color": draw.RUNS[0], "alpha": 0.5}
-    if counts is not None:
-        norm = _count_bar(run, axes[-1], counts[regressed.index].to_frame("n"))
-        inside = values.index.isin(regressed.index)
-        look = {
-            "c": np.where(inside[:, None], colormaps["cividis"](norm(counts)), to_rgba(_PALE)),
-            "alpha": 0.6,
-        }
-    slopes = {}
-    for ax, key in zip(axes, "QMV", strict=True):
-        ax.scatter(values["n"], values[key], s=7, lw=0, rasterized=True, **look)
-        slopes[key], fit = draw_line(ax, regressed["n"], regressed[key])
-        ax.set_title(fit, fontsize=8.8)
-        ax.set_xlabel("log10 n, occurrences")
-        ax.set_ylabel(label.format(key))
-    return figure, axes, slopes
+    alt = "Q, M and V of the token types against log frequency, scattered, with regression lines."
+    return FigureData("tokens-raw-against-frequency", figure, types, alt, text)
 
 
 def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[float, str]:
@@ -350,7 +308,7 @@ def histograms(run: Run) -> FigureData:
         "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's "
         "values"
     )
-    figure, axes = draw.new_figure(title, subtitle, panels=3, sidebar=True)
+    figure, axes = draw.new_figure(title, subtitle, panels=3)
     colours = draw.depth_bar(axes[-1], present)
     drawn = draw.thinned(len(present), 9)
     means: dict[tuple[str, str], float] = {}
@@ -449,7 +407,7 @@ def occurrences(run: Run) -> FigureData:
     title = run.titled("Occurrences of token types of every frequency", step)
     units = "embedding units in the plane in which these rows vary most"
     figure, axes = _planes(
-        title, f"{units}; × is the zero vector, a ring the mean of a type", layers, sidebar=True
+        title, f"{units}; × is the zero vector, a ring the mean of a type", layers
     )
     look: dict[str, Any] = {"cmap": "viridis"}
     look["norm"] = draw.count_bar(axes[-1], table["n"].min(), table["n"].max(), "viridis")
@@ -494,6 +452,7 @@ def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", 
     """Names beside the places of token types, as they come, but for those that would cover another
     one.
     """
+    draw.lay_out(ax.figure)
     ax.apply_aspect()
     points = 72 / ax.figure.dpi
     places = types[[*place]].to_numpy()
@@ -607,10 +566,8 @@ def projection(run: Run) -> FigureData:
     return FigureData("tokens-projection", figure, numbers, alt, text)
 
 
-def _planes(
-    title: str, subtitle: str, layers: Sequence[str], *, sidebar: bool = False
-) -> tuple[Figure, list[Axes]]:
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), sidebar=sidebar)
+def _planes(title: str, subtitle: str, layers: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers))
     for ax, layer in zip(axes, layers, strict=True):
         ax.set_title(layer, fontsize=8.8)
         ax.set_xlabel("first direction")

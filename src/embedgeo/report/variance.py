@@ -70,9 +70,7 @@ def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     step, table = max(run.spectra.items())
     layers = run.layers_in(table)
     shares = _shares_by(table, "layer").reindex(columns=layers)
-    figure, (ax,) = draw.new_figure(
-        run.titled("Eigenvalue spectra", step), _OVER_MEAN, sidebar=len(layers) > 1, ax=ax
-    )
+    figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _OVER_MEAN, ax=ax)
     gaussian, edge = _draw_spectra(ax, shares, draw.depth_bar(ax, layers), table)
     _spectrum_axes(ax, shares)
     draw.legend(figure, ax)
@@ -97,7 +95,7 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
         if len(layers) > 1
         else f"Eigenvalue spectra at {printable(layers[0])}"
     )
-    figure, axes = draw.new_figure(title, _OVER_MEAN, panels=len(layers), sidebar=True, ax=ax)
+    figure, axes = draw.new_figure(title, _OVER_MEAN, panels=len(layers), ax=ax)
     colours = draw.time_bar(axes[-1], steps)
     every = pd.concat([table.assign(step=step) for step, table in run.spectra.items()])
     by_layer = {}
@@ -201,9 +199,6 @@ def largest_coordinates(run: Run) -> FigureData:
         width, height, title, "numbers of coordinates, from 0, by rank; the colour is the share"
     )
     axes = figure.subplots(1, 2)
-    figure.subplots_adjust(
-        0.88 / width, 0.46 / height, 1 - 0.86 / width, 1 - 0.74 / height, wspace=0.1
-    )
     norm = PowerNorm(0.5, 0, max(0.01, float(ranked["share"].max())))
     for ax, (share, name) in zip(axes, _SHARES.items(), strict=True):
         cells = by_share[share][by_share[share]["layer"].isin(layers)]

@@ -434,20 +434,10 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
         reason = f"{claim.metric} was not measured"
     if reason:
         return Verdict(OPEN, reason)
-    find: dict[str, Callable[[], Verdict]] = {
-        "count": lambda: _count(claim, measured),
-        "token": lambda: _token(claim, measured),
-        "value": lambda: _value(claim, measured),
-        "unprinted": lambda: _unprinted(claim, measured),
-        "below": lambda: _below(claim, measured),
-        "flatter": lambda: _flatter(claim, measured, others),
-        "trend": lambda: _through_layers(claim, measured),
-        "peak": lambda: (_over_steps if claim.over == "steps" else _through_layers)(
-            claim, measured
-        ),
-        "phase": lambda: _over_steps(claim, measured),
-    }
-    found = find[claim.rule]()
+    if claim.rule == "flatter":
+        found = _flatter(claim, measured, others)
+    else:
+        found = _FOUND_BY[claim.rule](claim, measured)
     return found._replace(why=f"{found.why}; {unlike}") if unlike else found
 
 
@@ -472,6 +462,16 @@ def _through_layers(claim: Claim, measured: Measured) -> Verdict:
     return found._replace(where=f"{len(numbers)} layers")
 
 
+def _too_few(*needed: tuple[float, int, str]) -> str:
+    """What there is less of than a claim needs, in words; empty where there is enough."""
+    found = [
+        f"{number(count)} {what}, and {least:,} are needed"
+        for count, least, what in needed
+        if least and not count >= least
+    ]
+    return f"not enough tokens: {'; '.join(found)}" if found else ""
+
+
 def _count(claim: Claim, measured: Measured) -> Verdict:
     """Verdict on the number of token types, or of their occurrences."""
     text = measured.text
@@ -488,11 +488,7 @@ def _count(claim: Claim, measured: Measured) -> Verdict:
         lengths = measured.run.text_lengths or {measured.settings.length: text["num_sequences"]}
         error = sqrt(2 * sum(count * length**2 for length, count in lengths.items()))
     where = f"{text['num_sequences']:,} texts"
-    if text["num_ordinary_tokens"] < claim.least_rows:
-        why = (
-            f"not enough tokens: {number(text['num_ordinary_tokens'])}, and {claim.least_rows:,} "
-            "are needed"
-        )
+    if why := _too_few((text["num_ordinary_tokens"], claim.least_rows, "rows")):
         return Verdict(OPEN, why, value, error, value - claim.number, error, where)
     return printed_value(claim, value, error)._replace(where=where)
 
@@ -512,11 +508,7 @@ def _token(claim: Claim, measured: Measured) -> Verdict:
     value = float(row[claim.metric])
     where = f"{layer}, n = {row['n']:,.0f}"
     difference = value - claim.number
-    if row["n"] < claim.least_types:
-        why = (
-            f"not enough tokens: it occurs {row['n']:,.0f} times, and {claim.least_types} are "
-            "needed"
-        )
+    if why := _too_few((row["n"], claim.least_types, "occurrences")):
         return Verdict(OPEN, why, value, nan, difference, nan, where)
     is_so = abs(difference) <= claim.within * abs(claim.number) + claim.rounding
     return Verdict(
@@ -543,18 +535,11 @@ def _value(claim: Claim, measured: Measured) -> Verdict:
     value, error = measured.last_value(claim.metric, layer)
     types = measured.last_value("token_types_regressed", layer)[0]
     rows = float(measured.text.get("num_ordinary_tokens", measured.run.num_rows))
-    too_few = []
-    if claim.least_types and not types >= claim.least_types:
-        too_few.append(
-            f"{number(types)} token types in the regression, and {claim.least_types:,} are needed"
-        )
-    if claim.least_rows and not rows >= claim.least_rows:
-        too_few.append(f"{number(rows)} rows, and {claim.least_rows:,} are needed")
-    if too_few:
-        difference = value - claim.number
-        return Verdict(
-            OPEN, f"not enough tokens: {'; '.join(too_few)}", value, error, difference, error, layer
-        )
+    if why := _too_few(
+        (types, claim.least_types, "token types in the regression"),
+        (rows, claim.least_rows, "rows"),
+    ):
+        return Verdict(OPEN, why, value, error, value - claim.number, error, layer)
     return printed_value(claim, value, error, measured.degrees(claim.metric))._replace(where=layer)
 
 
@@ -656,6 +641,24 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
     )
 
 
+def _peak(claim: Claim, measured: Measured) -> Verdict:
+    find = _over_steps if claim.over == "steps" else _through_layers
+    return find(claim, measured)
+
+
+_FOUND_BY: Mapping[str, Callable[[Claim, Measured], Verdict]] = {
+    "count": _count,
+    "token": _token,
+    "value": _value,
+    "unprinted": _unprinted,
+    "below": _below,
+    "trend": _through_layers,
+    "peak": _peak,
+    "phase": _over_steps,
+}
+"""What finds a verdict, by rule; `_flatter` needs all runs."""
+
+
 class Row(NamedTuple):
     """A row of the page: a claim about a model, with its verdict; no model where none was
     measured.
@@ -720,11 +723,12 @@ def shown(claim: Claim, drawn: Sequence[str]) -> list[str]:
 def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     """The runs in the folder of a sweep as claims of a paper are about them."""
     folder = SweepFolder(settings.folder)
-    classes: dict[str, str] = {}
-    for checkpoint in folder.done():
-        classes[str(folder.read(checkpoint)["model"].iloc[0])] = folder.facts(checkpoint).get(
+    classes = {
+        str(folder.read(checkpoint)["model"].iloc[0]): folder.facts(checkpoint).get(
             "model_class", ""
         )
+        for checkpoint in folder.done()
+    }
     asked = preset(name)
     text = folder.manifest().get("text", {})
     order = [model.rstrip("/") for model in settings.models]
@@ -732,48 +736,45 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     for run in read_folder(folder.path):
         if run.values.empty:
             continue
-        model = str(run.checkpoints["model"].iloc[-1]).rstrip("/")
-        kind = classes.get(str(run.checkpoints["model"].iloc[-1]), "")
-        by_class = (
-            "decoder"
-            if kind.endswith(_DECODERS)
-            else "encoder"
-            if kind.endswith("ForMaskedLM")
-            else ""
-        )
+        full_name = str(run.checkpoints["model"].iloc[-1])
+        model = full_name.rstrip("/")
+        kind = classes.get(full_name, "")
+        by_class = ""
+        if kind.endswith(_DECODERS):
+            by_class = "decoder"
+        elif kind.endswith("ForMaskedLM"):
+            by_class = "encoder"
         place = order.index(model) if model in order else len(order)
-        of_model = (
-            text if "sha256" in text else text.get(str(run.checkpoints["model"].iloc[-1]), {})
-        )
-        measured.append(
-            (
-                place,
-                Measured(run, Path(model).name, run.group or by_class, settings, asked, of_model),
-            )
-        )
+        of_model = text if "sha256" in text else text.get(full_name, {})
+        group = run.group or by_class
+        one = Measured(run, Path(model).name, group, settings, asked, of_model)
+        measured.append((place, one))
     return [each for _, each in sorted(measured, key=itemgetter(0))]
+
+
+_COLUMNS = {
+    "at": "claim.at",
+    "claim": "claim.claim",
+    "model": "model",
+    "where": "found.where",
+    "metric": "claim.metric",
+    "printed": "claim.printed",
+    "measured": "found.measured",
+    "stderr": "found.error",
+    "difference": "found.difference",
+    "difference_stderr": "found.error_of_difference",
+    "verdict": "found.verdict",
+    "why": "found.why",
+    "rule": "claim.rule",
+    "source": "claim.source",
+}
 
 
 def as_table(found: Sequence[Row]) -> pd.DataFrame:
     """The rows as a table of plain columns."""
-    return pd.DataFrame(
-        {
-            "at": [row.claim.at for row in found],
-            "claim": [row.claim.claim for row in found],
-            "model": [row.model for row in found],
-            "where": [row.found.where for row in found],
-            "metric": [row.claim.metric for row in found],
-            "printed": [row.claim.number if row.claim.printed else nan for row in found],
-            "measured": [row.found.measured for row in found],
-            "stderr": [row.found.error for row in found],
-            "difference": [row.found.difference for row in found],
-            "difference_stderr": [row.found.error_of_difference for row in found],
-            "verdict": [row.found.verdict for row in found],
-            "why": [row.found.why for row in found],
-            "rule": [row.claim.rule for row in found],
-            "source": [row.claim.source for row in found],
-        }
-    )
+    columns = {name: [*map(attrgetter(path), found)] for name, path in _COLUMNS.items()}
+    printed = [row.claim.number if row.claim.printed else nan for row in found]
+    return pd.DataFrame(columns | {"printed": printed})
 
 
 @rank_zero_only
@@ -820,34 +821,26 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
                 (
                     claim,
                     [(row, _cells(row)) for row in of_claim],
-                    [_picture(pictures[name]) for name in shown(claim, [*pictures])],
+                    {
+                        name: pictures[name].relative_to(page.parent).as_posix()
+                        for name in shown(claim, [*pictures])
+                    },
                 )
                 for claim, of_claim in groupby(found, key=attrgetter("claim"))
             ],
             kinds=_KINDS,
             rules=[RULES[rule][1] for rule in dict.fromkeys(row.claim.rule for row in found)],
-            facts=dict(_facts(settings, folder)),
+            facts={
+                "models": listed(settings.models),
+                "text": listed([*settings.texts]) or "the built-in one",
+                "unit": settings.unit,
+                "jackknife": f"{settings.jackknife} groups" if settings.jackknife else "none",
+            },
             report=report.relative_to(page.parent).as_posix(),
         )
         temporary.write_text(text, encoding="utf-8", errors="replace")
     print(*_lines(found), sep="\n")
     print(f"{page}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}")
-
-
-class Picture(NamedTuple):
-    """A picture on the page: its name, its path from there, and its size in pixels."""
-
-    name: str
-    path: str
-    width: int
-    height: int
-
-
-def _picture(path: Path) -> Picture:
-    with path.open("rb") as file:
-        start = file.read(24)  # of a PNG, which ends with its width and its height
-    width, height = (int.from_bytes(start[i : i + 4], "big") for i in (16, 20))
-    return Picture(path.stem, path.relative_to(path.parents[2]).as_posix(), width, height)
 
 
 def _cells(row: Row) -> dict[str, str]:
@@ -878,27 +871,3 @@ def _lines(found: Sequence[Row]) -> Iterator[str]:
         )
         about = f"{row.claim.claim} [{row.model}]"
         yield f"  {row.found.verdict:<{len(FAILS)}}  {row.claim.at:<{width}}  {about}: {numbers}"
-
-
-def _facts(settings: SweepSettings, folder: SweepFolder) -> Iterator[tuple[str, str]]:
-    """Facts about what was measured, in words."""
-    manifest = folder.manifest()
-    text = manifest.get("text", {})
-    of_models = [text] if "sha256" in text else list(text.values())
-    tokens = sorted({int(each.get("num_tokens", 0)) for each in of_models})
-    yield "models", listed(settings.models)
-    yield "text", listed([*settings.texts]) or "the built-in one"
-    yield "unit", settings.unit
-    yield (
-        "tokens",
-        " to ".join(f"{each:,}" for each in dict.fromkeys((tokens[0], tokens[-1])))
-        if tokens
-        else "–",
-    )
-    yield (
-        "layers",
-        listed([settings.layers] if isinstance(settings.layers, str) else settings.layers),
-    )
-    yield "jackknife", f"{settings.jackknife} groups" if settings.jackknife else "none"
-    yield "date", str(manifest.get("date", ""))
-    yield "embedgeo", str(manifest.get("versions", {}).get("embedgeo", ""))
