@@ -3,8 +3,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from embedgeo.functional import Sample
 from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_positions

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
+from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_normal,
@@ -129,7 +129,8 @@ class Neighbors:
         Returns:
             Indices of the distinct rows, and for each row the place of its copy among them, (n,).
         """
-        kept = place = self.every
+        kept = self.every
+        place = kept
         is_small = len(self.x) <= _FEW_ROWS
         projected = None if is_small else Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
@@ -143,7 +144,10 @@ class Neighbors:
                 near = (
                     self._distances if len(kept) == len(self.x) else self._distances[kept][:, kept]
                 )
-                i, j = (near <= reach).nonzero(as_tuple=True)
+                least = near.amin(1)  # few rows have a near one, if any
+                i = (least <= reach).nonzero().flatten()
+                at, j = (near[i] <= reach).nonzero(as_tuple=True)
+                i = i[at]
             else:
                 i, j = projected.pairs(kept, reach, most)
                 is_near = pair_distances(self.x, kept[i], kept[j]) <= reach
@@ -252,7 +256,7 @@ def _smallest(distances: Tensor, k: int) -> Nearest:
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     """Compute the distances of rows of ``x`` to others, at indices (m,), from their differences."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
+    step = chunk_length(x.shape[1], x.device)
     parts = [
         scaled_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)), x.dtype)
         for i, j in zip(rows.split(step), others.split(step), strict=True)
@@ -292,15 +296,15 @@ class Float64Rows(NamedTuple):
         With ``k`` only those to the k nearest rows need to be right.
         """
         sums = self.squares[rows, None] + self.squares
-        left = self.centred if len(rows) == len(self.centred) else self.centred[rows]
         # in place, which autocast leaves alone
-        squared = sums.clone().addmm_(left, self.centred.T, alpha=-2)
+        squared = sums.clone().addmm_(self.centred[rows], self.centred.T, alpha=-2)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         error = 2 * (self.x.shape[1] + 24) * torch.finfo(sums.dtype).eps
-        is_blurred = ~(squared > error / _EXACT * sums)  # so it is where a square has overflowed
-        if not bool(is_blurred.any()):
+        # a square that has overflowed is NaN, and so is the least of all
+        if not len(rows) or bool(squared.sub(sums, alpha=error / _EXACT).amin() > 0):
             return squared.sqrt_()
+        is_blurred = ~(squared > error / _EXACT * sums)
         if k is not None:  # a row whose distance is larger than k others may be is none of the k
             sums *= error
             most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
@@ -586,24 +590,20 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     num_points, dtype = len(nearest.distances), nearest.distances.dtype
     if num_points < 2 or not bool(is_normal(nearest.distances[:, 0].square()).all()):
         return nearest.distances.new_full((2,), torch.nan)
-    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
-    of_point, copies_with_label = (place * len(counts) + label).unique(return_counts=True)
-    num_copies = place.bincount(minlength=num_points)
-
-    def with_label(points: Tensor) -> Tensor:
-        """Number of the copies of a point for each row, shape (n,), that have the row's label."""
-        wanted = points * len(counts) + label
-        at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
-        return torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
-
-    first, second = (
-        with_label(points[place]) / num_copies[points[place]]
-        for points in nearest.places[:, :2].unbind(1)
-    )
+    label = labels.unique(return_inverse=True)[1]
+    of_point, copies_with_label = (place * len(label) + label).unique(return_counts=True)
+    # of each row: the nearest point, the next one, and the one that it is a copy of
+    points = torch.cat((nearest.places[place, :2], place[:, None]), dim=1)
+    wanted = points * len(label) + label[:, None]
+    at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
+    with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
+    num_copies = place.bincount(minlength=num_points)[points]
+    first, second, _ = (with_label / num_copies).unbind(1)
     near, next_one = nearest.distances[:, :2].unbind(1)
     is_tied = (next_one <= (1 + _TIED) * near)[place]
     shares = torch.where(is_tied, (first + second) / 2, first)
-    at_random = (counts[label] - with_label(place)) / (len(place) - num_copies[place])
+    others = label.bincount()[label] - with_label[:, 2]
+    at_random = others / (len(place) - num_copies[:, 2])
     return torch.stack((shares.mean(), at_random.mean()))
 
 

@@ -257,7 +257,9 @@ class Sample(NamedTuple):
             return {"facts": self._facts(found.num_ranks)}
         own: Sample = found["own"]
         if phase == 1:
-            most, found["is_unknown"], found["is_double"] = map(int, found["facts"].tolist())
+            most, is_unknown, is_double = map(int, found["facts"].tolist())
+            found["is_unknown"] = is_unknown
+            found["is_double"] = is_double
             sizes = (self.batches & _IN_STREAM).double()
             return {
                 "density": own._density(),

@@ -13,8 +13,6 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
-    CHUNK_ELEMENTS,
-    blocked,
     chunk_length,
     column,
     merge_parts,
@@ -36,7 +34,6 @@ from embedgeo.functional.precision import (
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
-_MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 # token types seen in two sequences up to this many stand for those seen in one only
 _FEW_SEQUENCES = 3
 _NOT_LISTED = NO_TYPE - 1  # fills lists of token types up
@@ -97,7 +94,7 @@ class TokenTable(NamedTuple):
             return self if len(self.token_ids) else other
         types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
         whole = self._placed(types, place_of_own)
-        for chunk in row_chunks(other.mean, blocked(_MERGED_ELEMENTS, other.mean.device)):
+        for chunk in row_chunks(other.mean):
             at = place[chunk]
             held = [each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2)]
             n, mean, m2 = merge_parts([held, (other.n[chunk], other.mean[chunk], other.m2[chunk])])
@@ -120,8 +117,10 @@ class TokenTable(NamedTuple):
         if phase == 1:
             return _types_marked(self.token_ids, self.n, found)
         if phase == 2:
-            found["types"] = types = _types_of_ranks(found)
-            found["place"] = place = torch.searchsorted(types, self.token_ids)
+            types = _types_of_ranks(found)
+            place = torch.searchsorted(types, self.token_ids)
+            found["types"] = types
+            found["place"] = place
             held = torch.cat(
                 [
                     each[:, None].flatten(1).T
@@ -135,7 +134,7 @@ class TokenTable(NamedTuple):
             }
         found["mean"] = found["sums"].div_(found["counts"][0].clamp(min=1)[:, None])
         m2 = self.m2.new_zeros(len(found["types"]), *self.m2.shape[1:])
-        for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
+        for chunk in row_chunks(self.mean):
             place = found["place"][chunk]
             center = found["mean"].index_select(0, place)
             squares = squares_about(center, self.n[chunk], self.mean[chunk], self.m2[chunk])
@@ -193,17 +192,17 @@ class TokenTable(NamedTuple):
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
-        chunks = (scaled_row_norms(self.mean[chunk]) for chunk in self._chunks())
+        chunks = (scaled_row_norms(self.mean[chunk]) for chunk in row_chunks(self.mean))
         return torch.cat([self.n[:0], *chunks])
 
     def center(self) -> Tensor:
         """The mean of the rows of all token types together, shape (d,)."""
-        sums = (self.n[chunk] @ self.mean[chunk] for chunk in self._chunks())
+        sums = (self.n[chunk] @ self.mean[chunk] for chunk in row_chunks(self.mean))
         return sum(sums, self.mean.new_zeros(self.mean.shape[1])) / self.n.sum().clamp(min=1)
 
     def distances(self, center: Tensor) -> Tensor:
         """The squared distance of the mean of each token type from a row, shape (T,)."""
-        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in self._chunks())
+        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in row_chunks(self.mean))
         return torch.cat([self.n[:0], *chunks])
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,9 +214,6 @@ class TokenTable(NamedTuple):
     def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """The `pooled` of rows each of which is the mean of its token type."""
         return self._replace(m2=torch.zeros_like(self.m2)).pooled()
-
-    def _chunks(self) -> list[slice]:
-        return [*row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device))]
 
 
 def _types_marked(types: Tensor, n: Tensor, found: Found) -> dict[str, Tensor]:
@@ -400,7 +396,7 @@ class TypeRuns:
 
     def _in_chunks(self, width: int) -> list[_Runs]:
         """The runs, those of types first, in chunks of rows of this width."""
-        step = chunk_length(width, blocked(CHUNK_ELEMENTS, self._device))
+        step = chunk_length(width, self._device)
         if step not in self._chunks:
             self._chunks[step] = list(self._split(step))
         return self._chunks[step]

@@ -530,9 +530,8 @@ class Geometry:
             self._warned_of_groups = True
             warnings.warn(
                 f"jackknife must not be more groups than there are sequences; got {num_groups} for "
-                f"{least}, so "
-                f"standard errors are from {least} groups at most. Take fewer groups, or "
-                f"more sequences.",
+                f"{least}, so standard errors are from {least} groups at most. Take fewer groups, "
+                "or more sequences.",
                 stacklevel=1,
             )
 
@@ -659,8 +658,7 @@ def _with_values_of_all(
         raise ValueError(
             "ranks that run one model in parallel must see the same rows at a layer; "
             f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a "
-            f"part of it. "
-            "Leave the layer out."
+            "part of it. Leave the layer out."
         )
     values, _, errors = torch.where(largest == nan, torch.nan, largest).tolist()
     return [

@@ -49,7 +49,9 @@ def checkpoint_records(running: RunningCheckpoint, *, parts: AblationParts) -> l
     Raises:
         ValueError: the model gives no logits, or there are fewer than two sequences.
     """
-    settings, geometry, text = running.settings, running.geometry, running.text
+    settings = running.settings
+    geometry = running.geometry
+    text = running.text
     with all_agree(running.fabric):
         if not running.has_loss or len(text.lengths) < 2:
             raise ValueError(
