@@ -16,7 +16,8 @@ from embedgeo.functional import (
     two_nearest_distances,
     twonn_dimension,
 )
-from embedgeo.functional.neighbors import Neighbors, copies
+from embedgeo.functional.neighbors import Neighbors
+from embedgeo.studies.vocabulary import copies
 from tests.clouds import CLOUDS
 from tests.data import gaussian, generator
 

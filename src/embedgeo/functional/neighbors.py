@@ -1,5 +1,4 @@
-"""Nearest neighbours: their distances, copies among rows, and rows as near as those that no token
-uses.
+"""Nearest neighbours: their distances, and copies among rows.
 
 `Neighbors` computes all distances among at most 512 rows, in float64. Among more rows it finds the
 few nearest of each row in three turns:
@@ -45,11 +44,6 @@ DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from
 the mean.
 """
-
-# share by which an untrained row may be farther than the median of the rows that no token uses
-_FARTHER = 0.1
-# and as many standard deviations, relative to the mean, of the norm of Gaussian rows
-_DEVIATIONS = 4.0
 
 
 def two_nearest_distances(
@@ -494,18 +488,6 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
     return x if len(kept) == len(x) else x[kept]
 
 
-def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
-    """Return the index of the first row that equals each row but for rounding, shape (n,): see
-    `merge_duplicates`. A row with NaN or Inf equals none.
-    """
-    first = torch.arange(len(x), device=x.device)
-    finite = x.isfinite().all(1).nonzero().flatten()
-    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct(tolerance)
-    least = torch.full_like(place, len(x)).scatter_reduce(0, place, finite, "amin")
-    first[finite] = least[place]
-    return first
-
-
 def _distances_from_mean(x: Tensor) -> Tensor:
     center = x.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.cat([row_norms(x[chunk] - center) for chunk in row_chunks(x)])
@@ -605,33 +587,3 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     others = label.bincount()[label] - with_label[:, 2]
     at_random = others / (len(place) - num_copies[:, 2])
     return torch.stack((shares.mean(), at_random.mean()))
-
-
-def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
-    """Marks of the rows of an embedding matrix that look like those which no token uses, whose
-    indices are ``unused``.
-
-    These rows have had decay, and at the output a push away from the hidden states, but no example
-    of their own. The rows that lie as near to their mean as they do have seen no more: within 1.1 +
-    4 / √(2d) times the median distance of an unused row to the mean of the others. (Norms of
-    Gaussian rows have the C.V. 1 / √(2d).) The reference is that of Land & Bartolo 2024 ("Fishing
-    for Magikarp"); the limit is not theirs. None where it cannot be told: fewer than two unused
-    rows are finite, or more than half of the other rows are as near as they, as before the
-    training.
-    """
-    wide = accumulator_dtype(x.device)
-    known = x[unused].to(wide)
-    is_finite = known.isfinite().all(1)
-    unused, known = unused[is_finite], known[is_finite]
-    if (m := len(unused)) < 2:
-        return None
-    center = known.mean(0)
-    of_known = row_norms(known - center) * m / (m - 1)  # from the mean of the others
-    distance = torch.empty(len(x), dtype=wide, device=x.device)
-    for chunk in row_chunks(x):
-        distance[chunk] = row_norms(x[chunk].to(wide) - center)
-    distance[unused] = of_known
-    rounding = 4 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(center)
-    limit = (1 + _FARTHER + _DEVIATIONS / (2 * x.shape[1]) ** 0.5) * of_known.median()
-    is_near = distance <= limit + rounding
-    return None if 2 * int(is_near.sum() - is_near[unused].sum()) > len(x) - m else is_near

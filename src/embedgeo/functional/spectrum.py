@@ -158,27 +158,25 @@ def spectrum_values(
     variance = s.diagonal(dim1=-2, dim2=-1)
     scale = _reciprocal_root(variance)
     standardized = s * scale[..., :, None] * scale[..., None, :]
+    leading = _leading_values(scatter.n, variance, s, standardized)
     if not full:
-        return _leading_values(scatter.n, variance, s, standardized)
+        return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
     uncentred = uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0])
     return {
-        **_leading_values(scatter.n, variance, s, standardized, eigenvalues[0]),
+        **leading,
         "rankme": entropy_rank(uncentred.sqrt()),
         **full_spectrum_values(eigenvalues, alpha_window),
     }
 
 
 def _leading_values(
-    n: Tensor, variance: Tensor, s: Tensor, standardized: Tensor, top: Tensor | None = None
+    n: Tensor, variance: Tensor, s: Tensor, standardized: Tensor
 ) -> dict[str, Tensor]:
     """Values from the diagonal of the scatter and from two matrices, which have its eigenvalues,
-    and those of the scatter of standardized rows; ``top`` is λ₁ where it is known.
+    and those of the scatter of standardized rows.
     """
-    if top is None:
-        top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
-    else:
-        top_standardized = top_eigenvalue(standardized)
+    top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
     trace = variance.sum(-1)
     unit = power_of_two(trace)
     norm = torch.linalg.matrix_norm(s / unit[..., None, None])

@@ -93,7 +93,12 @@ class TokenTable(NamedTuple):
         if not len(self.token_ids) or not len(other.token_ids):
             return self if len(self.token_ids) else other
         types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
-        whole = self._placed(types, place_of_own)
+        states = {
+            name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place_of_own, state)
+            for name, state in self._asdict().items()
+            if name != "token_ids"
+        }
+        whole = TokenTable(token_ids=types, **states)
         for chunk in row_chunks(other.mean):
             at = place[chunk]
             held = [each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2)]
@@ -154,20 +159,6 @@ class TokenTable(NamedTuple):
             sequence_n2=sequence_n2,
             sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
         )
-
-    def reindex(self, types: Tensor) -> "TokenTable":
-        """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the
-        new ones.
-        """
-        return self._placed(types, torch.searchsorted(types, self.token_ids).to(self.n.device))
-
-    def _placed(self, types: Tensor, place: Tensor) -> "TokenTable":
-        states = {
-            name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
-            for name, state in self._asdict().items()
-            if name != "token_ids"
-        }
-        return TokenTable(token_ids=types, **states)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
@@ -298,8 +289,8 @@ class TypeRuns:
     value of the rows.
 
     They are found on the CPU, so that all shapes are known, and are then held on the device of the
-    rows. A row that is alone of its type is in no run, and a type that is in one sequence alone has
-    no other run.
+    rows. A row that is alone of its type and sequence does not deviate from itself, and is in no
+    run of these.
 
     Args:
         token_ids: shape (n,), int64, on the CPU.
@@ -315,44 +306,33 @@ class TypeRuns:
         else:
             by_sequence = sequence_ids.argsort(stable=True)
             order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
-        self.token_ids, counts = token_ids[order].unique_consecutive(return_counts=True)
-        ends = counts.cumsum(0)
-        n = counts.to(accumulator_dtype(device))
-        is_repeated = counts > 1
-        orders, lengths = [order[is_repeated.repeat_interleave(counts)]], [counts[is_repeated]]
-        sequences, sequence_n2 = n, n
-        is_apart, type_of_run = is_repeated, ends[:0]
+        self.token_ids, lengths = token_ids[order].unique_consecutive(return_counts=True)
+        n = lengths.to(accumulator_dtype(device))
+        sequences = n
+        sequence_n2 = n
+        type_of_run = lengths[:0]
+        run_lengths = n[:0]
+        orders, all_lengths = [order], [lengths]
         if sequence_ids is not None:
             # another type or sequence than that of the row before
             is_other = torch.ones_like(order, dtype=torch.bool)
             is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
             first = is_other.nonzero().flatten()
             sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
-            type_of_run = torch.searchsorted(ends, first, right=True)
-            sequences = type_of_run.bincount(minlength=len(counts)).to(n.dtype)
+            type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
+            sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
             sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
-            is_apart = sequences > 1
-            # of a type in one sequence all is known, and a row alone does not deviate from itself
-            is_run = (sizes > 1) & is_apart[type_of_run]
+            is_run = sizes > 1
             orders.append(order[is_run.repeat_interleave(sizes)])
-            lengths.append(sizes[is_run])
+            all_lengths.append(sizes[is_run])
             type_of_run = type_of_run[is_run]
-        single = (~is_repeated).nonzero().flatten()
+            run_lengths = sizes[is_run].to(n.dtype)
         self._device = device
-        self._has_sequences = sequence_ids is not None
-        self._order, self._lengths = torch.cat(orders), torch.cat(lengths)
+        self._order = torch.cat(orders)
+        self._lengths = torch.cat(all_lengths)
         self._chunks: dict[int, list[_Runs]] = {}
-        self._n, self._sequences, self._sequence_n2, self._is_apart = (
-            sent(each, device) for each in (n, sequences, sequence_n2, is_apart)
-        )
-        self._single, self._single_places, self._repeated, self._type_of_run = (
-            sent(each, device)
-            for each in (
-                single,
-                order[ends[single] - 1],
-                is_repeated.nonzero().flatten(),
-                type_of_run,
-            )
+        self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
+            sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
         )
 
     def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
@@ -369,29 +349,23 @@ class TypeRuns:
         self, dtype: torch.dtype, x: Tensor, num_streams: int | None = None
     ) -> TokenTable:
         """The table of rows that are centred in ``dtype``."""
-        wide = accumulator_dtype(x.device)
-        mean = torch.empty(len(self.token_ids), x.shape[1], dtype=wide, device=x.device)
-        for chunk in row_chunks(mean[: len(self._single)]):
-            rows = x.index_select(0, self._single_places[chunk])
-            mean.index_copy_(0, self._single[chunk], rows.to(wide))
+        n, num_types = self._n, len(self.token_ids)
+        mean = n.new_empty(num_types, x.shape[1])
         shape = () if num_streams is None else (num_streams, num_streams)
-        m2 = mean.new_zeros(len(self.token_ids), *shape)
-        squares = mean.new_zeros(0, *shape)  # of runs of one type and sequence, n_s m2_s
+        m2 = n.new_zeros(len(self._lengths), *shape)  # of types, and then of those in a sequence
         for runs in self._in_chunks(x.shape[1]):
-            own = self._repeated[runs.numbers]
-            means, of_runs = _run_moments(dtype, x, runs, len(own), num_streams)
-            mean.index_copy_(0, own, means)
-            m2.index_copy_(0, own, of_runs[: len(own)])
-            if len(own) < len(of_runs):
-                size = runs.lengths[len(own) :]
-                squares = torch.cat((squares, of_runs[len(own) :] * column(size, of_runs)))
-        n = self._n
-        if not self._has_sequences:
-            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(m2))
-        sequence_m2 = torch.where(column(self._is_apart, m2), 0, column(n, m2) * m2)
-        sequence_m2.index_add_(0, self._type_of_run, squares)
+            own = mean[runs.numbers]
+            own[:], m2[runs.numbers] = _run_moments(dtype, x, runs, len(own), num_streams)
+        squares = m2[num_types:] * column(self._run_lengths, m2)
+        m2 = m2[:num_types]
         return TokenTable(
-            self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2
+            token_ids=self.token_ids,
+            n=n,
+            mean=mean,
+            m2=m2,
+            sequences=self._sequences,
+            sequence_n2=self._sequence_n2,
+            sequence_m2=torch.zeros_like(m2).index_add_(0, self._type_of_run, squares),
         )
 
     def _in_chunks(self, width: int) -> list[_Runs]:

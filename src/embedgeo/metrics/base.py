@@ -169,7 +169,6 @@ class GeometryMetric(Metric):
         self.dim = dim
         self._arguments = settings
         self._place = torch.get_default_device()  # of the states
-        self._empty_states: dict[str, Any] = {}
         # while `sync` has put those of all ranks in their place
         self._own_states: dict[str, Any] | None = None
         # of the groups, by key, once `compute_with_errors` has run
@@ -342,13 +341,6 @@ class GeometryMetric(Metric):
             if isinstance(value, Tensor):
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
-    def add_state(self, name: str, default: Any, *arguments: Any, **named: Any) -> None:
-        """Add a state as `torchmetrics.Metric.add_state` does, which says what the arguments
-        are.
-        """
-        super().add_state(name, default, *arguments, **named)
-        self._empty_states[name] = default.clone() if isinstance(default, Tensor) else [*default]
-
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
         prefix, empty = self._declared[kind]
@@ -512,9 +504,8 @@ class GeometryMetric(Metric):
                 raise ValueError(
                     f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
                 )
-        # to samples
-        added = {name: empty for name, empty in self._empty_states.items() if name == "batches"}
-        states = {**added, **states}
+        if Sample in self._declared:  # of earlier versions, which had no such state
+            states = {"batches": self._declared[Sample][1].batches, **states}
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(
@@ -558,14 +549,9 @@ class GeometryMetric(Metric):
         }
 
     def reset(self) -> None:
-        """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before
-        they are used.
-        """
+        """Drop the rows seen."""
         self._own_states = None
         self.deviations = {}
-        if self.device.type != "cpu":
-            for name, empty in self._empty_states.items():
-                setattr(self, name, empty)
         super().reset()
 
     # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
@@ -646,7 +632,7 @@ class GeometryMetric(Metric):
         # the states of no rows are moved by `load`, where they are not replaced before
         if not int(self.num_rows):
             return self
-        for name in self._empty_states.keys() - self._on_cpu - {*exclude_state}:
+        for name in self.metric_state.keys() - self._on_cpu - {*exclude_state}:
             state = getattr(self, name)
             setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
         return self
