@@ -142,7 +142,7 @@ def _of_distances(
     distances = distances.cpu().double()
     first, second = distances[:, :2].unbind(1)
     left_out = None if group is None else first.new_full((num_groups,), math.nan)
-    if not bool(is_normal(torch.stack((first, second)).square()).all()):
+    if not bool(is_normal(distances[:, :2].square()).all()):
         return DimensionEstimate(math.nan, len(first), left_out)
     next_scale = math.nan
     if distances.shape[1] > 3:

@@ -508,7 +508,8 @@ class Geometry:
         known = torch.zeros(3 + num_groups + num_ranks(self._group), dtype=torch.float64)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
-            sizes = metrics.dim, self.norms.expected_size(layer), metrics.num_bytes
+            num_bytes = metrics.num_bytes if is_distributed() else 0
+            sizes = metrics.dim, self.norms.expected_size(layer), num_bytes
             known[:3] = torch.tensor(sizes, dtype=torch.float64)
             known[[3 + group for group in metrics.groups]] = 1
             known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences

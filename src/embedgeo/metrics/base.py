@@ -241,9 +241,12 @@ class GeometryMetric(Metric):
         device = rows.embeddings.device
         if state_device(device) != self.device:
             self.to(device)
-        self._untouched = set() if int(self.num_rows) else set(self._declared)
-        self.update_states(rows)
-        self._untouched = set()
+        if not int(self.num_rows):
+            self._untouched.update(self._declared)
+        try:
+            self.update_states(rows)
+        finally:
+            self._untouched.clear()
         if self.deviations:
             self.deviations = {}
         self.num_rows = self.num_rows + rows.num_kept
