@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.distributed import Found
@@ -267,23 +266,27 @@ class Sample(NamedTuple):
             keys = {"keys": found.placed(own.keys, lengths)}
             return keys | ({"labels": found.placed(own.labels, lengths)} if self.by_label else {})
         drawn, lengths = own._drawn_of(found)
-        columns = drawn._as_integers(found)
+        dtype = torch.float64 if found["is_double"] else torch.float32
+        columns = {
+            "rows": drawn.rows.to(dtype),
+            "keys": drawn.keys,
+            "labels": drawn.labels,
+            "positions": drawn.positions,
+        }
         placed = {name: found.placed(each, lengths) for name, each in columns.items()}
         return {"seen": self.seen, **placed}
 
     def of_ranks(self, found: Found) -> "Sample":
         """The sample of the rows of all ranks, in the order in which they are drawn."""
-        keys = found["drawn_keys"].view(torch.float64)
-        dtype = torch.float64 if found["is_double"] else torch.float32
         drawn = self._replace(
-            rows=found["drawn_rows"].view(dtype)[:, : self.rows.shape[1]],
-            keys=keys,
-            labels=found["drawn_labels"],
-            positions=found["drawn_positions"],
+            rows=found["rows"],
+            keys=found["keys"],
+            labels=found["labels"],
+            positions=found["positions"],
             seen=found["seen"],
             batches=self.batches[:0],
         )
-        return drawn.select(keys.argsort(stable=True))
+        return drawn.select(drawn.keys.argsort(stable=True))
 
     def _facts(self, num_streams: int) -> Tensor:
         """Number of batches, and marks of batches that are not all known and of float64 rows."""
@@ -300,19 +303,6 @@ class Sample(NamedTuple):
         rank = torch.searchsorted(ends, drawn, right=True)
         own = drawn[rank == found.rank] - (ends - lengths)[found.rank]
         return self.select(own), rank.bincount(minlength=found.num_ranks).tolist()
-
-    def _as_integers(self, found: Found) -> dict[str, Tensor]:
-        """Rows, keys, labels and positions in integers of the same bits, to which zeros are added
-        exactly, in one collective.
-        """
-        rows = self.rows.to(torch.float64 if found["is_double"] else torch.float32)
-        is_odd = rows.shape[1] % 2 if rows.dtype == torch.float32 else 0
-        return {
-            "drawn_rows": pad(rows, (0, is_odd)).view(torch.int64),
-            "drawn_keys": self.keys.view(torch.int64),
-            "drawn_labels": self.labels,
-            "drawn_positions": self.positions,
-        }
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
         """Number of the first row of the next batch, the last one of these ``batches``."""

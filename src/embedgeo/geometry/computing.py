@@ -118,7 +118,9 @@ def _values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
     for kind, some in kinds.items():
         metrics = [metric for _, metric, _ in some]
         if issubclass(kind, GeometryMetric) and not any(layer.num_groups for layer, _, _ in some):
-            with suppress(Exception):  # they are computed one by one below, to name who fails
+            # where one fails, they are computed one by one below, to name it; operations take less
+            # time where no gradients can be asked for
+            with suppress(Exception), torch.inference_mode():
                 values = [_pairs(each) for each in kind.compute_all(metrics)]
                 found |= zip(map(id, metrics), values, strict=True)
         for layer, metric, copies in some:
