@@ -291,9 +291,9 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     """
     if len(log_mu) < 2:
         return log_mu.new_full((2,), torch.nan)
-    mu = log_mu.exp().sort().values
-    middle, high = _quantile(mu, 0.5), _quantile(mu, 0.95)
-    used = log_mu[log_mu.exp() <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
+    mu = log_mu.exp()
+    middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
+    used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
     count, total = len(used), used.sum()
     if count < 2 or not bool(total > _EQUAL * count):
         return log_mu.new_full((2,), torch.nan)
@@ -309,13 +309,6 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     _, squares = _share_sums(log_mu, dimension)
     information = len(log_mu) / dimension**2 + (scale - 1) * squares
     return torch.stack((dimension, information.rsqrt()))
-
-
-def _quantile(ascending: Tensor, share: float) -> Tensor:
-    """The quantile of sorted values as `torch.quantile` interpolates it, which sorts them again."""
-    place = share * (len(ascending) - 1)
-    low = int(place)
-    return torch.lerp(ascending[low], ascending[math.ceil(place)], place - low)
 
 
 def _share_sums(log_mu: Tensor, dimension: Tensor) -> tuple[Tensor, Tensor]:

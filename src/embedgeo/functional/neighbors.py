@@ -138,10 +138,7 @@ class Neighbors:
                 near = (
                     self._distances if len(kept) == len(self.x) else self._distances[kept][:, kept]
                 )
-                least = near.amin(1)  # few rows have a near one, if any
-                i = (least <= reach).nonzero().flatten()
-                at, j = (near[i] <= reach).nonzero(as_tuple=True)
-                i = i[at]
+                i, j = (near <= reach).nonzero(as_tuple=True)
             else:
                 i, j = projected.pairs(kept, reach, most)
                 is_near = pair_distances(self.x, kept[i], kept[j]) <= reach

@@ -255,7 +255,7 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
     """
     ids, sequences = on_cpu(token_ids, sequence_ids)
     assert ids is not None
-    return TypeRuns(ids, sequences, x.device).table(x)
+    return TypeRuns(ids, sequences, x.shape[1], x.device).table(x)
 
 
 def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
@@ -268,7 +268,10 @@ def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
     token_ids = ids.token_ids
     if token_ids is None:
         return None
-    runs = ids.once(("type runs", device), lambda: TypeRuns(token_ids, ids.sequence_ids, device))
+    width = rows.embeddings.shape[1]
+    runs = ids.once(
+        ("type runs", width, device), lambda: TypeRuns(token_ids, ids.sequence_ids, width, device)
+    )
     return runs.table(rows.embeddings, num_streams)
 
 
@@ -295,11 +298,16 @@ class TypeRuns:
     Args:
         token_ids: shape (n,), int64, on the CPU.
         sequence_ids: shape (n,), int64, on the CPU; None: each row is a sequence of its own.
+        width: of the rows, which are worked on in chunks.
         device: of the rows.
     """
 
     def __init__(
-        self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device
+        self,
+        token_ids: Tensor,
+        sequence_ids: Tensor | None,
+        width: int,
+        device: torch.device,
     ) -> None:
         if sequence_ids is None:
             order = token_ids.argsort(stable=True)
@@ -330,7 +338,7 @@ class TypeRuns:
         self._device = device
         self._order = torch.cat(orders)
         self._lengths = torch.cat(all_lengths)
-        self._chunks: dict[int, list[_Runs]] = {}
+        self._chunks = [*self._split(chunk_length(width, device))]
         self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
             sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
         )
@@ -353,7 +361,7 @@ class TypeRuns:
         mean = n.new_empty(num_types, x.shape[1])
         shape = () if num_streams is None else (num_streams, num_streams)
         m2 = n.new_zeros(len(self._lengths), *shape)  # of types, and then of those in a sequence
-        for runs in self._in_chunks(x.shape[1]):
+        for runs in self._chunks:
             own = mean[runs.numbers]
             own[:], m2[runs.numbers] = _run_moments(dtype, x, runs, len(own), num_streams)
         squares = m2[num_types:] * column(self._run_lengths, m2)
@@ -368,14 +376,8 @@ class TypeRuns:
             sequence_m2=torch.zeros_like(m2).index_add_(0, self._type_of_run, squares),
         )
 
-    def _in_chunks(self, width: int) -> list[_Runs]:
-        """The runs, those of types first, in chunks of rows of this width."""
-        step = chunk_length(width, self._device)
-        if step not in self._chunks:
-            self._chunks[step] = list(self._split(step))
-        return self._chunks[step]
-
     def _split(self, step: int) -> Iterator[_Runs]:
+        """The runs, those of types first, in chunks of at most so many rows, or of one run."""
         ends = self._lengths.cumsum(0)
         _, runs = (
             ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)

@@ -42,10 +42,12 @@ class KeptRows(NamedTuple):
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "KeptRows":
         """Those of a checkpoint."""
-        rows, row_numbers, token_ids = (
-            state[name].cpu() for name in ("rows", "row_numbers", "token_ids")
+        return cls(
+            state["rows"].cpu(),
+            state["row_numbers"].cpu(),
+            state["token_ids"].cpu(),
+            state["num_rows"],
         )
-        return cls(rows, row_numbers, token_ids, state["num_rows"])
 
     def is_comparable(self, other: "KeptRows") -> bool:
         """Tell whether these are the same rows, but for some that have a NaN or Inf in one of

@@ -370,7 +370,8 @@ class TokenMoments(GeometryMetric):
         n_with_ids = types.n.sum()
         if self.count_range is None:
             values = moment_values(self.load(Moments))
-            num_untyped = self._num_untyped()
+            table = self.load(TokenTable)
+            num_untyped = table.n[: table.num_untyped].sum()
             n_with_ids = n_with_ids + num_untyped
             is_mixed = bool(num_untyped > 0)
             of_types = variance_values(*types.pooled()) if is_mixed else values
@@ -421,11 +422,6 @@ class TokenMoments(GeometryMetric):
     def _types(self) -> TokenTable:
         """All token types, with squared deviations that are not rounding."""
         return self.load(TokenTable).typed().without_rounding()
-
-    def _num_untyped(self) -> Tensor:
-        """Number of rows that have no type, scalar."""
-        table = self.load(TokenTable)
-        return table.n[: table.num_untyped].sum()
 
     def reset(self) -> None:
         super().reset()
