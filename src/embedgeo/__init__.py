@@ -6,26 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo.capture.layers import Residual as Residual
-    from embedgeo.geometry import Geometry as Geometry
-    from embedgeo.geometry import observe as observe
-    from embedgeo.metrics import AfterProcessing as AfterProcessing
-    from embedgeo.metrics import Anisotropy as Anisotropy
-    from embedgeo.metrics import EmbeddingMoments as EmbeddingMoments
-    from embedgeo.metrics import IntrinsicDimension as IntrinsicDimension
-    from embedgeo.metrics import NextTokenGeometry as NextTokenGeometry
-    from embedgeo.metrics import OutlierCoordinates as OutlierCoordinates
-    from embedgeo.metrics import ResidualLedger as ResidualLedger
-    from embedgeo.metrics import TokenMoments as TokenMoments
-    from embedgeo.metrics import TokenOccurrences as TokenOccurrences
-    from embedgeo.metrics import TokenSimilarity as TokenSimilarity
-    from embedgeo.metrics import default_metrics as default_metrics
-    from embedgeo.metrics import full_metrics as full_metrics
-    from embedgeo.metrics import streaming_metrics as streaming_metrics
+    from embedgeo.geometry import Geometry as Geometry, observe as observe
+    from embedgeo.metrics import (
+        AfterProcessing as AfterProcessing,
+        Anisotropy as Anisotropy,
+        EmbeddingMoments as EmbeddingMoments,
+        IntrinsicDimension as IntrinsicDimension,
+        NextTokenGeometry as NextTokenGeometry,
+        OutlierCoordinates as OutlierCoordinates,
+        ResidualLedger as ResidualLedger,
+        TokenMoments as TokenMoments,
+        TokenOccurrences as TokenOccurrences,
+        TokenSimilarity as TokenSimilarity,
+        default_metrics as default_metrics,
+        full_metrics as full_metrics,
+        streaming_metrics as streaming_metrics,
+    )
     from embedgeo.plotting import plot as plot
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
-    from embedgeo.studies.ablation import ablation as ablation
-    from embedgeo.studies.ablation import logit_lens as logit_lens
+    from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
     from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps

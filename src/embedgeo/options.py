@@ -9,8 +9,11 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import yaml
 from docstring_parser import parse
-from jsonargparse import ActionConfigFile as Configuration  # type: ignore[attr-defined]  # its __all__ is made later
-from jsonargparse import ActionYesNo, ArgumentParser
+from jsonargparse import (  # type: ignore[attr-defined]  # its __all__ is made later
+    ActionConfigFile as Configuration,
+    ActionYesNo,
+    ArgumentParser,
+)
 
 from embedgeo import __version__
 from embedgeo.formatting import did_you_mean

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
 
@@ -17,7 +16,8 @@ from embedgeo.functional import (
     two_nearest_distances,
     twonn_dimension,
 )
-from embedgeo.functional.neighbors import Neighbors, copies
+from embedgeo.functional.neighbors import Neighbors
+from embedgeo.studies.vocabulary import copies
 from tests.clouds import CLOUDS
 from tests.data import gaussian, generator
 

@@ -5,8 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from embedgeo.functional.rows import (
     pool_tokens,

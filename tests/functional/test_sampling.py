@@ -3,8 +3,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from embedgeo.functional import Sample
 from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_positions
@@ -77,10 +76,10 @@ def test_keys_are_those_of_earlier_versions():
 @settings(max_examples=50)
 @given(splits(40), seeds, st.integers(1, 50))
 def test_any_split_gives_the_same_sample(parts, seed, size):
-    sample = Sample.empty(1, size)
+    sample = Sample.empty(1, size, seed=seed)
     for part in parts:
-        sample = sample.extend(NUMBERS[part], seed=seed)
-    whole = Sample.empty(1, size).extend(NUMBERS, seed=seed)
+        sample = sample.extend(NUMBERS[part])
+    whole = Sample.empty(1, size, seed=seed).extend(NUMBERS)
     assert drawn(sample) == drawn(whole)
     assert len(set(drawn(sample))) == min(size, 40)
     assert sample.seen == 40
@@ -90,7 +89,7 @@ def test_any_split_gives_the_same_sample(parts, seed, size):
     ("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)]
 )
 def test_batches_are_whole_or_there_is_one_smaller_one(seen, lengths):
-    sample = Sample.empty(1, 24).extend(NUMBERS[:seen], NUMBERS[:seen, 0].long(), seed=0)
+    sample = Sample.empty(1, 24).extend(NUMBERS[:seen], NUMBERS[:seen, 0].long())
     batches = sample_batches(sample, 8)
     rows, labels = [batch.rows for batch in batches], [batch.labels for batch in batches]
     assert [len(batch) for batch in rows] == lengths
@@ -120,15 +119,15 @@ def test_row_numbers_are_those_of_one_process(sizes, num_streams):
 @given(splits(40), seeds, st.integers(1, 12), st.integers(1, 6))
 def test_of_each_label_the_rows_with_the_smallest_keys_are_drawn(parts, seed, size, num_labels):
     labels = torch.arange(40) * 7 % num_labels
-    sample = Sample.empty(1, size, by_label=True)
+    sample = Sample.empty(1, size, by_label=True, seed=seed)
     for part in parts:
-        sample = sample.extend(NUMBERS[part], labels[part], seed=seed)
+        sample = sample.extend(NUMBERS[part], labels[part])
     keys = row_keys(0, 40, seed=seed).tolist()
     for label in range(num_labels):
         places = sorted((labels == label).nonzero().flatten().tolist(), key=keys.__getitem__)[:size]
         assert sorted(sample.rows[sample.labels == label].flatten().tolist()) == sorted(places)
     halves = [
-        Sample.empty(1, size, by_label=True).extend(NUMBERS, labels, seed=seed, stream=k)
+        Sample.empty(1, size, by_label=True, seed=seed).extend(NUMBERS, labels, stream=k)
         for k in (0, 1)
     ]
     one, other = halves[0].merge(halves[1]), halves[1].merge(halves[0])

@@ -12,8 +12,7 @@ import pickle
 import lightning
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from embedgeo.glossary import term
 from tests.data import (

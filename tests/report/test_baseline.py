@@ -5,8 +5,7 @@ import torch
 
 from embedgeo.functional import gride_dimensions
 from embedgeo.functional.dimension import SCALES
-from embedgeo.metrics.gaussian import GaussianRows
-from embedgeo.metrics.gaussian import baseline_values as values_of_rows
+from embedgeo.metrics.gaussian import GaussianRows, baseline_values as values_of_rows
 from tests.data import gaussian
 
 DIM = 24

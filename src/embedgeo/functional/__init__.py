@@ -1,62 +1,78 @@
 """The mathematics: pure functions of tensors, and states that merge over batches and ranks."""
 
-from embedgeo.functional.coordinates import CoordinateMoments as CoordinateMoments
-from embedgeo.functional.coordinates import coordinate_shares as coordinate_shares
-from embedgeo.functional.coordinates import coordinate_table as coordinate_table
-from embedgeo.functional.coordinates import excess_kurtosis as excess_kurtosis
-from embedgeo.functional.coordinates import outlier_values as outlier_values
-from embedgeo.functional.coordinates import row_coordinates as row_coordinates
-from embedgeo.functional.dimension import LabelledEstimates as LabelledEstimates
-from embedgeo.functional.dimension import RowLabels as RowLabels
-from embedgeo.functional.dimension import estimated_dimension as estimated_dimension
-from embedgeo.functional.dimension import gride_dimensions as gride_dimensions
-from embedgeo.functional.dimension import labelled_dimensions as labelled_dimensions
-from embedgeo.functional.dimension import twonn_dimension as twonn_dimension
-from embedgeo.functional.moments import Moments as Moments
-from embedgeo.functional.moments import merge_parts as merge_parts
-from embedgeo.functional.moments import moment_values as moment_values
-from embedgeo.functional.moments import row_moments as row_moments
-from embedgeo.functional.neighbors import merge_duplicates as merge_duplicates
-from embedgeo.functional.neighbors import nearest_distances as nearest_distances
-from embedgeo.functional.neighbors import two_nearest_distances as two_nearest_distances
-from embedgeo.functional.processing import Affine as Affine
-from embedgeo.functional.processing import PrincipalAxes as PrincipalAxes
-from embedgeo.functional.processing import pca_whitening as pca_whitening
-from embedgeo.functional.processing import principal_axes as principal_axes
-from embedgeo.functional.processing import processed_values as processed_values
-from embedgeo.functional.processing import row_plane as row_plane
-from embedgeo.functional.processing import top_removal as top_removal
-from embedgeo.functional.processing import type_plane as type_plane
-from embedgeo.functional.processing import z_scoring as z_scoring
-from embedgeo.functional.processing import zca_whitening as zca_whitening
-from embedgeo.functional.representations import biased_cka as biased_cka
-from embedgeo.functional.representations import cka_matrix as cka_matrix
-from embedgeo.functional.representations import debiased_cka as debiased_cka
-from embedgeo.functional.representations import drift_values as drift_values
-from embedgeo.functional.representations import linearity as linearity
-from embedgeo.functional.representations import linearity_values as linearity_values
-from embedgeo.functional.representations import neighbor_overlap as neighbor_overlap
-from embedgeo.functional.representations import procrustes_distance as procrustes_distance
+from embedgeo.functional.coordinates import (
+    CoordinateMoments as CoordinateMoments,
+    coordinate_shares as coordinate_shares,
+    coordinate_table as coordinate_table,
+    excess_kurtosis as excess_kurtosis,
+    outlier_values as outlier_values,
+    row_coordinates as row_coordinates,
+)
+from embedgeo.functional.dimension import (
+    LabelledEstimates as LabelledEstimates,
+    RowLabels as RowLabels,
+    estimated_dimension as estimated_dimension,
+    gride_dimensions as gride_dimensions,
+    labelled_dimensions as labelled_dimensions,
+    twonn_dimension as twonn_dimension,
+)
+from embedgeo.functional.moments import (
+    Moments as Moments,
+    merge_parts as merge_parts,
+    moment_values as moment_values,
+    row_moments as row_moments,
+)
+from embedgeo.functional.neighbors import (
+    merge_duplicates as merge_duplicates,
+    nearest_distances as nearest_distances,
+    two_nearest_distances as two_nearest_distances,
+)
+from embedgeo.functional.processing import (
+    Affine as Affine,
+    PrincipalAxes as PrincipalAxes,
+    pca_whitening as pca_whitening,
+    principal_axes as principal_axes,
+    processed_values as processed_values,
+    row_plane as row_plane,
+    top_removal as top_removal,
+    type_plane as type_plane,
+    z_scoring as z_scoring,
+    zca_whitening as zca_whitening,
+)
+from embedgeo.functional.representations import (
+    biased_cka as biased_cka,
+    cka_matrix as cka_matrix,
+    debiased_cka as debiased_cka,
+    drift_values as drift_values,
+    linearity as linearity,
+    linearity_values as linearity_values,
+    neighbor_overlap as neighbor_overlap,
+    procrustes_distance as procrustes_distance,
+)
 from embedgeo.functional.sampling import Sample as Sample
-from embedgeo.functional.spectrum import Scatter as Scatter
-from embedgeo.functional.spectrum import anisotropy as anisotropy
-from embedgeo.functional.spectrum import anisotropy_null as anisotropy_null
-from embedgeo.functional.spectrum import entropy_rank as entropy_rank
-from embedgeo.functional.spectrum import power_law as power_law
-from embedgeo.functional.spectrum import row_scatter as row_scatter
-from embedgeo.functional.spectrum import sampled_spectrum_values as sampled_spectrum_values
-from embedgeo.functional.spectrum import spectrum_values as spectrum_values
-from embedgeo.functional.spectrum import top_eigenvalue as top_eigenvalue
-from embedgeo.functional.tokens import REGRESSION_COUNT_RANGE as REGRESSION_COUNT_RANGE
-from embedgeo.functional.tokens import TokenTable as TokenTable
-from embedgeo.functional.tokens import coefficient_of_variation as coefficient_of_variation
-from embedgeo.functional.tokens import context_split as context_split
-from embedgeo.functional.tokens import least_squares as least_squares
-from embedgeo.functional.tokens import local_variance as local_variance
-from embedgeo.functional.tokens import token_table as token_table
-from embedgeo.functional.tokens import type_regressions as type_regressions
-from embedgeo.functional.tokens import type_values as type_values
-from embedgeo.functional.tokens import types_by_frequency as types_by_frequency
-from embedgeo.functional.tokens import unbiased_split as unbiased_split
-from embedgeo.functional.tokens import variance_split as variance_split
-from embedgeo.functional.tokens import within_variance as within_variance
+from embedgeo.functional.spectrum import (
+    Scatter as Scatter,
+    anisotropy as anisotropy,
+    anisotropy_null as anisotropy_null,
+    entropy_rank as entropy_rank,
+    power_law as power_law,
+    row_scatter as row_scatter,
+    sampled_spectrum_values as sampled_spectrum_values,
+    spectrum_values as spectrum_values,
+    top_eigenvalue as top_eigenvalue,
+)
+from embedgeo.functional.tokens import (
+    REGRESSION_COUNT_RANGE as REGRESSION_COUNT_RANGE,
+    TokenTable as TokenTable,
+    coefficient_of_variation as coefficient_of_variation,
+    context_split as context_split,
+    least_squares as least_squares,
+    local_variance as local_variance,
+    token_table as token_table,
+    type_regressions as type_regressions,
+    type_values as type_values,
+    types_by_frequency as types_by_frequency,
+    unbiased_split as unbiased_split,
+    variance_split as variance_split,
+    within_variance as within_variance,
+)

@@ -33,9 +33,9 @@ FAR_SIGHTED = 1024
 """Most rows whose third and fourth neighbours are used, too: enough for a dimension to 2 %."""
 
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
-# a step of Newton's method, relative, after which the square of it is left of the error
-_CONVERGED = 1e-9
-# at most, of Newton's method, which starts within a factor of 2 and squares the relative error
+# a step of Newton's method, relative, after which less than the square of it is left of the error
+_CONVERGED = 1e-6
+# at most, of Newton's method, which starts within a factor of 1.5 and squares the relative error
 _ITERATIONS = 12
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly
@@ -142,12 +142,12 @@ def _of_distances(
     distances = distances.cpu().double()
     first, second = distances[:, :2].unbind(1)
     left_out = None if group is None else first.new_full((num_groups,), math.nan)
-    if not bool(is_normal(torch.stack((first, second)).square()).all()):
+    if not bool(is_normal(distances[:, :2].square()).all()):
         return DimensionEstimate(math.nan, len(first), left_out)
     next_scale = math.nan
     if distances.shape[1] > 3:
         log_next = (distances[:, 3] / second).log()
-        next_scale = float(most_likely_dimension(log_next[~log_next.isnan()].sort().values, 2)[0])
+        next_scale = float(most_likely_dimension(log_next[~log_next.isnan()], 2)[0])
     log_mu, order = (second / first).log().sort()
     if group is not None:
         in_order = group.cpu()[order]
@@ -285,9 +285,9 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     """The most likely dimension, given the log μ of points, shape (N,), and its standard error;
     shape (2,), float64.
 
-    The derivative of the log likelihood, (N - 1) / d + (n1 - 1) Σ share - (2 n1 - 1) Σ log μ, is
-    convex and falls in d. As 1/d < share < 1/d + log μ, it is positive where Newton's method
-    starts, which so comes nearer from below.
+    The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
+    log μ. It is convex in d, falls, and is nearly a line. As d share ≥ 1 + d log μ / 2, it is not
+    negative where Newton's method starts, which so comes nearer from below.
     """
     if len(log_mu) < 2:
         return log_mu.new_full((2,), torch.nan)
@@ -297,26 +297,25 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     count, total = len(used), used.sum()
     if count < 2 or not bool(total > _EQUAL * count):
         return log_mu.new_full((2,), torch.nan)
-    dimension = (scale * count - 1) / ((2 * scale - 1) * total)
+    dimension = (scale * count - 1) / ((1.5 * scale - 0.5) * total)
     for _ in range(_ITERATIONS):
-        share, information = _information(used, dimension, scale)
-        slope = (count - 1) / dimension + (scale - 1) * share.sum() - (2 * scale - 1) * total
-        step = slope / information
-        dimension = dimension + step
+        shares, squares = _share_sums(used, dimension)
+        slope = (scale - 1) * (shares - dimension * squares) - (2 * scale - 1) * total
+        excess = count - 1 + dimension * ((scale - 1) * shares - (2 * scale - 1) * total)
+        step = excess / slope
+        dimension = dimension - step
         if bool(step.abs() < _CONVERGED * dimension):
             break
-    return torch.stack((dimension, _information(log_mu, dimension, scale)[1].rsqrt()))
+    _, squares = _share_sums(log_mu, dimension)
+    information = len(log_mu) / dimension**2 + (scale - 1) * squares
+    return torch.stack((dimension, information.rsqrt()))
 
 
-def _information(log_mu: Tensor, dimension: Tensor, scale: int) -> tuple[Tensor, Tensor]:
-    """The share log μ / (1 - μ^-d), shape (N,), 1/d where μ is 1; and the observed information on
-    d, a scalar.
-    """
+def _share_sums(log_mu: Tensor, dimension: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d."""
     scaled = dimension * log_mu
     share = torch.where(scaled > 0, log_mu / -torch.expm1(-scaled), 1 / dimension)
-    return share, len(log_mu) / dimension**2 + (scale - 1) * (
-        share.square() * (-scaled).exp()
-    ).sum()
+    return share.sum(), (share.square() * (-scaled).exp()).sum()
 
 
 class RowLabels(NamedTuple):
@@ -411,7 +410,8 @@ def labelled_dimensions(
     def shares(of: Tensor | None) -> Tensor | None:
         return None if of is None or scales else same_label_shares(every, place, of)
 
-    between = within = None
+    between = None
+    within = None
     if types is not None:
         between = among(_one_of_each_type(labels, place))
     if types is not None and sequences is not None:

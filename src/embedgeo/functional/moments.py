@@ -15,7 +15,7 @@ from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
 CHUNK_ELEMENTS = 1 << 18
-# how many times larger blocks are where a launch costs more than a cache saves: on all but the CPU
+# how many times as many where a launch costs more than a cache saves: on all but the CPU
 _LAUNCH = 1 << 4
 # parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
 _MERGED_PARTS = 4
@@ -24,25 +24,15 @@ _MERGED_PARTS = 4
 R = TypeVar("R", bound=Reducible)
 
 
-def blocked(size: int, device: torch.device) -> int:
-    """The size of a block on this device, given that on the CPU."""
-    return size if device.type == "cpu" else _LAUNCH * size
+def chunk_length(width: int, device: torch.device) -> int:
+    """Number of rows of so many numbers that are worked on at a time; at least 1."""
+    most = CHUNK_ELEMENTS if device.type == "cpu" else _LAUNCH * CHUNK_ELEMENTS
+    return max(1, most // max(1, width))
 
 
-def chunk_length(width: int, elements: int) -> int:
-    """Number of rows of ``width`` numbers that have at most ``elements`` elements together; at
-    least 1.
-    """
-    return max(1, elements // max(1, width))
-
-
-def row_chunks(x: Tensor, elements: int | None = None) -> Iterator[slice]:
-    """Slices over the rows of ``x``, shape (n, d), of at most ``elements``, or of blocks of
-    `CHUNK_ELEMENTS`.
-    """
-    step = chunk_length(
-        x.shape[1], blocked(CHUNK_ELEMENTS, x.device) if elements is None else elements
-    )
+def row_chunks(x: Tensor) -> Iterator[slice]:
+    """Slices over the rows of ``x``, shape (n, d), that are worked on one after the other."""
+    step = chunk_length(x.shape[1], x.device)
     return (slice(start, start + step) for start in range(0, x.shape[0], step))
 
 
@@ -182,7 +172,9 @@ class Moments(NamedTuple):
 
     def of_ranks(self, found: Found) -> "Moments":
         """The moments of the rows of all ranks."""
-        mean, m2, directions = found["mean"], found["m2"], found["directions"]
+        mean = found["mean"]
+        m2 = found["m2"]
+        directions = found["directions"]
         return Moments(
             n=found["n"],
             mean=mean[..., :-1],

@@ -1,5 +1,4 @@
-"""Nearest neighbours: their distances, copies among rows, and rows as near as those that no token
-uses.
+"""Nearest neighbours: their distances, and copies among rows.
 
 `Neighbors` computes all distances among at most 512 rows, in float64. Among more rows it finds the
 few nearest of each row in three turns:
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional.moments import CHUNK_ELEMENTS, blocked, chunk_length, row_chunks
+from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_normal,
@@ -45,11 +44,6 @@ DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from
 the mean.
 """
-
-# share by which an untrained row may be farther than the median of the rows that no token uses
-_FARTHER = 0.1
-# and as many standard deviations, relative to the mean, of the norm of Gaussian rows
-_DEVIATIONS = 4.0
 
 
 def two_nearest_distances(
@@ -129,7 +123,8 @@ class Neighbors:
         Returns:
             Indices of the distinct rows, and for each row the place of its copy among them, (n,).
         """
-        kept = place = self.every
+        kept = self.every
+        place = kept
         is_small = len(self.x) <= _FEW_ROWS
         projected = None if is_small else Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
@@ -252,7 +247,7 @@ def _smallest(distances: Tensor, k: int) -> Nearest:
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     """Compute the distances of rows of ``x`` to others, at indices (m,), from their differences."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    step = chunk_length(x.shape[1], blocked(CHUNK_ELEMENTS, x.device))
+    step = chunk_length(x.shape[1], x.device)
     parts = [
         scaled_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)), x.dtype)
         for i, j in zip(rows.split(step), others.split(step), strict=True)
@@ -292,15 +287,15 @@ class Float64Rows(NamedTuple):
         With ``k`` only those to the k nearest rows need to be right.
         """
         sums = self.squares[rows, None] + self.squares
-        left = self.centred if len(rows) == len(self.centred) else self.centred[rows]
         # in place, which autocast leaves alone
-        squared = sums.clone().addmm_(left, self.centred.T, alpha=-2)
+        squared = sums.clone().addmm_(self.centred[rows], self.centred.T, alpha=-2)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         error = 2 * (self.x.shape[1] + 24) * torch.finfo(sums.dtype).eps
-        is_blurred = ~(squared > error / _EXACT * sums)  # so it is where a square has overflowed
-        if not bool(is_blurred.any()):
+        # a square that has overflowed is NaN, and so is the least of all
+        if not len(rows) or bool(squared.sub(sums, alpha=error / _EXACT).amin() > 0):
             return squared.sqrt_()
+        is_blurred = ~(squared > error / _EXACT * sums)
         if k is not None:  # a row whose distance is larger than k others may be is none of the k
             sums *= error
             most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
@@ -490,18 +485,6 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
     return x if len(kept) == len(x) else x[kept]
 
 
-def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
-    """Return the index of the first row that equals each row but for rounding, shape (n,): see
-    `merge_duplicates`. A row with NaN or Inf equals none.
-    """
-    first = torch.arange(len(x), device=x.device)
-    finite = x.isfinite().all(1).nonzero().flatten()
-    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct(tolerance)
-    least = torch.full_like(place, len(x)).scatter_reduce(0, place, finite, "amin")
-    first[finite] = least[place]
-    return first
-
-
 def _distances_from_mean(x: Tensor) -> Tensor:
     center = x.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
     return torch.cat([row_norms(x[chunk] - center) for chunk in row_chunks(x)])
@@ -586,52 +569,18 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     num_points, dtype = len(nearest.distances), nearest.distances.dtype
     if num_points < 2 or not bool(is_normal(nearest.distances[:, 0].square()).all()):
         return nearest.distances.new_full((2,), torch.nan)
-    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
-    of_point, copies_with_label = (place * len(counts) + label).unique(return_counts=True)
-    num_copies = place.bincount(minlength=num_points)
-
-    def with_label(points: Tensor) -> Tensor:
-        """Number of the copies of a point for each row, shape (n,), that have the row's label."""
-        wanted = points * len(counts) + label
-        at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
-        return torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
-
-    first, second = (
-        with_label(points[place]) / num_copies[points[place]]
-        for points in nearest.places[:, :2].unbind(1)
-    )
+    label = labels.unique(return_inverse=True)[1]
+    of_point, copies_with_label = (place * len(label) + label).unique(return_counts=True)
+    # of each row: the nearest point, the next one, and the one that it is a copy of
+    points = torch.cat((nearest.places[place, :2], place[:, None]), dim=1)
+    wanted = points * len(label) + label[:, None]
+    at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
+    with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
+    num_copies = place.bincount(minlength=num_points)[points]
+    first, second, _ = (with_label / num_copies).unbind(1)
     near, next_one = nearest.distances[:, :2].unbind(1)
     is_tied = (next_one <= (1 + _TIED) * near)[place]
     shares = torch.where(is_tied, (first + second) / 2, first)
-    at_random = (counts[label] - with_label(place)) / (len(place) - num_copies[place])
+    others = label.bincount()[label] - with_label[:, 2]
+    at_random = others / (len(place) - num_copies[:, 2])
     return torch.stack((shares.mean(), at_random.mean()))
-
-
-def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
-    """Marks of the rows of an embedding matrix that look like those which no token uses, whose
-    indices are ``unused``.
-
-    These rows have had decay, and at the output a push away from the hidden states, but no example
-    of their own. The rows that lie as near to their mean as they do have seen no more: within 1.1 +
-    4 / √(2d) times the median distance of an unused row to the mean of the others. (Norms of
-    Gaussian rows have the C.V. 1 / √(2d).) The reference is that of Land & Bartolo 2024 ("Fishing
-    for Magikarp"); the limit is not theirs. None where it cannot be told: fewer than two unused
-    rows are finite, or more than half of the other rows are as near as they, as before the
-    training.
-    """
-    wide = accumulator_dtype(x.device)
-    known = x[unused].to(wide)
-    is_finite = known.isfinite().all(1)
-    unused, known = unused[is_finite], known[is_finite]
-    if (m := len(unused)) < 2:
-        return None
-    center = known.mean(0)
-    of_known = row_norms(known - center) * m / (m - 1)  # from the mean of the others
-    distance = torch.empty(len(x), dtype=wide, device=x.device)
-    for chunk in row_chunks(x):
-        distance[chunk] = row_norms(x[chunk].to(wide) - center)
-    distance[unused] = of_known
-    rounding = 4 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(center)
-    limit = (1 + _FARTHER + _DEVIATIONS / (2 * x.shape[1]) ** 0.5) * of_known.median()
-    is_near = distance <= limit + rounding
-    return None if 2 * int(is_near.sum() - is_near[unused].sum()) > len(x) - m else is_near

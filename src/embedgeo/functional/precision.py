@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,13 +19,6 @@ Sums = TypeVar("Sums", bound=NamedTuple)
 def has_float64(device: torch.device) -> bool:
     """Tell if ``device`` has float64; MPS has not."""
     return device.type != "mps"
-
-
-def is_asynchronous(device: torch.device) -> bool:
-    """Tell if ``device`` computes while Python goes on, so that a look at a value waits: all but
-    the CPU.
-    """
-    return device.type != "cpu"
 
 
 def accumulator_dtype(device: torch.device) -> torch.dtype:
@@ -152,31 +145,18 @@ def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor
     return norms
 
 
-def _fp32_products() -> dict[str, Any]:
-    """Holders of the precision of float32 products, by backend; empty in a torch before 2.9."""
-    found = {
-        name: getattr(getattr(torch.backends, name), "matmul", None) for name in ("mkldnn", "cuda")
-    }
-    return found if all(hasattr(each, "fp32_precision") for each in found.values()) else {}
-
-
 @contextmanager
 def matmul_precision(device: torch.device) -> Iterator[None]:
     """Compute float32 products on ``device`` in full float32, whatever autocast and the process's
     settings are.
     """
-    backends = [*_fp32_products().values()]
+    backends = torch.backends.mkldnn.matmul, torch.backends.cuda.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
-    before_all = None if backends else torch.get_float32_matmul_precision()
     try:
         for backend in backends:
             backend.fp32_precision = "ieee"
-        if before_all is not None:
-            torch.set_float32_matmul_precision("highest")
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
         for backend, precision in zip(backends, before, strict=True):
             backend.fp32_precision = precision
-        if before_all is not None:
-            torch.set_float32_matmul_precision(before_all)

@@ -42,11 +42,7 @@ def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
     >>> round(float(debiased_cka(x, 3 * x - 1)), 6)
     1.0
     """
-    return _debiased_cka(*_pair(x, y))
-
-
-def _debiased_cka(x: Tensor, y: Tensor) -> Tensor:
-    """Debiased CKA of centred rows."""
+    x, y = _pair(x, y)
     n = len(x)
     if n < 4:
         return x.new_full((), torch.nan)
@@ -101,11 +97,7 @@ def procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
     Source: Ding, Denain & Steinhardt 2021 (section 2). Arguments, result, errors: as of
     `debiased_cka`; NaN for n < 2.
     """
-    return _procrustes_distance(*_pair(x, y))
-
-
-def _procrustes_distance(x: Tensor, y: Tensor) -> Tensor:
-    """The distance of centred rows."""
+    x, y = _pair(x, y)
     # decompositions of NaN are an error
     if len(x) < 2 or not bool((x.sum() + y.sum()).isfinite()):
         return x.new_full((), torch.nan)
@@ -129,11 +121,7 @@ def neighbor_overlap(x: Tensor, y: Tensor, k: int = NEIGHBORS) -> Tensor:
     """
     if k < 1:
         raise ValueError(f"k must be at least 1; got {k}.")
-    return _neighbor_overlap(_pair(x, y), k)
-
-
-def _neighbor_overlap(pair: tuple[Tensor, Tensor], k: int) -> Tensor:
-    """Overlap of the neighbours of centred rows."""
+    pair = _pair(x, y)
     n = len(pair[0])
     if n <= k + 1:
         return pair[0].new_full((), torch.nan)
@@ -160,11 +148,10 @@ def drift_values(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
     Arguments and errors as of `debiased_cka`.
     """
-    pair = _pair(x, y)
     return {
-        "cka": _debiased_cka(*pair),
-        "procrustes": _procrustes_distance(*pair),
-        "neighbor_overlap": _neighbor_overlap(pair, NEIGHBORS),
+        "cka": debiased_cka(x, y),
+        "procrustes": procrustes_distance(x, y),
+        "neighbor_overlap": neighbor_overlap(x, y),
     }
 
 

@@ -165,7 +165,7 @@ def row_ids(
     """Ids of the rows of a batch that count; without ``sequence_ids`` each row is a sequence of its
     own.
 
-    For those that are on another device than the CPU it is waited, once.
+    For those that are on another device than the CPU it is waited.
     """
     if token_ids is not None:
         _require_integers("token_ids", token_ids, embeddings)
@@ -189,23 +189,8 @@ def row_ids(
 
 
 def on_cpu(*tensors: Tensor | None) -> list[Any]:
-    """The tensors on the CPU, detached; of those of another device, integers and marks come in one
-    copy.
-    """
-    away = [
-        each
-        for each in tensors
-        if each is not None and each.device.type != "cpu" and not each.is_floating_point()
-    ]
-    copies = dict[int, Tensor]()
-    if len({each.device for each in away}) == 1:
-        whole = torch.cat([each.detach().reshape(-1).to(torch.int64) for each in away]).cpu()
-        parts = whole.split([each.numel() for each in away])
-        copies = {
-            id(each): part.view(each.shape).to(each.dtype)
-            for each, part in zip(away, parts, strict=True)
-        }
-    return [each if each is None else copies.get(id(each), each).detach().cpu() for each in tensors]
+    """The tensors on the CPU, detached."""
+    return [None if each is None else each.detach().cpu() for each in tensors]
 
 
 def _require_integers(name: str, ids: Tensor, embeddings: Tensor) -> None:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.distributed import Found
@@ -95,7 +94,6 @@ class Sample(NamedTuple):
         *,
         numbers: Tensor | None = None,
         num_rows: int | None = None,
-        seed: int | None = None,
         stream: int = 0,
         num_streams: int = 1,
         first: int | None = None,
@@ -107,14 +105,12 @@ class Sample(NamedTuple):
             labels: of these rows.
             numbers: which rows of the batch they are, shape (n,), on the CPU. Default: all.
             num_rows: number of all rows of the batch. Default: n.
-            seed: of the keys. Default: the sample's.
             stream: the number of the stream.
             num_streams: how many streams there are. Rows of one stream are numbered in turn, of
                 several as the module says.
             first: the number of the first row of the batch, where it is known.
         """
         count = len(x) if num_rows is None else num_rows
-        seed = self.seed if seed is None else seed
         device = self.keys.device
         batches = self.batches
         if num_streams > 1:
@@ -123,7 +119,7 @@ class Sample(NamedTuple):
             )
         number = self._next_number(batches, stream, num_streams) if first is None else first
         start = (stream << _STREAM_BITS) + int(self.seen)
-        keys, positions = _of_batch(int(number), start, count, seed, device)
+        keys, positions = _of_batch(int(number), start, count, self.seed, device)
         if numbers is not None:
             chosen = sent(numbers, device)
             keys, positions = keys.index_select(0, chosen), positions.index_select(0, chosen)
@@ -136,7 +132,7 @@ class Sample(NamedTuple):
             positions=positions,
             seen=self.seen.new_full((), count),
         )
-        return self.merge(rows)._replace(batches=batches, seed=seed)
+        return self.merge(rows)._replace(batches=batches)
 
     def merge(self, other: "Sample") -> "Sample":
         """The sample of the rows that both were drawn from; only the rows that are in it are
@@ -151,8 +147,8 @@ class Sample(NamedTuple):
             labels = torch.cat((self.labels, labels))
             positions = torch.cat((self.positions, positions))
         if len(keys) > self.size and len(other.keys):
-            drawn, labels = self._drawn(keys, labels)
-            keys, positions = keys[drawn], positions[drawn]
+            drawn = self._drawn(keys, labels)
+            keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
             parts = self._drawn_rows(other.rows, drawn)
         dtype = torch.promote_types(
             torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32
@@ -244,62 +240,53 @@ class Sample(NamedTuple):
         )
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
-        """The rows that may be drawn, found in three steps.
+        """The rows that are drawn, found in three steps.
 
-        Phase 1 shares the sizes of all batches, which tell the rows' numbers and so their keys, and
-        the density of keys, which tells about where the last one lies that is drawn. Phase 2 counts
-        each rank's keys below some bounds near it, or shares all keys and labels where rows are
-        drawn by label. Phase 3 shares the rows below the first bound that leaves out none that is
-        drawn.
+        Phase 1 shares the sizes of all batches, which tell the rows' numbers and so their keys.
+        Phase 2 shares the keys, and the labels where rows are drawn by label, which tell what is
+        drawn. Phase 3 shares these rows.
         """
         if phase == 0:
             found["own"] = self
             return {"facts": self._facts(found.num_ranks)}
         own: Sample = found["own"]
         if phase == 1:
-            most, found["is_unknown"], found["is_double"] = map(int, found["facts"].tolist())
+            most, is_unknown, is_double = map(int, found["facts"].tolist())
+            found["is_unknown"] = is_unknown
+            found["is_double"] = is_double
             sizes = (self.batches & _IN_STREAM).double()
             return {
-                "density": own._density(),
                 "sizes": found.placed(torch.cat((sizes, sizes.new_zeros(most - len(sizes))))),
                 "lengths": found.placed(sizes.new_tensor(len(own.keys))),
             }
         if phase == 2:
             if not found["is_unknown"]:
                 found["own"] = own = own._numbered(found["sizes"].long())
-            if self.by_label:
-                lengths = found["lengths"].long().tolist()
-                return {
-                    "keys": found.placed(own.keys, lengths),
-                    "labels": found.placed(own.labels, lengths),
-                }
-            found["bounds"] = self._bounds(found["density"])
-            below = torch.searchsorted(own.keys.sort().values, found["bounds"], right=True)
-            return {"below": found.placed(below.double())}
-        if self.by_label:
-            near, lengths = own._drawn_of(found)
-        else:
-            near, lengths = own._near_of(found)
-        columns = near._as_integers(found)
+            lengths = found["lengths"].long().tolist()
+            keys = {"keys": found.placed(own.keys, lengths)}
+            return keys | ({"labels": found.placed(own.labels, lengths)} if self.by_label else {})
+        drawn, lengths = own._drawn_of(found)
+        dtype = torch.float64 if found["is_double"] else torch.float32
+        columns = {
+            "rows": drawn.rows.to(dtype),
+            "keys": drawn.keys,
+            "labels": drawn.labels,
+            "positions": drawn.positions,
+        }
         placed = {name: found.placed(each, lengths) for name, each in columns.items()}
         return {"seen": self.seen, **placed}
 
     def of_ranks(self, found: Found) -> "Sample":
         """The sample of the rows of all ranks, in the order in which they are drawn."""
-        keys = found["near_keys"].view(torch.float64)
-        dtype = torch.float64 if found["is_double"] else torch.float32
-        rows = found["near_rows"].view(dtype)[:, : self.rows.shape[1]]
-        labels, positions = found["near_labels"], found["near_positions"]
-        drawn, _ = self._drawn(keys, labels)
-        order = drawn[keys[drawn].argsort(stable=True)]
-        return self._replace(
-            rows=rows.index_select(0, order),
-            keys=keys[order],
-            labels=labels[order],
-            positions=positions[order],
+        drawn = self._replace(
+            rows=found["rows"],
+            keys=found["keys"],
+            labels=found["labels"],
+            positions=found["positions"],
             seen=found["seen"],
             batches=self.batches[:0],
         )
+        return drawn.select(drawn.keys.argsort(stable=True))
 
     def _facts(self, num_streams: int) -> Tensor:
         """Number of batches, and marks of batches that are not all known and of float64 rows."""
@@ -308,48 +295,14 @@ class Sample(NamedTuple):
         is_double = sizes.new_tensor(self.rows.dtype == torch.float64)
         return torch.stack((sizes.new_tensor(len(sizes)), (~is_known).long(), is_double)).double()
 
-    def _density(self) -> Tensor:
-        """How many rows there are for each unit of their keys, which are uniform numbers."""
-        is_full = len(self.keys) == self.size
-        return len(self.keys) / (self.keys.max() if is_full else self.keys.new_ones(()))
-
-    def _bounds(self, density: Tensor) -> Tensor:
-        """Bounds of keys near the last one that is drawn, and one above all of them."""
-        near = torch.arange(-2, 8, device=density.device)
-        bounds = (self.size + self.size**0.5 * near) / density.clamp(min=1)
-        return torch.cat((bounds, bounds.new_full((1,), torch.inf)))
-
-    def _near_of(self, found: Found) -> tuple["Sample", list[int]]:
-        """The rows up to the least bound that leaves out none that is drawn, and how many each rank
-        has.
-        """
-        below = found["below"].long()
-        wanted = below[:, -1].sum().clamp(max=self.size)
-        bound = int((below.sum(0) >= wanted).byte().argmax())
-        is_near = self.keys <= found["bounds"][bound]
-        return self.select(is_near.nonzero().flatten()), below[:, bound].tolist()
-
     def _drawn_of(self, found: Found) -> tuple["Sample", list[int]]:
         """The rows that are drawn from those of all ranks, and how many each rank has."""
         lengths = found["lengths"].long()
         ends = lengths.cumsum(0)
-        drawn, _ = self._drawn(found["keys"], found["labels"])
+        drawn = self._drawn(found["keys"], found.get("labels"))
         rank = torch.searchsorted(ends, drawn, right=True)
         own = drawn[rank == found.rank] - (ends - lengths)[found.rank]
         return self.select(own), rank.bincount(minlength=found.num_ranks).tolist()
-
-    def _as_integers(self, found: Found) -> dict[str, Tensor]:
-        """Rows, keys, labels and positions in integers of the same bits, to which zeros are added
-        exactly, in one collective.
-        """
-        rows = self.rows.to(torch.float64 if found["is_double"] else torch.float32)
-        is_odd = rows.shape[1] % 2 if rows.dtype == torch.float32 else 0
-        return {
-            "near_rows": pad(rows, (0, is_odd)).view(torch.int64),
-            "near_keys": self.keys.view(torch.int64),
-            "near_labels": self.labels,
-            "near_positions": self.positions,
-        }
 
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
         """Number of the first row of the next batch, the last one of these ``batches``."""
@@ -377,24 +330,20 @@ class Sample(NamedTuple):
         keys = torch.where(self._is_whole(), _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
-    def _drawn(self, keys: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Indices of the rows with the smallest keys, or with the smallest of each label, and the
-        labels of these.
-
-        They ascend.
+    def _drawn(self, keys: Tensor, labels: Tensor | None) -> Tensor:
+        """Indices, ascending, of the rows with the smallest keys, or with the smallest of each
+        label.
         """
-        if not self.by_label:
+        if labels is None or not self.by_label:
             smallest = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
-            drawn = smallest.indices.sort().values
-            return drawn, labels[drawn]
+            return smallest.indices.sort().values
         by_key = keys.argsort(stable=True)
         order = by_key[labels[by_key].argsort(stable=True)]
         ascending = labels[order]
         rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(
             ascending, ascending
         )
-        drawn = order[rank < self.size].sort().values
-        return drawn, labels[drawn]
+        return order[rank < self.size].sort().values
 
 
 def require_seed(seed: int) -> None:

@@ -88,10 +88,10 @@ def sequence_similarity(rows: Rows, directions: Rows) -> SequenceSimilarity:
             if ids.sequence_ids is None
             else ids.sequence_ids.contiguous()
         )
-        runs = TypeRuns(of_rows, None, device)
+        runs = TypeRuns(of_rows, None, x.shape[1], device)
         return runs, sent(torch.searchsorted(runs.token_ids, of_rows), device)
 
-    runs, sequence = ids.once(("sequence runs", device), found)
+    runs, sequence = ids.once(("sequence runs", x.shape[1], device), found)
     units = runs.table(directions.embeddings)
     n, mean, m2 = units.pooled()
     several = units.n > 1

@@ -13,12 +13,10 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
-    blocked,
     mean_of,
     merge_parts,
     ratio,
     ratios,
-    row_chunks,
     squares_about,
     without_rounding,
 )
@@ -103,8 +101,8 @@ def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
         zeros = x.new_zeros(x.shape[1], x.shape[1], dtype=wide)
         return Scatter(zeros.new_zeros(()), zeros[0], zeros)
     with matmul_precision(x.device):
-        chunks = row_chunks(x, _SCATTER_ELEMENTS)
-        return reduce(Scatter.merge, (_scatter_in(narrow, x[each]) for each in chunks))
+        chunks = x.split(max(1, _SCATTER_ELEMENTS // x.shape[1]))
+        return reduce(Scatter.merge, (_scatter_in(narrow, chunk) for chunk in chunks))
 
 
 def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
@@ -115,8 +113,8 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     center = x.sum(0, dtype=dtype) / n
     gram = x.new_empty(dim, dim, dtype=dtype)
     rounding = x.new_zeros(dim, dtype=dtype)
-    step = blocked(_GRAM_COLUMNS, x.device)
-    for number, part in enumerate(x.split(blocked(_CENTRED_ROWS, x.device))):
+    step = _GRAM_COLUMNS
+    for number, part in enumerate(x.split(_CENTRED_ROWS)):
         rows = part.to(dtype) - center
         rounding += rows.sum(0)
         for start in range(0, dim, step):
@@ -160,27 +158,25 @@ def spectrum_values(
     variance = s.diagonal(dim1=-2, dim2=-1)
     scale = _reciprocal_root(variance)
     standardized = s * scale[..., :, None] * scale[..., None, :]
+    leading = _leading_values(scatter.n, variance, s, standardized)
     if not full:
-        return _leading_values(scatter.n, variance, s, standardized)
+        return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
     uncentred = uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0])
     return {
-        **_leading_values(scatter.n, variance, s, standardized, eigenvalues[0]),
+        **leading,
         "rankme": entropy_rank(uncentred.sqrt()),
         **full_spectrum_values(eigenvalues, alpha_window),
     }
 
 
 def _leading_values(
-    n: Tensor, variance: Tensor, s: Tensor, standardized: Tensor, top: Tensor | None = None
+    n: Tensor, variance: Tensor, s: Tensor, standardized: Tensor
 ) -> dict[str, Tensor]:
     """Values from the diagonal of the scatter and from two matrices, which have its eigenvalues,
-    and those of the scatter of standardized rows; ``top`` is λ₁ where it is known.
+    and those of the scatter of standardized rows.
     """
-    if top is None:
-        top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
-    else:
-        top_standardized = top_eigenvalue(standardized)
+    top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
     trace = variance.sum(-1)
     unit = power_of_two(trace)
     norm = torch.linalg.matrix_norm(s / unit[..., None, None])

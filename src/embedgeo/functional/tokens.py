@@ -13,8 +13,6 @@ from torch.nn.functional import embedding_bag
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
-    CHUNK_ELEMENTS,
-    blocked,
     chunk_length,
     column,
     merge_parts,
@@ -36,7 +34,6 @@ from embedgeo.functional.precision import (
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
 from embedgeo.functional.sampling import row_keys
 
-_MERGED_ELEMENTS = 1 << 17  # elements merged at a time: a merge takes several times their memory
 # token types seen in two sequences up to this many stand for those seen in one only
 _FEW_SEQUENCES = 3
 _NOT_LISTED = NO_TYPE - 1  # fills lists of token types up
@@ -96,8 +93,13 @@ class TokenTable(NamedTuple):
         if not len(self.token_ids) or not len(other.token_ids):
             return self if len(self.token_ids) else other
         types, place_of_own, place = _united(self.token_ids, other.token_ids, self.n.device)
-        whole = self._placed(types, place_of_own)
-        for chunk in row_chunks(other.mean, blocked(_MERGED_ELEMENTS, other.mean.device)):
+        states = {
+            name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place_of_own, state)
+            for name, state in self._asdict().items()
+            if name != "token_ids"
+        }
+        whole = TokenTable(token_ids=types, **states)
+        for chunk in row_chunks(other.mean):
             at = place[chunk]
             held = [each.index_select(0, at) for each in (whole.n, whole.mean, whole.m2)]
             n, mean, m2 = merge_parts([held, (other.n[chunk], other.mean[chunk], other.m2[chunk])])
@@ -120,8 +122,10 @@ class TokenTable(NamedTuple):
         if phase == 1:
             return _types_marked(self.token_ids, self.n, found)
         if phase == 2:
-            found["types"] = types = _types_of_ranks(found)
-            found["place"] = place = torch.searchsorted(types, self.token_ids)
+            types = _types_of_ranks(found)
+            place = torch.searchsorted(types, self.token_ids)
+            found["types"] = types
+            found["place"] = place
             held = torch.cat(
                 [
                     each[:, None].flatten(1).T
@@ -135,7 +139,7 @@ class TokenTable(NamedTuple):
             }
         found["mean"] = found["sums"].div_(found["counts"][0].clamp(min=1)[:, None])
         m2 = self.m2.new_zeros(len(found["types"]), *self.m2.shape[1:])
-        for chunk in row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device)):
+        for chunk in row_chunks(self.mean):
             place = found["place"][chunk]
             center = found["mean"].index_select(0, place)
             squares = squares_about(center, self.n[chunk], self.mean[chunk], self.m2[chunk])
@@ -155,20 +159,6 @@ class TokenTable(NamedTuple):
             sequence_n2=sequence_n2,
             sequence_m2=torch.stack(sequence_m2, dim=-1).reshape(m2.shape),
         )
-
-    def reindex(self, types: Tensor) -> "TokenTable":
-        """A copy with the token types ``types``, ascending, a superset of its own; n is 0 for the
-        new ones.
-        """
-        return self._placed(types, torch.searchsorted(types, self.token_ids).to(self.n.device))
-
-    def _placed(self, types: Tensor, place: Tensor) -> "TokenTable":
-        states = {
-            name: state.new_zeros(len(types), *state.shape[1:]).index_copy_(0, place, state)
-            for name, state in self._asdict().items()
-            if name != "token_ids"
-        }
-        return TokenTable(token_ids=types, **states)
 
     def select(self, keep: Tensor) -> "TokenTable":
         """The token types for which ``keep``, shape (T,), is true."""
@@ -193,17 +183,17 @@ class TokenTable(NamedTuple):
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
-        chunks = (scaled_row_norms(self.mean[chunk]) for chunk in self._chunks())
+        chunks = (scaled_row_norms(self.mean[chunk]) for chunk in row_chunks(self.mean))
         return torch.cat([self.n[:0], *chunks])
 
     def center(self) -> Tensor:
         """The mean of the rows of all token types together, shape (d,)."""
-        sums = (self.n[chunk] @ self.mean[chunk] for chunk in self._chunks())
+        sums = (self.n[chunk] @ self.mean[chunk] for chunk in row_chunks(self.mean))
         return sum(sums, self.mean.new_zeros(self.mean.shape[1])) / self.n.sum().clamp(min=1)
 
     def distances(self, center: Tensor) -> Tensor:
         """The squared distance of the mean of each token type from a row, shape (T,)."""
-        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in self._chunks())
+        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in row_chunks(self.mean))
         return torch.cat([self.n[:0], *chunks])
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,9 +205,6 @@ class TokenTable(NamedTuple):
     def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """The `pooled` of rows each of which is the mean of its token type."""
         return self._replace(m2=torch.zeros_like(self.m2)).pooled()
-
-    def _chunks(self) -> list[slice]:
-        return [*row_chunks(self.mean, blocked(_MERGED_ELEMENTS, self.mean.device))]
 
 
 def _types_marked(types: Tensor, n: Tensor, found: Found) -> dict[str, Tensor]:
@@ -268,7 +255,7 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
     """
     ids, sequences = on_cpu(token_ids, sequence_ids)
     assert ids is not None
-    return TypeRuns(ids, sequences, x.device).table(x)
+    return TypeRuns(ids, sequences, x.shape[1], x.device).table(x)
 
 
 def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
@@ -281,7 +268,10 @@ def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
     token_ids = ids.token_ids
     if token_ids is None:
         return None
-    runs = ids.once(("type runs", device), lambda: TypeRuns(token_ids, ids.sequence_ids, device))
+    width = rows.embeddings.shape[1]
+    runs = ids.once(
+        ("type runs", width, device), lambda: TypeRuns(token_ids, ids.sequence_ids, width, device)
+    )
     return runs.table(rows.embeddings, num_streams)
 
 
@@ -302,61 +292,55 @@ class TypeRuns:
     value of the rows.
 
     They are found on the CPU, so that all shapes are known, and are then held on the device of the
-    rows. A row that is alone of its type is in no run, and a type that is in one sequence alone has
-    no other run.
+    rows. A row that is alone of its type and sequence does not deviate from itself, and is in no
+    run of these.
 
     Args:
         token_ids: shape (n,), int64, on the CPU.
         sequence_ids: shape (n,), int64, on the CPU; None: each row is a sequence of its own.
+        width: of the rows, which are worked on in chunks.
         device: of the rows.
     """
 
     def __init__(
-        self, token_ids: Tensor, sequence_ids: Tensor | None, device: torch.device
+        self,
+        token_ids: Tensor,
+        sequence_ids: Tensor | None,
+        width: int,
+        device: torch.device,
     ) -> None:
         if sequence_ids is None:
             order = token_ids.argsort(stable=True)
         else:
             by_sequence = sequence_ids.argsort(stable=True)
             order = by_sequence[token_ids[by_sequence].argsort(stable=True)]
-        self.token_ids, counts = token_ids[order].unique_consecutive(return_counts=True)
-        ends = counts.cumsum(0)
-        n = counts.to(accumulator_dtype(device))
-        is_repeated = counts > 1
-        orders, lengths = [order[is_repeated.repeat_interleave(counts)]], [counts[is_repeated]]
-        sequences, sequence_n2 = n, n
-        is_apart, type_of_run = is_repeated, ends[:0]
+        self.token_ids, lengths = token_ids[order].unique_consecutive(return_counts=True)
+        n = lengths.to(accumulator_dtype(device))
+        sequences = n
+        sequence_n2 = n
+        type_of_run = lengths[:0]
+        run_lengths = n[:0]
+        orders, all_lengths = [order], [lengths]
         if sequence_ids is not None:
             # another type or sequence than that of the row before
             is_other = torch.ones_like(order, dtype=torch.bool)
             is_other[1:] = (token_ids[order].diff() != 0) | (sequence_ids[order].diff() != 0)
             first = is_other.nonzero().flatten()
             sizes = torch.cat((first, first.new_tensor([len(order)]))).diff()
-            type_of_run = torch.searchsorted(ends, first, right=True)
-            sequences = type_of_run.bincount(minlength=len(counts)).to(n.dtype)
+            type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
+            sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
             sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
-            is_apart = sequences > 1
-            # of a type in one sequence all is known, and a row alone does not deviate from itself
-            is_run = (sizes > 1) & is_apart[type_of_run]
+            is_run = sizes > 1
             orders.append(order[is_run.repeat_interleave(sizes)])
-            lengths.append(sizes[is_run])
+            all_lengths.append(sizes[is_run])
             type_of_run = type_of_run[is_run]
-        single = (~is_repeated).nonzero().flatten()
+            run_lengths = sizes[is_run].to(n.dtype)
         self._device = device
-        self._has_sequences = sequence_ids is not None
-        self._order, self._lengths = torch.cat(orders), torch.cat(lengths)
-        self._chunks: dict[int, list[_Runs]] = {}
-        self._n, self._sequences, self._sequence_n2, self._is_apart = (
-            sent(each, device) for each in (n, sequences, sequence_n2, is_apart)
-        )
-        self._single, self._single_places, self._repeated, self._type_of_run = (
-            sent(each, device)
-            for each in (
-                single,
-                order[ends[single] - 1],
-                is_repeated.nonzero().flatten(),
-                type_of_run,
-            )
+        self._order = torch.cat(orders)
+        self._lengths = torch.cat(all_lengths)
+        self._chunks = [*self._split(chunk_length(width, device))]
+        self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
+            sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
         )
 
     def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
@@ -373,39 +357,27 @@ class TypeRuns:
         self, dtype: torch.dtype, x: Tensor, num_streams: int | None = None
     ) -> TokenTable:
         """The table of rows that are centred in ``dtype``."""
-        wide = accumulator_dtype(x.device)
-        mean = torch.empty(len(self.token_ids), x.shape[1], dtype=wide, device=x.device)
-        for chunk in row_chunks(mean[: len(self._single)]):
-            rows = x.index_select(0, self._single_places[chunk])
-            mean.index_copy_(0, self._single[chunk], rows.to(wide))
+        n, num_types = self._n, len(self.token_ids)
+        mean = n.new_empty(num_types, x.shape[1])
         shape = () if num_streams is None else (num_streams, num_streams)
-        m2 = mean.new_zeros(len(self.token_ids), *shape)
-        squares = mean.new_zeros(0, *shape)  # of runs of one type and sequence, n_s m2_s
-        for runs in self._in_chunks(x.shape[1]):
-            own = self._repeated[runs.numbers]
-            means, of_runs = _run_moments(dtype, x, runs, len(own), num_streams)
-            mean.index_copy_(0, own, means)
-            m2.index_copy_(0, own, of_runs[: len(own)])
-            if len(own) < len(of_runs):
-                size = runs.lengths[len(own) :]
-                squares = torch.cat((squares, of_runs[len(own) :] * column(size, of_runs)))
-        n = self._n
-        if not self._has_sequences:
-            return TokenTable(self.token_ids, n, mean, m2, n, n, torch.zeros_like(m2))
-        sequence_m2 = torch.where(column(self._is_apart, m2), 0, column(n, m2) * m2)
-        sequence_m2.index_add_(0, self._type_of_run, squares)
+        m2 = n.new_zeros(len(self._lengths), *shape)  # of types, and then of those in a sequence
+        for runs in self._chunks:
+            own = mean[runs.numbers]
+            own[:], m2[runs.numbers] = _run_moments(dtype, x, runs, len(own), num_streams)
+        squares = m2[num_types:] * column(self._run_lengths, m2)
+        m2 = m2[:num_types]
         return TokenTable(
-            self.token_ids, n, mean, m2, self._sequences, self._sequence_n2, sequence_m2
+            token_ids=self.token_ids,
+            n=n,
+            mean=mean,
+            m2=m2,
+            sequences=self._sequences,
+            sequence_n2=self._sequence_n2,
+            sequence_m2=torch.zeros_like(m2).index_add_(0, self._type_of_run, squares),
         )
 
-    def _in_chunks(self, width: int) -> list[_Runs]:
-        """The runs, those of types first, in chunks of rows of this width."""
-        step = chunk_length(width, blocked(CHUNK_ELEMENTS, self._device))
-        if step not in self._chunks:
-            self._chunks[step] = list(self._split(step))
-        return self._chunks[step]
-
     def _split(self, step: int) -> Iterator[_Runs]:
+        """The runs, those of types first, in chunks of at most so many rows, or of one run."""
         ends = self._lengths.cumsum(0)
         _, runs = (
             ends.sub(1).div(step, rounding_mode="floor").unique_consecutive(return_counts=True)

@@ -508,7 +508,8 @@ class Geometry:
         known = torch.zeros(3 + num_groups + num_ranks(self._group), dtype=torch.float64)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
-            sizes = metrics.dim, self.norms.expected_size(layer), metrics.num_bytes
+            num_bytes = metrics.num_bytes if is_distributed() else 0
+            sizes = metrics.dim, self.norms.expected_size(layer), num_bytes
             known[:3] = torch.tensor(sizes, dtype=torch.float64)
             known[[3 + group for group in metrics.groups]] = 1
             known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences
@@ -530,9 +531,8 @@ class Geometry:
             self._warned_of_groups = True
             warnings.warn(
                 f"jackknife must not be more groups than there are sequences; got {num_groups} for "
-                f"{least}, so "
-                f"standard errors are from {least} groups at most. Take fewer groups, or "
-                f"more sequences.",
+                f"{least}, so standard errors are from {least} groups at most. Take fewer groups, "
+                "or more sequences.",
                 stacklevel=1,
             )
 
@@ -659,8 +659,7 @@ def _with_values_of_all(
         raise ValueError(
             "ranks that run one model in parallel must see the same rows at a layer; "
             f"{first['metric']} at layer {first['layer']!r} differs between them: each rank has a "
-            f"part of it. "
-            "Leave the layer out."
+            "part of it. Leave the layer out."
         )
     values, _, errors = torch.where(largest == nan, torch.nan, largest).tolist()
     return [

@@ -1,10 +1,8 @@
 """The numbers of all layers of a measurement."""
 
 import math
-import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
@@ -69,23 +67,13 @@ def layer_values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
     """Values and standard errors of each layer over the rows of all ranks, or the exception of one
     that fails, here alone maybe; every rank must call this.
 
-    On a CPU with several threads several large layers are computed at a time, each in its share of
-    the threads; small ones are computed in one thread.
+    Small layers are computed in one thread.
     """
-    with in_sync(layers), ExitStack() as stack:
+    size = max((max(each.num_rows, each.dim) * each.dim for each in layers), default=0)
+    with in_sync(layers), threads_for(size), ExitStack() as stack:
         for kind in {"cpu", *(each.device.type for each in layers)}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        all_threads = torch.get_num_threads()
-        are_small = all(max(each.num_rows, each.dim) * each.dim <= _FEW_NUMBERS for each in layers)
-        if are_small:
-            stack.enter_context(threads_for(0))
-        is_on_cpu = all(each.device.type == "cpu" for each in layers)
-        num_threads = max(1, all_threads // max(1, len(layers)))
-        # no interpreter that is about to exit starts a thread
-        can_start = threading.main_thread().is_alive()
-        if are_small or not is_on_cpu or num_threads == all_threads or not can_start:
-            return _values(layers)
-        return _values_in_threads(layers, min(all_threads, len(layers)), num_threads)
+        return _values(layers)
 
 
 def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
@@ -96,26 +84,6 @@ def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[Me
     ends = accumulate(each.num_bytes for each in layers)
     for _, some in groupby(zip(layers, ends, strict=True), lambda each: each[1] // _MOST_BYTES):
         yield [layer for layer, _ in some]
-
-
-def _values_in_threads(
-    layers: Sequence[LayerMetrics], num_workers: int, num_threads: int
-) -> list[Pairs | Exception]:
-    """Values of layers, of which several are computed at a time, in so many threads each."""
-    all_threads = torch.get_num_threads()
-    is_inference = torch.is_inference_mode_enabled()
-
-    def work(layer: LayerMetrics) -> list[Pairs | Exception]:
-        with torch.inference_mode(is_inference), torch.no_grad():  # states made under it need it
-            return _values([layer])
-
-    try:
-        with ThreadPoolExecutor(
-            num_workers, "embedgeo", torch.set_num_threads, (num_threads,)
-        ) as pool:
-            return [values for of_layer in pool.map(work, layers) for values in of_layer]
-    finally:
-        torch.set_num_threads(all_threads)  # the workers have set that of threads to come, too
 
 
 @contextmanager
@@ -150,7 +118,9 @@ def _values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
     for kind, some in kinds.items():
         metrics = [metric for _, metric, _ in some]
         if issubclass(kind, GeometryMetric) and not any(layer.num_groups for layer, _, _ in some):
-            with suppress(Exception):  # they are computed one by one below, to name who fails
+            # where one fails, they are computed one by one below, to name it; operations take less
+            # time where no gradients can be asked for
+            with suppress(Exception), torch.inference_mode():
                 values = [_pairs(each) for each in kind.compute_all(metrics)]
                 found |= zip(map(id, metrics), values, strict=True)
         for layer, metric, copies in some:

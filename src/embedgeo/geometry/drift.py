@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank, is_distributed, num_ranks, reduce_states
+from embedgeo.functional.distributed import is_distributed, reduce_states
 from embedgeo.functional.precision import on_one_device
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.functional.rows import Rows
@@ -42,10 +42,12 @@ class KeptRows(NamedTuple):
     @classmethod
     def load(cls, state: Mapping[str, Any]) -> "KeptRows":
         """Those of a checkpoint."""
-        rows, row_numbers, token_ids = (
-            state[name].cpu() for name in ("rows", "row_numbers", "token_ids")
+        return cls(
+            state["rows"].cpu(),
+            state["row_numbers"].cpu(),
+            state["token_ids"].cpu(),
+            state["num_rows"],
         )
-        return cls(rows, row_numbers, token_ids, state["num_rows"])
 
     def is_comparable(self, other: "KeptRows") -> bool:
         """Tell whether these are the same rows, but for some that have a NaN or Inf in one of
@@ -86,18 +88,7 @@ class ComparedRows(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         """Draw from the rows of a batch."""
-        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-        sample = self.load(Sample)
-        self.store(
-            sample.extend(
-                rows.embeddings,
-                rows.token_ids,
-                numbers=rows.numbers,
-                num_rows=rows.num_kept,
-                stream=stream,
-                num_streams=num_streams,
-            )
-        )
+        self.draw(rows, rows.token_ids)
 
     def compute(self) -> dict[str, Tensor]:
         """Values of the comparisons; none before there are any."""
@@ -171,10 +162,9 @@ class Drift:
                 self._has_warned = True
                 warnings.warn(
                     f"drift compares the same rows at every measurement; at layer {changed[0]!r} "
-                    f"the probe has others "
-                    "than at the last one, and is compared from now on. Give a probe of fixed "
-                    "batches (shuffle=False), "
-                    "and go on from a checkpoint with the same probe on as many ranks.",
+                    "the probe has others than at the last one, and is compared from now on. Give "
+                    "a probe of fixed batches (shuffle=False), and go on from a checkpoint with "
+                    "the same probe on as many ranks.",
                     stacklevel=1,
                 )
         for layer, below, metric in zip(layers, layers_below(now), compared, strict=True):

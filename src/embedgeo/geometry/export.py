@@ -126,8 +126,7 @@ def checkpoint_name(model: Any, step: Any) -> str:
     if len(name) > _LONGEST_NAME:
         raise ValueError(
             f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with "
-            f"the step and with "
-            f"others than English ones as %XX; got {len(name)}: {model[:20]}…"
+            f"the step and with others than English ones as %XX; got {len(name)}: {model[:20]}…"
         )
     return name
 
@@ -171,8 +170,7 @@ def write_checkpoint(
         if (before["model"], before["revision"]) != (model, revision):
             raise ValueError(
                 f"a folder holds one checkpoint of a name; {name} in {out.path} is "
-                f"{before['revision']} of "
-                f"{before['model']}. Give another model, or another folder."
+                f"{before['revision']} of {before['model']}. Give another model, or another folder."
             )
         warnings.warn(
             f"save replaces {name}, which {out.path} has already. To keep both, give another "

@@ -5,10 +5,12 @@ from pkgutil import iter_modules
 
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
 from embedgeo.metrics.coordinates import OutlierCoordinates as OutlierCoordinates
-from embedgeo.metrics.defaults import default_metrics as default_metrics
-from embedgeo.metrics.defaults import extra_metrics as extra_metrics
-from embedgeo.metrics.defaults import full_metrics as full_metrics
-from embedgeo.metrics.defaults import streaming_metrics as streaming_metrics
+from embedgeo.metrics.defaults import (
+    default_metrics as default_metrics,
+    extra_metrics as extra_metrics,
+    full_metrics as full_metrics,
+    streaming_metrics as streaming_metrics,
+)
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
 from embedgeo.metrics.ledger import ResidualLedger as ResidualLedger
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from embedgeo.formatting import size
-from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
@@ -41,16 +40,14 @@ _SPECTRUM = {
         "RankMe",
         "exp of the entropy of the σ of the rows as they are",
         "The effective rank of rows that are not centred: the common offset is one more direction, "
-        "and a long one "
-        "makes the others count less.",
+        "and a long one makes the others count less.",
         ranges=True,
     ),
     "effective_rank_eigenvalues": Term(
         "effective rank of eigenvalues",
         "exp of the entropy of the λ",
         "How many directions the variance needs; some papers call it RankMe. Small λ count less "
-        "than in "
-        "the other two.",
+        "than in the other two.",
         ranges=True,
     ),
     "isoscore": Term(
@@ -194,8 +191,7 @@ class Anisotropy(GeometryMetric):
             case _:
                 raise ValueError(
                     "alpha_window must be the first and the last of three eigenvalues or more, "
-                    "counted from 1, such as "
-                    f"(11, 99); got {alpha_window!r}."
+                    f"counted from 1, such as (11, 99); got {alpha_window!r}."
                 )
         others: list[object] = [] if alpha_window == ALPHA_WINDOW else [alpha_window]
         if sample_size is not None:
@@ -229,18 +225,7 @@ class Anisotropy(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         if self.sample_size is not None:
-            stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-            sample = self.load(Sample)
-            self.store(
-                sample.extend(
-                    rows.embeddings,
-                    numbers=rows.numbers,
-                    num_rows=rows.num_kept,
-                    stream=stream,
-                    num_streams=num_streams,
-                    first=rows.first,
-                )
-            )
+            self.draw(rows)
             return
         self.extend(row_scatter(rows.embeddings, small=self.spectrum))
         if self.batch_size is not None:
@@ -252,12 +237,8 @@ class Anisotropy(GeometryMetric):
         )
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        if self.sample_size is not None:
-            num_sampled = min(num_rows, self.sample_size)
-            return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 24)
         pending = num_rows % self.batch_size if self.batch_size else 0
-        matrix = 8 * (self.dim**2 - 1)
-        return super().state_bytes(num_rows) + matrix + pending * itemsize * self.dim
+        return super().state_bytes(num_rows, 0, itemsize) + pending * itemsize * self.dim
 
     @property
     def label(self) -> str:
@@ -320,6 +301,8 @@ class Anisotropy(GeometryMetric):
         """Compute the values of several metrics; narrow scatters of one width have their
         eigenvalues in one operation.
         """
+        if cls.compute is not Anisotropy.compute:  # a subclass has its own
+            return super().compute_all(metrics)
         values: list[dict[str, Tensor]] = []
         narrow: dict[tuple[int, torch.device], list[tuple[int, Scatter]]] = {}
         for place, metric in enumerate(metrics):

@@ -18,11 +18,19 @@ from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from embedgeo.extras import require_extra
-from embedgeo.functional.distributed import Found, Group, Reducible, reduce_states
+from embedgeo.functional.distributed import (
+    Found,
+    Group,
+    Reducible,
+    current_rank,
+    num_ranks,
+    reduce_states,
+)
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.sampling import Sample
+from embedgeo.functional.spectrum import Scatter
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
@@ -154,15 +162,13 @@ class GeometryMetric(Metric):
             )
         if (gather := kwargs.get("dist_sync_fn")) is not None:
             raise ValueError(
-                f"dist_sync_fn must be left out, for states are reduced and not gathered; got "
-                f"{gather!r}. "
-                "Choose the ranks by process_group=."
+                "dist_sync_fn must be left out, for states are reduced and not gathered; got "
+                f"{gather!r}. Choose the ranks by process_group=."
             )
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._arguments = settings
         self._place = torch.get_default_device()  # of the states
-        self._empty_states: dict[str, Any] = {}
         # while `sync` has put those of all ranks in their place
         self._own_states: dict[str, Any] | None = None
         # of the groups, by key, once `compute_with_errors` has run
@@ -179,8 +185,6 @@ class GeometryMetric(Metric):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "compute" in cls.__dict__ and "compute_all" not in cls.__dict__:
-            cls.compute_all = classmethod(_each_computed)  # type: ignore[assignment]
         own_family = cls.family_term if "family_term" in cls.__dict__ else None
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
 
@@ -237,9 +241,12 @@ class GeometryMetric(Metric):
         device = rows.embeddings.device
         if state_device(device) != self.device:
             self.to(device)
-        self._untouched = set() if int(self.num_rows) else set(self._declared)
-        self.update_states(rows)
-        self._untouched = set()
+        if not int(self.num_rows):
+            self._untouched.update(self._declared)
+        try:
+            self.update_states(rows)
+        finally:
+            self._untouched.clear()
         if self.deviations:
             self.deviations = {}
         self.num_rows = self.num_rows + rows.num_kept
@@ -310,16 +317,20 @@ class GeometryMetric(Metric):
 
         ``itemsize`` is that of a number of a row that is kept: 4, or 8 for rows in float64.
         """
-        empty = [
-            state
-            for _, states in self._declared.values()
-            for state in states
-            if isinstance(state, Tensor)
-        ]
-        of_types = num_types * (8 * self.dim + 48) if TokenTable in self._declared else 0
-        return of_types + sum(
-            state.nbytes for state in (*empty, self.settings, self.num_rows, self.num_nonfinite)
-        )
+        empty = (each for _, state in self._declared.values() for each in state)
+        held = (*empty, self.settings, self.num_rows, self.num_nonfinite)
+        total = sum(each.nbytes for each in held if isinstance(each, Tensor))
+        for _, state in self._declared.values():
+            match state:
+                case TokenTable():
+                    total += num_types * (8 * self.dim + 48)
+                case Scatter():
+                    total += 8 * (self.dim**2 - 1)
+                case Sample():
+                    of_labels = 8 * state.labels.shape[1:].numel()
+                    num_drawn = min(num_rows, state.size)
+                    total += num_drawn * (itemsize * self.dim + 16 + of_labels)
+        return total
 
     def declare(self, empty: State, prefix: str = "") -> None:
         """Add a torchmetrics state, named with ``prefix``, for each tensor of ``empty``, the state
@@ -333,23 +344,16 @@ class GeometryMetric(Metric):
             if isinstance(value, Tensor):
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
-    def add_state(self, name: str, default: Any, *arguments: Any, **named: Any) -> None:
-        """Add a state as `torchmetrics.Metric.add_state` does, which says what the arguments
-        are.
-        """
-        super().add_state(name, default, *arguments, **named)
-        self._empty_states[name] = default.clone() if isinstance(default, Tensor) else [*default]
-
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
         prefix, empty = self._declared[kind]
-        held: Mapping[str, Any] = self.metric_state if tensors is None else tensors
-        fields = {field: prefix + field for field in empty._fields if prefix + field in held}
+        held = vars(self) if tensors is None else tensors
         cpu = torch.device("cpu")
-        devices = {name: cpu if name in self._on_cpu else self.device for name in fields.values()}
-        return empty._replace(
-            **{field: sent(held[name], devices[name]) for field, name in fields.items()}
-        )
+        fields: dict[str, Tensor] = {}
+        for field, value in empty._asdict().items():
+            if isinstance(value, Tensor) and (name := prefix + field) in held:
+                fields[field] = sent(held[name], cpu if name in self._on_cpu else self.device)
+        return empty._replace(**fields)
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
@@ -367,6 +371,27 @@ class GeometryMetric(Metric):
         is_first = type(state) in self._untouched
         self.store(found if is_first else self.load(type(state)).merge(found))
 
+    def draw(self, rows: Rows, labels: Tensor | None = None, places: Tensor | None = None) -> None:
+        """Draw from the rows of a batch, or from those at some places among them, on the CPU, into
+        the state that is a `Sample`; the labels are theirs.
+        """
+        x = rows.embeddings
+        numbers = rows.numbers
+        if places is not None:
+            x = x.index_select(0, sent(places, x.device))
+            numbers = places if numbers is None else numbers[places]
+        self.store(
+            self.load(Sample).extend(
+                x,
+                labels,
+                numbers=numbers,
+                num_rows=rows.num_kept,
+                stream=current_rank(self.process_group),
+                num_streams=num_ranks(self.process_group),
+                first=rows.first,
+            )
+        )
+
     @classmethod
     def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
         """Compute the values of several metrics of this class, on the states that they have.
@@ -374,7 +399,7 @@ class GeometryMetric(Metric):
         They are those of layers, or of one layer without a group of rows each. A class overrides
         this where one operation can serve several metrics.
         """
-        return _each_computed(cls, metrics)
+        return [cls.compute(metric) for metric in metrics]
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which
@@ -482,9 +507,8 @@ class GeometryMetric(Metric):
                 raise ValueError(
                     f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
                 )
-        # to samples
-        added = {name: empty for name, empty in self._empty_states.items() if name == "batches"}
-        states = {**added, **states}
+        if Sample in self._declared:  # of earlier versions, which had no such state
+            states = {"batches": self._declared[Sample][1].batches, **states}
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(
@@ -528,14 +552,9 @@ class GeometryMetric(Metric):
         }
 
     def reset(self) -> None:
-        """Drop the rows seen; the states of no rows stay on the CPU, for they are replaced before
-        they are used.
-        """
+        """Drop the rows seen."""
         self._own_states = None
         self.deviations = {}
-        if self.device.type != "cpu":
-            for name, empty in self._empty_states.items():
-                setattr(self, name, empty)
         super().reset()
 
     # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
@@ -616,14 +635,10 @@ class GeometryMetric(Metric):
         # the states of no rows are moved by `load`, where they are not replaced before
         if not int(self.num_rows):
             return self
-        for name in self._empty_states.keys() - self._on_cpu - {*exclude_state}:
+        for name in self.metric_state.keys() - self._on_cpu - {*exclude_state}:
             state = getattr(self, name)
             setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
         return self
-
-
-def _each_computed(cls: type[Any], metrics: Iterable[Any]) -> list[dict[str, Tensor]]:
-    return [cls.compute(metric) for metric in metrics]
 
 
 def _refuse_gathered(states: Tensor) -> Tensor:

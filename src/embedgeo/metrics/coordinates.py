@@ -30,8 +30,7 @@ _OF_ALL_ROWS = {
         "kurtosis of coordinates",
         "excess kurtosis over rows, mean over coordinates",
         "How heavy the tails of the coordinates are: 0 for a Gaussian, large where few rows hold "
-        "most "
-        "of the variance.",
+        "most of the variance.",
         ranges=True,
     ),
     "max_abs": Term(
@@ -44,8 +43,7 @@ _OF_ALL_ROWS = {
         "massive rows",
         "share of rows with |x| > 100 and > 1000 × median |x|",
         "Rows with a massive activation: an entry over 100 that is over 1000 times the median one "
-        "of "
-        "its row.",
+        "of its row.",
         gaussian=0.0,
     ),
     "massive_fraction_100x": Term(

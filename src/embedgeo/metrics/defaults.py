@@ -67,8 +67,7 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
         unknown = next((name for name in given if name not in EXTRA_METRICS), "")
         raise ValueError(
             f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got "
-            f"{names!r}."
-            f"{did_you_mean(unknown, EXTRA_METRICS)}"
+            f"{names!r}.{did_you_mean(unknown, EXTRA_METRICS)}"
         )
     return [EXTRA_METRICS[name](dim, seed) for name in names]
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from copy import copy
 from functools import cache
 from typing import Any, Literal, Self, get_args
 
@@ -21,7 +20,7 @@ from embedgeo.functional.dimension import (
     most_likely_dimension,
     twonn_dimension,
 )
-from embedgeo.functional.distributed import current_rank, num_ranks
+from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import sent
@@ -53,8 +52,7 @@ _TERMS = {
         "dimension between tokens",
         "dimensions, TwoNN, one row a token type",
         "Dimension of the surface that rows of different tokens lie on, each in its context; types "
-        "weigh equally. "
-        "It grows with the number of types.",
+        "weigh equally. It grows with the number of types.",
         ranges=True,
         group="at a glance",
         order=130,
@@ -66,10 +64,9 @@ _TERMS = {
             "intrinsic dimension",
             "dimensions, TwoNN",
             "Dimension of the surface that the embeddings lie on, at the distance of neighbouring "
-            "rows: compare "
-            "estimates from equally many rows. Noise makes it larger; rows of one token or text, "
-            "which are near each "
-            "other, make it smaller: see those between and within tokens.",
+            "rows: compare estimates from equally many rows. Noise makes it larger; rows of one "
+            "token or text, which are near each other, make it smaller: see those between and "
+            "within tokens.",
             ranges=True,
             spread="intrinsic_dimension_std",
             is_scalar=True,
@@ -79,8 +76,7 @@ _TERMS = {
             "dimension within tokens",
             "dimensions, TwoNN among a token's occurrences",
             "Dimension of the surface that the occurrences of one token lie on, from those in "
-            "different sequences; it "
-            "grows with the number of occurrences.",
+            "different sequences; it grows with the number of occurrences.",
             ranges=True,
             follows="intrinsic_dimension",
         ),
@@ -88,8 +84,7 @@ _TERMS = {
             "neighbours of the same token",
             "share of the sampled rows",
             "How often a row's nearest distinct row is of its own token type. Where it is often, "
-            "the intrinsic "
-            "dimension of all rows says little of a surface.",
+            "the intrinsic dimension of all rows says little of a surface.",
             follows="intrinsic_dimension",
         ),
         same_type_neighbors_null=Term(
@@ -102,8 +97,7 @@ _TERMS = {
             "neighbours of the same text",
             "share of the sampled rows",
             "How often a row's nearest distinct row is of its own sequence. Where it is often, the "
-            "intrinsic "
-            "dimension of all rows is that of single texts.",
+            "intrinsic dimension of all rows is that of single texts.",
             follows="intrinsic_dimension",
         ),
         same_sequence_neighbors_null=Term(
@@ -126,8 +120,7 @@ _TERMS = {
             "duplicate rows",
             "share of the sampled rows",
             "Rows equal to another one but for rounding, merged before the intrinsic dimension is "
-            "estimated; many are "
-            "to be expected at `embed` of a model with rotary positions.",
+            "estimated; many are to be expected at `embed` of a model with rotary positions.",
             gaussian=0.0,
         ),
         n_points=Term(
@@ -160,8 +153,7 @@ _TERMS = {
             "intrinsic dimension at the next scale",
             "dimensions, GRIDE, neighbours 2 and 4",
             "As TwoNN, from neighbours that are a little farther away. Where it is far larger, "
-            "rows have near copies, "
-            "which pull TwoNN down.",
+            "rows have near copies, which pull TwoNN down.",
             ranges=True,
             is_drawn=False,
         ),
@@ -174,11 +166,8 @@ _TERMS = {
                 f"intrinsic dimension{of} at scale {scale}",
                 f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
                 f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank "
-                f"{2 * scale}: noise "
-                "counts the less the larger the scale. Where it is the same at all scales it does "
-                "not "
-                "depend on the number "
-                "of rows.",
+                f"{2 * scale}: noise counts the less the larger the scale. Where it is the same at "
+                "all scales it does not depend on the number of rows.",
                 ranges=True,
                 is_drawn=False,
             )
@@ -351,32 +340,16 @@ class IntrinsicDimension(GeometryMetric):
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
     def update_states(self, rows: Rows) -> None:
-        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-        sample = self.load(Sample)
-        start = int(stream_positions(sample.seen, 1, stream=stream, device=sample.seen.device))
-        device = sample.keys.device
+        stream, seen = current_rank(self.process_group), self.load(Sample).seen
+        start = int(stream_positions(seen, 1, stream=stream, device=seen.device))
         labels = rows.ids.once(
-            ("labels", start, device), lambda: sent(_labels(rows, start), device)
+            ("labels", start, self.device), lambda: sent(_labels(rows, start), self.device)
         )
-        self.store(
-            sample.extend(
-                rows.embeddings,
-                labels,
-                numbers=rows.numbers,
-                num_rows=rows.num_kept,
-                stream=stream,
-                num_streams=num_streams,
-                first=rows.first,
-            )
-        )
+        self.draw(rows, labels)
 
     def joined(self, own: Any, incoming: Any) -> Any:
         labels = _after(incoming.labels, int(own.seen))
         return super().joined(own, incoming._replace(labels=labels))
-
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        num_sampled = min(num_rows, self.batch_size * self.num_batches)
-        return super().state_bytes(num_rows) + num_sampled * (itemsize * self.dim + 40)
 
     def sample(self) -> Sample:
         """The sampled rows in the order in which they are drawn: the first k are a sample of k
@@ -466,10 +439,9 @@ class IntrinsicDimension(GeometryMetric):
     ) -> LabelledEstimates:
         x = batch.rows
         if not isinstance(self.estimator, str):
-            # several layers, which may be given the same one, are computed at a time
-            own = copy(self.estimator)
+            tolerance = self.duplicate_tolerance
             return LabelledEstimates(
-                estimated_dimension(x, own, duplicate_tolerance=self.duplicate_tolerance)
+                estimated_dimension(x, self.estimator, duplicate_tolerance=tolerance)
             )
         _, types, sequences = batch.labels.unbind(1)
         has_types = not len(types) or bool((types >= 0).any())

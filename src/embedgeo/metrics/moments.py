@@ -31,8 +31,7 @@ _TERMS = {
             "V_W / V",
             "share of V, from pairs in different sequences",
             "Share of the variance that lies within the occurrences of a token, from pairs in "
-            "different sequences: 0 "
-            "where context does nothing; 1 where the token does not matter.",
+            "different sequences: 0 where context does nothing; 1 where the token does not matter.",
             gaussian=1.0,
         ),
         M_over_Q=Term(

@@ -25,8 +25,7 @@ _TERMS = in_group(
         "NC1, plug-in",
         "variance within over that between next tokens, plug-in estimate",
         "Published as neural collapse: small where rows before the same token gather. Of exactly "
-        "the rows seen: too "
-        "low where tokens occur a few times.",
+        "the rows seen: too low where tokens occur a few times.",
         ranges=True,
         is_drawn=False,
     ),
@@ -69,8 +68,7 @@ _TERMS = in_group(
         "spread of the alignment",
         "std of the cosine over frequent next tokens",
         "How unequally tokens are aligned with their rows of the output embedding: small in "
-        "uniform "
-        "duality.",
+        "uniform duality.",
         is_drawn=False,
     ),
     next_token_types=Term(

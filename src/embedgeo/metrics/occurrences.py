@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank, num_ranks
-from embedgeo.functional.precision import sent
 from embedgeo.functional.processing import row_plane
 from embedgeo.functional.rows import RowIds, Rows
 from embedgeo.functional.sampling import Sample
@@ -57,22 +55,10 @@ class TokenOccurrences(GeometryMetric):
         self.declare(Sample.empty(dim, most, by_label=True, seed=seed))
 
     def update_states(self, rows: Rows) -> None:
-        x = rows.embeddings
         places, labels = rows.ids.once(
             ("occurrences", self.token_types), lambda: self._chosen(rows.ids)
         )
-        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-        self.store(
-            self.load(Sample).extend(
-                x.index_select(0, sent(places, x.device)),
-                labels,
-                numbers=places if rows.numbers is None else rows.numbers[places],
-                num_rows=rows.num_kept,
-                stream=stream,
-                num_streams=num_streams,
-                first=rows.first,
-            )
-        )
+        self.draw(rows, labels, places)
 
     def _chosen(self, ids: RowIds) -> tuple[Tensor, Tensor]:
         """Places of the rows of the token types, and these, on the CPU."""
@@ -82,8 +68,8 @@ class TokenOccurrences(GeometryMetric):
         return places, of_rows[places]
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        most = min(num_rows, self.most * len(self.token_types))
-        return super().state_bytes(num_rows) + most * (itemsize * self.dim + 24)
+        drawn = min(num_rows, self.most * len(self.token_types))
+        return super().state_bytes(0) + drawn * (itemsize * self.dim + 24)
 
     def plane(self) -> dict[str, Tensor]:
         """``token_id``, ``pc1`` and ``pc2`` of each occurrence, shape (m,), by ascending token id

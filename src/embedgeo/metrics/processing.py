@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from embedgeo.functional.distributed import current_rank, num_ranks
 from embedgeo.functional.processing import processed_values, require_removed
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
@@ -79,22 +78,7 @@ class AfterProcessing(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         self.extend(row_scatter(rows.embeddings))
-        stream, num_streams = current_rank(self.process_group), num_ranks(self.process_group)
-        sample = self.load(Sample)
-        self.store(
-            sample.extend(
-                rows.embeddings,
-                numbers=rows.numbers,
-                num_rows=rows.num_kept,
-                stream=stream,
-                num_streams=num_streams,
-                first=rows.first,
-            )
-        )
-
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        sample = min(num_rows, self.sample_size) * (itemsize * self.dim + 24)
-        return super().state_bytes(num_rows) + 8 * (self.dim**2 - 1) + sample
+        self.draw(rows)
 
     @staticmethod
     def family_term(key: str) -> Term | None:

@@ -77,8 +77,7 @@ _SPREAD = Term(
     "spread of the cosine",
     "standard deviation of the cosine of two distinct rows, over all pairs",
     "How much the angle of two embeddings varies: 1 / √d where directions are even, less with a "
-    "common offset, "
-    "more where embeddings form clusters or share main directions.",
+    "common offset, more where embeddings form clusters or share main directions.",
     ranges=True,
 )
 
@@ -145,9 +144,6 @@ class TokenSimilarity(GeometryMetric):
         table = type_table(directions)
         if table is not None:
             self.extend(table)
-
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        return super().state_bytes(num_rows, num_types) + 8 * (self.dim**2 - 1)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -92,16 +92,14 @@ _TERMS = {
             "V_W, plug-in",
             f"plug-in estimate, {SQUARED}",
             "The published variance within tokens, of exactly the rows seen: too low where tokens "
-            "occur "
-            "a few times.",
+            "occur a few times.",
             ranges=True,
         ),
         V_B=Term(
             "V_B, plug-in",
             f"plug-in estimate, {SQUARED}",
             "The published variance between tokens, of exactly the rows seen: too high where "
-            "tokens "
-            "occur a few times.",
+            "tokens occur a few times.",
             ranges=True,
         ),
         V_W_over_V=Term(
@@ -131,8 +129,7 @@ _TERMS = {
             "V_W between texts / V_W",
             "share of V_W, from pairs in one and in different sequences",
             "How much of what context does is the text as a whole: 0 where two occurrences of a "
-            "token differ as "
-            "much in one text as in two, 1 where they are alike in one text.",
+            "token differ as much in one text as in two, 1 where they are alike in one text.",
             gaussian=0.0,
         ),
         V_W_local=Term(
@@ -373,7 +370,8 @@ class TokenMoments(GeometryMetric):
         n_with_ids = types.n.sum()
         if self.count_range is None:
             values = moment_values(self.load(Moments))
-            num_untyped = self._num_untyped()
+            table = self.load(TokenTable)
+            num_untyped = table.n[: table.num_untyped].sum()
             n_with_ids = n_with_ids + num_untyped
             is_mixed = bool(num_untyped > 0)
             of_types = variance_values(*types.pooled()) if is_mixed else values
@@ -389,9 +387,8 @@ class TokenMoments(GeometryMetric):
         within = within_variance(types, num_sequences)
         whole = every if self._whole is None else self._whole
         sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
-        is_regressed = torch.isin(
-            every.token_ids, whole.token_ids[_is_in_range(whole, self.regression_count_range)]
-        )
+        of_whole = _is_in_range(whole, self.regression_count_range)
+        is_regressed = of_whole[torch.searchsorted(whole.token_ids, every.token_ids)]
         regressed = {key: each[is_regressed] for key, each in type_values(every).items()}
         num_in_range = _is_in_range(every, self.regression_count_range).sum()
         token_values = {
@@ -425,11 +422,6 @@ class TokenMoments(GeometryMetric):
     def _types(self) -> TokenTable:
         """All token types, with squared deviations that are not rounding."""
         return self.load(TokenTable).typed().without_rounding()
-
-    def _num_untyped(self) -> Tensor:
-        """Number of rows that have no type, scalar."""
-        table = self.load(TokenTable)
-        return table.n[: table.num_untyped].sum()
 
     def reset(self) -> None:
         super().reset()

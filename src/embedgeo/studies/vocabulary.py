@@ -15,7 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
 from embedgeo.formatting import listed, short
-from embedgeo.functional.neighbors import copies, untrained_rows
+from embedgeo.functional.moments import row_chunks
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import MeasuredLayer, compute
 from embedgeo.geometry.export import layer_sample, layer_tables
@@ -35,6 +37,10 @@ _INPUT = "input_embedding"
 _OUTPUT = "output_embedding"
 _NEVER_IN_UTF8 = (0xC0, 0xC1, *range(0xF5, 0x100))
 _MOST_NAMED = 6  # rows of each kind, in a line
+# share by which an untrained row may be farther than the median of the rows that no token uses
+_FARTHER = 0.1
+# and as many standard deviations, relative to the mean, of the norm of Gaussian rows
+_DEVIATIONS = 4.0
 
 
 def run_vocabulary(settings: VocabularySettings) -> int:
@@ -289,3 +295,45 @@ class MatrixWorker:
             )
         tables["vocabulary"] = noted.assign(layer=layer, layer_index=layer_index)
         return Measured(records, tables, sample={layer: sample} if sample is not None else None)
+
+
+def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
+    """Return the index of the first row that equals each row but for rounding, shape (n,): see
+    `merge_duplicates`. A row with NaN or Inf equals none.
+    """
+    first = torch.arange(len(x), device=x.device)
+    finite = x.isfinite().all(1).nonzero().flatten()
+    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct(tolerance)
+    least = torch.full_like(place, len(x)).scatter_reduce(0, place, finite, "amin")
+    first[finite] = least[place]
+    return first
+
+
+def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
+    """Marks of the rows of an embedding matrix that look like those which no token uses, whose
+    indices are ``unused``.
+
+    These rows have had decay, and at the output a push away from the hidden states, but no example
+    of their own. The rows that lie as near to their mean as they do have seen no more: within 1.1 +
+    4 / √(2d) times the median distance of an unused row to the mean of the others. (Norms of
+    Gaussian rows have the C.V. 1 / √(2d).) The reference is that of Land & Bartolo 2024 ("Fishing
+    for Magikarp"); the limit is not theirs. None where it cannot be told: fewer than two unused
+    rows are finite, or more than half of the other rows are as near as they, as before the
+    training.
+    """
+    wide = accumulator_dtype(x.device)
+    known = x[unused].to(wide)
+    is_finite = known.isfinite().all(1)
+    unused, known = unused[is_finite], known[is_finite]
+    if (m := len(unused)) < 2:
+        return None
+    center = known.mean(0)
+    of_known = row_norms(known - center) * m / (m - 1)  # from the mean of the others
+    distance = torch.empty(len(x), dtype=wide, device=x.device)
+    for chunk in row_chunks(x):
+        distance[chunk] = row_norms(x[chunk].to(wide) - center)
+    distance[unused] = of_known
+    rounding = 4 * torch.finfo(x.dtype).eps * torch.linalg.vector_norm(center)
+    limit = (1 + _FARTHER + _DEVIATIONS / (2 * x.shape[1]) ** 0.5) * of_known.median()
+    is_near = distance <= limit + rounding
+    return None if 2 * int(is_near.sum() - is_near[unused].sum()) > len(x) - m else is_near
