@@ -42,9 +42,8 @@ def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
     plain, more = (median(each) for each in times.values())
     return (
         f"8,192 x {dim} rows, default metrics: {plain:.2f} s and {sizes[0] / 2**20:.0f} MiB; with "
-        f"{num_groups} groups "
-        f"{more:.2f} s ({more / plain:.1f} times) and {sizes[num_groups] / 2**20:.0f} MiB "
-        f"({sizes[num_groups] / sizes[0]:.1f} times)"
+        f"{num_groups} groups {more:.2f} s ({more / plain:.1f} times) and "
+        f"{sizes[num_groups] / 2**20:.0f} MiB ({sizes[num_groups] / sizes[0]:.1f} times)"
     )
 
 

@@ -202,8 +202,7 @@ DRIFT = in_group(
         "linearity",
         "R² of an affine map from the layer below, adjusted",
         "How much of a layer, the residual stream included, is an affine function of the one "
-        "below: 1 if all of it is, "
-        "0 for unrelated rows.",
+        "below: 1 if all of it is, 0 for unrelated rows.",
         gaussian=0.0,
     ),
     linearity_without_residual=Term(
@@ -291,8 +290,7 @@ _OF_MODELS = {
         "loss by the logit lens",
         "mean loss on the text, nats per token, read at this layer",
         "How well the final norm and the head predict from what is there at a layer: what the "
-        "blocks above it still do "
-        "for the prediction.",
+        "blocks above it still do for the prediction.",
         order=766,
     ),
     **in_group(
@@ -342,8 +340,7 @@ _OF_MODELS = {
             "rows of unseen tokens",
             "share of the rows",
             "Rows whose token type is in one half of the sequences alone: an ablation leaves them "
-            "their context and "
-            "token.",
+            "their context and token.",
             is_drawn=False,
         ),
         tokens_seen=Term(

@@ -556,9 +556,8 @@ def test_a_report_that_is_killed_leaves_the_earlier_one_and_the_next_one_cleans_
     report(folder)
     before = contents(folder / "report")
     script = (
-        "import os, sys, pathlib, embedgeo.report as r; "
-        "r.write_page = lambda *_: os.kill(os.getpid(), 9); "
-        "r.write_report([pathlib.Path(sys.argv[1])])"
+        "import os, sys, pathlib, embedgeo.report as r; r.write_page = lambda *_: "
+        "os.kill(os.getpid(), 9); r.write_report([pathlib.Path(sys.argv[1])])"
     )
     done = subprocess.run([sys.executable, "-c", script, folder], timeout=200, check=False)
     assert done.returncode == -9

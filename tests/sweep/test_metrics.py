@@ -206,12 +206,9 @@ def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
     (tmp_path / "wrong.py").write_text(
-        "from embedgeo import EmbeddingMoments as E\n"
-        "def own(dim): return [E(dim)]\n"
-        "def fails(dim): raise RuntimeError('only 768')\n"
-        "def one(dim): return E(dim)\n"
-        "def twice(dim): return [E(dim), E(dim)]\n"
-        "def needs(dim, table): return [E(dim)]\n"
+        "from embedgeo import EmbeddingMoments as E\ndef own(dim): return [E(dim)]\ndef "
+        "fails(dim): raise RuntimeError('only 768')\ndef one(dim): return E(dim)\ndef twice(dim): "
+        "return [E(dim), E(dim)]\ndef needs(dim, table): return [E(dim)]\n"
     )
     with pytest.raises(ValueError, match=message) as refused:
         sweep("lab/nowhere", **options, **asked)

@@ -52,10 +52,8 @@ def test_the_opening_line_says_which_main_numbers_will_be_absent_without_token_i
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
     said = (
         "StepMonitor: V_W / V, dimension between tokens and other values over token types will be "
-        "absent, because "
-        "TransformerEncoder has no embedding table that is called with token ids. Give token_ids=, "
-        "a function of the "
-        "batch."
+        "absent, because TransformerEncoder has no embedding table that is called with token ids. "
+        "Give token_ids=, a function of the batch."
     )
     cases = (
         (encoder, {}, 1),

@@ -219,8 +219,7 @@ def test_one_line_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_pa
     start, end = (each for each in caplog.messages if "GeometryMonitor" in each)
     assert start == (
         "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), "
-        "EmbeddingMoments, every 50 steps "
-        f"and at 1, 2; written to {folder / 'history.parquet'}."
+        f"EmbeddingMoments, every 50 steps and at 1, 2; written to {folder / 'history.parquet'}."
     )
     assert "\n" not in end
     assert shlex.split(end.split("to look at it: ")[1])[-2:] == ["report", str(folder)]

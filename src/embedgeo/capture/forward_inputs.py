@@ -94,10 +94,8 @@ class LayerRows(NamedTuple):
         if fitted is None:
             raise ValueError(
                 f"layer {self.layer.name!r} must have a row for each token; its rows have shape "
-                f"{tuple(self.shape)}, "
-                f"the {name} {tuple(tensor.shape)}. Leave the layer out, or give token_ids= and "
-                f"mask= in the order of "
-                "its rows."
+                f"{tuple(self.shape)}, the {name} {tuple(tensor.shape)}. Leave the layer out, or "
+                "give token_ids= and mask= in the order of its rows."
             )
         return fitted
 
@@ -330,8 +328,7 @@ class ForwardInputs:
         if not self._running:
             raise ValueError(
                 f"{name}= can be a function of the batch only where the model is called; its "
-                f"modules were called one "
-                "by one. Give a tensor."
+                "modules were called one by one. Give a tensor."
             )
         found = values(self._running[0].batch)
         if not isinstance(found, Tensor):
@@ -348,17 +345,14 @@ class ForwardInputs:
         if any(not torch.equal(ids, fitting[0]) for ids in fitting[1:]):
             raise ValueError(
                 f"layer {rows.layer.name!r} must have one token id a row; {len(fitting)} embedding "
-                f"tables are called "
-                "with ids that fit, and neither names nor an output head tell which are tokens. "
-                "Give token_ids=."
+                "tables are called with ids that fit, and neither names nor an output head tell "
+                "which are tokens. Give token_ids=."
             )
         if rows.layer.positions_first and rows.shape == rows.shape[::-1] and rows.shape[0] > 1:
             raise ValueError(
                 f"layer {rows.layer.name!r} must tell sequences from positions to find its token "
-                f"ids; there are "
-                f"{rows.shape[0]} of both. Give token_ids= in the order of its rows, (positions, "
-                f"batch), or use "
-                "batch_first=True."
+                f"ids; there are {rows.shape[0]} of both. Give token_ids= in the order of its "
+                "rows, (positions, batch), or use batch_first=True."
             )
         return fitting[0]
 
@@ -380,9 +374,8 @@ class ForwardInputs:
         ):
             raise ValueError(
                 f"layer {rows.layer.name!r} was run outside of a call of the model, which would "
-                f"tell the attention "
-                "mask. Call the model or its forward(), or give mask= (all ones if there is no "
-                "padding)."
+                "tell the attention mask. Call the model or its forward(), or give mask= (all "
+                "ones if there is no padding)."
             )
         self.has_mask |= mask is not None
         if self._num_virtual and token_ids is not None:
@@ -412,9 +405,8 @@ class ForwardInputs:
             mask = torch.ones(rows.shape, dtype=torch.bool, device=device)
         if mask is None or mask.ndim != 2:
             raise ValueError(
-                "skip_first_positions needs token ids or a mask of shape (batch, positions); found "
-                "none. "
-                "Give token_ids= or mask=."
+                "skip_first_positions needs token ids or a mask of shape (batch, positions); "
+                "found none. Give token_ids= or mask=."
             )
         position_ids = self.forward.position_ids
         if position_ids is not None and position_ids.shape not in (mask.shape, (1, mask.shape[1])):

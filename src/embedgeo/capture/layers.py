@@ -170,8 +170,7 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
     else:
         raise TypeError(
             'layers must be "blocks", "hidden_states", "residual", a pattern of names, a list of '
-            "these or a callable; "
-            f"got {type(layers).__name__}."
+            f"these or a callable; got {type(layers).__name__}."
         )
 
 
@@ -273,10 +272,9 @@ def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
         *before, number, part = path.split(".")
         raise ValueError(
             f"layers={pattern!r} needs blocks that are called; those of "
-            f"{type(stack.parent).__name__} are a "
-            f"{type(stack.blocks[0]).__name__} of modules each. Name the modules inside whose "
-            f"output is the hidden "
-            f"state, such as layers={'.'.join([*before, '?' * len(number), part])!r}."
+            f"{type(stack.parent).__name__} are a {type(stack.blocks[0]).__name__} of modules "
+            "each. Name the modules inside whose output is the hidden state, such as "
+            f"layers={'.'.join([*before, '?' * len(number), part])!r}."
         )
 
 

@@ -60,8 +60,7 @@ def list_revisions(repository: str) -> dict[str, str]:
         )
         raise FileNotFoundError(
             f"{repository} must be a local path that exists or a repository on the Hub; there is "
-            f"no such path, and "
-            f"{why}."
+            f"no such path, and {why}."
         ) from error
     commits = {ref.name: ref.target_commit for ref in (*refs.tags, *refs.branches)}
     for name, commit in commits.items():

@@ -87,8 +87,7 @@ def load_config(
     if config.is_encoder_decoder and not may_be_both:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
-            f"Measure it by hand: "
-            "embedgeo.observe."
+            "Measure it by hand: embedgeo.observe."
         )
     return config
 

@@ -203,8 +203,7 @@ def require_source(name: str, source: str) -> None:
         why = f", where {other!r} (U+{ord(other):04X}) is no letter of such a name" if other else ""
         raise ValueError(
             f"{name} must be a local path that exists or a repository on the Hub, author/name of "
-            f"at most 96 "
-            f"letters each; got {source[:200]!r}{why}."
+            f"at most 96 letters each; got {source[:200]!r}{why}."
         )
 
 
@@ -268,9 +267,8 @@ def _list_model(model: str, revisions: str, is_only: bool) -> list[Checkpoint]:
     if not found:
         among = "" if revisions == "*" else f" among the revisions that match {revisions!r}"
         raise FileNotFoundError(
-            f"model must have a branch main, or branches or tags that name steps, such as "
-            f"step1000; {model} has "
-            f"none{among}."
+            "model must have a branch main, or branches or tags that name steps, such as "
+            f"step1000; {model} has none{among}."
         )
     return found
 
@@ -403,9 +401,8 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
         names = listed([c.path or (c.name if c.has_step else c.model) for c in group])
         if not all(c.has_step for c in group):
             raise ValueError(
-                f"models must differ in their names, by which their results are kept apart; "
-                f"{names} do not. Give "
-                "each once, and links to folders under other names."
+                "models must differ in their names, by which their results are kept apart; "
+                f"{names} do not. Give each once, and links to folders under other names."
             )
         remedy = (
             "Move all but one of them to another folder"
@@ -430,10 +427,9 @@ def _require_file_names(found: Sequence[Checkpoint]) -> None:
         other = owners.setdefault(checkpoint.name.casefold(), checkpoint)
         if other is not checkpoint:
             raise ValueError(
-                f"checkpoints must differ in their names, not only in case; "
-                f"{other.path or other.name} and "
-                f"{checkpoint.path or checkpoint.name} would share a file of results. Choose by "
-                f"--revisions, or rename."
+                "checkpoints must differ in their names, not only in case; "
+                f"{other.path or other.name} and {checkpoint.path or checkpoint.name} would share "
+                "a file of results. Choose by --revisions, or rename."
             )
 
 

@@ -95,8 +95,7 @@ def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:
         if not (folder / "config.json").is_file():
             raise FileNotFoundError(
                 "model_or_config must be a folder with a config.json, or a YAML file, or name a "
-                "function; "
-                f"{folder} has none. Of a folder of checkpoints give one of them."
+                f"function; {folder} has none. Of a folder of checkpoints give one of them."
             )
         return described_model(folder, trust_remote_code=trust_remote_code)
 
@@ -148,10 +147,9 @@ def _configured(
     if isinstance(model, str) or not (has_class or model_class):
         raise ValueError(
             f"{path.name} must be the file of a LightningCLI, with model: class_path: and "
-            f"init_args:; got "
-            f"{'no model' if model is None else f'model: {model!r}'}. Name the class by "
-            f"--model-class "
-            "package.module.Class if the script does, or give the model itself."
+            f"init_args:; got {'no model' if model is None else f'model: {model!r}'}. Name the "
+            "class by --model-class package.module.Class if the script does, or give the model "
+            "itself."
         )
     trainer = _part(content, "trainer")
     try:

@@ -406,8 +406,7 @@ def require_word_ids(rows: str, word_ids: object) -> None:
     if rows == "words" and word_ids is None:
         raise ValueError(
             'rows="words" needs word_ids; got none. Give word_ids=, the number of each token\'s '
-            "word (a tokenizer's "
-            "word_ids()), with -1 for tokens of no word."
+            "word (a tokenizer's word_ids()), with -1 for tokens of no word."
         )
     if rows != "words" and word_ids is not None:
         raise ValueError(f'word_ids go with rows="words"; got rows={rows!r}. Leave them out.')

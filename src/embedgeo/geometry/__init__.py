@@ -250,13 +250,7 @@ class Geometry:
                 ``"projections"`` of `embedgeo.TokenMoments`, ``"occurrences"`` of
                 `embedgeo.TokenOccurrences`.
         """
-        return export.tables_of_types("token_tables", self.measured_layers(), kind)
-
-    def token_planes(self) -> "pd.DataFrame":
-        """`embedgeo.TokenMoments.plane` of every layer; empty if no metric has one. Every rank must
-        call this.
-        """
-        return export.tables_of_types("token_planes", self.measured_layers(), "projections")
+        return export.tables_of_types(self.measured_layers(), kind)
 
     def layer_tables(self) -> "dict[str, pd.DataFrame]":
         """All eigenvalues (``spectra``), the largest ``coordinates``, deviations of the groups

@@ -44,11 +44,9 @@ _PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
 _LONGEST_NAME = 200  # of a checkpoint, whose files are named after it: file systems allow 255 bytes
 
 
-def tables_of_types(method: str, layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
-    """A row for each token type at each layer, of the metrics with that kind of table; for a method
-    of `Geometry`.
-    """
-    require_extra("report", f"Geometry.{method}", "pandas")
+def tables_of_types(layers: Sequence[MeasuredLayer], kind: str) -> "pd.DataFrame":
+    """A row for each token type at each layer, of the metrics with that kind of table."""
+    require_extra("report", "Geometry.token_tables", "pandas")
     import pandas as pd
 
     tables = [
@@ -107,9 +105,9 @@ def html_table(title: str, records: Sequence[Record], note: str) -> str:
         + "</tr>\n"
         for layer, of_layer in cells.items()
     )
-    num_more = len(metrics) - len(columns)
-    more = f"{num_more} more metrics: <code>to_frame()</code>. " if num_more else ""
-    caption = f"{title}. {more}{escape(note[:1].upper() + note[1:])}".strip()
+    caption = (
+        f"{title}; <code>to_frame()</code> has all numbers. {escape(note[:1].upper() + note[1:])}"
+    )
     return f"<table>\n<caption>{caption}</caption>\n<tr><th>layer</th>{titles}</tr>\n{rows}</table>"
 
 

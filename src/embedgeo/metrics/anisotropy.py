@@ -241,10 +241,6 @@ class Anisotropy(GeometryMetric):
         return super().state_bytes(num_rows, 0, itemsize) + pending * itemsize * self.dim
 
     @property
-    def label(self) -> str:
-        return "Anisotropy" if self.sample_size is None else "Anisotropy (sample)"
-
-    @property
     def compromise(self) -> str:
         if self.sample_size is None:
             return ""

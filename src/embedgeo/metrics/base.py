@@ -137,6 +137,9 @@ class GeometryMetric(Metric):
     plotted: Sequence[str] = ()
     """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
+    keys_of_types: ClassVar[tuple[str, ...]] = ()
+    """Headline keys that are absent where rows have no token ids."""
+
     has_copies: bool = True
     """True where standard errors need copies of the metric that see groups of its rows: see
     `compute_with_errors`.
@@ -287,11 +290,6 @@ class GeometryMetric(Metric):
         scalar.
         """
         return (self.num_rows - self.num_nonfinite).to(self.device)
-
-    @property
-    def label(self) -> str:
-        """The name of the class and, where that matters to its memory, of the arguments."""
-        return type(self).__name__
 
     @property
     def compromise(self) -> str:

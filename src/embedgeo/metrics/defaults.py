@@ -3,11 +3,9 @@ what token tables take.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 
 import torch
-from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.formatting import did_you_mean
@@ -244,17 +242,9 @@ def metric_factory(
 
 def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
     """Sentences on a sample in place of a scatter at a width; none where there is none."""
-    function = make.func if isinstance(make, partial) else make
-    if function not in (default_metrics, streaming_metrics):
-        return
     for metric in make(width):
         if isinstance(metric, GeometryMetric) and metric.compromise:
             yield metric.compromise
-
-
-def metric_name(metric: Metric) -> str:
-    """The name of a metric's class and, where that matters to its memory, of its arguments."""
-    return metric.label if isinstance(metric, GeometryMetric) else type(metric).__name__
 
 
 def require_distinct_keys(make: MetricFactory) -> None:
@@ -287,24 +277,6 @@ def require_distinct_keys(make: MetricFactory) -> None:
                     f"Leave one out."
                 )
             owners[key] = name
-
-
-def keys_of_types(make: MetricFactory) -> list[str]:
-    """Keys of the metrics made for a width that are absent where rows have no token ids."""
-    without = measured_keys(make, token_ids=False)
-    return [key for key in measured_keys(make, token_ids=True) if key not in without]
-
-
-def measured_keys(make: MetricFactory, *, token_ids: bool) -> list[str]:
-    """Keys of the metrics made for a width, of rows in sequences with or without token ids."""
-    rows, places = torch.eye(2), torch.arange(2)
-    ids = row_ids(rows, places if token_ids else None, sequence_ids=places)
-    values = dict[str, Tensor]()
-    for metric in make(2):
-        with suppress(Exception):  # of a user's, on rows that are none of the model's
-            update_metric(metric, rows, ids, Rows.of(rows, ids))
-            values.update(require_values(compute_alone(metric)))
-    return [*values]
 
 
 def require_samples(make: MetricFactory) -> None:

@@ -257,6 +257,7 @@ class IntrinsicDimension(GeometryMetric):
 
     terms = _TERMS
     has_copies = False
+    keys_of_types = ("intrinsic_dimension_between",)
     has_samples = True
     plotted: Sequence[str] = ("intrinsic_dimension",)
 

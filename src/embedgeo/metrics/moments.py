@@ -166,6 +166,7 @@ class EmbeddingMoments(GeometryMetric):
     """
 
     terms = _TERMS
+    keys_of_types = ("V_W_over_V_unbiased",)
     plotted = ("V_W_over_V_unbiased", "M_over_Q", "mean_cosine", "norm_cv", "top_dim_share")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:

@@ -220,6 +220,7 @@ class TokenMoments(GeometryMetric):
     _whole: TokenTable | None = None  # of all rows, where this is of those without a group
 
     terms = _TERMS
+    keys_of_types = EmbeddingMoments.keys_of_types
     plotted = EmbeddingMoments.plotted
 
     def __init__(

@@ -27,36 +27,27 @@ from embedgeo.report.summary import outlier_steps
 
 SCALES_TEXT = (
     "Intrinsic dimension from the neighbours of rank n₁ and 2 n₁ (GRIDE). Where it is the same at "
-    "all scales, it does "
-    "not depend on the number of rows: with twice as many, each scale would lie at twice its rank. "
-    "Where it falls, "
-    "small scales see noise, or the finer of two structures; a number from nearest neighbours "
-    "alone would then grow "
-    "with the rows. Those of Gaussian rows fall, too, the wider the more: neighbours of high rank "
-    "are no longer near."
+    "all scales, it does not depend on the number of rows: with twice as many, each scale would "
+    "lie at twice its rank. Where it falls, small scales see noise, or the finer of two "
+    "structures; a number from nearest neighbours alone would then grow with the rows. Those of "
+    "Gaussian rows fall, too, the wider the more: neighbours of high rank are no longer near."
 )
 LEDGER_TEXT = (
-    "A block's output is the stream that enters it plus what attention, MLP and others write. Each "
-    "has a share of M "
-    "and V with half of each product that it has with another; a share below 0 cancels others, and "
-    "all add up to 1. "
-    "Biases of norms after a sum, and what the rounding of the model's dtype leaves, are shares of "
-    "their own."
+    "A block's output is the stream that enters it plus what attention, MLP and others write. "
+    "Each has a share of M and V with half of each product that it has with another; a share "
+    "below 0 cancels others, and all add up to 1. Biases of norms after a sum, and what the "
+    "rounding of the model's dtype leaves, are shares of their own."
 )
 ABLATION_TEXT = (
     "How much worse the model predicts when the rows of one layer are replaced: by themselves "
-    "without their offset, "
-    "their top directions or coordinates, or the mean of their token type; by that mean alone, "
-    "which has no context; "
-    "or by noise of the same mean and covariance. What they are replaced by is found on half of "
-    "the sequences, and the "
-    "loss is that of the others."
+    "without their offset, their top directions or coordinates, or the mean of their token type; "
+    "by that mean alone, which has no context; or by noise of the same mean and covariance. What "
+    "they are replaced by is found on half of the sequences, and the loss is that of the others."
 )
 CKA_TEXT = (
-    "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their geometry "
-    "is the same but for "
-    "rotation and scale, 0 where it is unrelated. Blocks along the diagonal are phases in which "
-    "little changes."
+    "Linear CKA, debiased, of the same rows at two steps, or at two layers: 1 where their "
+    "geometry is the same but for rotation and scale, 0 where it is unrelated. Blocks along the "
+    "diagonal are phases in which little changes."
 )
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks

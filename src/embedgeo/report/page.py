@@ -43,11 +43,9 @@ _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
 _SAME_ROWS = "The same rows over time and depth"
 _TYPES_TEXT = (
-    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. Where "
-    "Q is nearly the "
-    "same for all types, the slope of V on M is near −1 and R² near 1: what the norm of a token's "
-    "mean gains, its "
-    "variance loses."
+    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. "
+    "Where Q is nearly the same for all types, the slope of V on M is near −1 and R² near 1: what "
+    "the norm of a token's mean gains, its variance loses."
 )
 
 

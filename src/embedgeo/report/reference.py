@@ -47,8 +47,7 @@ class Band(NamedTuple):
         what = f"range of {len(self.runs)} earlier runs" if len(self.runs) > 1 else "earlier run"
         return (
             f" Grey: the {what} ({listed(self.runs, 4)}), mean over blocks, at equal {self.unit}; "
-            f"within it at "
-            f"{int((known & is_within).sum())} of {int(known.sum())} steps."
+            f"within it at {int((known & is_within).sum())} of {int(known.sum())} steps."
         )
 
 
@@ -82,8 +81,7 @@ def with_references(runs: Sequence[Run], references: Sequence[Run]) -> list[Run]
                 )
                 raise ValueError(
                     f"a reference must be measured like the runs before it; {reference.label} is "
-                    f"not like "
-                    f"{run.label or 'this one'}: {what}."
+                    f"not like {run.label or 'this one'}: {what}."
                 )
     return [replace(run, references=tuple(references)) for run in runs]
 

@@ -44,8 +44,7 @@ def flags(run: Run) -> list[Flag]:
 def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     text = (
         "The folder holds checkpoints of models that differ in their widths, depths or classes: "
-        "they are not one "
-        "training run, and each model is drawn apart, as a run of its own."
+        "they are not one training run, and each model is drawn apart, as a run of its own."
     )
     yield Flag(
         "Different models",
@@ -68,8 +67,7 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     copies = table.assign(original=original)[(original != "") & (original != table["revision"])]
     text = (
         f"{len(copies)} of {len(table)} checkpoints have the weights of another one: what is drawn "
-        f"at their steps was "
-        "measured on other weights than their names say."
+        "at their steps was measured on other weights than their names say."
     )
     if not run.has_steps:
         text = "The model has the weights of another one."
@@ -148,10 +146,8 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         )
         text = (
             f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
-            f"often as at random: "
-            "the intrinsic dimension of all rows says how near these are, more than what surface "
-            "they lie on. Read the "
-            "dimensions between and within tokens."
+            "often as at random: the intrinsic dimension of all rows says how near these are, "
+            "more than what surface they lie on. Read the dimensions between and within tokens."
         )
         details = [
             f"{layer}: up to {value:.0%} of the rows"
@@ -160,18 +156,15 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         ]
         yield Flag(f"Neighbours of the same {what}", text, details)
     text = (
-        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more than "
-        "three standard "
-        f"errors and a factor of {OTHER_DIMENSION}: near copies, as of one token in one place, "
-        f"pull TwoNN "
-        "down, although they count as distinct. Read the next scale, or more of them: the extra "
-        "metric scales."
+        "TwoNN and the dimension at the next scale (GRIDE, neighbours 2 and 4) differ by more "
+        f"than three standard errors and a factor of {OTHER_DIMENSION}: near copies, as of one "
+        "token in one place, pull TwoNN down, although they count as distinct. Read the next "
+        "scale, or more of them: the extra metric scales."
     )
     yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
     text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
-        f"anisotropy and "
-        "lowers the participation ratio; compare with the dashed line."
+        "anisotropy and lowers the participation ratio; compare with the dashed line."
     )
     per_dimension = values["n"] / run.widths if {"n", "anisotropy"} <= set(values) else None
     yield Flag(
@@ -181,8 +174,7 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     )
     text = (
         f"The C.V. of Q, the slopes and the R² over token types rest on fewer than {FEW_TYPES} "
-        f"types at these layers: "
-        "read trends only."
+        "types at these layers: read trends only."
     )
     types = values.get("token_types_regressed")
     yield Flag(

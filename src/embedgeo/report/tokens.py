@@ -27,12 +27,10 @@ from embedgeo.report.runs import Run
 
 WORDS_TEXT = (
     "Rows are words here, a token type is a word, and |T_w| is how many tokens it is made of. A "
-    "word's row is the mean "
-    "over its tokens, which has a smaller norm than they have: Q, M and V of words of several "
-    "tokens are smaller for "
-    "that reason alone, and rare words have more tokens. Compare words of the same |T_w|; an "
-    "effect of frequency over "
-    "all words may be one of |T_w|."
+    "word's row is the mean over its tokens, which has a smaller norm than they have: Q, M and V "
+    "of words of several tokens are smaller for that reason alone, and rare words have more "
+    "tokens. Compare words of the same |T_w|; an effect of frequency over all words may be one of "
+    "|T_w|."
 )  # Yamagiwa & Shimodaira (2025), Appendix J
 
 _RANGE = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
@@ -666,16 +664,14 @@ def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
     if not with_types:
         raise ValueError(
             "examples are token types of a sweep's tables; there are none. Sweep with "
-            "--token-tables true, or leave "
-            "examples out."
+            "--token-tables true, or leave examples out."
         )
     if missing := [
         name for name in names if not any(len(chosen_types(run, [name])) for run in with_types)
     ]:
         raise ValueError(
             f"examples must be texts of token types that occur; {', '.join(map(repr, missing))} is "
-            f"none. Take texts "
-            "from the column token of tokens/*.parquet."
+            "none. Take texts from the column token of tokens/*.parquet."
         )
 
 

@@ -21,18 +21,15 @@ from embedgeo.report.tokens import some_layers
 
 SPECTRA_TEXT = (
     "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). "
-    "Those of Gaussian "
-    "rows end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue above it is a direction "
-    "that stands "
-    "out. A straight line is a power law, whose exponent α-ReQ is."
+    "Those of Gaussian rows end at the Marchenko-Pastur edge, (1 + √(d / n))²: an eigenvalue "
+    "above it is a direction that stands out. A straight line is a power law, whose exponent "
+    "α-ReQ is."
 )
 COORDINATES_TEXT = (
     "A coordinate is an entry of the hidden state, numbered from 0. In trained models a few of "
-    "them may hold most of "
-    "the variance, or of the mean cosine, which then say little about all the others. Massive "
-    "activations are entries "
-    "thousands of times as large as most, often at the first position of every sequence, where "
-    "attention sinks are."
+    "them may hold most of the variance, or of the mean cosine, which then say little about all "
+    "the others. Massive activations are entries thousands of times as large as most, often at "
+    "the first position of every sequence, where attention sinks are."
 )
 
 _WIDEST = 20_000  # width beyond which nothing is simulated
@@ -257,8 +254,7 @@ def followed_coordinates(run: Run) -> FigureData:
     colours = dict(zip(coloured, draw.RUNS, strict=False))
     subtitle = (
         f"share of V of the {_NAMED} coordinates with the largest one at the last step; a "
-        f"coordinate has one colour, "
-        "and a gap where it was not among the largest"
+        "coordinate has one colour, and a gap where it was not among the largest"
     )
     figure, axes = draw.new_figure(
         "The largest coordinates against step", subtitle, panels=len(layers)

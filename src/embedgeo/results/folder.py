@@ -122,8 +122,7 @@ class SweepFolder:
             if self.done():
                 raise ValueError(
                     f"a sweep folder holds results of one setting; {self.path} does not say which, "
-                    f"for its "
-                    "manifest.json is gone. Give another out."
+                    "for its manifest.json is gone. Give another out."
                 )
             inside = self.path.iterdir() if self.path.is_dir() else ()
             if any(not path.name.startswith(".") and path != self.checkpoints for path in inside):
@@ -141,8 +140,7 @@ class SweepFolder:
             made_by = before.get("by") or f"another version of embedgeo ({version})"
             raise ValueError(
                 f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, "
-                f"which has other "
-                "options. Give another out."
+                "which has other options. Give another out."
             )
         different = [
             f"{key} was {before[key]!r}, is {now[key]!r}"
@@ -152,8 +150,7 @@ class SweepFolder:
         if different:
             raise ValueError(
                 f"a sweep folder holds results of one setting; in {self.path} "
-                f"{'; '.join(different)}. Give another "
-                "folder."
+                f"{'; '.join(different)}. Give another folder."
             )
 
     def manifest(self) -> dict[str, Any]:

@@ -41,8 +41,7 @@ def parse_groups(option: Any) -> dict[str, str]:
         if not (isinstance(group, str) and group and are_names):
             raise ValueError(
                 "model_group must be groups with their models, as encoder=a,b decoder=c, or in "
-                "YAML a mapping from a "
-                f"group to a list of models; got {option!r}."
+                f"YAML a mapping from a group to a list of models; got {option!r}."
             )
         for model in models:
             _assign(groups, model, group)

@@ -109,8 +109,7 @@ def _read(path: Path, columns: Sequence[str], remedy: str) -> pa.Table:
     if missing:
         raise ValueError(
             f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} missing. Was "
-            f"it written by "
-            "another version of embedgeo? Then measure again, into another folder. "
+            "it written by another version of embedgeo? Then measure again, into another folder. "
             f"{remedy}".rstrip()
         )
     learn((table.schema.metadata or {}).get(_TERMS, b"").decode())
@@ -347,8 +346,7 @@ def require_numbers(table: pd.DataFrame, source: str) -> None:
     if len(wrong):
         raise ValueError(
             f"{source} must have optimizer steps, whole numbers from 0 up, in the column step; it "
-            f"has "
-            f"{wrong.iloc[0]}. Count the steps that the weights have taken."
+            f"has {wrong.iloc[0]}. Count the steps that the weights have taken."
         )
 
 

@@ -433,8 +433,7 @@ def _given_batch(
     if not isinstance(token_ids, Tensor) or token_ids.ndim != 2:
         raise ValueError(
             "batches must be token ids, or mappings with input_ids, of shape (batch, positions); "
-            "got "
-            f"{tuple(getattr(token_ids, 'shape', ())) or type(token_ids).__name__}."
+            f"got {tuple(getattr(token_ids, 'shape', ())) or type(token_ids).__name__}."
         )
     numbers = first + torch.arange(len(token_ids))
     mask = given.get("attention_mask")
@@ -495,8 +494,7 @@ class Ablation:
         if len(submodels(model)) > 1:
             raise ValueError(
                 f"a decoder or an encoder is needed; {type(measured_model(model)).__name__} is "
-                f"both. Its blocks "
-                "cannot be told apart by what they read."
+                "both. Its blocks cannot be told apart by what they read."
             )
         if means := [layer.name for layer in layers.values() if len(layer.calls) > 1]:
             raise ValueError(
@@ -759,8 +757,7 @@ def _at(layer: Layer, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
         if hidden.ndim != 3:
             raise ValueError(
                 f"layer {layer.name} must have a hidden state of shape (batch, positions, d); got "
-                f"shape "
-                f"{tuple(hidden.shape)}. Leave it out."
+                f"shape {tuple(hidden.shape)}. Leave it out."
             )
         if layer.positions_first:
             return change(hidden.transpose(0, 1)).transpose(0, 1)

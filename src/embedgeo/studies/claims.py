@@ -23,80 +23,63 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "value": (
         ("layer", "printed"),
         "A value holds if it is no farther from the printed one than z standard errors and half a "
-        "unit of the last "
-        "printed digit. It is not comparable with another text, or where z standard errors are "
-        "more than a quarter "
-        "of the printed value.",
+        "unit of the last printed digit. It is not comparable with another text, or where z "
+        "standard errors are more than a quarter of the printed value.",
     ),
     "token": (
         ("layer", "printed", "token"),
         "A value of one token type, which has no standard error, holds if it is within the share "
-        "of the printed one "
-        "that the row names.",
+        "of the printed one that the row names.",
     ),
     "count": (
         ("printed",),
         "A count holds if it is no farther from the printed one than z standard errors of the "
-        "difference of two such "
-        "samples: of occurrences, of texts drawn at random; of types, the root of twice the number "
-        "of those that occur "
-        "once. Special tokens do not count. It is comparable only of the whole of the same share "
-        "of the text.",
+        "difference of two such samples: of occurrences, of texts drawn at random; of types, the "
+        "root of twice the number of those that occur once. Special tokens do not count. It is "
+        "comparable only of the whole of the same share of the text.",
     ),
     "below": (
         ("layer",),
         "A slope is below zero if it is by more than z standard errors, at every layer that the "
-        "row is about; it is "
-        f"not if it may be no more than {LEAST_SLOPE} below at one of them: by its value and z "
-        f"standard errors.",
+        f"row is about; it is not if it may be no more than {LEAST_SLOPE} below at one of them: by "
+        "its value and z standard errors.",
     ),
     "trend": (
         ("direction",),
         "A trend through the layers holds if Kendall's τ of value and depth has the sign and is "
-        "more than two of its "
-        "standard errors from 0, which follow from the number of layers; it does not hold if, with "
-        "two of them more, "
-        f"it is less than {LEAST_TAU}. Values that differ by less than z of their largest errors "
-        f"are not comparable, "
-        f"unless those would have left {VISIBLE:.0%} to be seen. Where no errors are known, a "
-        f"trend fails only if the "
-        "opposite one holds.",
+        "more than two of its standard errors from 0, which follow from the number of layers; it "
+        f"does not hold if, with two of them more, it is less than {LEAST_TAU}. Values that differ "
+        "by less than z of their largest errors are not comparable, unless those would have left "
+        f"{VISIBLE:.0%} to be seen. Where no errors are known, a trend fails only if the opposite "
+        "one holds.",
     ),
     "peak": (
         ("over",),
-        f"A peak holds if the largest value between the ends exceeds both ends by more than z "
-        f"standard errors of the "
-        f"difference; it does not hold if, within z of them, it exceeds one by less than "
-        f"{VISIBLE:.0%} of that end. "
-        "Through the layers the peak is the largest value of the middle half, and does not hold if "
-        "one outside of that "
-        "is larger by more than z standard errors; if one is larger by less, it is not comparable.",
+        "A peak holds if the largest value between the ends exceeds both ends by more than z "
+        "standard errors of the difference; it does not hold if, within z of them, it exceeds one "
+        f"by less than {VISIBLE:.0%} of that end. Through the layers the peak is the largest value "
+        "of the middle half, and does not hold if one outside of that is larger by more than z "
+        "standard errors; if one is larger by less, it is not comparable.",
     ),
     "flatter": (
         ("than",),
         "A profile is flatter if its span over the layers (largest less smallest value) is less "
-        "than the mean span of "
-        "the other group by more than z standard errors of the difference; it is not if, within z "
-        "of them, it is "
-        f"less by under {VISIBLE:.0%} of that.",
+        "than the mean span of the other group by more than z standard errors of the difference; "
+        f"it is not if, within z of them, it is less by under {VISIBLE:.0%} of that.",
     ),
     "phase": (
         ("phase", "start"),
         "Phases are told apart by the two steps between which the number grows most (where it "
-        "starts by growing: "
-        "falls most): before them is the first, between them the second, after them the third. A "
-        "phase holds if the "
-        "number changes as claimed by more than z standard errors of the difference; it does not "
-        "hold if, within z of "
-        f"them, it changes by less than {VISIBLE:.0%} of the larger value. Where none is before "
-        f"the second, or after "
-        "it, that is asked of each change within the second, and the least clear one is named.",
+        "starts by growing: falls most): before them is the first, between them the second, after "
+        "them the third. A phase holds if the number changes as claimed by more than z standard "
+        "errors of the difference; it does not hold if, within z of them, it changes by less than "
+        f"{VISIBLE:.0%} of the larger value. Where none is before the second, or after it, that is "
+        "asked of each change within the second, and the least clear one is named.",
     ),
     "unprinted": (
         ("layer",),
         "Where nothing but a picture is known of the paper, what was measured stands beside that "
-        "of Gaussian rows that "
-        "are independent of their tokens, if that is known.",
+        "of Gaussian rows that are independent of their tokens, if that is known.",
     ),
     "picture": (
         (),

@@ -48,17 +48,14 @@ class Comparison:
         if not self._runs:
             raise ValueError(
                 f"drift takes the folder of a sweep with saved samples; {folder} has none. Sweep "
-                f"with --save-samples "
-                "true, into another folder."
+                "with --save-samples true, into another folder."
             )
         self._layers = lru_cache(maxsize=3)(self._read_layers)
         if not any(self._layers(name) for run in self._runs for name in run):
             raise ValueError(
                 f"drift compares saved rows; the samples in {folder} have none, as the metrics of "
-                f"the sweep draw none. "
-                "Sweep with --save-samples true and metrics with IntrinsicDimension, as the "
-                "default ones, into another "
-                "folder."
+                "the sweep draw none. Sweep with --save-samples true and metrics with "
+                "IntrinsicDimension, as the default ones, into another folder."
             )
         self.fewest_rows = num_rows
 

@@ -206,8 +206,7 @@ class RemoteWorkers:
         ):
             self._sweep.print_once(
                 f"{num_ready} of {self._num_workers} workers have started; the others do once the "
-                f"cluster has "
-                f"{_enumerated(self._resources)} free for each"
+                f"cluster has {_enumerated(self._resources)} free for each"
             )
 
     def _take_answers(self) -> None:
@@ -277,8 +276,7 @@ def _require_same_packages(started: Started) -> None:
         if other.partition("+")[0] != own.partition("+")[0]:
             raise ValueError(
                 f"the nodes of the cluster must have the driver's packages; {started.node} has "
-                f"{name} {other}, "
-                f"this machine {own}."
+                f"{name} {other}, this machine {own}."
             )
 
 

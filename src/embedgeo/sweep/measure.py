@@ -336,7 +336,7 @@ def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame
             num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0
         )
     }
-    tables["projections"] = geometry.token_planes()
+    tables["projections"] = geometry.token_tables("projections")
     tables["distances"] = geometry.token_tables("distances")
     if text.occurrence_types:
         tables["occurrences"] = geometry.token_tables("occurrences").merge(
@@ -552,8 +552,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     if refused := [option for option in options if not takes_any and option not in parameters]:
         raise ValueError(
             f"metrics must name a function that takes the options given with it; {name} does not "
-            f"take "
-            f"{listed(refused)}. Leave that out, or name a function that takes it."
+            f"take {listed(refused)}. Leave that out, or name a function that takes it."
         )
     make = partial(function, **options)
     try:
@@ -565,8 +564,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             raise
         raise ValueError(
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct "
-            "keys, for any width; "
-            f"{name} fails for width 2 ({reason(error)})."
+            f"keys, for any width; {name} fails for width 2 ({reason(error)})."
         ) from error
     tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
     has_types = any("tokens" in of_metric for of_metric in tables)

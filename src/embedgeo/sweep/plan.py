@@ -120,9 +120,8 @@ def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
     num_originals = sum(not planned.duplicate_of for planned in mine)
     if settings.workers > max(1, num_originals):
         raise ValueError(
-            f"workers must be at most the checkpoints to measure, duplicates apart; got "
-            f"{settings.workers} for "
-            f"{num_originals}."
+            "workers must be at most the checkpoints to measure, duplicates apart; got "
+            f"{settings.workers} for {num_originals}."
         )
     return SweepPlan(
         plan, mine, [planned for planned in mine if planned.name not in known or planned.is_stale]

@@ -65,8 +65,7 @@ def make_fabric(options: Mapping[str, Any]) -> Fabric:
     if unknown := sorted(options.keys() - set(_FABRIC_OPTIONS)):
         raise ValueError(
             f"trainer must be options that say where and how to run: {', '.join(_FABRIC_OPTIONS)}; "
-            f"got "
-            f"{', '.join(unknown)}."
+            f"got {', '.join(unknown)}."
         )
     try:
         fabric = Fabric(**{"devices": 1, **options})
@@ -77,9 +76,8 @@ def make_fabric(options: Mapping[str, Any]) -> Fabric:
     is_whole = isinstance(fabric.strategy, DDPStrategy | SingleDeviceStrategy)
     if not is_whole or "MultiProcessing" in type(fabric.strategy.launcher).__name__:
         raise ValueError(
-            "trainer.strategy must keep its processes over the sweep, and the model whole in each, "
-            "as ddp does; "
-            f"got {options.get('strategy', 'auto')!r}."
+            "trainer.strategy must keep its processes over the sweep, and the model whole in "
+            f"each, as ddp does; got {options.get('strategy', 'auto')!r}."
         )
     return fabric
 

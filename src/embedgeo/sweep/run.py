@@ -284,8 +284,7 @@ class Sweep:
                 if self._locks.error:
                     self.print_once(
                         f"{self.folder.path} cannot be locked ({self._locks.error}): another sweep "
-                        f"of the same "
-                        "checkpoints at the same time would measure them, too"
+                        "of the same checkpoints at the same time would measure them, too"
                     )
                 return planned
         return None

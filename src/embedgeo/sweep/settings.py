@@ -241,8 +241,7 @@ class SweepSettings:
         if self.rows in ("mean", "max") and (lo_hi or self.token_tables or self.save_means):
             raise ValueError(
                 f"count_range, token_tables and save_means need token types; --rows {self.rows} "
-                f"has none. Take other "
-                "rows."
+                "has none. Take other rows."
             )
         if self.types == "string" and (
             self.rows in ("mean", "max", "words") or "next_token" in self.extra_names

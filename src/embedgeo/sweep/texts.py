@@ -418,8 +418,7 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
     if known is not None and int(token_ids.max()) >= known:
         raise ValueError(
             f"tokenizer must give ids below the {known} that the model embeds; it gives "
-            f"{int(token_ids.max())}. "
-            "Name the model's own by --tokenizer."
+            f"{int(token_ids.max())}. Name the model's own by --tokenizer."
         )
 
 
@@ -516,8 +515,7 @@ def find_tokenizer(
     found = f"none loads: {'; '.join(tried)}" if tried else neither
     raise kind(
         f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, "
-        f"a repository or a "
-        "tokenizer.json by --tokenizer."
+        "a repository or a tokenizer.json by --tokenizer."
     )
 
 

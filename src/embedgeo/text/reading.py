@@ -195,8 +195,7 @@ def _stream(address: Address) -> Iterator[str]:
         if address.column not in row:
             raise ValueError(
                 f"text: {address.url} must have a column {address.column!r}; it has "
-                f"{listed(list(row))}. Name one by "
-                "#COLUMN."
+                f"{listed(list(row))}. Name one by #COLUMN."
             )
         document = row[address.column]
         if document is not None:
@@ -212,8 +211,7 @@ def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
     if Path(address.name).exists():  # the library would read it
         raise ValueError(
             f"text: {address.url} is a dataset on the Hub; {Path(address.name).absolute()} would "
-            f"be read in its "
-            "place. Start the sweep in another folder."
+            "be read in its place. Start the sweep in another folder."
         )
     try:
         return datasets.load_dataset(

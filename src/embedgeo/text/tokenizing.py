@@ -172,8 +172,7 @@ def _chosen_special_tokens(
             if not found[i]:
                 raise ValueError(
                     f"--special-tokens {special_tokens} needs a tokenizer with a "
-                    f"{' or '.join(kinds)} token; it has "
-                    "none. Take none or default."
+                    f"{' or '.join(kinds)} token; it has none. Take none or default."
                 )
     return found[0], found[1]
 
@@ -266,9 +265,8 @@ def _spell_words(
             )
             if len(word.split()) > 1:
                 raise ValueError(
-                    f"--rows words needs a tokenizer that tells words apart; this one takes "
-                    f"{word[:40]!r} as one. Take "
-                    "other rows."
+                    "--rows words needs a tokenizer that tells words apart; this one takes "
+                    f"{word[:40]!r} as one. Take other rows."
                 )
             seen[tokens] = types.setdefault(word, len(types)) if word else -1
         found.append(seen[tokens])

@@ -26,7 +26,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import TABLE_BYTES, keys_of_types, metric_name, width_notes
+from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
 from embedgeo.metrics.layer import MetricFactory
 
 _TEXT_WIDTH = 100
@@ -152,7 +152,7 @@ def opening(
     """
     width = model_width(geometry.model) or 2
     layers = listed([layer.name for layer in geometry.layers], 4)
-    metrics = listed([metric_name(metric) for metric in geometry.make_metrics(width)])
+    metrics = listed([type(metric).__name__ for metric in geometry.make_metrics(width)])
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
     lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {history}."]
@@ -171,7 +171,8 @@ def opening(
             f"drift has no rows from before step {drift_start:,}: the first measurement from now "
             f"on is its first."
         )
-    absent = [key for key in keys_of_types(geometry.make_metrics) if key in headlines()]
+    own = [each for each in geometry.make_metrics(2) if isinstance(each, GeometryMetric)]
+    absent = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
     has_no_types = geometry.settings["rows"] in ("mean", "max")
     if absent and not (given or geometry.inputs.tables or geometry.part or has_no_types):
         lines.append(
@@ -447,7 +448,7 @@ def _held_bytes(make: MetricFactory, width: int, rows: _ExpectedRows) -> Counter
             num_types = min(rows.num_types, in_group)
             of_group = metric.state_bytes(in_group, num_types)
             num_bytes += rows.num_groups * of_group
-        held[metric_name(metric)] += num_bytes
+        held[type(metric).__name__] += num_bytes
     if rows.num_compared:  # of the first measurement, of the last one and of this one
         held["drift"] = 3 * min(rows.num_compared, rows.total) * width * _FLOAT
     return held

@@ -61,18 +61,15 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     if other or not names:
         raise ValueError(
             "device_mesh must have dimensions of data parallelism (named dp, data_parallel, fsdp "
-            "…), of tensor or "
-            "sequence parallelism (tp, tensor_parallel, sp …) and of a pipeline (pp, pipeline …); "
-            "got "
-            f"{listed(other) if other else 'unnamed ones'}. Under context parallelism sweep over "
-            f"the checkpoints."
+            "…), of tensor or sequence parallelism (tp, tensor_parallel, sp …) and of a pipeline "
+            f"(pp, pipeline …); got {listed(other) if other else 'unnamed ones'}. Under context "
+            "parallelism sweep over the checkpoints."
         )
     if mesh.size() != dist.get_world_size():
         raise ValueError(
             f"device_mesh must be the mesh of all {dist.get_world_size()} ranks, not a part of it; "
-            f"got one of "
-            f"{mesh.size()}. Give the whole mesh, or process_group=, the ranks that have different "
-            f"rows."
+            f"got one of {mesh.size()}. Give the whole mesh, or process_group=, the ranks that "
+            "have different rows."
         )
     group = _group(mesh, [i for i, name in enumerate(names) if _ROWS.fullmatch(name)])
     group.original = group.process_group  # a mesh may have none of these ranks
@@ -96,8 +93,7 @@ def require_same_modules(model: nn.Module, ranks: OwnGroup) -> None:
     if largest != -least:
         raise ValueError(
             "model must have the same modules on every rank; they differ, as those of pipeline "
-            "stages do. Give "
-            "device_mesh= a mesh with the pipeline's dimension, named pp."
+            "stages do. Give device_mesh= a mesh with the pipeline's dimension, named pp."
         )
 
 
@@ -279,6 +275,5 @@ def _require_same_rows(before: list[Record], after: list[Record]) -> None:
         raise ValueError(
             f"the stages of a pipeline must count the same rows; layer {last[-1]['layer']!r} has "
             f"{last[-1]['value']:.0f}, layer {first[0]['layer']!r} {first[0]['value']:.0f}. Give "
-            f"token_ids= and mask=, "
-            "functions of the batch, and the batch on every rank."
+            "token_ids= and mask=, functions of the batch, and the batch on every rank."
         )

@@ -155,9 +155,8 @@ class GeometryMonitor(Monitor, Callback):
             if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
                 raise ValueError(
                     f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; "
-                    f"that of a training "
-                    "batch is of the weights before the step. Give GeometryMonitor held-out "
-                    "batches: probe=."
+                    "that of a training batch is of the weights before the step. Give "
+                    "GeometryMonitor held-out batches: probe=."
                 )
         if stage == "fit":
             # the model may be made later, in configure_model; training starts with the error

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from lightning.pytorch.loggers import (
     CSVLogger,
     Logger,
+    MLFlowLogger,
     TensorBoardLogger,
     WandbLogger,
 )
@@ -210,10 +211,9 @@ def _explanation(metrics: Iterable[str]) -> Iterator[str]:
     yield ""
     yield (
         "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, "
-        "`mean` is the mean over "
-        "blocks. The step is the number of optimizer steps that the weights have taken. Undefined "
-        "values (too few "
-        "rows, rows that do not vary) are missing in the charts and grey in the heatmaps."
+        "`mean` is the mean over blocks. The step is the number of optimizer steps that the "
+        "weights have taken. Undefined values (too few rows, rows that do not vary) are missing "
+        "in the charts and grey in the heatmaps."
     )
 
 
@@ -459,7 +459,7 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
     one: its run's own.
 
     Of Weights & Biases the directory in which the run began, also where another process goes on
-    with it.
+    with it; of MLflow the artifacts of the run.
     """
     first = next(iter(loggers), None)
     folders = [getattr(first, "log_dir", None), getattr(first, "save_dir", None)]
@@ -467,8 +467,20 @@ def logger_folder(loggers: Iterable[Any]) -> Path | None:
         run = _wandb_run(first.experiment if isinstance(first, WandbLogger) else first)
         if run is not None and not run.disabled:
             folders.insert(0, _first_wandb_folder(run))
+        folders.insert(0, _mlflow_artifacts(first))
     local = (_local_folder(str(folder)) for folder in folders if isinstance(folder, str | Path))
     return next((folder for folder in local if folder is not None), None)
+
+
+def _mlflow_artifacts(logger: Any) -> str | None:
+    """Address of the artifacts of Lightning's logger for MLflow, or of ``mlflow``'s own run."""
+    if isinstance(logger, MLFlowLogger):
+        run = logger.experiment.get_run(logger.run_id)
+    elif (mlflow := sys.modules.get("mlflow")) is not None and logger is mlflow:
+        run = mlflow.active_run()
+    else:
+        return None
+    return None if run is None else run.info.artifact_uri
 
 
 def _local_folder(place: str) -> Path | None:

@@ -531,11 +531,10 @@ class Monitor(ABC):
         ):
             return self.prefix
         self._warn(
-            f"torch.distributed must be initialized where several processes train one model; this "
-            f"is process {rank} of "
-            f"{num_processes} (RANK, WORLD_SIZE) without it, and measures its own rows alone, into "
-            f"a file of its own. "
-            "Call init_process_group() before the first step."
+            "torch.distributed must be initialized where several processes train one model; this "
+            f"is process {rank} of {num_processes} (RANK, WORLD_SIZE) without it, and measures its "
+            "own rows alone, into a file of its own. Call init_process_group() before the first "
+            "step."
         )
         return (
             self.prefix if int(rank) == 0 else f"{self.prefix}.rank{rank}".removeprefix("geometry.")
@@ -639,9 +638,8 @@ class Monitor(ABC):
         if self._geometry is not None and (is_last_due or self._window_start is not None):
             self._warn(
                 "the process group must be there until the last measurement is complete; it was "
-                "destroyed before, and "
-                "what was not complete is left out. End training, or call close(), before "
-                "destroy_process_group()."
+                "destroyed before, and what was not complete is left out. End training, or call "
+                "close(), before destroy_process_group()."
             )
         self._window_start = None
         self._geometry = None
@@ -680,10 +678,9 @@ class Monitor(ABC):
         if size[0] < first[0] or size[1] < first[1]:
             self._probe_size = 0, 0  # this is said once
             self._warn(
-                f"probe must give the same batches at every measurement; batches and rows were "
-                f"{size[0]} and {size[1]} "
-                f"at step {step}, {first[0]} and {first[1]} at the first one. Give fixed batches, "
-                f"such as a list."
+                "probe must give the same batches at every measurement; batches and rows were "
+                f"{size[0]} and {size[1]} at step {step}, {first[0]} and {first[1]} at the first "
+                "one. Give fixed batches, such as a list."
             )
 
     def _measure_recent(self, step: int) -> None:
@@ -704,10 +701,8 @@ class Monitor(ABC):
                 return
             self._warn(
                 f"the weights of the last step, {step}, are not measured, because the model could "
-                f"not be run on a "
-                f"training batch outside of its training step ({reason(error)}). Give "
-                f"probe_forward=, a function of "
-                "the module and a batch, or measure_last=False."
+                f"not be run on a training batch outside of its training step ({reason(error)}). "
+                "Give probe_forward=, a function of the module and a batch, or measure_last=False."
             )
         else:
             self._measure(step)
@@ -937,8 +932,7 @@ class Monitor(ABC):
         self._warned_of_eager_steps = True
         self._warn(
             f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
-            "steps run eagerly. "
-            "Call prepare(model) first."
+            "steps run eagerly. Call prepare(model) first."
         )
 
 
@@ -999,9 +993,8 @@ def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
         )
     if drift and not has_probe:
         raise ValueError(
-            f"drift compares the same rows at every measurement and needs a probe; got "
-            f"drift={drift!r} without one. "
-            "Give probe=, fixed held-out batches, or leave drift out."
+            "drift compares the same rows at every measurement and needs a probe; got "
+            f"drift={drift!r} without one. Give probe=, fixed held-out batches, or leave drift out."
         )
     return NUM_COMPARED_ROWS if drift is True else int(drift)
 
@@ -1027,7 +1020,6 @@ def _require_same_number(num_taken: int, ranks: Group) -> None:
     most, least = all_reduce_max(torch.tensor([num_taken, -num_taken]), ranks).tolist()
     if most != -least:
         raise ValueError(
-            f"probe must give the same batches on every rank, because ranks share them; one rank "
-            f"has {-least} left, "
-            f"another one {most}. Do not shard the probe's data."
+            "probe must give the same batches on every rank, because ranks share them; one rank "
+            f"has {-least} left, another one {most}. Do not shard the probe's data."
         )

@@ -354,8 +354,6 @@ def _scalar_writer(log: Any) -> Callable[[int, Mapping[str, float]], object]:
         return log
     raise TypeError(
         "log must be a function (step, {tag: value}), a SummaryWriter, a Lightning logger or an "
-        "object with a method "
-        "log(values, step=step) or log_metrics(values, step=step), as a wandb run or the module "
-        "mlflow; "
-        f"got {type(log).__name__}."
+        "object with a method log(values, step=step) or log_metrics(values, step=step), as a "
+        f"wandb run or the module mlflow; got {type(log).__name__}."
     )

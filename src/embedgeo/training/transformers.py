@@ -218,9 +218,8 @@ def _require_data_parallel(trainer: Trainer) -> None:
     if trainer.get_tp_size() * trainer.get_cp_size() * trainer.get_sp_size() > 1:
         raise ValueError(
             "GeometryCallback needs different rows on each rank; this Trainer runs one model on "
-            "several ranks "
-            "(tensor, context or sequence parallel). Use data parallel or FSDP, or sweep over its "
-            "checkpoints."
+            "several ranks (tensor, context or sequence parallel). Use data parallel or FSDP, or "
+            "sweep over its checkpoints."
         )
     if trainer.args.n_gpu > 1:
         raise ValueError(
