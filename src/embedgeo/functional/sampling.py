@@ -261,7 +261,8 @@ class Sample(NamedTuple):
             }
         if phase == 2:
             if not found["is_unknown"]:
-                found["own"] = own = own._numbered(found["sizes"].long())
+                own = own._numbered(found["sizes"].long())
+                found["own"] = own
             lengths = found["lengths"].long().tolist()
             keys = {"keys": found.placed(own.keys, lengths)}
             return keys | ({"labels": found.placed(own.labels, lengths)} if self.by_label else {})
