@@ -19,10 +19,10 @@ GROUPS = (
     "rows counted",
     "more",
 )
-GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 """Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the
 headlines.
 """
+GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 
 
 class Term(NamedTuple):

@@ -1,8 +1,7 @@
 """Names of torch that it does not promise, and what is done in a torch without one: most often a
 slower way is taken.
 
-All are here but ``_apply`` (`embedgeo.metrics.base`), and those that torch writes into files
-(`checkpoints/ranges.py`). Those of torch.compile are taken in `in_graphs` alone, for a monitor with
+All are here but ``_apply`` (`embedgeo.metrics.base`). Those of torch.compile are taken in `in_graphs` alone, for a monitor with
 ``compiled="stable"``, which is refused where one of them is gone.
 """
 

@@ -34,9 +34,9 @@ class GeometryMonitor(Monitor, Callback):
     bit for bit what it is without the monitor, except that a measured step of a compiled model runs
     eagerly, unless ``compiled="stable"``.
 
-    Every logger gets the scalars ``{prefix}.{metric}/{layer}`` and their mean over blocks,
-    ``{prefix}.{metric}/mean``; those that show more than scalars also charts, pictures and a text.
-    The same values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer,
+    Every logger gets the scalars that ``scalars`` names as ``{prefix}.{metric}/{layer}``, and their
+    mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also pictures and
+    a text. All values are in ``trainer.callback_metrics`` and, as a list of dicts (step, layer,
     layer_index, width, metric, value, stderr), in ``history``: with ``ddp_spawn`` in the processes
     that train, not where ``fit`` is called.
 
@@ -46,7 +46,7 @@ class GeometryMonitor(Monitor, Callback):
     Args:
         every_n_steps: measure at steps 0, n, 2n …
         extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
-        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of these or a callable
+        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list of these or a callable
             on the model: see `embedgeo.capture.layers.resolve_layers`. The callable may also return
             a module, whose blocks are measured.
         metrics: makes the metrics of a layer, given the layer's width. Default, ``"auto"``:
