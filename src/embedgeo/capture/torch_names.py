@@ -1,8 +1,9 @@
 """Names of torch that it does not promise, and what is done in a torch without one: most often a
 slower way is taken.
 
-All are here but ``_apply`` (`embedgeo.metrics.base`). Those of torch.compile are taken in `in_graphs` alone, for a monitor with
-``compiled="stable"``, which is refused where one of them is gone.
+All are here but ``_apply`` (`embedgeo.metrics.base`). Those of torch.compile are taken
+in `in_graphs` alone, for a monitor with ``compiled="stable"``, which is refused where one of them
+is gone.
 """
 
 import sys

@@ -46,9 +46,9 @@ class GeometryMonitor(Monitor, Callback):
     Args:
         every_n_steps: measure at steps 0, n, 2n …
         extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
-        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list of these or a callable
-            on the model: see `embedgeo.capture.layers.resolve_layers`. The callable may also return
-            a module, whose blocks are measured.
+        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list of
+            these or a callable on the model: see `embedgeo.capture.layers.resolve_layers`. The
+            callable may also return a module, whose blocks are measured.
         metrics: makes the metrics of a layer, given the layer's width. Default, ``"auto"``:
             `embedgeo.default_metrics` where their token tables, with the union over the ranks, take
             at most 2 GiB on a rank, else `embedgeo.streaming_metrics`. That is chosen at the first
