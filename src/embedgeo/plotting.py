@@ -195,6 +195,7 @@ class Plot:
 
 
 plot = Plot()
+"""Draws a figure of the report, by its kind: call it, as `embedgeo.plot`."""
 
 
 def _at_layers(
