@@ -218,24 +218,6 @@ def samplers(dim):
     return [IntrinsicDimension(dim, 500, seed=5), AfterProcessing(dim, sample_size=500)]
 
 
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-)
-
-
 def counted_collectives(rank):
     """How many measurements of several layers are made, with the default metrics and the
     jackknife, once a monitor has begun, and how many collectives these take.
