@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import ratio
 from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
     Nearest,
@@ -123,6 +122,8 @@ def _nearest_points(
     """
     kept, place = rows.distinct(duplicate_tolerance)
     nearest = rows.nearest(4, None if len(kept) == len(place) else kept, apart)
+    if len(kept) <= FAR_SIGHTED:
+        return nearest, place
     least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
     nearest.distances[least.argsort()[FAR_SIGHTED:], 2:] = torch.nan
     return nearest, place
@@ -147,13 +148,13 @@ def _of_distances(
     next_scale = math.nan
     if distances.shape[1] > 3:
         log_next = (distances[:, 3] / second).log()
-        next_scale = float(most_likely_dimension(log_next[~log_next.isnan()], 2)[0])
+        next_scale = most_likely_dimension(log_next[~log_next.isnan()], 2)[0]
     log_mu, order = (second / first).log().sort()
     if group is not None:
         in_order = group.cpu()[order]
         others = (log_mu[in_order != i] for i in range(num_groups))
-        left_out = torch.stack([_rate_of_ratios(each, method, discarded) for each in others])
-    dimension = float(_rate_of_ratios(log_mu, method, discarded))
+        left_out = log_mu.new_tensor([_rate_of_ratios(each, method, discarded) for each in others])
+    dimension = _rate_of_ratios(log_mu, method, discarded)
     return DimensionEstimate(dimension, len(first), left_out, next_scale)
 
 
@@ -168,22 +169,21 @@ def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
     return torch.where(least == most, least, -1)
 
 
-def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Tensor:
-    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``; a float64
-    scalar.
-    """
+def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> float:
+    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``."""
     num_used = math.floor(len(log_mu) * (1 - discard_fraction) + 1e-9)
     if method == "fit":
         num_used = min(num_used, len(log_mu) - 1)  # the last one's rank has no logarithm
     used = log_mu[: max(0, num_used)]
-    if num_used < 2 or not bool(used.sum() > _EQUAL * num_used):
-        return log_mu.new_tensor(math.nan)
+    total = float(used.sum())
+    if num_used < 2 or not total > _EQUAL * num_used:
+        return math.nan
     if method == "fit":
         log_rank = -torch.log1p(
             -torch.arange(1, num_used + 1, dtype=used.dtype, device="cpu") / len(log_mu)
         )
-        return ratio(used @ log_rank, used @ used)
-    return ratio(used.new_tensor(num_used - 1), used.sum() + (len(log_mu) - num_used) * used[-1])
+        return float(used @ log_rank / (used @ used))
+    return (num_used - 1) / (total + (len(log_mu) - num_used) * float(used[-1]))
 
 
 def estimated_dimension(
@@ -273,49 +273,50 @@ def _at_scales(
         log_mu = (far / near).log()
         if not len(nearest) or not bool(is_normal(torch.stack((near, far)).square()).all()):
             log_mu = log_mu[:0]
-        found.append(most_likely_dimension(log_mu, scale))
+        found.append(log_mu.new_tensor(most_likely_dimension(log_mu, scale)))
         if group is not None:
             others = (log_mu[group[: len(log_mu)] != i] for i in range(num_groups))
-            left_out.append(torch.stack([most_likely_dimension(each, scale)[0] for each in others]))
+            left_out.append(
+                log_mu.new_tensor([most_likely_dimension(each, scale)[0] for each in others])
+            )
     dimensions, errors = torch.stack(found).unbind(1)
     return ScaleEstimates(dimensions, errors, torch.stack(left_out, dim=1) if left_out else None)
 
 
-def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
-    """The most likely dimension, given the log μ of points, shape (N,), and its standard error;
-    shape (2,), float64.
+def most_likely_dimension(log_mu: Tensor, scale: int) -> tuple[float, float]:
+    """The most likely dimension, given the log μ of points, shape (N,), and its standard error.
 
     The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
     log μ. It is convex in d, falls, and is nearly a line. As d share ≥ 1 + d log μ / 2, it is not
     negative where Newton's method starts, which so comes nearer from below.
     """
     if len(log_mu) < 2:
-        return log_mu.new_full((2,), torch.nan)
+        return math.nan, math.nan
     mu = log_mu.exp()
     middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
     used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
-    count, total = len(used), used.sum()
-    if count < 2 or not bool(total > _EQUAL * count):
-        return log_mu.new_full((2,), torch.nan)
+    count, total = len(used), float(used.sum())
+    if count < 2 or not total > _EQUAL * count:
+        return math.nan, math.nan
     dimension = (scale * count - 1) / ((1.5 * scale - 0.5) * total)
     for _ in range(_ITERATIONS):
         shares, squares = _share_sums(used, dimension)
         slope = (scale - 1) * (shares - dimension * squares) - (2 * scale - 1) * total
         excess = count - 1 + dimension * ((scale - 1) * shares - (2 * scale - 1) * total)
         step = excess / slope
-        dimension = dimension - step
-        if bool(step.abs() < _CONVERGED * dimension):
+        dimension -= step
+        if abs(step) < _CONVERGED * dimension:
             break
     _, squares = _share_sums(log_mu, dimension)
     information = len(log_mu) / dimension**2 + (scale - 1) * squares
-    return torch.stack((dimension, information.rsqrt()))
+    return dimension, information**-0.5
 
 
-def _share_sums(log_mu: Tensor, dimension: Tensor) -> tuple[Tensor, Tensor]:
+def _share_sums(log_mu: Tensor, dimension: float) -> tuple[float, float]:
     """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d."""
     scaled = dimension * log_mu
     share = torch.where(scaled > 0, log_mu / -torch.expm1(-scaled), 1 / dimension)
-    return share.sum(), (share.square() * (-scaled).exp()).sum()
+    return float(share.sum()), float((share.square() * (-scaled).exp()).sum())
 
 
 class RowLabels(NamedTuple):
@@ -407,9 +408,6 @@ def labelled_dimensions(
         has_all = distances.isfinite().all(1) if of_neighbors else slice(None)
         return estimate(distances[has_all], None if groups is None else groups[rows][has_all])
 
-    def shares(of: Tensor | None) -> Tensor | None:
-        return None if of is None or scales else same_label_shares(every, place, of)
-
     between = None
     within = None
     if types is not None:
@@ -417,12 +415,12 @@ def labelled_dimensions(
     if types is not None and sequences is not None:
         within = among(_repeated(labels, place), sequences, types)
     group = None if groups is None else point_groups(groups, place, len(every.distances))
+    kinds = (None, None) if scales else (types, sequences)
     return LabelledEstimates(
         estimate(every.distances, group),
         between,
         within,
-        shares(types),
-        shares(sequences),
+        *same_label_shares(every, place, kinds),
     )
 
 

@@ -31,9 +31,9 @@ def chunk_length(width: int, device: torch.device) -> int:
 
 
 def row_chunks(x: Tensor) -> Iterator[slice]:
-    """Slices over the rows of ``x``, shape (n, d), that are worked on one after the other."""
-    step = chunk_length(x.shape[1], x.device)
-    return (slice(start, start + step) for start in range(0, x.shape[0], step))
+    """Slices over the rows of ``x``, shape (..., n, d), that are worked on one after the other."""
+    step = chunk_length(x.shape[-1], x.device)
+    return (slice(start, start + step) for start in range(0, x.shape[-2], step))
 
 
 def merge_parts(

@@ -10,6 +10,7 @@ few nearest of each row in three turns:
 3. It leaves rows for which there are too many of these to products in float64.
 """
 
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Self
 
@@ -286,15 +287,19 @@ class Float64Rows(NamedTuple):
 
         With ``k`` only those to the k nearest rows need to be right.
         """
-        sums = self.squares[rows, None] + self.squares
+        if not len(rows):
+            return self.squares.new_empty(0, len(self.squares))
+        squared = self.squares[rows, None] + self.squares
         # in place, which autocast leaves alone
-        squared = sums.clone().addmm_(self.centred[rows], self.centred.T, alpha=-2)
+        squared.addmm_(self.centred[rows], self.centred.T, alpha=-2)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
-        error = 2 * (self.x.shape[1] + 24) * torch.finfo(sums.dtype).eps
-        # a square that has overflowed is NaN, and so is the least of all
-        if not len(rows) or bool(squared.sub(sums, alpha=error / _EXACT).amin() > 0):
+        error = 2 * (self.x.shape[1] + 24) * torch.finfo(squared.dtype).eps
+        # a square that has overflowed is NaN, and so is the least of its row
+        most = self.squares[rows] + self.squares.amax()
+        if bool((squared.amin(1) > error / _EXACT * most).all()):
             return squared.sqrt_()
+        sums = self.squares[rows, None] + self.squares
         is_blurred = ~(squared > error / _EXACT * sums)
         if k is not None:  # a row whose distance is larger than k others may be is none of the k
             sums *= error
@@ -550,7 +555,9 @@ def _joined(count: int, i: Tensor, j: Tensor) -> Tensor:
     return label
 
 
-def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
+def same_label_shares(
+    nearest: Nearest, place: Tensor, labels: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """Share of rows whose nearest distinct row has their label, and what it would be of random
     neighbours.
 
@@ -560,27 +567,37 @@ def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor
     Args:
         nearest: two or more nearest of the distinct rows, N of them.
         place: the place among these of each row, shape (n,): see `distinct_nearest`.
-        labels: of the rows, shape (n,), int64.
+        labels: of the rows, of some kinds, each of shape (n,), int64; None: there are none of it.
 
     Returns:
-        Both shares, means over rows, shape (2,); NaN where there is no other row, or squared
-        distances overflow or vanish.
+        Both shares, means over rows, of each kind of labels, shape (2,); NaN where there is no
+        other row, or squared distances overflow or vanish.
     """
     num_points, dtype = len(nearest.distances), nearest.distances.dtype
     if num_points < 2 or not bool(is_normal(nearest.distances[:, 0].square()).all()):
-        return nearest.distances.new_full((2,), torch.nan)
-    label = labels.unique(return_inverse=True)[1]
-    of_point, copies_with_label = (place * len(label) + label).unique(return_counts=True)
+        unknown = nearest.distances.new_full((2,), torch.nan)
+        return [None if of_kind is None else unknown for of_kind in labels]
     # of each row: the nearest point, the next one, and the one that it is a copy of
     points = torch.cat((nearest.places[place, :2], place[:, None]), dim=1)
-    wanted = points * len(label) + label[:, None]
-    at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
-    with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
     num_copies = place.bincount(minlength=num_points)[points]
-    first, second, _ = (with_label / num_copies).unbind(1)
     near, next_one = nearest.distances[:, :2].unbind(1)
     is_tied = (next_one <= (1 + _TIED) * near)[place]
-    shares = torch.where(is_tied, (first + second) / 2, first)
-    others = label.bincount()[label] - with_label[:, 2]
-    at_random = others / (len(place) - num_copies[:, 2])
-    return torch.stack((shares.mean(), at_random.mean()))
+    found = list[Tensor | None]()
+    for of_kind in labels:
+        if of_kind is None:
+            found.append(None)
+            continue
+        _, label, counts = of_kind.unique(return_inverse=True, return_counts=True)
+        if num_points == len(place):  # there are no copies
+            with_label = (label[points] == label[:, None]).to(dtype)
+        else:
+            of_point, copies_with_label = (place * len(label) + label).unique(return_counts=True)
+            wanted = points * len(label) + label[:, None]
+            at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
+            with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
+        first, second, _ = (with_label / num_copies).unbind(1)
+        shares = torch.where(is_tied, (first + second) / 2, first)
+        others = counts[label] - with_label[:, 2]
+        at_random = others / (len(place) - num_copies[:, 2])
+        found.append(torch.stack((shares.mean(), at_random.mean())))
+    return found

@@ -48,9 +48,10 @@ told otherwise.
 class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
-    Tables of rows that share no sequence merge exactly. Of rows that are K streams of equal width
-    side by side there may be, in place of squared deviations, the products of each two of the
-    streams, summed over coordinates.
+    Tables of rows that share no sequence merge exactly. Several tables with the same counts may be
+    one: `mean`, `m2` and `sequence_m2` then have a leading axis, and so have values. Of rows that
+    are K streams of equal width side by side there may be, in place of squared deviations, the
+    products of each two of the streams, summed over coordinates.
 
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have
@@ -164,6 +165,13 @@ class TokenTable(NamedTuple):
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
 
+    def has_counts_of(self, other: "TokenTable") -> bool:
+        """Tell whether the rows of both are of the same token types, in the same sequences."""
+        counts = (
+            (each.token_ids, each.n, each.sequences, each.sequence_n2) for each in (self, other)
+        )
+        return all(map(torch.equal, *counts))
+
     def typed(self) -> "TokenTable":
         """The table without the rows that have no type, all of it on the device of the means."""
         table = self._replace(token_ids=self.token_ids.to(self.n.device))
@@ -183,23 +191,26 @@ class TokenTable(NamedTuple):
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
-        chunks = (scaled_row_norms(self.mean[chunk]) for chunk in row_chunks(self.mean))
-        return torch.cat([self.n[:0], *chunks])
+        chunks = (scaled_row_norms(self.mean[..., chunk, :]) for chunk in row_chunks(self.mean))
+        return torch.cat([self.m2[..., :0], *chunks], -1)
 
     def center(self) -> Tensor:
         """The mean of the rows of all token types together, shape (d,)."""
-        sums = (self.n[chunk] @ self.mean[chunk] for chunk in row_chunks(self.mean))
-        return sum(sums, self.mean.new_zeros(self.mean.shape[1])) / self.n.sum().clamp(min=1)
+        sums = (self.n[chunk] @ self.mean[..., chunk, :] for chunk in row_chunks(self.mean))
+        return sum(sums, self.mean.new_zeros(self.mean.shape[-1])) / self.n.sum().clamp(min=1)
 
     def distances(self, center: Tensor) -> Tensor:
         """The squared distance of the mean of each token type from a row, shape (T,)."""
-        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in row_chunks(self.mean))
-        return torch.cat([self.n[:0], *chunks])
+        center = center[..., None, :]
+        chunks = (
+            (self.mean[..., chunk, :] - center).square().sum(-1) for chunk in row_chunks(self.mean)
+        )
+        return torch.cat([self.m2[..., :0], *chunks], -1)
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, center = self.n.sum(), self.center()
-        m2 = (self.m2 + self.n * self.distances(center)).sum()
+        m2 = (self.m2 + self.n * self.distances(center)).sum(-1)
         return n, center, without_rounding_of_one(m2, n, scaled_row_norms(center))
 
     def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -594,7 +605,7 @@ def variance_split(types: TokenTable) -> dict[str, Tensor]:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
     n, _, between_m2 = types.means_pooled()
-    within, between = ratio(torch.stack((types.m2.sum(), between_m2)), n).unbind()
+    within, between = ratio(torch.stack((types.m2.sum(-1), between_m2)), n).unbind()
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 
@@ -645,7 +656,7 @@ def context_split(within: Tensor, local: Tensor, num_sequences: Tensor) -> dict[
 
 def type_values(types: TokenTable) -> dict[str, Tensor]:
     """``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,)."""
-    return sizes(types.n, types.norms()[:, None], types.m2)
+    return sizes(types.n, types.norms()[..., None], types.m2)
 
 
 def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -585,7 +585,5 @@ def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
     of_ratios = {
         scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks
     }
-    found = {
-        scale: float(most_likely_dimension(log_mu, scale)[0]) for scale, log_mu in of_ratios.items()
-    }
+    found = {scale: most_likely_dimension(log_mu, scale)[0] for scale, log_mu in of_ratios.items()}
     return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _at_scales().items()}

@@ -1,5 +1,6 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -37,6 +38,7 @@ from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
 Labels = Literal["own", "next"]
+_FEW_NUMBERS = 2**18  # of the means of a table up to which a copy of it is next to nothing
 _DRAWS = 16  # of the token types of Gaussian rows
 
 _OVER_TYPES = in_group(
@@ -366,12 +368,43 @@ class TokenMoments(GeometryMetric):
         return values | _gaussian_regressions(rows.counts, rows.Q, rows.dim)
 
     def compute(self) -> dict[str, Tensor]:
-        every = self._types()
+        return self._values(self.load(TokenTable), self._moments(), self.num_nonfinite)
+
+    @classmethod
+    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
+        """Compute the values of several metrics; small tables of the same rows, as layers have, in
+        the same operations.
+        """
+        if cls.compute is not TokenMoments.compute:  # a subclass has its own
+            return super().compute_all(metrics)
+        values = list[dict[str, Tensor]]()
+        for some in _alike(metrics):
+            if len(some) == 1:
+                values.append(some[0].compute())
+                continue
+            tables = [metric.load(TokenTable) for metric in some]
+            of_layers = {
+                name: torch.stack([getattr(table, name) for table in tables])
+                for name in ("mean", "m2", "sequence_m2")
+            }
+            moments = map(torch.stack, zip(*(metric.load(Moments) for metric in some), strict=True))
+            num_nonfinite = torch.stack([metric.num_nonfinite for metric in some])
+            found = some[0]._values(
+                tables[0]._replace(**of_layers), Moments(*moments), num_nonfinite
+            )
+            of_keys = [value.expand(len(some)).unbind() for value in found.values()]
+            values += [dict(zip(found, each, strict=True)) for each in zip(*of_keys, strict=True)]
+        return values
+
+    def _values(
+        self, table: TokenTable, moments: Moments | None, num_nonfinite: Tensor
+    ) -> dict[str, Tensor]:
+        """The values of a table, or of several with the same counts, stacked: see `TokenTable`."""
+        every = table.typed().without_rounding()
         types = _in_range(every, self.count_range)
         n_with_ids = types.n.sum()
-        if self.count_range is None:
-            values = moment_values(self.load(Moments))
-            table = self.load(TokenTable)
+        if moments is not None:
+            values = moment_values(moments)
             num_untyped = table.n[: table.num_untyped].sum()
             n_with_ids = n_with_ids + num_untyped
             is_mixed = bool(num_untyped > 0)
@@ -380,8 +413,8 @@ class TokenMoments(GeometryMetric):
             values = variance_values(*types.pooled())
             of_types = values
         n = values["n"]
-        values["n_nonfinite"] = self.num_nonfinite.to(n)
-        if not has_token_values(n, n_with_ids):
+        values["n_nonfinite"] = num_nonfinite.to(n)
+        if not has_token_values(n.amax(), n_with_ids):
             return values
         num_sequences = self.load(SequenceCount).num_sequences
         split = variance_split(types)
@@ -390,10 +423,10 @@ class TokenMoments(GeometryMetric):
         sequences = whole.sequences[torch.searchsorted(whole.token_ids, types.token_ids)]
         of_whole = _is_in_range(whole, self.regression_count_range)
         is_regressed = of_whole[torch.searchsorted(whole.token_ids, every.token_ids)]
-        regressed = {key: each[is_regressed] for key, each in type_values(every).items()}
+        regressed = {key: each[..., is_regressed] for key, each in type_values(every).items()}
         num_in_range = _is_in_range(every, self.regression_count_range).sum()
         token_values = {
-            "token_types": n.new_tensor(len(types.n)),
+            "token_types": n.new_full((), len(types.n)),
             **split,
             **ratios(
                 {
@@ -407,7 +440,7 @@ class TokenMoments(GeometryMetric):
             **type_regressions(regressed),
             "token_types_regressed": num_in_range.to(n),
         }
-        if bool(n_with_ids == n):
+        if bool((n_with_ids == n).all()):
             return values | token_values
         # only some of the ranks were given token ids
         return values | {key: torch.full_like(n, torch.nan) for key in token_values}
@@ -424,9 +457,40 @@ class TokenMoments(GeometryMetric):
         """All token types, with squared deviations that are not rounding."""
         return self.load(TokenTable).typed().without_rounding()
 
+    def _moments(self) -> Moments | None:
+        return self.load(Moments) if self.count_range is None else None
+
+    def _is_like(self, other: Self) -> bool:
+        """Tell whether the other metric's values follow in the same operations as this one's."""
+        arguments, others = (
+            (each.settings.tolist(), each.dim, each.device, each.count_range, each._whole)
+            for each in (self, other)
+        )
+        table, count = self.load(TokenTable), self.load(SequenceCount)
+        return (
+            arguments == others == (*arguments[:-2], None, None)
+            and table.mean.numel() <= _FEW_NUMBERS
+            and len(table.typed().n) == len(table.n)
+            and table.has_counts_of(other.load(TokenTable))
+            and torch.equal(self.load(Moments).n, other.load(Moments).n)
+            and torch.equal(count.num_sequences, other.load(SequenceCount).num_sequences)
+        )
+
     def reset(self) -> None:
         super().reset()
         self._whole = None
+
+
+def _alike(metrics: Iterable[TokenMoments]) -> Iterator[list[TokenMoments]]:
+    """Yield metrics in turn, as many at a time as have small tables with the same counts."""
+    some = list[TokenMoments]()
+    for metric in metrics:
+        if some and not some[0]._is_like(metric):
+            yield some
+            some = []
+        some.append(metric)
+    if some:
+        yield some
 
 
 def _is_in_range(types: TokenTable, count_range: tuple[int, int]) -> Tensor:
