@@ -380,7 +380,7 @@ class TokenMoments(GeometryMetric):
         values = list[dict[str, Tensor]]()
         for some in _alike(metrics):
             if len(some) == 1:
-                values.append(some[0].compute())
+                values.append(cls.compute(some[0]))
                 continue
             tables = [metric.load(TokenTable) for metric in some]
             of_layers = {
