@@ -73,6 +73,7 @@ class Layer:
     calls: tuple[ModuleCall, ...]
     # its shape is (positions, batch, d) instead of (batch, positions, d)
     positions_first: bool = False
+    is_last_call: bool = False  # of all calls of its module in a forward pass
     stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
     writes: tuple[tuple[nn.Module, str], ...] = ()  # the modules of `Residual.writes`, and names
 
@@ -298,7 +299,7 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
         yield Layer(f"{prefix}block.{_padded(i, total)}", (block,))
     norm = structure.final_norm(stack)
     if norm is not None and first + len(blocks) == total:
-        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
+        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),), is_last_call=True)
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
@@ -316,7 +317,8 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
         blocks[-1] if last is None else ModuleCall(last),
     ]
     for i, call in enumerate(calls):
-        yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,))
+        name = f"{prefix}hidden.{_padded(i, len(calls))}"
+        yield Layer(name, (call,), is_last_call=call.module is last)
 
 
 def _padded(number: int, count: int) -> str:

@@ -106,17 +106,26 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_stack(submodel: nn.Module) -> Stack | None:
-    """The list of blocks with the most parameters; None if there is none."""
+    """The list of blocks with the most parameters; None if there is none.
+
+    Lists with attention or a norm inside come before others. Of a model of text and images or
+    sounds the blocks are those of the text.
+    """
     config = getattr(submodel, "config", None)
     best = None
-    most = 0
+    most = (False, 0)
+    of_others = _modules_of_other_inputs(submodel)
     for parent in submodel.modules():
         for stack in parent.children():
-            if not isinstance(stack, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            if parent in of_others or not isinstance(
+                stack, nn.ModuleList | nn.Sequential | nn.ModuleDict
+            ):
                 continue
             entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
             blocks = [unwrapped(block) for block in entries if block is not None]
-            size = sum(p.numel() for p in stack.parameters())
+            kinds = [type(module).__name__ for block in blocks for module in block.modules()]
+            is_usual = any("Attention" in kind or kind.endswith("Norm") for kind in kinds)
+            size = is_usual, sum(p.numel() for p in stack.parameters())
             if size > most and _are_blocks(
                 stack, blocks, getattr(config, "num_hidden_layers", None)
             ):
@@ -126,6 +135,22 @@ def find_stack(submodel: nn.Module) -> Stack | None:
         depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
         return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
     return best
+
+
+def _modules_of_other_inputs(submodel: nn.Module) -> set[nn.Module]:
+    """The modules of a Hugging Face model's towers for images or sounds, which have a configuration
+    of their own, where it also has one for its text.
+    """
+    if not is_hugging_face(submodel):
+        return set()
+    text = submodel.config.get_text_config()
+    towers = [m for m in submodel.modules() if is_hugging_face(m)]
+    own = [tower for tower in towers if tower.config is text]
+    if text is submodel.config or not own:
+        return set()
+    others = [tower for tower in towers if not contains_any(tower, own)]
+    inside = {module for tower in others for module in tower.modules()}
+    return inside.difference(*(tower.modules() for tower in own))
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
@@ -139,6 +164,8 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
     """
     if isinstance(stack, nn.ModuleDict) and not all(key[-1:].isdigit() for key in stack):
         return False
+    if any(isinstance(block, nn.Linear | nn.Embedding) for block in blocks):
+        return False  # heads, or tables
     if len({type(block) for block in blocks}) != 1:
         # attention and state-space blocks in turn
         return len(blocks) == depth and not isinstance(stack, nn.ModuleDict)
