@@ -30,9 +30,17 @@ T = TypeVar("T")
 
 # a value for each token, or a function of the batch that returns it
 PerToken = Tensor | Callable[[Any], Tensor]
-_MASKS = ("attention_mask", "mask")  # 1, True or, of one to be added, 0 counts
+# 1, True or, of one that is added to scores, 0 counts; the second is read beside token ids of its
+# shape, for elsewhere it may be of pairs of positions
+_MASKS = ("attention_mask", "mask")
 # True, or −∞, is padding: of torch's own, and XLNet's
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask", "input_mask")
+_PADDING_MASKS = (
+    "src_key_padding_mask",
+    "tgt_key_padding_mask",
+    "key_padding_mask",
+    "decoder_padding_mask",
+    "input_mask",
+)
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 READ_ARGUMENTS = (
@@ -140,8 +148,16 @@ class _RunningCall(NamedTuple):
             for name, value in by_name.items()
             if isinstance(value, Tensor)
         }
-        found = [tensors.get((name, 2)) for name in _MASKS]
-        mask = next((_counted(each) for each in found if each is not None), None)
+        integers = [
+            each
+            for each in by_name.values()
+            if isinstance(each, Tensor) and each.ndim == 2 and _is_integer(each)
+        ]
+        usual, other = (tensors.get((name, 2)) for name in _MASKS)
+        mask = usual
+        if other is not None and any(each.shape == other.shape for each in integers):
+            mask = other if usual is None else usual
+        mask = None if mask is None else _counted(mask)
         if padding := [name for name in _PADDING_MASKS if by_name.get(name) is not None]:
             mask = tensors.get((padding[0], 2))
             mask = None if mask is None else mask.logical_not()
@@ -160,11 +176,7 @@ class _RunningCall(NamedTuple):
             batch=args[0] if len(args) == 1 and not kwargs else by_name,
             mask=mask,
             position_ids=position_ids,
-            integers=[
-                each
-                for each in by_name.values()
-                if isinstance(each, Tensor) and each.ndim == 2 and _is_integer(each)
-            ],
+            integers=integers,
             embeddings=tensors.get(("inputs_embeds", 3)),
             has_gradients=has_gradients(),
         )
@@ -247,6 +259,8 @@ class ForwardPass:
     position_ids: Tensor | None = None
     # by shape, positions_first and versions
     row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)
+    # the place of the last layer that has one, in the encoder and in the decoder
+    places: dict[str, int] = field(default_factory=dict)
     # by layer and number among its modules
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     # of calls to be averaged: number, sum
@@ -298,6 +312,7 @@ class ForwardInputs:
         self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None
         self.token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}  # by table and shape
         self._num_virtual = 0  # positions in front of the tokens
+        self._has_new_ids = False  # since the last call of a module without a table
 
     @property
     def has_gradients(self) -> bool:
@@ -323,13 +338,17 @@ class ForwardInputs:
         one is repeated.
         """
         call = _RunningCall.of(module, args, kwargs)
-        if not self._running or module in self.forward.called:
+        # called again on the same tokens, a module is called in a loop
+        has_table = module in self._embedding_modules
+        is_again = module in self.forward.called and (has_table or self._has_new_ids)
+        if not self._running or is_again:
             self.read_held()
             self.forward = ForwardPass(called={each.module for each in self._running})
             # otherwise the token ids were looked up before this call
-            if module in self._embedding_modules:
+            if has_table:
                 self.token_ids = {}
                 self._num_virtual = 0
+        self._has_new_ids &= has_table
         self._running.append(call)
         self.forward.called.add(module)
         self._forget_rows()
@@ -409,6 +428,7 @@ class ForwardInputs:
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self.token_ids[table, ids.shape] = ids
+            self._has_new_ids = True
             self._forget_rows()
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookup = table, ids, output.detach()

@@ -74,6 +74,7 @@ class Layer:
     # its shape is (positions, batch, d) instead of (batch, positions, d)
     positions_first: bool = False
     is_last_call: bool = False  # of all calls of its module in a forward pass
+    place: int | None = None  # among the hidden states that blocks make, one after the other
     stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
     writes: tuple[tuple[nn.Module, str], ...] = ()  # the modules of `Residual.writes`, and names
 
@@ -118,7 +119,7 @@ def resolve_layers(
             ``part`` need the others.
 
     >>> model = nn.ModuleDict(
-    ...     {"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)}
+    ...     {"layers": nn.ModuleList(nn.RNN(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)}
     ... )
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
@@ -294,9 +295,9 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
         return
     first, total = part or (0, len(blocks))
     if first == 0:
-        yield Layer(f"{prefix}embed", embed)
+        yield Layer(f"{prefix}embed", embed, place=0)
     for i, block in enumerate(blocks, first):
-        yield Layer(f"{prefix}block.{_padded(i, total)}", (block,))
+        yield Layer(f"{prefix}block.{_padded(i, total)}", (block,), place=i + 1)
     norm = structure.final_norm(stack)
     if norm is not None and first + len(blocks) == total:
         yield Layer(f"{prefix}final_norm", (ModuleCall(norm),), is_last_call=True)
@@ -306,9 +307,7 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     prefix, module, stack, blocks, embed = submodel
     if stack is None:
         return
-    last = getattr(stack.parent, "project_out", None)  # OPT's, after the final norm
-    if not isinstance(last, nn.Module):
-        last = structure.final_norm(stack)
+    last = structure.base_model(module, stack) or structure.final_norm(stack)
     if getattr(module, "main_input_name", None) == "pixel_values":
         last = None  # models of images leave out what is after the blocks
     is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
@@ -318,7 +317,9 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     ]
     for i, call in enumerate(calls):
         name = f"{prefix}hidden.{_padded(i, len(calls))}"
-        yield Layer(name, (call,), is_last_call=call.module is last)
+        is_last = call.module is last
+        place = None if is_last else i + is_late
+        yield Layer(name, (call,), is_last_call=is_last, place=place)
 
 
 def _padded(number: int, count: int) -> str:

@@ -22,6 +22,7 @@ from embedgeo.capture.forward_inputs import (
 from embedgeo.capture.layers import Layer, ModuleCall
 from embedgeo.capture.residual import ResidualBlock
 from embedgeo.capture.torch_names import in_backward, is_transformed, running_stage, version
+from embedgeo.layer_names import side
 
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
@@ -276,6 +277,15 @@ class Probe:
                 )
         elif (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
             return
+        if is_inside and layer.place is not None:
+            part = side(layer.name)
+            if self._inputs.forward.places.get(part, -1) > layer.place:
+                raise ValueError(
+                    f"layer {layer.name!r} must come before the layers after it; its "
+                    f"{type(module).__name__} was called later. Measure modules by layers= with a "
+                    "pattern of their names."
+                )
+            self._inputs.forward.places[part] = layer.place
         hidden = first_input(args, kwargs) if call.takes_input else first_float(output)
         if hidden is None:
             raise TypeError(

@@ -51,6 +51,11 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Tell whether a module is a norm, by a whole word of its class's name."""
+    return re.search(r"Norm(?![a-z])", type(module).__name__) is not None
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Tell whether a module inside is compiled, as far as modules show it."""
     return any(is_compiled_wrapper(m) or is_compiled_in_place(m) for m in model.modules())
@@ -124,11 +129,10 @@ def find_stack(submodel: nn.Module) -> Stack | None:
             entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
             blocks = [unwrapped(block) for block in entries if block is not None]
             kinds = [type(module).__name__ for block in blocks for module in block.modules()]
-            is_usual = any("Attention" in kind or kind.endswith("Norm") for kind in kinds)
+            is_usual = any("Attention" in kind or "Norm" in kind for kind in kinds)
             size = is_usual, sum(p.numel() for p in stack.parameters())
-            if size > most and _are_blocks(
-                stack, blocks, getattr(config, "num_hidden_layers", None)
-            ):
+            depth = getattr(config, "num_hidden_layers", None)
+            if size > most and _are_blocks(stack, blocks, depth) and not _is_cut(parent, blocks):
                 best, most = Stack(parent, blocks), size
     # ALBERT
     if best is not None and getattr(config, "num_hidden_groups", None) == len(best.blocks):
@@ -174,6 +178,16 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
     return not isinstance(stack, nn.Sequential) or (len(inner) > 1 and nn.Conv2d not in inner)
 
 
+def _is_cut(parent: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Tell whether the parts of blocks are in several lists side by side, as XLM's: one of norms,
+    and others without.
+    """
+    lists = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(blocks)]
+    norms = [each for each in lists if all(map(is_norm, each))]
+    inside = any(is_norm(m) for block in blocks for m in block.modules() if m not in blocks)
+    return bool(norms) and len(lists) > 1 and not inside
+
+
 def is_callable(block: nn.Module) -> bool:
     """Tell whether a module has a ``forward``: lists and dicts of modules have none."""
     return getattr(block.forward, "__func__", None) is not nn.Module.forward
@@ -192,11 +206,10 @@ def entered(block: nn.Module) -> nn.Module | None:
     for each in block.values() if isinstance(block, nn.ModuleDict) else block.children():
         module = unwrapped(each)
         if is_callable(module):
-            has_norm = any(type(inner).__name__.endswith("Norm") for inner in module.modules())
-            return module if has_norm or follows_norms else None
+            return module if any(map(is_norm, module.modules())) or follows_norms else None
         first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
         if first is not None:
-            return unwrapped(first) if type(unwrapped(first)).__name__.endswith("Norm") else None
+            return unwrapped(first) if is_norm(unwrapped(first)) else None
         follows_norms = True
     return None
 
@@ -215,13 +228,24 @@ def final_norm(stack: Stack) -> nn.Module | None:
         follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
         module = unwrapped(child)
         leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
-        inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
+        inside = [leaf is not module and is_norm(leaf) for leaf in leaves]
         # one with nothing but norms inside is one, too: an adapter may train a copy
-        is_norm = type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
+        is_one = is_norm(module) or (is_callable(module) and all(inside))
         # of embeddings: before the blocks
-        if is_norm and "proj" not in name and (follows_blocks or "emb" not in name):
+        if is_one and "proj" not in name and (follows_blocks or "emb" not in name):
             norms.append(child)
     return norms[-1] if norms else None
+
+
+def base_model(submodel: nn.Module, stack: Stack) -> nn.Module | None:
+    """The Hugging Face model around the blocks that has no head, whose output is the last hidden
+    state; None if there is none.
+    """
+    around = [
+        m for m in submodel.modules() if is_hugging_face(m) and contains_any(m, [stack.parent])
+    ]
+    headless = [m for m in around[-1:] if m.get_output_embeddings() is None]
+    return headless[0] if headless else None
 
 
 def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:
