@@ -220,17 +220,16 @@ class TokenGrid(NamedTuple):
         for arguments; None if the ids are not made of one of them.
         """
         is_square = ids.shape[0] == ids.shape[1]
-        for each in arguments:
-            if each.shape == ids.shape and not (is_square and not torch.equal(each, ids)):
-                return cls(ids, ids.shape)
-        for each in arguments:
-            if each.shape == ids.T.shape and torch.equal(each.T, ids):
-                return cls(each, ids.shape, is_turned=True)
-            length = each.shape[1]
-            if each.shape[0] == ids.shape[0] and length < ids.shape[1]:
-                for start in (0, ids.shape[1] - length):
-                    if torch.equal(ids[:, start : start + length], each):
-                        return cls(each, ids.shape, start)
+        if not is_square and any(each.shape == ids.shape for each in arguments):
+            return cls(ids, ids.shape)
+        for is_turned in (False, True):
+            rows = ids.T if is_turned else ids
+            for each in arguments:
+                if len(each) == len(rows) and 0 < each.shape[1] <= rows.shape[1]:
+                    windows = rows.unfold(1, each.shape[1], 1)
+                    starts = (windows == each[:, None]).all(2).all(0).nonzero().flatten().tolist()
+                    if starts:
+                        return cls(each, ids.shape, starts[0], is_turned)
         return None
 
     def aligned(self, values: Tensor) -> Tensor | None:
@@ -312,6 +311,7 @@ class ForwardInputs:
         self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None
         self.token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}  # by table and shape
         self._num_virtual = 0  # positions in front of the tokens
+        self._square_rows: Tensor | None = None  # of the table, of as many sequences as positions
         self._has_new_ids = False  # since the last call of a module without a table
 
     @property
@@ -399,16 +399,27 @@ class ForwardInputs:
         found = (TokenGrid.of(ids, call.integers) for call in self._running)
         return next((grid for grid in found if grid is not None), TokenGrid(ids, ids.shape))
 
-    def aligned(self, hidden: Tensor) -> Tensor:
+    def aligned(self, layer: Layer, hidden: Tensor) -> Tensor:
         """A hidden state with a row for each token of the call, shape (batch, positions, d): it is
         turned if need be, and loses the rows of prompts and padding that the model adds. One of
         another shape is left as it is.
 
         Raises:
-            ValueError: the hidden state is of several residual streams.
+            ValueError: the hidden state is of several residual streams, or nothing tells its
+                sequences from its positions.
         """
+        # what the model itself returns is in the order of its arguments
+        is_returned = layer.calls[-1].module in self.enclosing_modules
         for grid in self._grids():
+            if is_returned and hidden.shape[:2] == grid.ids.shape:
+                return hidden
             if hidden.ndim == 3 and (found := grid.aligned(hidden)) is not None:
+                if layer.place == 0 and not grid.is_turned and self._looks_turned(hidden):
+                    raise ValueError(
+                        f"layer {layer.name!r} must have the order of its token ids, (batch, "
+                        f"positions); with {hidden.shape[0]} of both its rows look turned. Take "
+                        "another batch size, or give token_ids= in the order of its rows."
+                    )
                 return found
         for grid in self._grids():
             if hidden.ndim == 3 and hidden.shape[:2] == grid.ids.T.shape:
@@ -429,6 +440,8 @@ class ForwardInputs:
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self.token_ids[table, ids.shape] = ids
             self._has_new_ids = True
+            if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
+                self._square_rows = output.detach()
             self._forget_rows()
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookup = table, ids, output.detach()
@@ -559,6 +572,18 @@ class ForwardInputs:
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
             mask = _intersection(mask, ~torch.isin(token_ids, ignored))
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
+
+    def _looks_turned(self, hidden: Tensor) -> bool:
+        """Tell whether what enters the blocks is like the embeddings of its tokens only once it is
+        turned, of as many sequences as positions.
+        """
+        rows = self._square_rows
+        if rows is None or rows.shape != hidden.shape:
+            return False
+        turned, own = (
+            float((hidden * each.to(hidden)).sum()) for each in (rows.transpose(0, 1), rows)
+        )
+        return own < 0.9 * turned
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
         """A mask or position ids without what the model adds to the tokens."""

@@ -45,6 +45,8 @@ or a callable on the model that returns one of these or a mapping of names to mo
 """
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
+# whose last hidden state is wider than the others, and is left out
+_WIDER_AT_THE_END = {"reformer"}
 # whose first hidden state is the first block's output
 _AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _TORCH_STACKS = (
@@ -310,12 +312,13 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     last = structure.base_model(module, stack) or structure.final_norm(stack)
     if getattr(module, "main_input_name", None) == "pixel_values":
         last = None  # models of images leave out what is after the blocks
-    is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
+    kind = getattr(getattr(module, "config", None), "model_type", None)
+    is_late = kind in _AFTER_FIRST_BLOCK
     calls = [
         *(blocks if is_late else (*embed, *blocks[:-1])),
         blocks[-1] if last is None else ModuleCall(last),
     ]
-    for i, call in enumerate(calls):
+    for i, call in enumerate(calls[:-1] if kind in _WIDER_AT_THE_END else calls):
         name = f"{prefix}hidden.{_padded(i, len(calls))}"
         is_last = call.module is last
         place = None if is_last else i + is_late

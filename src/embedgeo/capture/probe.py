@@ -105,7 +105,7 @@ class Probe:
         self._on_hidden = on_hidden
         self._attached: ExitStack | None = None
         self._read_inside = dict[str, bool]()  # by layer, since attached: in the model's own call
-        self._left_out = set[str]()  # layers that were refused, where others go on
+        self.left_out = set[str]()  # layers that are not measured, while others are
         # layers of each block that is divided into its streams
         self._streams = dict[ModuleCall, list[Layer]]()
         for layer in layers:
@@ -332,7 +332,7 @@ class Probe:
                     state = whole_sequences(state, self.sequence_mesh, tensors)
                 if not each.positions_first:
                     try:
-                        state = self._inputs.aligned(state)
+                        state = self._inputs.aligned(each, state)
                     except SeveralStreamsError as error:
                         self._leave_out(each, error)
                         continue
@@ -340,8 +340,8 @@ class Probe:
 
     def _leave_out(self, layer: Layer, why: Exception) -> None:
         """Warn, once, that a layer is not measured while others are."""
-        if layer.name not in self._left_out:
-            self._left_out.add(layer.name)
+        if layer.name not in self.left_out:
+            self.left_out.add(layer.name)
             warnings.warn(
                 f"Layer {layer.name!r} {why}: it is left out. Measure a module that makes one of "
                 "them, or their mean, by layers= with a pattern of its name.",

@@ -369,7 +369,8 @@ class Geometry:
         Of a block whose streams are measured that is the block itself: not all blocks have all
         streams.
         """
-        silent = [layer for layer in self.layers if layer.name not in self._metrics]
+        known = {*self._metrics, *self.probe.left_out}  # of the latter a warning has told
+        silent = [layer for layer in self.layers if layer.name not in known]
         read = {
             layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream
         }
