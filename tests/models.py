@@ -160,6 +160,11 @@ def eval_model(family: str) -> nn.Module:
     return FAMILIES[family].build().eval()
 
 
+def linear_block(width):
+    """A block without attention: a bare Linear would be taken for a head."""
+    return nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+
 class NanoGPT(nn.Module):
     """As nanoGPT builds it; fewer token types than positions, as with its characters."""
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import embedgeo
 from embedgeo import EmbeddingMoments, TokenMoments, observe
-from tests.models import PAD, gpt_neox, hooks, llama, token_batch
+from tests.models import PAD, gpt_neox, hooks, linear_block, llama, token_batch
 from tests.observed import observed, rows_seen
 from tests.ranks import on_two_ranks
 from tests.training.runs import Breaks
@@ -128,7 +128,7 @@ def test_what_needs_token_ids_says_so():
         observe(model, ignore_token_ids=[PAD]),
     ):
         model(**embedded)
-    flat = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])})
+    flat = nn.ModuleDict({"layers": nn.ModuleList([linear_block(4)])})
     with (
         pytest.raises(ValueError, match="skip_first_positions needs"),
         observe(flat, skip_first_positions=1),
@@ -139,18 +139,18 @@ def test_what_needs_token_ids_says_so():
         model(**batch)
 
 
-def test_rows_in_another_order_than_the_tokens_are_refused():
-    class Transposed(nn.Module):
+def test_rows_that_are_not_the_tokens_are_refused():
+    class Shortened(nn.Module):
         def __init__(self):
             super().__init__()
-            self.table, self.layers = nn.Embedding(9, 4), nn.ModuleList([nn.Linear(4, 4)])
+            self.table, self.layers = nn.Embedding(9, 4), nn.ModuleList([linear_block(4)])
 
         def forward(self, ids):
-            return self.layers[0](self.table(ids).transpose(0, 1))
+            return self.layers[0](self.table(ids)[:, 1:])
 
-    model = Transposed()
+    model = Shortened()
     with (
-        pytest.raises(ValueError, match=r"must have a row for each token.*\(3, 2\)"),
+        pytest.raises(ValueError, match=r"must have a row for each token.*\(2, 2\)"),
         observe(model),
     ):
         model(torch.ones(2, 3, dtype=torch.long))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from embedgeo import observe
-from tests.models import FAMILIES, gpt_neox, token_batch
+from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import Rows, observed, rows_seen
 
 
@@ -48,7 +48,7 @@ def test_functions_of_the_batch_need_a_call_and_must_return_a_tensor():
     model, batch = gpt_neox().eval(), token_batch()
     with pytest.raises(TypeError, match="mask= must return a tensor; got list"):
         observed(model, batch, mask=lambda b: b["input_ids"].tolist())
-    parts = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)])})
+    parts = nn.ModuleDict({"layers": nn.ModuleList([linear_block(4)])})
     message = "mask= can be a function of the batch only where the model is called"
     with pytest.raises(ValueError, match=message), observe(parts, mask=lambda b: b):
         parts["layers"][0](torch.randn(2, 5, 4))

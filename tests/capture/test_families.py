@@ -17,6 +17,7 @@ from tests.models import (
     NanoGPT,
     TorchEncoder,
     eval_model,
+    linear_block,
     token_batch,
     vit,
 )
@@ -242,8 +243,8 @@ def test_the_base_model_may_be_called_without_its_head():
 
 
 def test_a_block_that_is_listed_several_times_is_a_layer_each_time():
-    block = nn.Linear(4, 4)
-    model = nn.ModuleDict({"layers": nn.ModuleList([block, nn.Linear(4, 4), block])})
+    block = linear_block(4)
+    model = nn.ModuleDict({"layers": nn.ModuleList([block, linear_block(4), block])})
     with observe(model, [*BLOCKS, "mean(last2)"]) as geometry, torch.no_grad():
         passes = [
             list(accumulate(model["layers"], lambda h, layer: layer(h), initial=x))

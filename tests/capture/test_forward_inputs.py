@@ -8,7 +8,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from embedgeo import observe
-from tests.models import FAMILIES, gpt_neox, token_batch
+from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
 from tests.observed import Rows, hidden_states, observed, rows_seen
 
 
@@ -33,7 +33,7 @@ def test_packed_sequences_are_told_by_an_argument_positions_as_well():
         def __init__(self):
             super().__init__()
             self.tok_embeddings = nn.Embedding(96, 16)
-            self.layers = nn.ModuleDict({str(i): nn.Linear(16, 16) for i in range(2)})
+            self.layers = nn.ModuleDict({str(i): linear_block(16) for i in range(2)})
 
         def forward(self, tokens, positions=None):
             x = self.tok_embeddings(tokens)

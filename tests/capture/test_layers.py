@@ -73,7 +73,7 @@ def test_layers_that_cannot_be_resolved(layers, error, message):
 
 def test_standard_names_win_over_modules_of_the_same_name():
     model = nn.ModuleDict(
-        {"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])}
+        {"embed": nn.Embedding(9, 2), "layers": nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])}
     )
     (layer,) = resolve_layers(model, "embed")
     assert layer.takes_input
@@ -81,7 +81,7 @@ def test_standard_names_win_over_modules_of_the_same_name():
 
 
 def test_patterns_find_a_models_own_modules_before_numbered_hidden_states():
-    model = nn.ModuleDict({"hidden": nn.ModuleList(nn.Linear(2, 2) for _ in range(2))})
+    model = nn.ModuleDict({"hidden": nn.ModuleList(nn.LayerNorm(2) for _ in range(2))})
     assert [layer.calls[0].module for layer in resolve_layers(model, "hidden.*")] == list(
         model["hidden"]
     )

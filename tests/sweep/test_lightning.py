@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from embedgeo.results.folder import SweepFolder
+from tests.models import linear_block
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import bin_file, local_run, tokenizer_files, write_files
 
@@ -21,7 +22,7 @@ class Blocks(pl.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.embedding, self.positions = nn.Embedding(300, 8), nn.Embedding(num_positions, 8)
-        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.blocks = nn.ModuleList(linear_block(8) for _ in range(2))
         self.head = nn.Linear(8, 300)
 
     def run(self, token_ids):

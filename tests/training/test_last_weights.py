@@ -11,7 +11,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from embedgeo import GeometryMonitor, observe
-from tests.models import token_batch
+from tests.models import linear_block, token_batch
 from tests.training.runs import (
     TinyLM,
     WithoutDropout,
@@ -108,7 +108,7 @@ class ByHand(L.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.table = nn.Embedding(96, 8)
-        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(2)])
+        self.layers = nn.ModuleList([linear_block(8) for _ in range(2)])
         self.norm = nn.BatchNorm1d(12)
         self.slow = nn.Linear(8, 8).requires_grad_(False)
         self.mean = MeanMetric()
@@ -116,8 +116,8 @@ class ByHand(L.LightningModule):
 
     def training_step(self, batch, batch_idx):
         self.last = batch
-        self.slow.weight.lerp_(self.layers[0].weight.detach(), 0.1)
-        self.slow.bias.data = 0.9 * self.slow.bias.data + 0.1 * self.layers[0].bias.data
+        self.slow.weight.lerp_(self.layers[0][0].weight.detach(), 0.1)
+        self.slow.bias.data = 0.9 * self.slow.bias.data + 0.1 * self.layers[0][0].bias.data
         hidden = self.table(batch["input_ids"])
         for layer in self.layers:
             hidden = nn.functional.dropout(layer(hidden))

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard
-from torch.nn.functional import pad
 
 from embedgeo.capture import structure
 from embedgeo.capture.layers import Layer
@@ -31,9 +30,32 @@ T = TypeVar("T")
 
 # a value for each token, or a function of the batch that returns it
 PerToken = Tensor | Callable[[Any], Tensor]
-# of torch's own; True, or −∞, is padding
-_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask")
-READ_ARGUMENTS = ("attention_mask", "position_ids", "positions", "inputs_embeds", *_PADDING_MASKS)
+# 1, True or, of one that is added to scores, 0 counts; the second is read beside token ids of its
+# shape, for elsewhere it may be of pairs of positions
+_MASKS = ("attention_mask", "mask")
+# True, or −∞, is padding: of torch's own, and XLNet's
+_PADDING_MASKS = (
+    "src_key_padding_mask",
+    "tgt_key_padding_mask",
+    "key_padding_mask",
+    "decoder_padding_mask",
+    "input_mask",
+)
+# the ends of packed texts, from 0 on
+_TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
+READ_ARGUMENTS = (
+    "input_ids",
+    "position_ids",
+    "positions",
+    "inputs_embeds",
+    *_MASKS,
+    *_PADDING_MASKS,
+    *_TEXT_ENDS,
+)
+
+
+class SeveralStreamsError(ValueError):
+    """A hidden state has a row for each token in each of several residual streams."""
 
 
 def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
@@ -110,6 +132,7 @@ class _RunningCall(NamedTuple):
     batch: Any
     mask: Tensor | None  # (batch, positions), True = count
     position_ids: Tensor | None  # (batch or 1, positions)
+    integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
     has_gradients: bool  # when it began
 
@@ -125,23 +148,105 @@ class _RunningCall(NamedTuple):
             for name, value in by_name.items()
             if isinstance(value, Tensor)
         }
-        mask = tensors.get(("attention_mask", 2))
+        integers = [
+            each
+            for each in by_name.values()
+            if isinstance(each, Tensor) and each.ndim == 2 and _is_integer(each)
+        ]
+        usual, other = (tensors.get((name, 2)) for name in _MASKS)
+        mask = usual
+        if other is not None and any(each.shape == other.shape for each in integers):
+            mask = other if usual is None else usual
+        mask = None if mask is None else _counted(mask)
         if padding := [name for name in _PADDING_MASKS if by_name.get(name) is not None]:
             mask = tensors.get((padding[0], 2))
             mask = None if mask is None else mask.logical_not()
         position_ids = tensors.get(("position_ids", 2))
+        if (several := tensors.get(("position_ids", 3))) is not None:
+            position_ids = several[0]  # of text, height and width: those of the text come first
         if "position_ids" not in by_name:
             # torchtitan's name; elsewhere it may be of coordinates
             positions = tensors.get(("positions", 2))
             position_ids = None if positions is None or positions.is_floating_point() else positions
+        ends = [tensors.get((name, 1)) for name in _TEXT_ENDS]
+        if position_ids is None and (of_texts := [each for each in ends if each is not None]):
+            position_ids = _packed_positions(of_texts[0])
         return cls(
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else by_name,
-            mask=None if mask is None else mask != 0,
+            mask=mask,
             position_ids=position_ids,
+            integers=integers,
             embeddings=tensors.get(("inputs_embeds", 3)),
             has_gradients=has_gradients(),
         )
+
+
+def _counted(mask: Tensor) -> Tensor:
+    """The positions that count by an attention mask; one that is added to scores is 0 there, and
+    negative elsewhere.
+    """
+    if mask.is_floating_point() and not bool((mask > 0).any()):
+        return mask == 0
+    return mask != 0
+
+
+def _packed_positions(ends: Tensor) -> Tensor:
+    """The position ids, shape (1, positions), of texts that end there, shape (1 + texts,)."""
+    lengths = ends.diff()
+    starts = ends[:-1].repeat_interleave(lengths)
+    return (torch.arange(len(starts), device=ends.device) - starts)[None]
+
+
+class TokenGrid(NamedTuple):
+    """The token ids of a forward pass, and where their rows are in hidden states.
+
+    Attributes:
+        ids: that the model was given, shape (batch, positions).
+        shape: of the ids that the embedding table was called with.
+        start: the place of the first token among the positions of that shape; before and after the
+            tokens are prompts and padding that the model adds.
+        is_turned: the table's ids, and hidden states, are (positions, batch).
+    """
+
+    ids: Tensor
+    shape: torch.Size
+    start: int = 0
+    is_turned: bool = False
+
+    @classmethod
+    def of(cls, ids: Tensor, arguments: Sequence[Tensor]) -> "TokenGrid | None":
+        """The grid of a table's ids, shape (batch, positions), given the integers that a call had
+        for arguments; None if the ids are not made of one of them.
+        """
+        is_square = ids.shape[0] == ids.shape[1]
+        if not is_square and any(each.shape == ids.shape for each in arguments):
+            return cls(ids, ids.shape)
+        for is_turned in (False, True):
+            rows = ids.T if is_turned else ids
+            for each in arguments:
+                if len(each) == len(rows) and 0 < each.shape[1] <= rows.shape[1]:
+                    windows = rows.unfold(1, each.shape[1], 1)
+                    starts = (windows == each[:, None]).all(2).all(0).nonzero().flatten().tolist()
+                    if starts:
+                        return cls(each, ids.shape, starts[0], is_turned)
+        return None
+
+    def aligned(self, values: Tensor) -> Tensor | None:
+        """The values of the tokens, (batch, positions, …), of those of all rows; None if they are
+        of another shape.
+        """
+        if values.shape[:2] == self.shape:
+            turned = values.transpose(0, 1) if self.is_turned else values
+            return turned[:, self.start : self.start + self.ids.shape[1]]
+        return values if values.shape[:2] == self.ids.shape else None
+
+    def of_argument(self, values: Tensor) -> Tensor:
+        """The values of the tokens, of a mask or position ids of any length, batch first."""
+        length = self.ids.shape[1]
+        if values.shape[1] == self.shape[1] and not self.is_turned:
+            return values[:, self.start : self.start + length]
+        return values
 
 
 @dataclass
@@ -153,10 +258,15 @@ class ForwardPass:
     position_ids: Tensor | None = None
     # by shape, positions_first and versions
     row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)
+    # the place of the last layer that has one, in the encoder and in the decoder
+    places: dict[str, int] = field(default_factory=dict)
     # by layer and number among its modules
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     # of calls to be averaged: number, sum
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
+    grids: list[TokenGrid] | None = None  # of the tables' ids, once a layer has asked for them
+    # by layer: reads the last call of its module, once the outermost call ends
+    held: dict[str, Callable[[], None]] = field(default_factory=dict)
 
 
 class ForwardInputs:
@@ -201,6 +311,8 @@ class ForwardInputs:
         self._lookup: tuple[nn.Module, Tensor, Tensor] | None = None
         self.token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = {}  # by table and shape
         self._num_virtual = 0  # positions in front of the tokens
+        self._square_rows: Tensor | None = None  # of the table, of as many sequences as positions
+        self._has_new_ids = False  # since the last call of a module without a table
 
     @property
     def has_gradients(self) -> bool:
@@ -226,15 +338,20 @@ class ForwardInputs:
         one is repeated.
         """
         call = _RunningCall.of(module, args, kwargs)
-        if not self._running or module in self.forward.called:
+        # called again on the same tokens, a module is called in a loop
+        has_table = module in self._embedding_modules
+        is_again = module in self.forward.called and (has_table or self._has_new_ids)
+        if not self._running or is_again:
+            self.read_held()
             self.forward = ForwardPass(called={each.module for each in self._running})
             # otherwise the token ids were looked up before this call
-            if module in self._embedding_modules:
+            if has_table:
                 self.token_ids = {}
                 self._num_virtual = 0
+        self._has_new_ids &= has_table
         self._running.append(call)
         self.forward.called.add(module)
-        self.forward.row_tokens = {}
+        self._forget_rows()
         for each in self._running:
             if self.forward.mask is None:
                 self.forward.mask = each.mask
@@ -245,13 +362,74 @@ class ForwardInputs:
             num_virtual = call.embeddings.shape[1] - rows.shape[1]
             if num_virtual >= 0 and torch.equal(call.embeddings[:, num_virtual:].to(rows), rows):
                 self._num_virtual = num_virtual
-                ids = pad(ids, (num_virtual, 0))
                 self.token_ids[table, ids.shape] = ids
         self._lookup = None
 
     def end_call(self, *call: Any) -> None:
         """Record that the enclosing module called last has returned or raised."""
         del self._running[-1:]  # there is none after a `reset` inside the call
+
+    @property
+    def depth(self) -> int:
+        """Number of enclosing modules that are being called, one inside the other."""
+        return len(self._running)
+
+    def read_held(self) -> None:
+        """Read the hidden states that were held until the forward pass ended."""
+        held, self.forward.held = self.forward.held, {}
+        for read in held.values():
+            read()
+
+    def _forget_rows(self) -> None:
+        self.forward.row_tokens = {}
+        self.forward.grids = None
+
+    def _grids(self) -> list[TokenGrid]:
+        """The grids of the token ids that the tables were called with."""
+        if self.forward.grids is None:
+            self.forward.grids = [
+                self._grid(ids) for ids in self.token_ids.values() if ids.ndim == 2
+            ]
+        return self.forward.grids
+
+    def _grid(self, ids: Tensor) -> TokenGrid:
+        if self._num_virtual:
+            length = self._num_virtual + ids.shape[1]
+            return TokenGrid(ids, torch.Size((ids.shape[0], length)), self._num_virtual)
+        found = (TokenGrid.of(ids, call.integers) for call in self._running)
+        return next((grid for grid in found if grid is not None), TokenGrid(ids, ids.shape))
+
+    def aligned(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """A hidden state with a row for each token of the call, shape (batch, positions, d): it is
+        turned if need be, and loses the rows of prompts and padding that the model adds. One of
+        another shape is left as it is.
+
+        Raises:
+            ValueError: the hidden state is of several residual streams, or nothing tells its
+                sequences from its positions.
+        """
+        # what the model itself returns is in the order of its arguments
+        is_returned = layer.calls[-1].module in self.enclosing_modules
+        for grid in self._grids():
+            if is_returned and hidden.shape[:2] == grid.ids.shape:
+                return hidden
+            if hidden.ndim == 3 and (found := grid.aligned(hidden)) is not None:
+                if layer.place == 0 and not grid.is_turned and self._looks_turned(hidden):
+                    raise ValueError(
+                        f"layer {layer.name!r} must have the order of its token ids, (batch, "
+                        f"positions); with {hidden.shape[0]} of both its rows look turned. Take "
+                        "another batch size, or give token_ids= in the order of its rows."
+                    )
+                return found
+        for grid in self._grids():
+            if hidden.ndim == 3 and hidden.shape[:2] == grid.ids.T.shape:
+                return hidden.transpose(0, 1)
+            if hidden.ndim == 4 and grid.shape in (hidden.shape[:2], hidden.shape[1:3]):
+                raise SeveralStreamsError(
+                    f"has several residual streams, of shape {tuple(hidden.shape)} for "
+                    f"{tuple(grid.shape)} tokens"
+                )
+        return hidden
 
     def record_token_ids(
         self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -261,13 +439,17 @@ class ForwardInputs:
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             self.token_ids[table, ids.shape] = ids
-            self.forward.row_tokens = {}
+            self._has_new_ids = True
+            if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
+                self._square_rows = output.detach()
+            self._forget_rows()
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookup = table, ids, output.detach()
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state, whose shape is given."""
-        return sequence_numbers(shape, self.forward.position_ids, self.token_ids.values())
+        ids = [*(grid.ids for grid in self._grids()), *self.token_ids.values()]
+        return sequence_numbers(shape, self.forward.position_ids, ids)
 
     def row_tokens(
         self,
@@ -301,7 +483,7 @@ class ForwardInputs:
                 words = rows.require_fit(_require_integers(words, "word_ids"), "word ids")
                 tokens = self._fitting_token_ids(rows, None) if self._ignore_token_ids else ids
             kept = self._fitting_mask(rows, tokens, found.get("mask"), hidden.device)
-            positions = self.forward.position_ids
+            positions = self._of_tokens(rows, self.forward.position_ids)
             ids, kept, words, self.forward.position_ids = on_cpu(ids, kept, words, positions)
             if kept is not None and bool(kept.all()):
                 kept = None
@@ -338,7 +520,8 @@ class ForwardInputs:
     def _fitting_token_ids(self, rows: LayerRows, token_ids: Tensor | None) -> Tensor | None:
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
-        recorded = list(self.token_ids.values())
+        recorded = [grid.ids for grid in self._grids()]
+        recorded += [ids for ids in self.token_ids.values() if ids.ndim != 2]
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
@@ -362,7 +545,8 @@ class ForwardInputs:
         if mask is not None:
             mask = rows.require_fit(mask, "mask") != 0
         elif self.forward.mask is not None:
-            mask = self.forward.mask
+            mask = self._of_tokens(rows, self.forward.mask)
+            assert mask is not None
             is_of_batch = token_ids is not None and token_ids.shape[:-1] == mask.shape[:1]
             # more are in a cache
             if token_ids is None or not (is_of_batch and mask.shape[1] > token_ids.shape[1]):
@@ -378,9 +562,6 @@ class ForwardInputs:
                 "ones if there is no padding)."
             )
         self.has_mask |= mask is not None
-        if self._num_virtual and token_ids is not None:
-            tokens = torch.arange(token_ids.shape[-1], device=token_ids.device) >= self._num_virtual
-            mask = _intersection(mask, tokens.expand_as(token_ids))
         if self._skip_first_positions:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
@@ -391,6 +572,23 @@ class ForwardInputs:
             ignored = torch.tensor(self._ignore_token_ids, device=token_ids.device)
             mask = _intersection(mask, ~torch.isin(token_ids, ignored))
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
+
+    def _looks_turned(self, hidden: Tensor) -> bool:
+        """Tell whether what enters the blocks is like the embeddings of its tokens only once it is
+        turned, of as many sequences as positions.
+        """
+        rows = self._square_rows
+        if rows is None or rows.shape != hidden.shape:
+            return False
+        turned, own = (
+            float((hidden * each.to(hidden)).sum()) for each in (rows.transpose(0, 1), rows)
+        )
+        return own < 0.9 * turned
+
+    def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
+        """A mask or position ids without what the model adds to the tokens."""
+        grid = next((each for each in self._grids() if each.ids.shape == rows.shape), None)
+        return values if grid is None or values is None else grid.of_argument(values)
 
     def _without_first_positions(
         self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device
@@ -414,8 +612,12 @@ class ForwardInputs:
         return mask & (sequence_positions(mask, position_ids) > self._skip_first_positions)
 
 
+def _is_integer(ids: Tensor) -> bool:
+    return not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+
+
 def _require_integers(ids: Tensor, name: str) -> Tensor:
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+    if not _is_integer(ids):
         raise TypeError(f"{name} must be an integer tensor; got {ids.dtype}.")
     return ids
 

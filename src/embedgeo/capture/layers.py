@@ -45,6 +45,8 @@ or a callable on the model that returns one of these or a mapping of names to mo
 """
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
+# whose last hidden state is wider than the others, and is left out
+_WIDER_AT_THE_END = {"reformer"}
 # whose first hidden state is the first block's output
 _AFTER_FIRST_BLOCK = {"mamba", "mamba2", "falcon_mamba", "rwkv"}
 _TORCH_STACKS = (
@@ -73,6 +75,8 @@ class Layer:
     calls: tuple[ModuleCall, ...]
     # its shape is (positions, batch, d) instead of (batch, positions, d)
     positions_first: bool = False
+    is_last_call: bool = False  # of all calls of its module in a forward pass
+    place: int | None = None  # among the hidden states that blocks make, one after the other
     stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
     writes: tuple[tuple[nn.Module, str], ...] = ()  # the modules of `Residual.writes`, and names
 
@@ -117,7 +121,7 @@ def resolve_layers(
             ``part`` need the others.
 
     >>> model = nn.ModuleDict(
-    ...     {"layers": nn.ModuleList(nn.Linear(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)}
+    ...     {"layers": nn.ModuleList(nn.RNN(2, 2) for _ in range(2)), "norm": nn.LayerNorm(2)}
     ... )
     >>> [layer.name for layer in resolve_layers(model)]
     ['embed', 'block.00', 'block.01', 'final_norm']
@@ -293,30 +297,32 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
         return
     first, total = part or (0, len(blocks))
     if first == 0:
-        yield Layer(f"{prefix}embed", embed)
+        yield Layer(f"{prefix}embed", embed, place=0)
     for i, block in enumerate(blocks, first):
-        yield Layer(f"{prefix}block.{_padded(i, total)}", (block,))
+        yield Layer(f"{prefix}block.{_padded(i, total)}", (block,), place=i + 1)
     norm = structure.final_norm(stack)
     if norm is not None and first + len(blocks) == total:
-        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),))
+        yield Layer(f"{prefix}final_norm", (ModuleCall(norm),), is_last_call=True)
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     prefix, module, stack, blocks, embed = submodel
     if stack is None:
         return
-    last = getattr(stack.parent, "project_out", None)  # OPT's, after the final norm
-    if not isinstance(last, nn.Module):
-        last = structure.final_norm(stack)
+    last = structure.base_model(module, stack) or structure.final_norm(stack)
     if getattr(module, "main_input_name", None) == "pixel_values":
         last = None  # models of images leave out what is after the blocks
-    is_late = getattr(getattr(module, "config", None), "model_type", None) in _AFTER_FIRST_BLOCK
+    kind = getattr(getattr(module, "config", None), "model_type", None)
+    is_late = kind in _AFTER_FIRST_BLOCK
     calls = [
         *(blocks if is_late else (*embed, *blocks[:-1])),
         blocks[-1] if last is None else ModuleCall(last),
     ]
-    for i, call in enumerate(calls):
-        yield Layer(f"{prefix}hidden.{_padded(i, len(calls))}", (call,))
+    for i, call in enumerate(calls[:-1] if kind in _WIDER_AT_THE_END else calls):
+        name = f"{prefix}hidden.{_padded(i, len(calls))}"
+        is_last = call.module is last
+        place = None if is_last else i + is_late
+        yield Layer(name, (call,), is_last_call=is_last, place=place)
 
 
 def _padded(number: int, count: int) -> str:

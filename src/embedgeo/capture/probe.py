@@ -1,5 +1,6 @@
 """Reading hidden states, token ids and masks from a model's own forward passes."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,10 +12,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from embedgeo.capture.calls import eager_mode, first_float, first_input, watched_calls
-from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens, whole_sequences
+from embedgeo.capture.forward_inputs import (
+    ForwardInputs,
+    PerToken,
+    RowTokens,
+    SeveralStreamsError,
+    whole_sequences,
+)
 from embedgeo.capture.layers import Layer, ModuleCall
 from embedgeo.capture.residual import ResidualBlock
-from embedgeo.capture.torch_names import in_backward, running_stage
+from embedgeo.capture.torch_names import in_backward, is_transformed, running_stage, version
+from embedgeo.layer_names import side
 
 if TYPE_CHECKING:
     from embedgeo.capture.graph_hooks import Event
@@ -49,6 +57,10 @@ class _Hook:
 
 def _do_nothing(*call: object) -> None:
     """The hook of a copy."""
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 class Probe:
@@ -92,6 +104,8 @@ class Probe:
         self._inputs = inputs
         self._on_hidden = on_hidden
         self._attached: ExitStack | None = None
+        self._read_inside = dict[str, bool]()  # by layer, since attached: in the model's own call
+        self.left_out = set[str]()  # layers that are not measured, while others are
         # layers of each block that is divided into its streams
         self._streams = dict[ModuleCall, list[Layer]]()
         for layer in layers:
@@ -117,7 +131,10 @@ class Probe:
 
                     stack.enter_context(hook_in_graph(module, event, hook))
                 elif event == "call":
-                    stack.enter_context(watched_calls(module, partial(self._call, hook)))
+                    end = _Hook(
+                        self.should_skip, self._on_error, module, hook.place, self._end_call
+                    )
+                    stack.enter_context(watched_calls(module, partial(self._call, hook, end)))
                 elif event == "input":
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 elif event in ("lookup", "output", "both"):
@@ -128,6 +145,7 @@ class Probe:
         """Undo `attach`; does nothing when not attached."""
         stack, self._attached = self._attached, None
         self._inputs.reset()
+        self._read_inside.clear()
         for block in self._residual_blocks.values():
             block.reset()
         if stack is not None:
@@ -179,7 +197,7 @@ class Probe:
         hook = partial(_Hook, self.should_skip, self._on_error)
         for module in self._inputs.enclosing_modules:
             yield "call", hook(module, "at the model's call", self._inputs.begin_call)
-            yield "return", hook(module, "at the model's call", self._inputs.end_call)
+            yield "return", hook(module, "at the model's call", self._end_call)
         for table in self._inputs.tables:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
         for call, layers in self._streams.items():
@@ -200,7 +218,12 @@ class Probe:
 
     @contextmanager
     def _call(
-        self, begin: _Hook, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        begin: _Hook,
+        end: _Hook,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Iterator[None]:
         if self.should_skip():
             yield
@@ -208,6 +231,16 @@ class Probe:
         begin(module, args, kwargs)
         try:
             yield
+        except BaseException:
+            self._inputs.forward.held.clear()
+            self._inputs.end_call()
+            raise
+        end(module, args, kwargs)
+
+    def _end_call(self, *call: Any) -> None:
+        try:
+            if self._inputs.depth == 1:
+                self._inputs.read_held()
         finally:
             self._inputs.end_call()
 
@@ -224,16 +257,64 @@ class Probe:
             self.layers_without_gradients.add(layer.name)
             return
         call = layer.calls[i]
+        is_inside = self._inputs.depth > 0
+        if self._read_inside.setdefault(layer.name, is_inside) != is_inside:
+            if not is_inside:
+                return  # of the training step, on an inner state
+            raise ValueError(
+                f"layer {layer.name!r} must be called in the model's own call or outside of it; "
+                f"its {type(module).__name__} was called outside first. Leave the layer out."
+            )
         num_calls = self._inputs.forward.num_calls
         num_calls[layer.name, i] += 1
-        if (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
+        if is_inside and num_calls[layer.name, i] > call.calls_per_forward:
+            if not layer.is_last_call:
+                raise ValueError(
+                    f"layer {layer.name!r} must be called {_times(call.calls_per_forward)} in a "
+                    f"forward pass; its {type(module).__name__} was called again, as in a looped "
+                    "model. Measure modules that are called once, by layers= with a pattern of "
+                    "their names, or leave the layer out."
+                )
+        elif (num_calls[layer.name, i] - 1) % call.calls_per_forward != call.index:
             return
+        if is_inside and layer.place is not None:
+            part = side(layer.name)
+            if self._inputs.forward.places.get(part, -1) > layer.place:
+                raise ValueError(
+                    f"layer {layer.name!r} must come before the layers after it; its "
+                    f"{type(module).__name__} was called later. Measure modules by layers= with a "
+                    "pattern of their names."
+                )
+            self._inputs.forward.places[part] = layer.place
         hidden = first_input(args, kwargs) if call.takes_input else first_float(output)
         if hidden is None:
             raise TypeError(
                 "a layer must have a floating-point tensor as its hidden state; got "
                 f"{type(kwargs if call.takes_input else output).__name__}. Leave the layer out."
             )
+        if is_transformed(hidden):
+            raise ValueError(
+                f"layer {layer.name!r} must have values; the model runs in a function transform of "
+                "torch.func (grad, vmap), whose tensors have none. Measure a plain forward pass."
+            )
+        if not (layer.is_last_call and is_inside):
+            self._take(layer, call, hidden)
+            return
+        # in inference mode changes in place do not show
+        kept, changes = (hidden.clone() if hidden.is_inference() else hidden), version(hidden)
+
+        def take_last() -> None:
+            if changes is not None and version(kept) != changes:
+                raise ValueError(
+                    f"layer {layer.name!r} must keep its hidden state until the forward pass ends; "
+                    "it was overwritten in place. Leave the layer out."
+                )
+            self._take(layer, call, kept)
+
+        self._inputs.forward.held[layer.name] = take_last
+
+    def _take(self, layer: Layer, call: ModuleCall, hidden: Tensor) -> None:
+        """Give the hidden state of a call to the metrics of its layer, or of its streams."""
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
             found = {layer: state}
@@ -249,7 +330,23 @@ class Probe:
                 if self.sequence_mesh is not None:
                     tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
                     state = whole_sequences(state, self.sequence_mesh, tensors)
+                if not each.positions_first:
+                    try:
+                        state = self._inputs.aligned(each, state)
+                    except SeveralStreamsError as error:
+                        self._leave_out(each, error)
+                        continue
                 self._on_hidden(each, state, self._inputs.row_tokens(each, state, *values))
+
+    def _leave_out(self, layer: Layer, why: Exception) -> None:
+        """Warn, once, that a layer is not measured while others are."""
+        if layer.name not in self.left_out:
+            self.left_out.add(layer.name)
+            warnings.warn(
+                f"Layer {layer.name!r} {why}: it is left out. Measure a module that makes one of "
+                "them, or their mean, by layers= with a pattern of its name.",
+                stacklevel=2,
+            )
 
     def _mean(self, layer: Layer, hidden: Tensor) -> Tensor | None:
         """The mean over the layer's calls at the last of them, None at the others."""

@@ -51,6 +51,11 @@ def is_hugging_face(module: nn.Module) -> TypeGuard["PreTrainedModel"]:
     return transformers is not None and isinstance(module, transformers.PreTrainedModel)
 
 
+def is_norm(module: nn.Module) -> bool:
+    """Tell whether a module is a norm, by a whole word of its class's name."""
+    return re.search(r"Norm(?![a-z])", type(module).__name__) is not None
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Tell whether a module inside is compiled, as far as modules show it."""
     return any(is_compiled_wrapper(m) or is_compiled_in_place(m) for m in model.modules())
@@ -106,26 +111,50 @@ def submodels(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def find_stack(submodel: nn.Module) -> Stack | None:
-    """The list of blocks with the most parameters; None if there is none."""
+    """The list of blocks with the most parameters; None if there is none.
+
+    Lists with attention or a norm inside come before others. Of a model of text and images or
+    sounds the blocks are those of the text.
+    """
     config = getattr(submodel, "config", None)
     best = None
-    most = 0
+    most = (False, 0)
+    of_others = _modules_of_other_inputs(submodel)
     for parent in submodel.modules():
         for stack in parent.children():
-            if not isinstance(stack, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            if parent in of_others or not isinstance(
+                stack, nn.ModuleList | nn.Sequential | nn.ModuleDict
+            ):
                 continue
             entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
             blocks = [unwrapped(block) for block in entries if block is not None]
-            size = sum(p.numel() for p in stack.parameters())
-            if size > most and _are_blocks(
-                stack, blocks, getattr(config, "num_hidden_layers", None)
-            ):
+            kinds = [type(module).__name__ for block in blocks for module in block.modules()]
+            is_usual = any("Attention" in kind or "Norm" in kind for kind in kinds)
+            size = is_usual, sum(p.numel() for p in stack.parameters())
+            depth = getattr(config, "num_hidden_layers", None)
+            if size > most and _are_blocks(stack, blocks, depth) and not _is_cut(parent, blocks):
                 best, most = Stack(parent, blocks), size
     # ALBERT
     if best is not None and getattr(config, "num_hidden_groups", None) == len(best.blocks):
         depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
         return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
     return best
+
+
+def _modules_of_other_inputs(submodel: nn.Module) -> set[nn.Module]:
+    """The modules of a Hugging Face model's towers for images or sounds, which have a configuration
+    of their own, where it also has one for its text.
+    """
+    if not is_hugging_face(submodel):
+        return set()
+    text = submodel.config.get_text_config()
+    towers = [m for m in submodel.modules() if is_hugging_face(m)]
+    own = [tower for tower in towers if tower.config is text]
+    if text is submodel.config or not own:
+        return set()
+    others = [tower for tower in towers if not contains_any(tower, own)]
+    inside = {module for tower in others for module in tower.modules()}
+    return inside.difference(*(tower.modules() for tower in own))
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
@@ -139,12 +168,24 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
     """
     if isinstance(stack, nn.ModuleDict) and not all(key[-1:].isdigit() for key in stack):
         return False
+    if any(isinstance(block, nn.Linear | nn.Embedding) for block in blocks):
+        return False  # heads, or tables
     if len({type(block) for block in blocks}) != 1:
         # attention and state-space blocks in turn
         return len(blocks) == depth and not isinstance(stack, nn.ModuleDict)
     # the stages of a CNN have convolutions
     inner = [type(module) for module in blocks[0].modules()]
     return not isinstance(stack, nn.Sequential) or (len(inner) > 1 and nn.Conv2d not in inner)
+
+
+def _is_cut(parent: nn.Module, blocks: list[nn.Module]) -> bool:
+    """Tell whether the parts of blocks are in several lists side by side, as XLM's: one of norms,
+    and others without.
+    """
+    lists = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(blocks)]
+    norms = [each for each in lists if all(map(is_norm, each))]
+    inside = any(is_norm(m) for block in blocks for m in block.modules() if m not in blocks)
+    return bool(norms) and len(lists) > 1 and not inside
 
 
 def is_callable(block: nn.Module) -> bool:
@@ -165,11 +206,10 @@ def entered(block: nn.Module) -> nn.Module | None:
     for each in block.values() if isinstance(block, nn.ModuleDict) else block.children():
         module = unwrapped(each)
         if is_callable(module):
-            has_norm = any(type(inner).__name__.endswith("Norm") for inner in module.modules())
-            return module if has_norm or follows_norms else None
+            return module if any(map(is_norm, module.modules())) or follows_norms else None
         first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
         if first is not None:
-            return unwrapped(first) if type(unwrapped(first)).__name__.endswith("Norm") else None
+            return unwrapped(first) if is_norm(unwrapped(first)) else None
         follows_norms = True
     return None
 
@@ -188,13 +228,24 @@ def final_norm(stack: Stack) -> nn.Module | None:
         follows_blocks |= stack.blocks[0] in map(unwrapped, child.children())
         module = unwrapped(child)
         leaves = [inner for inner in module.modules() if next(inner.children(), None) is None]
-        inside = [leaf is not module and type(leaf).__name__.endswith("Norm") for leaf in leaves]
+        inside = [leaf is not module and is_norm(leaf) for leaf in leaves]
         # one with nothing but norms inside is one, too: an adapter may train a copy
-        is_norm = type(module).__name__.endswith("Norm") or (is_callable(module) and all(inside))
+        is_one = is_norm(module) or (is_callable(module) and all(inside))
         # of embeddings: before the blocks
-        if is_norm and "proj" not in name and (follows_blocks or "emb" not in name):
+        if is_one and "proj" not in name and (follows_blocks or "emb" not in name):
             norms.append(child)
     return norms[-1] if norms else None
+
+
+def base_model(submodel: nn.Module, stack: Stack) -> nn.Module | None:
+    """The Hugging Face model around the blocks that has no head, whose output is the last hidden
+    state; None if there is none.
+    """
+    around = [
+        m for m in submodel.modules() if is_hugging_face(m) and contains_any(m, [stack.parent])
+    ]
+    headless = [m for m in around[-1:] if m.get_output_embeddings() is None]
+    return headless[0] if headless else None
 
 
 def enclosing_modules(submodel: nn.Module) -> list[nn.Module]:

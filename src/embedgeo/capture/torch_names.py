@@ -53,6 +53,14 @@ def in_backward() -> bool:
     )
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """Tell whether a tensor is that of a function transform (``torch.func.grad``, ``vmap``), which
+    has no storage.
+    """
+    is_wrapped = getattr(torch._C._functorch, "is_functorch_wrapped_tensor", None)
+    return is_wrapped is not None and bool(is_wrapped(tensor))
+
+
 def version(tensor: Tensor) -> object:
     """A number that changes with every change of a tensor in place; an object equal to no other
     where there is none.

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.precision import accumulator_dtype, sent
 
@@ -410,6 +411,24 @@ def require_word_ids(rows: str, word_ids: object) -> None:
         )
     if rows != "words" and word_ids is not None:
         raise ValueError(f'word_ids go with rows="words"; got rows={rows!r}. Leave them out.')
+
+
+def one_text_a_row(
+    hidden: Tensor, token_ids: Tensor | None, mask: Tensor | None, sequence_ids: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Put texts that are packed into one row of the batch, by ascending ``sequence_ids``, into rows
+    of their own, with padding behind that does not count; what is not packed stays as it is.
+    """
+    counts = sequence_ids.flatten().bincount()
+    if hidden.ndim != 3 or len(counts) <= len(hidden):
+        return hidden, token_ids, mask
+    lengths = counts.tolist()
+    mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device="cpu") if mask is None else mask
+
+    def padded(values: Tensor) -> Tensor:
+        return pad_sequence([*values.flatten(0, 1).split(lengths)], batch_first=True)
+
+    return padded(hidden), None if token_ids is None else padded(token_ids), padded(mask)
 
 
 def pool_tokens(

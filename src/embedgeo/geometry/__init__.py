@@ -46,6 +46,7 @@ from embedgeo.functional.rows import (
     RowUnit,
     Words,
     find_words,
+    one_text_a_row,
     pool_tokens,
     require_row_unit,
     require_word_ids,
@@ -368,7 +369,8 @@ class Geometry:
         Of a block whose streams are measured that is the block itself: not all blocks have all
         streams.
         """
-        silent = [layer for layer in self.layers if layer.name not in self._metrics]
+        known = {*self._metrics, *self.probe.left_out}  # of the latter a warning has told
+        silent = [layer for layer in self.layers if layer.name not in known]
         read = {
             layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream
         }
@@ -590,7 +592,10 @@ class Geometry:
             words = tokens.prepared_once(device, lambda: self._words(tokens, shape, device))
             metrics.update(words.means(hidden), words.ids)
         else:
-            pooled, token_ids, mask = pool_tokens(hidden, tokens.token_ids, tokens.mask, unit)
+            texts = one_text_a_row(
+                hidden, tokens.token_ids, tokens.mask, self.inputs.sequence_ids(shape)
+            )
+            pooled, token_ids, mask = pool_tokens(*texts, unit)
             metrics.update(pooled, row_ids(pooled, token_ids, mask))
 
     def _words(self, tokens: RowTokens, shape: torch.Size, device: torch.device) -> Words:

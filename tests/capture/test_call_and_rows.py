@@ -1,0 +1,471 @@
+"""The right rows of the right call: models that call modules several times, turn, pad or pack what
+they are given, against their own states.
+"""
+
+import math
+
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings, strategies as st
+from torch import nn
+
+import embedgeo
+from benchmarks.families import families
+from embedgeo import EmbeddingMoments, observe
+
+KEYS = "n", "Q", "M"
+
+
+def moments(rows):
+    x = rows.detach().double().reshape(-1, rows.shape[-1])
+    return {
+        "n": float(len(x)),
+        "Q": x.square().sum(1).mean().item(),
+        "M": x.mean(0).square().sum().item(),
+    }
+
+
+def assert_equal(values, rows):
+    found = {key: values[key] for key in KEYS}
+    assert found == pytest.approx(moments(rows), rel=1e-4, abs=1e-9)
+
+
+def measured(model, *args, layers="blocks", **kwargs):
+    with torch.no_grad(), observe(model, layers=layers) as geometry:
+        model(*args, **kwargs)
+    return geometry.compute()
+
+
+class Decoder(nn.Module):
+    """A decoder by hand, which keeps the states that a reader of its forward would call hidden."""
+
+    def __init__(self, num_blocks=3, loops=1, *, shared_norm=False, tables=0, heads=1):
+        super().__init__()
+        self.wte = nn.Embedding(300, 16)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(num_blocks)
+        )
+        self.ln_f = nn.LayerNorm(16)
+        self.tables = nn.ModuleList(nn.Embedding(300, 16) for _ in range(tables))
+        self.heads = nn.ModuleList(nn.Linear(16, 300, bias=False) for _ in range(heads))
+        self.loops = loops
+        self.shared_norm = shared_norm
+
+    def forward(self, input_ids):
+        x = self.wte(input_ids) + sum(table(input_ids) for table in self.tables)
+        x = self.ln_f(x) if self.shared_norm else x
+        self.states = {"embed": x}
+        for _ in range(self.loops):
+            for i, block in enumerate(self.blocks):
+                self.states[f"block.{i:02d}"] = x = block(x)
+        self.states["final_norm"] = x = self.ln_f(x)
+        return [head(x) for head in self.heads]
+
+
+def ids_of(batch=4, length=9, vocabulary=40, seed=0):
+    return torch.randint(5, vocabulary, (batch, length), generator=torch.manual_seed(seed))
+
+
+def test_blocks_that_are_called_in_a_loop_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"layer 'embed' must be called once in a forward pass"):
+        measured(Decoder(loops=3).eval(), ids_of())
+
+
+def test_a_norm_before_and_after_the_blocks_counts_after_them():
+    model = Decoder(shared_norm=True).eval()
+    values = measured(model, ids_of())
+    for layer, state in model.states.items():
+        assert_equal(values[layer], state)
+
+
+@pytest.mark.parametrize("options", [{"heads": 4}, {"tables": 3}])
+def test_lists_of_heads_and_tables_are_no_blocks(options):
+    model = Decoder(**options).eval()
+    values = measured(model, ids_of())
+    assert values.keys() == model.states.keys()
+    for layer, state in model.states.items():
+        assert_equal(values[layer], state)
+
+
+_LLAMA = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "use_cache": False,
+    "initializer_range": 0.3,
+}
+
+
+def test_a_norm_that_the_training_step_calls_on_inner_states_does_not_count():
+    model, ids = hf.LlamaForCausalLM(hf.LlamaConfig(num_hidden_layers=4, **_LLAMA)), ids_of()
+    monitor = embedgeo.StepMonitor(model, every_n_steps=1, measure_last=False)
+    with monitor.step(0, {"input_ids": ids}):
+        out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+        inner = out.hidden_states[1:-1]
+        (out.loss + sum(model.lm_head(model.model.norm(h)).mean() for h in inner)).backward()
+    monitor.close()
+    found = {r["metric"]: r["value"] for r in monitor.history if r["layer"] == "final_norm"}
+    assert_equal(found, out.hidden_states[-1])
+
+
+def test_a_mask_that_is_added_counts_where_it_is_zero():
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(32, 4, 64, batch_first=True) for _ in range(3)
+            )
+
+        def forward(self, x, attention_mask):
+            for layer in self.layers:
+                x = layer(x, src_key_padding_mask=attention_mask)
+            return x
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.word, self.encoder = nn.Embedding(50, 32), Encoder()
+
+        def forward(self, input_ids, kept):
+            added = torch.zeros(kept.shape).masked_fill(kept == 0, -math.inf)
+            self.out = self.encoder(self.word(input_ids), attention_mask=added)
+
+    model, mask = Model().eval(), torch.ones(4, 9, dtype=torch.long)
+    mask[:, 6:] = 0
+    assert_equal(measured(model, ids_of(), mask)["block.02"], model.out[mask.bool()])
+
+
+@pytest.mark.parametrize("length", [20, 32])
+@pytest.mark.parametrize("has_mask", [True, False])
+def test_padding_that_the_model_adds_does_not_count(length, has_mask):
+    config = hf.LongformerConfig(
+        vocab_size=100,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        attention_window=[16] * 3,
+        max_position_embeddings=130,
+        pad_token_id=1,
+    )
+    model, ids = hf.LongformerModel(config).eval(), ids_of(length=length)
+    mask = {"attention_mask": torch.ones_like(ids)} if has_mask else {}
+    values = measured(model, input_ids=ids, **mask, layers="hidden_states")
+    with torch.no_grad():
+        own = model(input_ids=ids, **mask, output_hidden_states=True).hidden_states
+    for found, state in zip(values.values(), own, strict=True):
+        assert_equal(found, state[:, :length])
+
+
+@pytest.mark.parametrize("batch", [9, 4])
+def test_what_is_sequence_first_inside_is_turned_back(batch):
+    config = hf.XLNetConfig(vocab_size=50, d_model=32, n_layer=2, n_head=4, d_inner=64)
+    model, ids = hf.XLNetModel(config).eval(), ids_of(batch)
+    mask = torch.ones_like(ids)
+    mask[:, :4] = 0
+    values = measured(model, input_ids=ids, attention_mask=mask, layers="hidden_states")
+    with torch.no_grad():
+        out = model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+    for found, state in zip(values.values(), out.hidden_states, strict=True):
+        assert_equal(found, state[mask.bool()])
+
+
+def test_the_rows_of_a_prompt_are_no_tokens():
+    config = hf.CpmAntConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_attention_heads=4,
+        dim_head=8,
+        dim_ff=64,
+        num_hidden_layers=2,
+        prompt_length=8,
+        prompt_types=4,
+    )
+    model, ids = hf.CpmAntForCausalLM(config).eval(), ids_of()
+    values = measured(model, input_ids=ids, layers="hidden_states")
+    with torch.no_grad():
+        own = model(input_ids=ids, output_hidden_states=True).hidden_states
+    for found, state in zip(values.values(), own, strict=True):
+        assert_equal(found, state[:, -9:])
+
+
+LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]
+
+
+@pytest.mark.parametrize("rows", ["mean", "first", "last", "tokens"])
+@pytest.mark.parametrize("given", ["position_ids", "cu_seq_lens_q"])
+def test_packed_texts_are_texts(rows, given):
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            config = hf.LlamaConfig(num_hidden_layers=2, **_LLAMA)
+            self.inner = hf.LlamaModel(config).eval()
+
+        def forward(self, input_ids, cu_seq_lens_q):
+            ends = cu_seq_lens_q.tolist()
+            positions = [torch.arange(n) for n in torch.tensor(ends).diff()]
+            return self.inner(input_ids=input_ids, position_ids=torch.cat(positions)[None])
+
+    torch.manual_seed(0)
+    packed, texts = Packed(), [torch.randint(0, 8, (n,)) for n in LENGTHS]
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0)
+    model = packed.inner if given == "position_ids" else packed
+    told = {"position_ids": positions} if given == "position_ids" else {"cu_seq_lens_q": ends}
+    with torch.no_grad(), observe(packed.inner, rows=rows) as one_by_one:
+        for text in texts:
+            packed.inner(input_ids=text[None])
+    with torch.no_grad(), observe(model, rows=rows) as together:
+        model(input_ids=torch.cat(texts)[None], **told)
+    keys = "n", "Q", "M"
+    if rows == "tokens":
+        keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"
+    got, want = (each.compute()["block.01"] for each in (together, one_by_one))
+    assert [got[key] for key in keys] == pytest.approx([want[key] for key in keys], rel=1e-4)
+
+
+def test_position_ids_of_text_height_and_width_are_those_of_the_text():
+    config = hf.Qwen2VLTextConfig(
+        num_hidden_layers=2,
+        rope_parameters={
+            "rope_type": "default",
+            "mrope_section": [1, 1, 2],
+            "rope_theta": 10000.0,
+        },
+        bos_token_id=1,
+        eos_token_id=2,
+        **_LLAMA,
+    )
+    model = hf.Qwen2VLTextModel(config).eval()
+    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    ids = torch.randint(0, 8, (1, sum(LENGTHS)), generator=torch.manual_seed(0))
+    values = measured(model, input_ids=ids, position_ids=positions.expand(4, 1, -1))["block.01"]
+    with torch.no_grad(), observe(model) as one_by_one:
+        for text in ids[0].split(LENGTHS):
+            model(input_ids=text[None])
+    expected = one_by_one.compute()["block.01"]
+    for key in ("Q", "V_W_unbiased", "V_W_local", "V_W_text"):
+        assert values[key] == pytest.approx(expected[key], rel=1e-4)
+
+
+def test_the_text_of_a_model_of_images_is_measured():
+    config = hf.Gemma3Config(
+        text_config={**_LLAMA, "num_hidden_layers": 2, "head_dim": 8},
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 256,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 4,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        mm_tokens_per_image=4,
+    )
+    model, ids = hf.Gemma3ForConditionalGeneration(config).eval(), ids_of()
+    values = measured(model, input_ids=ids, layers="hidden_states")
+    with torch.no_grad():
+        own = model(input_ids=ids, output_hidden_states=True).hidden_states
+    assert len(values) == len(own) == 3
+    for found, state in zip(values.values(), own, strict=True):
+        assert_equal(found, state)
+
+
+def test_several_residual_streams_are_left_out_and_the_others_measured():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(16)
+
+        def forward(self, x):
+            return self.norm(x)
+
+    class Parallel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wte = nn.Embedding(50, 16)
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+            self.norm = nn.LayerNorm(16)
+
+        def forward(self, input_ids):
+            x = self.wte(input_ids).expand(2, -1, -1, -1)
+            for block in self.blocks:
+                x = block(x)
+            self.last = self.norm(x.mean(0))
+
+    model = Parallel()
+    with pytest.warns(UserWarning, match=r"Layer '.*' has several residual streams"):
+        values = measured(model, ids_of())
+    assert values.keys() == {"final_norm"}
+    assert_equal(values["final_norm"], model.last)
+
+
+@pytest.mark.filterwarnings("ignore:No forward pass reached")
+def test_function_transforms_are_refused_in_a_sentence():
+    model, ids = Decoder().eval(), ids_of()
+
+    def loss(weights):
+        return torch.func.functional_call(model, weights, (ids,))[0].mean()
+
+    weights = dict(model.named_parameters())
+    with observe(model) as geometry:
+        with pytest.raises(ValueError, match=r"torch\.func"):
+            torch.func.grad(loss)(weights)
+        stacked = {name: torch.stack([each, each]) for name, each in weights.items()}
+        with pytest.raises(ValueError, match=r"torch\.func"):
+            torch.func.vmap(loss, randomness="same")(stacked)
+    assert geometry.records() == []
+
+
+TWENTY = [
+    *("bart", "bert", "bloom", "cohere", "electra", "falcon", "gemma2", "gemma3", "gpt2"),
+    *("gpt_neox", "llama", "mistral", "mpnet", "olmo2", "opt", "phi", "qwen2", "qwen3"),
+    *("roberta", "t5", "mixtral"),
+]
+
+
+@pytest.mark.slow
+def test_twenty_families_have_their_own_hidden_states():
+    found = [*families(TWENTY)]
+    assert {family.model_type for family in found} == set(TWENTY)
+    assert {family.status for family in found} == {"equal"}
+
+
+# ── Random models
+# ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class RandomBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.dense(self.norm(x))
+
+
+class RandomModel(nn.Module):
+    """Blocks called in any order, with prompts, padding, turned rows, heads and norms besides."""
+
+    def __init__(self, plan):
+        super().__init__()
+        torch.manual_seed(plan["seed"])
+        self.plan = plan
+        self.table = nn.Embedding(20, 6)
+        self.blocks = nn.ModuleList(RandomBlock() for _ in range(plan["num_blocks"]))
+        self.final = nn.LayerNorm(6)
+        self.heads = nn.ModuleList(nn.Linear(6, 90) for _ in range(plan["num_heads"]))
+
+    def forward(self, input_ids, attention_mask=None, position_ids=None):
+        plan = self.plan
+        ids = nn.functional.pad(input_ids, (plan["prompt"], plan["padding"]), value=1)
+        if plan["turns"] == "ids":
+            x = self.table(ids.T.contiguous())
+        else:
+            x = self.table(ids)
+            x = x.transpose(0, 1) if plan["turns"] == "rows" else x
+        x = self.final(x) if plan["norm_first"] else x
+        self.states = []
+        for i in plan["calls"]:
+            if i == 0:
+                self.states.append(("embed", x))
+            x = self.blocks[i](x)
+            self.states.append((f"block.{i:02d}", x))
+        x = self.final(x)
+        self.states.append(("final_norm", x))
+        return [head(x) for head in self.heads]
+
+    def own(self, ids, mask):
+        """The rows that count of each hidden state, or None of one that is made several times."""
+        found = {}
+        for name, state in self.states:
+            rows = state.transpose(0, 1) if self.plan["turns"] else state
+            rows = rows[:, self.plan["prompt"] :][:, : ids.shape[1]]
+            found[name] = None if name in found else rows[mask]
+        return found
+
+
+@st.composite
+def plans(draw):
+    num_blocks = draw(st.integers(1, 4))
+    in_order = list(range(num_blocks))
+    calls = draw(
+        st.one_of(
+            st.just(in_order),
+            st.permutations(in_order),
+            st.lists(st.sampled_from(in_order), min_size=1, max_size=3 * num_blocks),
+        )
+    )
+    return {
+        "num_blocks": num_blocks,
+        "calls": calls,
+        "prompt": draw(st.sampled_from([0, 0, 2])),
+        "padding": draw(st.sampled_from([0, 0, 3])),
+        "turns": draw(st.sampled_from(["", "", "ids", "rows"])),
+        "norm_first": draw(st.booleans()),
+        "num_heads": draw(st.integers(0, 4)),
+        "outside": draw(st.booleans()),
+        "mask": draw(st.sampled_from(["none", "int", "bool", "float", "added"])),
+        "packed": draw(st.booleans()),
+        "shape": draw(st.tuples(st.integers(3, 5), st.integers(3, 6))),
+        "seed": draw(st.integers(0, 100)),
+    }
+
+
+def masks(plan, kept):
+    return {
+        "none": None,
+        "int": kept.long(),
+        "bool": kept,
+        "float": kept.float(),
+        "added": torch.zeros(kept.shape).masked_fill(~kept, -1e9),
+    }[plan["mask"]]
+
+
+def assert_equal_or_refused(plan):
+    model = RandomModel(plan)
+    ids = torch.randint(5, 20, plan["shape"])
+    kept = torch.ones(plan["shape"], dtype=torch.bool)
+    if plan["mask"] != "none":
+        kept[0, -1] = kept[1, 0] = False
+    positions = torch.arange(ids.shape[1]) % (2 if plan["packed"] else 100)
+    with torch.no_grad(), observe(model, metrics=lambda d: [EmbeddingMoments(d)]) as geometry:
+        refusal = ""
+        try:
+            model(ids, attention_mask=masks(plan, kept), position_ids=positions[None])
+        except ValueError as error:
+            refusal = str(error)
+        else:
+            states = model.own(ids, kept)
+        if plan["outside"] and not refusal:
+            model.final(torch.randn(2, 3, 6))
+    if refusal:
+        assert "layer '" in refusal
+        is_usual = plan["calls"] == list(range(plan["num_blocks"]))
+        assert not is_usual or plan["turns"] == "rows", refusal
+        return
+    for name, values in geometry.compute().items():
+        if name == "final_norm":
+            *_, (_, state) = model.states
+            rows = state.transpose(0, 1) if plan["turns"] else state
+            assert_equal(values, rows[:, plan["prompt"] :][:, : ids.shape[1]][kept])
+        else:
+            assert states[name] is not None, name
+            assert_equal(values, states[name])
+
+
+@pytest.mark.filterwarnings("ignore:No forward pass reached")
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_random_models_are_measured_right_or_refused(plan):
+    assert_equal_or_refused(plan)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:No forward pass reached")
+@settings(max_examples=500, deadline=None)
+@given(plans())
+def test_five_hundred_random_models_are_measured_right_or_refused(plan):
+    assert_equal_or_refused(plan)
