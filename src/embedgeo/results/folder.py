@@ -46,8 +46,8 @@ checkpoint and layer b.
 """
 
 
-# options of earlier versions, and the values of them that a manifest may have
-_DROPPED = {"ablate": False, "logit_lens": False}
+# options of earlier versions; of the first two, a folder that was made with them has more records
+_DROPPED = ("ablate", "logit_lens", "max_state_bytes")
 
 
 def drift_file(folder: Path, name: str) -> Path:
@@ -132,9 +132,9 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
-        for option, value in _DROPPED.items():
-            if option not in now and before.get(option) == value:
-                del before[option]
+        for option in _DROPPED:
+            if option not in now and (option == "max_state_bytes" or not before.get(option)):
+                before.pop(option, None)
         if before.keys() != now.keys():
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
