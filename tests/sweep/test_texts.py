@@ -158,7 +158,7 @@ def test_another_seed_takes_other_texts(small, tmp_path):
         return texts[model].sha256
 
     assert taken(0) == taken(0) != taken(1)
-    with pytest.raises(ValueError, match=r"seed must be a whole number from 0 up; got -1\."):
+    with pytest.raises(ValueError, match=r"seed must be at least 0; got -1\."):
         taken(-1)
 
 
