@@ -11,7 +11,7 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
-from embedgeo.demo import DemoSettings
+from embedgeo.studies.commands import DemoSettings
 from embedgeo.sweep import SweepSettings
 
 

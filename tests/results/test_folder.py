@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 import pytest
 
-from embedgeo.results.files import make_empty
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table, write_parquet
 from tests.report.synthetic import make_sweep
@@ -133,24 +132,6 @@ def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, co
         ValueError, match=rf"step1\.parquet must have .*; {column} missing\. .* into another folder"
     ):
         folder.read("step1")
-
-
-def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
-    out = tmp_path / "a" / "b"
-    for is_earlier in (False, True):
-        make_empty(out / "mark", "new", "thing", remove=["old", "file"])
-        assert (out / "mark").read_text() == "new"
-        assert files(out) == {"mark", *(["mine"] if is_earlier else [])}
-        for name in ("old/x/y", "file", "mine"):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).touch()
-    (out / "mark").unlink()
-    before = files(out)
-    with pytest.raises(FileExistsError, match=r"or an earlier thing; .* holds something else"):
-        make_empty(out / "mark", "new", "thing", remove=["old"])
-    assert files(out) == before
-    with pytest.raises(OSError, match="must be a folder that can be written"):
-        make_empty(out / "mine" / "mark", "new", "thing", remove=["old"])
 
 
 EARLIER = "another version of embedgeo"

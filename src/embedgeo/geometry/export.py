@@ -185,7 +185,6 @@ def write_checkpoint(
     frame = to_frame(records, **origin, weights_sha256="", duplicate_of=None)
     out.write(name, frame, tables, facts, samples)
     out.rebuild()
-    out.write_architecture()
 
 
 def layer_sample(metrics: LayerMetrics) -> LayerSample | None:

@@ -291,22 +291,6 @@ class SweepFolder:
                 facts |= {"group": groups[name]} if groups[name] else {}
                 write_parquet(self._file(name), self.read(name), SCHEMA, facts)
 
-    def write_architecture(self) -> None:
-        """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into
-        the manifest.
-
-        Where models differ in it, it is a mapping by model. This process may not hold `Locks` of
-        the folder meanwhile.
-        """
-        found: dict[str, str] = {}
-        for name in sorted(self.done()):
-            if kind := self.facts(name).get("architecture"):
-                found[str(self.read(name)["model"].iloc[0])] = kind
-        architecture = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
-        manifest = self.manifest()
-        if architecture is not None and manifest.get("architecture") != architecture:
-            self._write_manifest({**manifest, "architecture": architecture})
-
     def rebuild(self, num_series: int = 1) -> None:
         """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see
         `runs`.

@@ -19,7 +19,7 @@ from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
-from embedgeo.results.records import MODEL, loss_outliers, model_record, shared_files
+from embedgeo.results.records import MODEL, model_record, shared_files
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Study, Worker, metrics_function
 from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
@@ -409,7 +409,6 @@ def finish(sweep: Sweep) -> int:
     """Print what has become of the plan, and what to open; returns the exit status."""
     folder = sweep.folder
     plan, mine, _ = sweep.plan
-    folder.write_architecture()
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
     done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
     left = [planned.name for planned in mine if planned not in done]
@@ -417,8 +416,6 @@ def finish(sweep: Sweep) -> int:
         f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
     )
     lines = [f"{len(done)} of {len(plan)} checkpoints done{part}"]
-    losses: dict[str, list[tuple[str, float]]] = {}
-    models: dict[str, dict[str, list[str]]] = {}
     for planned in done:
         name = planned.name
         frame = records[name]
@@ -434,28 +431,6 @@ def finish(sweep: Sweep) -> int:
         if planned.is_stale:
             lines.append(
                 f"  replaced: {name} was measured before with other weights; measured again"
-            )
-        series = str(frame["series"].iloc[0])
-        models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(
-            name
-        )
-        for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
-            losses.setdefault(series, []).append((name, float(value)))
-    for file, names in folder.shared_files():
-        lines.append(
-            f"  shared: {listed(names)} have the same {file}, though their other weights differ"
-        )
-    for names_by_model in models.values():
-        if len(names_by_model) > 1:
-            which = "; ".join(
-                f"{series} ({listed(names)})" for series, names in names_by_model.items()
-            )
-            lines.append(f"  different models, kept apart as runs of their own: {which}")
-    for by_step in losses.values():
-        for name in loss_outliers(by_step):
-            lines.append(
-                f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its "
-                f"neighbours"
             )
     lines += [f"  failed: {name}: {why}" for name, why in sweep.failures.items()]
     lines += [
