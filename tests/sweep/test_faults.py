@@ -289,7 +289,7 @@ DDP = {"devices": 2, "accelerator": "cpu"}
         ({"revisions": "nothing-*"}, "none among the revisions"),
         ({"tokenizer": "./not-there"}, "tokenizer must be a local path that exists"),
         ({"text": "/does/not/exist"}, "text must be files that exist"),
-        ({"trainer": {"logger": True}}, "trainer must be options that say where .*; got logger"),
+        ({"trainer": {"logger": True}}, "trainer must be options that lightning accepts .*logger"),
         ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
         ({"trainer": {**DDP, "strategy": "fsdp"}}, "trainer must be options that lightning"),
         ({"trainer": {**DDP, "strategy": "ddp_spawn"}}, "must keep its processes"),
@@ -357,7 +357,7 @@ def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch)
         raise OfflineModeIsEnabled("offline mode is enabled.")
 
     monkeypatch.setattr(hub_source.HfApi, "list_repo_refs", refuse)
-    refused("there is no such path, and offline mode is enabled", REPOSITORY, **options)
+    refused("there is no such path, and .*offline mode is enabled", REPOSITORY, **options)
 
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):

@@ -139,11 +139,11 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     [
         (
             {"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]},
-            r"streaming_metrics does not take count_ra",
+            r"streaming_metrics fails .*count_range",
         ),
         (
             {"metrics": "wrong.own", "id_batches": 2, "spectrum": True},
-            "wrong.own does not take spectrum, id_batches",
+            "wrong.own fails .*spectrum",
         ),
         (
             {"extra": ["nearness"]},

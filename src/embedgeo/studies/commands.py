@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from embedgeo.extras import require_extra
 from embedgeo.presets import preset
 from embedgeo.results.groups import groups_of, parse_groups
-from embedgeo.sweep import SweepSettings, require_sources, sweep, without_garbage_collection
+from embedgeo.sweep import SweepSettings, require_sources, sweep
 
 try:
     from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -61,9 +61,8 @@ def ablate(ablation: AblationSettings, settings: SweepSettings) -> int:
     """
     require_extra("sweep", "embedgeo ablate")
     require_sources(settings.models, settings.tokenizer)
-    with without_garbage_collection():
-        from embedgeo.studies.ablate import announcement, checkpoint_records
-        from embedgeo.sweep.measure import Study
+    from embedgeo.studies.ablate import announcement, checkpoint_records
+    from embedgeo.sweep.measure import Study
 
     if settings.out is None:
         name = settings.folder.name.removeprefix("sweep-")
@@ -240,8 +239,7 @@ def vocabulary(settings: VocabularySettings) -> int:
     require_extra("sweep", "embedgeo vocabulary")
     require_sources(settings.as_sweep().models, settings.tokenizer)
 
-    with without_garbage_collection():
-        from embedgeo.studies.vocabulary import run_vocabulary
+    from embedgeo.studies.vocabulary import run_vocabulary
 
     return run_vocabulary(settings)
 
@@ -272,8 +270,7 @@ def drift(folder: Path, rows: int = 1024) -> None:
         raise ValueError(f"rows must be at least 4, or no similarity is defined; got {rows}.")
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
-    with without_garbage_collection():
-        from embedgeo.studies.drift import Comparison
+    from embedgeo.studies.drift import Comparison
 
     comparison = Comparison(Path(folder), rows)
     comparison.write()

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
-from embedgeo.formatting import listed, reason
+from embedgeo.formatting import reason
 from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, default_metrics
@@ -495,13 +495,6 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    parameters = signature(function).parameters
-    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    if refused := [option for option in options if not takes_any and option not in parameters]:
-        raise ValueError(
-            f"metrics must name a function that takes the options given with it; {name} does not "
-            f"take {listed(refused)}. Leave that out, or name a function that takes it."
-        )
     make = partial(function, **options)
     try:
         require_distinct_keys(make)
@@ -512,7 +505,8 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             raise
         raise ValueError(
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct "
-            f"keys, for any width; {name} fails for width 2 ({reason(error)})."
+            f"keys, for any width and the options given with it; {name} fails for width 2 "
+            f"({reason(error)})."
         ) from error
     tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
     has_types = any("tokens" in of_metric for of_metric in tables)

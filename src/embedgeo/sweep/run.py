@@ -432,6 +432,10 @@ def finish(sweep: Sweep) -> int:
             lines.append(
                 f"  replaced: {name} was measured before with other weights; measured again"
             )
+    lines += [
+        f"  shared: {listed(names)} have the same {file}, though their other weights differ"
+        for file, names in folder.shared_files()
+    ]
     lines += [f"  failed: {name}: {why}" for name, why in sweep.failures.items()]
     lines += [
         f"  not done: {name}: its results are gone again"

@@ -37,8 +37,8 @@ class SweepSettings:
         model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons
             tell apart by line style; in YAML also a mapping. A model is named as in ``model``.
         revisions: take only the branches and tags that match this pattern.
-        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8 or as
-            a byte order mark says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
+        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8; or a
+            dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
             where NAME is ``author/name``, read as far as it is needed; default: Python's
             documentation.
         unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents
