@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -405,50 +405,37 @@ class TokenLoss:
         states = states.flatten(0, 1)
         targets = targets.flatten().to(states.device)
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(_POSITIONS):
-            loss = cross_entropy(self._logits_of(states[part]), targets[part])
+            loss = self._loss(states[part], targets[part])
             self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
 
     def _are_logits(self, states: Tensor, token_ids: Tensor) -> bool:
         is_wide = self._head is not None or self._width in (None, states.shape[-1])
         return is_wide and states.shape[:-1] == token_ids.shape
 
-    def _logits_of(self, states: Tensor) -> Iterator[Tensor]:
-        """The logits of consecutive token types at some positions."""
+    def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the losses at some positions, without logits of more than some token types at
+        a time.
+        """
         if self._head is None:
-            yield states
-            return
-        bias: Tensor | None = self._head.bias
-        for start in range(0, len(self._head.weight), _TOKEN_TYPES):
+            return F.cross_entropy(states.float(), targets, reduction="sum")
+        weight = self._head.weight
+        bias: Tensor = weight.new_zeros(len(weight)) if self._head.bias is None else self._head.bias
+        chosen = (states.float() * weight[targets].float()).sum(1) + bias[targets]
+        sums = []
+        for start in range(0, len(weight), _TOKEN_TYPES):
             types = slice(start, start + _TOKEN_TYPES)
-            yield F.linear(states, self._head.weight[types], None if bias is None else bias[types])
+            logits = F.linear(states, weight[types], bias[types]).float()
+            top = logits.amax(1, keepdim=True)
+            top.masked_fill_(top.isinf(), 0)
+            # in place: twice as fast as logsumexp
+            sums.append(logits.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))
+        return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):
             return self._model(token_ids)
         padding = {} if mask is None else {"attention_mask": mask.long()}
         return self._model(input_ids=token_ids, **padding)
-
-
-def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target
-    is none of them.
-
-    Logits in float32 are overwritten.
-    """
-    sums = []
-    chosen = torch.full(target.shape, -torch.inf, device=target.device)
-    start = 0
-    for part in logits:
-        inside = (target >= start) & (target < start + part.shape[1])
-        place = (target - start).clamp(0, part.shape[1] - 1)
-        wide = part.float().to(target.device)
-        chosen = torch.where(inside, wide.gather(1, place[:, None])[:, 0], chosen)
-        top = wide.amax(1, keepdim=True)
-        top.masked_fill_(top.isinf(), 0)
-        # in place: twice as fast as logsumexp
-        sums.append(wide.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))
-        start += part.shape[1]
-    return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
 
 def _logits(output: Any) -> Tensor | None:

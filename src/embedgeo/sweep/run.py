@@ -14,12 +14,11 @@ from rich.console import Console
 
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
-from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
-from embedgeo.results.records import MODEL, model_record, shared_files
+from embedgeo.results.records import MODEL, block_means, model_record, shared_files
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Study, Worker, metrics_function
 from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
@@ -383,18 +382,15 @@ class Sweep:
         """Print the loss, and means over blocks (over all layers if none is a block), below a line
         with the names of the columns.
         """
-        at_layers = records[records["layer"] != MODEL]
-        names = [
-            name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side
-        ]
-        blocks = at_layers[at_layers["layer"].isin(names)]
-        means = (blocks if names else at_layers).groupby("metric")["value"].mean()
-        values = {**means, **records[records["layer"] == MODEL].set_index("metric")["value"]}
+        means = {each["metric"]: each["value"] for each in block_means(to_records(records))}
+        over = "means over blocks" if means else "means over layers"
+        of_model = records["layer"] == MODEL
+        means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
+        values = {**means, **records[of_model].set_index("metric")["value"]}
         cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left
         cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}
-        over = "means over blocks" if names else "means over layers"
         self.print_once("  ".join([f"{'':9}{over:<{self._width}}", *(f"{k:>8}" for k in cells)]))
         aligned = [f"{cell:>{max(8, len(key))}}" for key, cell in cells.items()]
         self.print("  ".join([self._place(planned), *aligned]))

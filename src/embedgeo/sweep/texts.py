@@ -62,7 +62,6 @@ class ProbeText:
     # for an encoder, the tokens that its loss is computed at; bool, shape (n,)
     masked: Tensor | None = None
     mask_token_id: int | None = None  # which replaces these
-    pad_token_id: int = 0  # which fills up the shorter texts of a batch
     words: SpelledWords | None = None  # of each token, if asked for
     types: Tensor | None = None  # of each token, where these are not the ids
     # by token type, or type of words, for tables of them
@@ -117,7 +116,8 @@ class ProbeText:
         def padded(values: Tensor, fill: int) -> Tensor:
             return values[places].masked_fill(~real, fill)
 
-        token_ids = padded(self.token_ids, self.pad_token_id)
+        # any token that the model embeds fills up the shorter texts
+        token_ids = padded(self.token_ids, int(self.token_ids[0]))
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
         if self.words is None:
@@ -283,16 +283,11 @@ def _tokenize(
         occurrence_types = frequent_types(typed, token_texts, special, settings)
     ordinary = ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
     counts = (token_ids if types is None else types)[ordinary].unique(return_counts=True)[1]
-    padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    largest = int(token_ids.max())  # a token that was added for padding may have no embedding
     return ProbeText(
         token_ids,
         tokenized.lengths,
         masked=masked,
         mask_token_id=None if masked is None else tokenizer.mask_token_id,
-        pad_token_id=next(
-            token_id for token_id in padding if token_id is not None and token_id <= largest
-        ),
         words=tokenized.words,
         types=types,
         token_texts=token_texts,
