@@ -173,18 +173,6 @@ def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
     assert SweepSettings("m", layers=["blocks"]).layer_patterns == "blocks"
 
 
-@pytest.mark.parametrize("command", ["sweep", "vocabulary"])
-def test_extra_metrics_can_be_given_in_every_way_and_are_recorded_alike(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
-    for given in (["scales", "similarity"], ["scales,similarity"], ["[scales, similarity]"]):
-        assert main([command, "--model", "m", "--extra", *given]) == 0
-        asked = seen[-1].as_manifest("") if command == "sweep" else seen[-1].as_manifest()
-        assert asked["extra"] == ["scales", "similarity"]
-
-
 def test_models_and_numbers_can_be_given_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,16 +1,13 @@
-import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.cli import main
 from embedgeo.formatting import shell_command
 from embedgeo.metrics.processing import is_processed
-from embedgeo.results.events import is_logged
 from embedgeo.studies.demo import compare, make_empty
 from embedgeo.text import builtin_corpus, split_held_out
 from tests.files import contents
@@ -70,28 +67,6 @@ def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:
     history = records.to_dict("records")
     for offline in (other, records.drop(index=records.index[7])):
         assert f"only {len(records) - 1:,} of" in compare(history, offline)
-
-
-def test_tensorboard_holds_the_contracts_tags_at_the_measured_steps(
-    demo: Demo, records: pd.DataFrame
-) -> None:
-    path = demo.out / "tensorboard" / "training"
-    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
-    logged = records[[is_logged(each, "headlines") for each in records.to_dict("records")]]
-    tags = {
-        f"geometry.{metric}/{layer}"
-        for metric, layer in zip(logged["metric"], logged["layer"], strict=True)
-    }
-    assert {"geometry.Q/embed", "geometry.anisotropy/block.01"} <= tags
-    of_blocks = logged.loc[logged["layer"].str.startswith("block"), "metric"]
-    tags |= {f"geometry.{metric}/mean" for metric in of_blocks}
-    assert set(events.Tags()["scalars"]) == tags | {"loss", "epoch"}
-    online = records.set_index(["step", "layer", "metric"])["value"]
-    for scalar in events.Scalars("geometry.M_over_Q/block.01"):
-        assert math.isclose(scalar.value, online[scalar.step, "block.01", "M_over_Q"], rel_tol=1e-6)
-    for tag in tags:
-        assert [scalar.step for scalar in events.Scalars(tag)] == DEMO_STEPS
-    assert "custom_scalars__config__" in events.Tags()["tensors"]
 
 
 @pytest.mark.usefixtures("unpainted")

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from embedgeo.results.folder import SweepFolder
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import bin_file, local_run, tokenizer_files, write_files
+from tests.sweep.tiny import tokenizer_files, write_files
 
 
 class Blocks(pl.LightningModule):
@@ -34,11 +33,6 @@ class Blocks(pl.LightningModule):
 class Forward(Blocks):
     def forward(self, token_ids):
         return self.run(token_ids)
-
-
-class PredictStep(Blocks):
-    def predict_step(self, batch, batch_idx):
-        return self.run(batch)
 
 
 def save(path, model, step):
@@ -80,34 +74,6 @@ def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
     assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["?", "last.ckpt"]
 
 
-def test_broken_files_beside_folders_fail_alone(tmp_path, options):
-    data = (b"", b"half of a file", bin_file({"state_dict": {}}), bin_file([]))
-    files = {f"{i}.ckpt": each for i, each in enumerate(data)}
-    write_files(local_run(tmp_path / "run", steps=(1,)), files)
-    assert sweep(str(tmp_path / "run"), **options) == 3
-    folder = SweepFolder(options["out"])
-    assert (folder.done(), set(folder.failures())) == ({"step1"}, set(files))
-
-
-def test_a_model_without_forward_is_run_by_its_predict_step(tmp_path, asked):
-    torch.manual_seed(0)
-    ways = Forward(), PredictStep()
-    ways[1].load_state_dict(ways[0].state_dict())
-    tables = []
-    for model in ways:
-        name = type(model).__name__
-        save(tmp_path / name / "step=1.ckpt", model, 1)
-        out = str(tmp_path / f"out-{name}")
-        assert (
-            sweep(str(tmp_path / name), **{**asked, "out": out}, model_class=class_of(model)) == 0
-        )
-        tables.append(
-            pd.read_csv(Path(out) / "metrics.csv").drop(columns=["model", "weights_sha256"])
-        )
-    pd.testing.assert_frame_equal(*tables)
-    assert "loss" in set(tables[0]["metric"])
-
-
 class Hidden(Forward):
     def forward(self, token_ids):
         return self.embedding(token_ids) + sum(
@@ -127,7 +93,7 @@ def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Blocks(), r"Blocks has neither forward nor predict_step\. Give it a forward"),
+        (Blocks(), r"Blocks has no forward\. Give it one"),
         (Forward(num_positions=13), "seq_len must be what the model can be run on, .* got 16 "),
     ],
 )

@@ -15,9 +15,7 @@ from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import MODEL
 from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.plan import make_plan
-from embedgeo.sweep.texts import ProbeText, prepare_texts, require_fit
-from embedgeo.text import Documents
+from embedgeo.sweep.texts import ProbeText, require_fit
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
@@ -137,29 +135,6 @@ def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
     kinds = {name: folder.facts(name)["architecture"] for name in folder.done()}
     assert [*kinds.values()].count("pre-ln") == 2
     assert kinds["bert--step1"] == "post-ln"
-
-
-def test_another_seed_takes_other_texts(small, tmp_path):
-    (tmp_path / "many.txt").write_text("\n".join(f"Sentence number {i}." for i in range(400)))
-    model = str(write_files(tmp_path / "model", checkpoint_files(1)))
-    asked = {
-        **small,
-        "text": str(tmp_path / "many.txt"),
-        "unit": "line",
-        "sample": 0.1,
-        "num_tokens": 10**6,
-    }
-
-    def taken(seed):
-        settings = SweepSettings(model, **{**asked, "seed": seed})
-        texts, _ = prepare_texts(
-            Documents(settings.texts), make_plan(settings.models, "*", "all"), settings
-        )
-        return texts[model].sha256
-
-    assert taken(0) == taken(0) != taken(1)
-    with pytest.raises(ValueError, match=r"seed must be at least 0; got -1\."):
-        taken(-1)
 
 
 def test_a_tokenizer_that_now_gives_other_tokens_is_refused(small, tmp_path):

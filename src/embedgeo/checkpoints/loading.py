@@ -316,9 +316,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
 
 
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
-    """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its
-    ``predict_step``.
-    """
+    """Load a Lightning checkpoint."""
     module_class = import_class(model_class)
     stored = stored_values(path)
     if not isinstance(stored, dict) or "state_dict" not in stored:
@@ -329,13 +327,6 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
         )
     with harmless_allowed():
         module = module_class.load_from_checkpoint(path, map_location="cpu", weights_only=True)
-    if (
-        measured_model(module) is module
-        and not has_own(module, "forward")
-        and has_own(module, "predict_step")
-    ):
-        forward = {"forward": lambda self, ids: self.predict_step(ids, 0)}
-        module.__class__ = type(module_class.__name__, (module_class,), forward)
     config = getattr(measured_model(module), "config", None)
     return LoadedModel(
         module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config)

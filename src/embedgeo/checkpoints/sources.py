@@ -13,7 +13,6 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.files import (
@@ -25,6 +24,7 @@ from embedgeo.checkpoints.files import (
     stored_values,
 )
 from embedgeo.formatting import listed
+from embedgeo.results.files import file_name
 
 _STEP = re.compile(
     r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
@@ -268,14 +268,14 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
-            _file_name(_with_model(own, name)), repository, name, own_position, commits[name]
+            file_name(_with_model(own, name)), repository, name, own_position, commits[name]
         )
     name = "main" if "main" in commits else revisions  # one that is named exactly
     if name in commits and name not in positions:
         named = None if positions else parse_position(repository.rpartition("/")[2])
         position = named or Position(0, None, own)
         yield Checkpoint(
-            _file_name(_with_model(own, name)),
+            file_name(_with_model(own, name)),
             repository,
             name,
             position,
@@ -322,13 +322,11 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         named = position._replace(
             series=_with_model(own, "" if path.is_file() else position.series)
         )
-        yield Checkpoint(
-            _file_name(_with_model(own, path.name)), model, path.name, named, path=path
-        )
+        yield Checkpoint(file_name(_with_model(own, path.name)), model, path.name, named, path=path)
     if is_final:
         final = Position(0, None, own)
         yield Checkpoint(
-            _file_name(folder.name), model, folder.name, final, path=folder, has_step=False
+            file_name(folder.name), model, folder.name, final, path=folder, has_step=False
         )
 
 
@@ -408,11 +406,6 @@ def _absolute(model: str) -> Path:
 def _with_model(model: str, name: str) -> str:
     """A name with that of its model before it, where several models are listed together."""
     return f"{model}--{name}" if model else name
-
-
-def _file_name(name: str) -> str:
-    """A name as that of a file, which is not hidden."""
-    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
 
 
 def _warn_of_others(model: str, names: Iterable[str]) -> None:

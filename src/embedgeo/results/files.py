@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 import socket
 import time
@@ -11,9 +12,15 @@ from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
+from urllib.parse import quote
 
 _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
+
+
+def file_name(name: str) -> str:
+    """A name as that of a file, which is not hidden."""
+    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
 
 
 def temporary_path(path: Path) -> Path:

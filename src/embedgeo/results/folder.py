@@ -100,11 +100,8 @@ class SweepFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 require_writable(folder)
-            written = (
-                *self.tensorboard.glob("*/"),
-                *(self.path / kind for kind in (*TABLES, "samples")),
-            )
-            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
+            inside = (*self.path.glob("[!.]*/"), *self.tensorboard.glob("[!.]*/"))
+            remove_leftovers(self.path, *inside)
             if not self.manifest():
                 self._write_manifest(
                     {"asked": dict(settings), "date": today(), **entries}, keep=True

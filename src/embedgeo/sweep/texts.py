@@ -371,9 +371,8 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     network = measured_model(model)
     if not loading.has_own(network, "forward"):
         raise ValueError(
-            f"model_class must be a model that can be run; {type(network).__name__} has neither "
-            f"forward nor "
-            "predict_step. Give it a forward that takes token ids of shape (sequences, positions)."
+            f"model_class must be a model that can be run; {type(network).__name__} has no "
+            "forward. Give it one that takes token ids of shape (sequences, positions)."
         )
     takes_mask = (
         isinstance(network, PreTrainedModel)
