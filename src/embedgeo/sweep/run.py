@@ -121,9 +121,6 @@ def _open(
             "tokens_sha256": text.sha256,
             "num_sequences": len(text.lengths),
             "num_tokens": len(text.token_ids),
-            "num_ordinary_tokens": text.num_ordinary,
-            "num_types": text.num_types,
-            "num_types_once": text.num_types_once,
         }
         for model, text in texts.items()
     }
@@ -382,7 +379,9 @@ class Sweep:
         """Print the loss, and means over blocks (over all layers if none is a block), below a line
         with the names of the columns.
         """
-        means = {each["metric"]: each["value"] for each in block_means(to_records(records))}
+        means: dict[Any, float] = {
+            each["metric"]: each["value"] for each in block_means(to_records(records))
+        }
         over = "means over blocks" if means else "means over layers"
         of_model = records["layer"] == MODEL
         means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
