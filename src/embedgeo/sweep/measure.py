@@ -416,15 +416,20 @@ class TokenLoss:
         """The sum of the losses at some positions, without logits of more than some token types at
         a time.
         """
-        if self._head is None:
-            return F.cross_entropy(states.float(), targets, reduction="sum")
-        weight = self._head.weight
-        bias: Tensor = weight.new_zeros(len(weight)) if self._head.bias is None else self._head.bias
-        chosen = (states.float() * weight[targets].float()).sum(1) + bias[targets]
+        head = self._head
+        num_types = states.shape[1] if head is None else head.out_features
+        at_once = num_types if head is None else _TOKEN_TYPES
+        chosen = torch.empty(targets.shape, device=states.device)
         sums = []
-        for start in range(0, len(weight), _TOKEN_TYPES):
-            types = slice(start, start + _TOKEN_TYPES)
-            logits = F.linear(states, weight[types], bias[types]).float()
+        for start in range(0, num_types, at_once):
+            types = slice(start, start + at_once)
+            logits = states
+            if head is not None:
+                bias = None if head.bias is None else head.bias[types]
+                logits = F.linear(states, head.weight[types], bias)
+            logits = logits.float()
+            inside = (targets >= start) & (targets < types.stop)
+            chosen[inside] = logits[inside, targets[inside] - start]
             top = logits.amax(1, keepdim=True)
             top.masked_fill_(top.isinf(), 0)
             # in place: twice as fast as logsumexp
