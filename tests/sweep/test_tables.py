@@ -153,28 +153,6 @@ def test_what_a_norm_makes_is_that_of_its_weights(swept):
     assert found.to_dict() == pytest.approx({"final_norm": float(expected)}, rel=1e-9)
 
 
-def test_the_report_draws_what_was_recorded(swept, reported):
-    figures = reported / "figures"
-    numbers = pd.read_csv(figures / "after-processing.csv").set_index("layer")
-    for name in ("mean_cosine_z_scored", "anisotropy_whitened"):
-        recorded = records_of(swept, "step9").loc[("block.01", name), "value"]
-        assert numbers.loc["block.01", name] == pytest.approx(recorded)
-    drawn = pd.read_csv(figures / "logit_lens_loss-dynamics.csv").set_index("step").loc[9]
-    for layer, recorded in (
-        records_of(swept, "step9").xs("logit_lens_loss", level="metric").iterrows()
-    ):
-        assert drawn[layer] == pytest.approx(recorded["value"], rel=1e-3)
-    course = pd.read_csv(figures / "Q-dynamics.csv")["expected at final_norm"]
-    of_norms = [
-        records_of(swept, name).loc[("final_norm", "norm_Q_expected"), "value"] for name in STEPS
-    ]
-    assert course.tolist() == pytest.approx(of_norms)
-    page = (reported / "index.html").read_text()
-    for title in ("After-processing", "Means of chosen tokens"):
-        assert title in page
-    assert (figures / "tokens-projection.png").exists()
-
-
 def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):
     table = pd.read_csv(swept / "metrics.csv")
     parts = [
