@@ -63,7 +63,7 @@ def files(out):
     return {str(path.relative_to(out)): path.read_bytes() for path in (*paths, out / "metrics.csv")}
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline
