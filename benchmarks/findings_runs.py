@@ -35,10 +35,10 @@ from transformers import (
 
 import embedgeo
 from benchmarks.small_models import MASKED
-from embedgeo.demo import DemoSettings
-from embedgeo.demo.command import HEAD_WIDTH, new_model
 from embedgeo.metrics import Anisotropy, IntrinsicDimension, default_metrics
 from embedgeo.results.files import replacing
+from embedgeo.studies.commands import DemoSettings
+from embedgeo.studies.demo import HEAD_WIDTH, new_model
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 from embedgeo.text.tokenizing import tokenize_joined
 

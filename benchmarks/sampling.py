@@ -21,9 +21,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from benchmarks.small_models import SETTINGS, Kind, trained
-from embedgeo.demo import DemoSettings
 from embedgeo.functional import twonn_dimension
 from embedgeo.metrics import IntrinsicDimension, default_metrics
+from embedgeo.studies.commands import DemoSettings
 from embedgeo.text import cut_sequences
 from tests.simulations import Corpus, typed_rows
 

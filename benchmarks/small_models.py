@@ -20,8 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.demo import DemoSettings
-from embedgeo.demo.command import HEAD_WIDTH, LanguageModel, new_model, training_batches
+from embedgeo.studies.commands import DemoSettings
+from embedgeo.studies.demo import HEAD_WIDTH, LanguageModel, new_model, training_batches
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 

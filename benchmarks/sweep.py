@@ -87,17 +87,17 @@ def without_logits(folder: Path, steps: list[int]) -> dict[str, Any]:
 def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
     """The same checkpoints in a sweep: seconds from the start of each to its Parquet file."""
     seconds, begun = [], []
-    copied, write = Sweep.copied, SweepFolder.write
+    known, write = Sweep.known, SweepFolder.write
 
     def begin(self: Sweep, *arguments: Any) -> Any:
         begun.append(clocks())
-        return copied(self, *arguments)
+        return known(self, *arguments)
 
     def end(self: SweepFolder, *arguments: Any) -> None:
         write(self, *arguments)
         seconds.append([after - before for before, after in zip(begun[-1], clocks(), strict=True)])
 
-    Sweep.copied, SweepFolder.write = begin, end  # type: ignore[method-assign]
+    Sweep.known, SweepFolder.write = begin, end  # type: ignore[method-assign]
     try:
         sweep(
             SweepSettings(
@@ -111,7 +111,7 @@ def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
             )
         )
     finally:
-        Sweep.copied, SweepFolder.write = copied, write  # type: ignore[method-assign]
+        Sweep.known, SweepFolder.write = known, write  # type: ignore[method-assign]
     return {"seconds": seconds, "peak": peak_bytes()}
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import GPTNeoXForCausalLM
 
 from benchmarks.small_models import trained
-from embedgeo.demo import DemoSettings
 from embedgeo.functional import (
     context_split,
     local_variance,
@@ -25,6 +24,7 @@ from embedgeo.functional import (
     variance_split,
     within_variance,
 )
+from embedgeo.studies.commands import DemoSettings
 from embedgeo.text import cut_sequences
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6

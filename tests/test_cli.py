@@ -11,7 +11,7 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
-from embedgeo.demo import DemoSettings
+from embedgeo.studies.commands import DemoSettings
 from embedgeo.sweep import SweepSettings
 
 
@@ -173,18 +173,6 @@ def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
     assert SweepSettings("m", layers=["blocks"]).layer_patterns == "blocks"
 
 
-@pytest.mark.parametrize("command", ["sweep", "vocabulary"])
-def test_extra_metrics_can_be_given_in_every_way_and_are_recorded_alike(
-    command: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
-    for given in (["scales", "similarity"], ["scales,similarity"], ["[scales, similarity]"]):
-        assert main([command, "--model", "m", "--extra", *given]) == 0
-        asked = seen[-1].as_manifest("") if command == "sweep" else seen[-1].as_manifest()
-        assert asked["extra"] == ["scales", "similarity"]
-
-
 def test_models_and_numbers_can_be_given_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -281,7 +269,7 @@ def test_a_full_disk_gives_one_line_and_status_2_before_training_starts(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["report", "x"], "; no report was written, and an earlier one is as it was"),
+        (["report", "x"], ""),
         (["sweep", "--model", "x"], "; started again, it goes on where it was"),
         (["check", "--model", "x"], ""),
         (["demo"], ""),

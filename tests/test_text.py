@@ -5,7 +5,6 @@ import json
 import os
 import threading
 from collections import Counter
-from itertools import product
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -64,12 +63,11 @@ def test_what_cannot_be_read_is_named(tmp_path, name, data):
         read_documents([tmp_path / "missing.txt"])
 
 
-def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_no_text(tmp_path):
     text = "ä→𝄞 and so on"
-    marks = {"utf-8-sig": b"", "utf-16": b"", "utf-16-be": b"\xfe\xff", "utf-32": b""}
-    for encoding, name in product(marks, ("a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl")):
+    for name in ("a.txt", "A.JSONL", "a.Jsonl.GZ", "b.v2.jsonl"):
         line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
-        data = marks[encoding] + (text if name == "a.txt" else line).encode(encoding)
+        data = (text if name == "a.txt" else line).encode("utf-8-sig")
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("GZ") else data)
         assert read_documents([tmp_path / name]) == [text]
 
@@ -82,10 +80,9 @@ def test_a_byte_order_mark_names_the_encoding_and_is_no_text(tmp_path):
             "plain".encode("utf-16-le"),
             "zero bytes, as text in UTF-16 does.*iconv -f UTF-16LE -t UTF-8",
         ),
-        ("plain".encode("utf-16")[:-1], "utf-16.* truncated data"),
-        (b"\xff\xfe", "nothing but a byte order mark"),
+        ("plain".encode("utf-16"), "or -f UTF-16"),
     ],
-    ids=["latin-1", "utf-16 without a mark", "half of a character", "a mark alone"],
+    ids=["latin-1", "utf-16 without a mark", "utf-16"],
 )
 def test_text_of_another_encoding_is_named(tmp_path, data, remedy):
     (tmp_path / "a.txt").write_bytes(data)

@@ -10,15 +10,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from embedgeo.demo import DemoSettings, demo
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
 from embedgeo.studies.commands import (
     AblationSettings,
+    DemoSettings,
     PaperSettings,
     VocabularySettings,
     ablate,
+    demo,
     drift,
     reproduce,
     vocabulary,
@@ -29,13 +30,7 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
-_STOPPED = {  # the state that a stopped command leaves
-    **dict.fromkeys(
-        ("sweep", "ablate", "reproduce", "vocabulary", "drift"),
-        "; started again, it goes on where it was",
-    ),
-    "report": "; no report was written, and an earlier one is as it was",
-}
+_CONTINUED = ("sweep", "ablate", "reproduce", "vocabulary", "drift")
 
 
 def report(
@@ -163,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stopped.__context__, KeyboardInterrupt
         ):
             raise  # not lightning's for a KeyboardInterrupt
-        print(f"embedgeo: stopped{_STOPPED.get(name, '')}", file=sys.stderr)
+        left = "; started again, it goes on where it was" if name in _CONTINUED else ""
+        print(f"embedgeo: stopped{left}", file=sys.stderr)
         if argv is None:
             sys.stdout.flush()
             os._exit(130)  # an ordinary exit waits for the threads that download

@@ -44,7 +44,7 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
         ("model.safetensors", SAFE[:-100], "(not fully covered|MetadataIncompleteBuffer)"),
         ("model.safetensors", b"\x08\0\0\0\0\0\0\0not json" + bytes(10**5), "(JSON|InvalidHeader)"),
         ("model.safetensors", b"", "Safetensor"),
-        ("pytorch_model.bin", BIN[:-20000], "damaged"),
+        ("pytorch_model.bin", BIN[:-20000], "cannot be read"),
         (
             "pytorch_model.bin",
             BIN[:200],

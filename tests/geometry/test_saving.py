@@ -64,7 +64,6 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
         "architecture": "pre-ln",
     }
     assert folder.facts("lab--tiny--step8") == facts
-    assert json.loads((tmp_path / "manifest.json").read_text())["architecture"] == "pre-ln"
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")
     texts = table.pop("token")
     assert texts.tolist() == table["token_id"].astype(str).tolist()  # nobody knows the texts

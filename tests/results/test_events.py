@@ -1,7 +1,6 @@
 """TensorBoard's tags and charts."""
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,17 +103,3 @@ def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
     ]
     assert list(scalars) == [f"geometry.V/{part}" for part in (*parts, "größe", "mean")]
     assert list(scalars.values()) == [*range(1, len(ODD) + 1), 2.0]
-
-
-def test_a_chart_has_exactly_the_tags_of_its_metric() -> None:
-    metrics, prefix = ["V", "V_W", "my V/x (mean)", "M"], "val (b)/geometry"
-    tags = {tag for metric in metrics for tag in tagged_scalars(records_of(ODD, metric), prefix)}
-    charts = [
-        chart
-        for charts in custom_scalars_layout(metrics, prefix).values()
-        for chart in charts.values()
-    ]
-    found = [{tag for tag in tags if re.match(pattern, tag)} for _, (pattern,) in charts]
-    assert [len(of_chart) for of_chart in found] == [len(ODD) + 1] * len(metrics)
-    assert set().union(*found) == tags
-    assert not any(character in tag for tag in tags for character in "()[] ")

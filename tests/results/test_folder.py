@@ -3,13 +3,13 @@
 import json
 import os
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pandas as pd
 import pytest
 
-from embedgeo.results.files import make_empty
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import read_table, write_parquet
 from tests.report.synthetic import make_sweep
@@ -134,24 +134,6 @@ def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, co
         folder.read("step1")
 
 
-def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
-    out = tmp_path / "a" / "b"
-    for is_earlier in (False, True):
-        make_empty(out / "mark", "new", "thing", remove=["old", "file"])
-        assert (out / "mark").read_text() == "new"
-        assert files(out) == {"mark", *(["mine"] if is_earlier else [])}
-        for name in ("old/x/y", "file", "mine"):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).touch()
-    (out / "mark").unlink()
-    before = files(out)
-    with pytest.raises(FileExistsError, match=r"or an earlier thing; .* holds something else"):
-        make_empty(out / "mark", "new", "thing", remove=["old"])
-    assert files(out) == before
-    with pytest.raises(OSError, match="must be a folder that can be written"):
-        make_empty(out / "mine" / "mark", "new", "thing", remove=["old"])
-
-
 EARLIER = "another version of embedgeo"
 
 
@@ -173,3 +155,21 @@ def test_a_folder_of_other_options_is_refused_without_listing_them(
     ):
         SweepFolder(tmp_path).open(asked, {})
     assert files(tmp_path) == {"manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("dropped", "is_refused"),
+    [
+        ({"ablate": False, "logit_lens": False, "max_state_bytes": 2**28}, False),
+        ({"max_state_bytes": 1e6}, False),
+        ({"logit_lens": True}, True),
+    ],
+)
+def test_a_folder_of_an_option_that_is_gone_is_continued_unless_it_has_other_records(
+    tmp_path: Path, dropped: dict, is_refused: bool
+) -> None:
+    asked = {"model": ["lab/tiny"], "rows": "tokens"}
+    (tmp_path / "manifest.json").write_text(json.dumps({"asked": {**asked, **dropped}}))
+    refused = pytest.raises(ValueError, match="has other options")
+    with refused if is_refused else nullcontext():
+        SweepFolder(tmp_path).open(asked, {})

@@ -148,16 +148,12 @@ CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.
     ("changes", "reason"),
     [
         ({"model_type": "mine", **CODE}, "auto_map names code .*; --trust-remote-code runs"),
-        (
-            {"model_type": ["gpt2"]},
-            r"model_type must be one that transformers .* knows; got \['gpt",
-        ),
-        ({"hidden_act": "nope"}, r"transformers cannot take hidden_act \(KeyError: 'nope'\)"),
-        ({"hidden_size": "x"}, "transformers cannot take hidden_size .* expected int, got str"),
+        ({"model_type": "mine"}, "transformers cannot take it .* has model type `mine`"),
+        ({"hidden_act": "nope"}, r"transformers cannot take it \(KeyError: 'nope'\)"),
         ({"num_attention_heads": 3}, "transformers cannot take it .*hidden size is not divisible"),
     ],
 )
-def test_an_error_about_a_configuration_names_its_key_and_no_page(
+def test_an_error_about_a_configuration_is_one_sentence_and_names_no_page(
     tmp_path, changes, reason, capsys
 ):
     folder = write_files(tmp_path, broken(**{"config.json": changed_config(**changes)}))
@@ -293,7 +289,7 @@ DDP = {"devices": 2, "accelerator": "cpu"}
         ({"revisions": "nothing-*"}, "none among the revisions"),
         ({"tokenizer": "./not-there"}, "tokenizer must be a local path that exists"),
         ({"text": "/does/not/exist"}, "text must be files that exist"),
-        ({"trainer": {"logger": True}}, "trainer must be options that say where .*; got logger"),
+        ({"trainer": {"logger": True}}, "trainer must be options that lightning accepts .*logger"),
         ({"trainer": {"devices": "many"}}, "trainer must be options that lightning accepts"),
         ({"trainer": {**DDP, "strategy": "fsdp"}}, "trainer must be options that lightning"),
         ({"trainer": {**DDP, "strategy": "ddp_spawn"}}, "must keep its processes"),
@@ -361,7 +357,7 @@ def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch)
         raise OfflineModeIsEnabled("offline mode is enabled.")
 
     monkeypatch.setattr(hub_source.HfApi, "list_repo_refs", refuse)
-    refused("there is no such path, and offline mode is enabled", REPOSITORY, **options)
+    refused("there is no such path, and .*offline mode is enabled", REPOSITORY, **options)
 
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):

@@ -1,7 +1,5 @@
 """Local folders: the monitor's numbers again, Lightning's files, several layouts."""
 
-import shlex
-import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -9,16 +7,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 import embedgeo
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.formatting import shell_command
-from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import loss_outliers
-from embedgeo.sweep import SweepSettings, check
+from embedgeo.sweep import check
 from embedgeo.text import cut_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -98,22 +93,6 @@ def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path):
     assert (online.xs(("block.01", "V"), level=["layer", "metric"])["stderr"] > 0).all()
 
 
-@pytest.mark.slow
-def test_numbered_hidden_states_in_a_sweep_and_its_report(tmp_path, options, capsys):
-    local_run(tmp_path / "run", steps=(1,))
-    assert sweep(str(tmp_path / "run"), **options, layers="hidden_states") == 0
-    assert "means over blocks" in capsys.readouterr().out
-    table = pd.read_csv(Path(options["out"]) / "metrics.csv")
-    assert list(table["layer"].unique()) == ["hidden.00", "hidden.01", "hidden.02", "model"]
-    (folder,) = (path for path in (Path(options["out"]) / "tensorboard").iterdir() if path.is_dir())
-    events = EventAccumulator(str(folder)).Reload()
-    mean = {event.step: event.value for event in events.Scalars("geometry.V/mean")}
-    of_blocks = table[(table["metric"] == "V") & table["layer"].isin(["hidden.01", "hidden.02"])]
-    assert mean == pytest.approx(of_blocks.groupby("step")["value"].mean().to_dict(), rel=1e-6)
-    (run,) = read_runs([Path(options["out"])])
-    assert run.blocks == {"mean over blocks": ["hidden.01", "hidden.02"]}
-
-
 def test_layouts_of_folders(tmp_path):
     for i, name in enumerate(("step{}", "checkpoint-{}", "global_step{}", "ckpt_{:03d}")):
         run = local_run(tmp_path / str(i), steps=(10, 2), name=name)
@@ -152,35 +131,6 @@ def test_duplicates_in_folders(tmp_path, capsys):
     write_files(tmp_path / "run" / "step3", checkpoint_files(1))
     assert check(str(tmp_path / "run")) == 1
     assert "same weights: step1, step3" in capsys.readouterr().out
-
-
-def test_the_command_that_is_printed_can_be_pasted(tmp_path, options, capsys, monkeypatch):
-    local_run(tmp_path / "run", steps=(1,))
-    out = tmp_path / "an out"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert sweep(str(tmp_path / "run"), **{**options, "out": str(out)}) == 0
-    *_, opened, drawn = capsys.readouterr().out.splitlines()
-    look = shlex.split(opened.partition("metrics.csv; ")[2])
-    assert look == [sys.executable, "-m", "tensorboard.main", "--logdir", str(out / "tensorboard")]
-    assert shlex.split(drawn) == [sys.executable, "-m", "embedgeo.cli", "report", str(out)]
-    write_files(tmp_path, {"embedgeo": b""})
-    (tmp_path / "embedgeo").chmod(0o755)
-    assert shell_command("embedgeo", "report", "a b") == "embedgeo report 'a b'"
-
-
-def test_shards_that_have_nothing_to_do_leave_the_others_alone(tmp_path, options):
-    local_run(tmp_path / "run", steps=(1, 2))
-    write_files(tmp_path / "run" / "step3", checkpoint_files(1))
-    for shard, done in (
-        ("3/4", set()),
-        ("2/4", set()),
-        ("1/4", {"step2"}),
-        ("0/4", {"step1", "step2", "step3"}),
-    ):
-        assert sweep(str(tmp_path / "run"), **options, shard=shard) == 0
-        assert SweepFolder(options["out"]).done() == done
-    parts = [SweepSettings("model", shard=shard).part for shard in ("1/4", "4/4")]
-    assert parts == [(1, 4), (0, 4)]  # counted from 0 or from 1
 
 
 def test_two_names_for_a_step_are_refused(tmp_path, options):

@@ -76,26 +76,6 @@ def test_a_sweep_gives_the_numbers_of_observe(tmp_path, options, asked, make):
     assert numbers(options["out"], "step1") == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
-def test_full_metrics_are_all_there_are():
-    def keys(make):
-        with observe(model(1), "block.00", make) as geometry, torch.no_grad():
-            model(1)(torch.arange(8)[None])
-        return geometry.compute()["block.00"].keys()
-
-    full = keys(embedgeo.full_metrics)
-    assert full > keys(embedgeo.default_metrics) | keys(embedgeo.streaming_metrics)
-    assert full >= {
-        "effective_rank",
-        "anisotropy_batch_std",
-        "intrinsic_dimension_std",
-        "mean_cosine_whitened",
-        "V_W",
-    }
-    assert full > {
-        f"intrinsic_dimension_at_{2**i}{end}" for i in range(7) for end in ("", "_error")
-    }
-
-
 def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monkeypatch, request):
     local_run(tmp_path / "run", steps=(1,))
     write_files(tmp_path / "run" / "step3", checkpoint_files(1))
@@ -139,11 +119,11 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     [
         (
             {"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]},
-            r"streaming_metrics does not take count_ra",
+            r"streaming_metrics fails .*count_range",
         ),
         (
             {"metrics": "wrong.own", "id_batches": 2, "spectrum": True},
-            "wrong.own does not take spectrum, id_batches",
+            "wrong.own fails .*spectrum",
         ),
         (
             {"extra": ["nearness"]},
@@ -173,7 +153,7 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             {"discard_fraction": 1.0},
             "discard_fraction must be between 0 and 1, both excluded; got 1.0",
         ),
-        ({"id_batches": 0}, "id_batches must be at least 1 sample; got 0"),
+        ({"id_batches": 0}, "id_batches must be at least 1; got 0"),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (
             {"rows": "max", "token_tables": True},

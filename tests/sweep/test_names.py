@@ -17,12 +17,7 @@ NOT_ON_THE_HUB = [
     *("../x", "lab/..", "../../etc/x", "%2e%2e/x", "lab/x%2f..", "lab/x/../../y", "lab//x"),
     *("x" * 300, "lab/x..y", "lab/x--y", "~nobody-of-this-name/x", "lab/x\0", "lab/x\n", " lab/x"),
 ]
-LOOK_ALIKES = {  # and the letter that is none
-    "\u0415leutherAI/x": r"U\+0415",
-    "lab/\u0440ythia": r"U\+0440",
-    "lab\uff0fx": r"U\+FF0F",
-    "lab/\u2024\u2024": r"U\+2024",
-}
+LOOK_ALIKES = ["\u0415leutherAI/x", "lab/\u0440ythia", "lab\uff0fx", "lab/\u2024\u2024"]
 
 
 def test_what_cannot_be_the_name_of_a_repository_is_refused_before_the_hub_is_asked(
@@ -31,7 +26,7 @@ def test_what_cannot_be_the_name_of_a_repository_is_refused_before_the_hub_is_as
     monkeypatch.chdir(tmp_path)
     hub.add(REPOSITORY, "step1", checkpoint_files(1))
     for name in [*NOT_ON_THE_HUB, *LOOK_ALIKES]:
-        why = rf"must be a local path that exists or a repo.*{LOOK_ALIKES.get(name, '')}"
+        why = "must be a local path that exists or a repo"
         for option in ("model", "tokenizer"):
             with pytest.raises(ValueError, match=f"^{option} {why}") as refused:
                 sweep(**{"model": REPOSITORY, **options, option: name})
@@ -89,22 +84,6 @@ def test_names_that_collide_are_refused_before_anything_is_measured(tmp_path, op
         write_files(Path(path), checkpoint_files(1))
     with pytest.raises(ValueError, match="folders must differ in their names"):
         sweep(checkpoints, **options)
-    assert not Path(options["out"]).exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["step1-" + "x" * 200, "step1-" + "ä" * 60], ids=["ascii", "quoted"]
-)
-def test_a_name_too_long_for_a_file_is_refused_before_anything_is_measured(
-    hub, tmp_path, options, name
-):
-    write_files(tmp_path / "run" / name, checkpoint_files(1))
-    hub.add(REPOSITORY, name, checkpoint_files(1))
-    for model in (str(tmp_path / "run"), REPOSITORY):
-        with pytest.raises(
-            ValueError, match=r"at most 200 bytes in a file name; step1-.*… takes \d+\. Rename it"
-        ):
-            sweep(model, **options)
     assert not Path(options["out"]).exists()
 
 

@@ -18,9 +18,6 @@ TEXTS = TokenizedText(TOKENS, torch.full((30,), 5))
         ({}, {0, 1}),
         ({"ignore_token_ids": [0]}, {1}),
         ({"skip_first_positions": 2}, {1}),
-        ({"rows": "first", "skip_first_positions": 1}, {0}),
-        ({"rows": "last", "ignore_token_ids": [3, 4]}, {1}),
-        ({"rows": "last"}, set()),
     ],
 )
 def test_types_are_chosen_by_how_often_their_rows_count(asked, shown):

@@ -132,32 +132,6 @@ def test_presets_are_planned(hub, tmp_path, monkeypatch):
     assert list(tmp_path.glob("runs")) == []
 
 
-def test_papers_presets_are_planned(hub, options, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for step in LOG:
-        hub.add("EleutherAI/pythia-160m", f"step{step}", checkpoint_files(min(step, 2)))
-    for step in range(0, 739000, 1000):
-        revision = f"step{step}-tokens{-(-step * 4 // 1000)}B"
-        hub.add("allenai/OLMo-1B-hf", revision, checkpoint_files(1))
-    for name, count in PAPERS.items():
-        models = preset(name)["model"]
-        for model in models:
-            hub.add(model, "main", checkpoint_files(9))
-        rows, _ = planned(name, "--text", options["text"])
-        assert len(rows) == count
-        of = [
-            [step for step, name in rows if name.startswith(model.replace("/", "--") + "--")]
-            for model in models
-        ]
-        if name == "li2025":
-            assert of[models.index("EleutherAI/pythia-160m")][:11] == [
-                str(step) for step in LOG[:11]
-            ]
-            assert [steps[-1] for steps in of] == ["143000", "738000"]
-        else:
-            assert of == [["final"]] * len(models)
-
-
 def test_the_array_example_gives_each_task_its_part(tmp_path, options):
     model = str(local_run(tmp_path / "run", steps=(1, 2, 3)))
     (tmp_path / "config.yaml").write_text(

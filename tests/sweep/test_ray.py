@@ -63,7 +63,7 @@ def files(out):
     return {str(path.relative_to(out)): path.read_bytes() for path in (*paths, out / "metrics.csv")}
 
 
-def wait_for(condition, seconds=120):
+def wait_for(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline
@@ -134,8 +134,7 @@ def test_a_driver_workers_and_a_node_are_killed_and_the_files_are_those_of_a_loc
     assert "raylet" not in said
     stopped(signal.SIGKILL, hub, options, cluster, tmp_path)
     hub.requests.clear()
-    # with which three workers begin: each fetches another one meanwhile, while these last
-    first = (2, 5, 7)
+    first = (2, 4, 5)  # with which three workers begin
     for step in first:
         hub.fail(WEIGHTS, run[step], "stall")
 
@@ -145,7 +144,7 @@ def test_a_driver_workers_and_a_node_are_killed_and_the_files_are_those_of_a_loc
         workers = {step: fetching(f"step{step}") for step in first}
         # one of these is not on the head node, which stays
         doomed = next(
-            nodes[parent(workers[step])] for step in (5, 7) if parent(workers[step]) in nodes
+            nodes[parent(workers[step])] for step in (4, 5) if parent(workers[step]) in nodes
         )
         os.kill(workers[2], signal.SIGKILL)
         cluster.remove_node(doomed, allow_graceful=False)
@@ -158,7 +157,7 @@ def test_a_driver_workers_and_a_node_are_killed_and_the_files_are_those_of_a_loc
     said = capsys.readouterr().out
     assert said.count("it is measured again") == 2, said
     downloads = hub.downloads()
-    assert all(1 <= downloads[run[step]] <= 4 for step in run if step > 1), downloads
+    assert all(1 <= downloads[run[step]] <= 3 for step in run if step > 1), downloads
     assert files(options["out"]) == files(local["out"])
     hub.fail(WEIGHTS, run[2], "stall", "stall", "stall")
     alone = {**options, "out": str(tmp_path / "alone"), "steps": "2"}
@@ -185,7 +184,6 @@ def test_a_driver_workers_and_a_node_are_killed_and_the_files_are_those_of_a_loc
         ({"resources": {"GPU": 1}}, "give --on ray with them"),
         ({"ray_address": "auto"}, "give --on ray with them"),
         ({"on": "ray", "workers": 0}, "workers must be at least 1; got 0"),
-        ({"on": "ray", "resources": {"GPU": -1}}, "resources must be numbers from 0 up"),
         ({"on": "ray", "trainer": {"devices": 2}}, "one process with one device"),
     ],
 )

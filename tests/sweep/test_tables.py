@@ -1,21 +1,17 @@
 """What a sweep writes, against the hidden states of the models: values, tables, samples, losses."""
 
-import json
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from sklearn.preprocessing import StandardScaler
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
 from embedgeo.functional import debiased_cka, twonn_dimension, types_by_frequency
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
-from embedgeo.studies.ablation import replacements
-from tests import references
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
 
 STEPS = {"step0": 0, "step1": 1, "step2": 2, "step8": 8, "step9": 8}
@@ -64,6 +60,9 @@ def test_values_and_their_errors_are_those_of_observe(swept, ids):
             for batch in ids.split(8):
                 losses.append(made(batch, labels=batch).loss.item())
         expected = geometry.to_frame().set_index(["layer", "metric"])[["value", "stderr"]]
+        for kind, table in geometry.layer_tables().items():
+            written = pd.read_parquet(swept / kind / f"{name}.parquet")
+            pd.testing.assert_frame_equal(written, table[[*written]], rtol=1e-6, atol=1e-9)
         found = records_of(swept, name)
         np.testing.assert_allclose(
             found.loc[expected.index, ["value", "stderr"]], expected, rtol=1e-9, atol=1e-12
@@ -89,34 +88,6 @@ def test_token_tables_and_means_are_of_each_types_rows(swept, ids, hidden, token
         np.testing.assert_allclose([row.Q, row.M, row.V], moments, rtol=1e-5, atol=1e-9)
         assert (row.n, row.num_tokens) == (len(x), 1)
         np.testing.assert_allclose(mean, x.mean(0), rtol=1e-4, atol=1e-6)
-
-
-def test_projections_are_of_the_means_on_their_principal_axes(swept, ids, hidden, tokenizer):
-    at = table_of(swept, "projections").set_index("token_id")
-    assert at.index[0] == -1
-    assert pd.isna(at.loc[-1, "token"])
-    assert at["n"].iloc[1:].is_monotonic_decreasing
-    assert at["token"].tolist()[1:] == [tokenizer.decode([each]) for each in at.index[1:]]
-    means = np.stack([hidden[ids == token_id].mean(0) for token_id in at.index[1:]])
-    center = hidden.flatten(0, 1).mean(0).numpy()
-    axes = np.linalg.svd((means - center) * np.sqrt(at["n"].to_numpy()[1:, None]))[2][:2]
-    want = np.vstack((-center, means - center)) @ axes.T
-    np.testing.assert_allclose(np.abs(at[["pc1", "pc2"]]), np.abs(want), rtol=1e-3, atol=1e-6)
-
-
-def test_spectra_and_coordinates_are_of_the_rows(swept, hidden):
-    at, rows = table_of(swept, "spectra"), hidden.flatten(0, 1).numpy()
-    assert at["index"].tolist() == [*range(1, 17)]
-    assert set(at["n"]) == {512}
-    want = np.linalg.svd(rows - rows.mean(0), compute_uv=False) ** 2 / len(rows)
-    np.testing.assert_allclose(at["eigenvalue"], want, rtol=1e-4, atol=1e-9)
-    at = table_of(swept, "coordinates")
-    assert at["coordinate"].tolist() == [*range(16)]  # all of them: they are few
-    for share, column in references.coordinate_shares(hidden.flatten(0, 1)).items():
-        np.testing.assert_allclose(at[share], column, rtol=1e-4)
-    largest = records_of(swept).loc["block.00"]["value"]
-    for key, of_rows in (("first", hidden[:, 0]), ("rest", hidden[:, 1:])):
-        assert largest[f"max_abs_{key}"] == pytest.approx(float(of_rows.abs().max()), rel=1e-5)
 
 
 def test_occurrences_are_in_the_plane_of_their_own_axes(swept, ids, hidden, tokenizer):
@@ -175,64 +146,11 @@ def test_tables_are_copied_with_duplicates(swept):
         pd.testing.assert_frame_equal(copies[kind], table)
 
 
-def test_after_processing_is_of_the_processed_rows(swept, hidden):
-    rows = hidden.flatten(0, 1).numpy()
-    unit = StandardScaler().fit_transform(rows)
-    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-    cosines = (unit @ unit.T)[np.triu_indices(len(unit), 1)]
-    found = records_of(swept).loc["block.00"]["value"]
-    assert found["mean_cosine_z_scored"] == pytest.approx(cosines.mean(), abs=1e-6)
-    top = np.linalg.svd(rows - rows.mean(0), compute_uv=False)[3:] ** 2
-    assert found["anisotropy_top3_removed"] == pytest.approx(top[0] / top.sum(), rel=1e-4)
-
-
-def test_ablations_and_the_logit_lens_are_those_of_the_functions(swept, ids):
-    found = records_of(swept)
-    batches = [*ids.split(8)]
-    expected = embedgeo.ablation(model(2), batches, verbose=False)
-    expected += embedgeo.logit_lens(model(2), batches)
-    own = pd.DataFrame(expected).set_index(["layer", "metric"]).drop("model", level="layer")
-    own = own[own.index.isin(found.index)]
-    names = {f"loss_change_{name}{end}" for name in replacements() for end in ("", "_after_first")}
-    measured = found.index.get_level_values("metric")
-    asked = measured.str.startswith(("loss_change_", "logit_lens"))
-    assert {*measured[asked]} == names | {"loss_change_identity", "logit_lens_loss"}
-    assert {*own.index} == {*found[asked].index}
-    for column in ("value", "stderr"):
-        np.testing.assert_allclose(found.loc[own.index, column], own[column], rtol=0, atol=1e-6)
-    assert (found.xs("loss_change_identity", level="metric")["value"] == 0).all()
-    loss = found.loc[("model", "loss"), "value"]
-    assert found.loc[("block.01", "logit_lens_loss"), "value"] == pytest.approx(loss, abs=1e-6)
-
-
 def test_what_a_norm_makes_is_that_of_its_weights(swept):
     found = records_of(swept).xs("norm_Q_expected", level="metric")["value"]
     weights = model(2).gpt_neox.final_layer_norm.parameters()
     expected = sum(weight.detach().double().square().sum() for weight in weights)
     assert found.to_dict() == pytest.approx({"final_norm": float(expected)}, rel=1e-9)
-    assert json.loads((swept / "manifest.json").read_text())["architecture"] == "pre-ln"
-
-
-def test_the_report_draws_what_was_recorded(swept, reported):
-    figures = reported / "figures"
-    numbers = pd.read_csv(figures / "after-processing.csv").set_index("layer")
-    for name in ("mean_cosine_z_scored", "anisotropy_whitened"):
-        recorded = records_of(swept, "step9").loc[("block.01", name), "value"]
-        assert numbers.loc["block.01", name] == pytest.approx(recorded)
-    drawn = pd.read_csv(figures / "logit_lens_loss-dynamics.csv").set_index("step").loc[9]
-    for layer, recorded in (
-        records_of(swept, "step9").xs("logit_lens_loss", level="metric").iterrows()
-    ):
-        assert drawn[layer] == pytest.approx(recorded["value"], rel=1e-3)
-    course = pd.read_csv(figures / "Q-dynamics.csv")["expected at final_norm"]
-    of_norms = [
-        records_of(swept, name).loc[("final_norm", "norm_Q_expected"), "value"] for name in STEPS
-    ]
-    assert course.tolist() == pytest.approx(of_norms)
-    page = (reported / "index.html").read_text()
-    for title in ("After-processing", "Means of chosen tokens"):
-        assert title in page
-    assert (figures / "tokens-projection.png").exists()
 
 
 def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):

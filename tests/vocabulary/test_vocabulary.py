@@ -18,13 +18,13 @@ from transformers import (
 )
 
 from embedgeo import load_sample
-from embedgeo.checkpoints import loading
 from embedgeo.checkpoints.files import Contents, hashed_file
 from embedgeo.checkpoints.sources import local_files
 from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
 from embedgeo.report.runs import read_runs
 from embedgeo.studies.commands import VocabularySettings, vocabulary
+from embedgeo.studies.vocabulary import read_matrices
 from tests.data import floats
 from tests.models import t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
@@ -232,7 +232,7 @@ def test_matrices_are_those_of_the_model_in_any_format(kind, tmp_path):
             (tmp_path / "model.safetensors").unlink()
             torch.save(made.state_dict(), tmp_path / "pytorch_model.bin")
         contents = Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(tmp_path)))
-        read = loading.read_matrices(tmp_path, contents, dtype=torch.float32)
+        read = read_matrices(tmp_path, contents, dtype=torch.float32)
         assert read.input.equal(made.get_input_embeddings().weight)
         assert read.output.equal(made.get_output_embeddings().weight)
         assert read.is_tied == (kind != "gpt_neox")

@@ -3,7 +3,6 @@ weights.
 """
 
 import argparse
-import errno
 import hashlib
 import json
 import re
@@ -176,20 +175,14 @@ def reading(name: str) -> Iterator[None]:
         yield
     except Exception as error:
         refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-        is_cut = (
-            "PytorchStreamReader failed" in str(error)
-            or getattr(error, "errno", None) == errno.EINVAL
-        )
+        why = reason(error).rstrip(".")
         if refused:
             why = (
                 f"it holds a pickled {refused[1]}, which is not loaded, as that may run code; save "
                 "it without"
             )
-        # as torch.load says it
-        elif is_cut or isinstance(error, UnpicklingError | KeyError | EOFError):
-            why = "it is damaged, or was not written by torch.save"
-        else:
-            why = reason(error).rstrip(".")
+        elif isinstance(error, UnpicklingError | KeyError | EOFError | RuntimeError):
+            why = f"it is damaged, or was not written by torch.save ({type(error).__name__})"
         raise ValueError(f"{name} cannot be read: {why}.") from error
 
 

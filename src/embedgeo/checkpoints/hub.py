@@ -52,12 +52,8 @@ def list_revisions(repository: str) -> dict[str, str]:
     try:
         refs = retried(lambda: HfApi().list_repo_refs(repository), is_patient=not may_be_local)
     except OSError as error:
-        is_unknown = type(error) is RepositoryNotFoundError
-        why = (
-            "the Hub has none that this user may read"
-            if is_unknown
-            else " ".join(str(error).split()).rstrip(".")
-        )
+        is_unknown = isinstance(error, RepositoryNotFoundError)
+        why = "the Hub has none that this user may read" if is_unknown else reason(error)
         raise FileNotFoundError(
             f"{repository} must be a local path that exists or a repository on the Hub; there is "
             f"no such path, and {why}."

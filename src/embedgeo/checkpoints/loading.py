@@ -5,20 +5,17 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import (
-    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
@@ -35,7 +32,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.capture.structure import input_embedding, measured_model, output_embedding
+from embedgeo.capture.structure import input_embedding, measured_model
 from embedgeo.checkpoints.files import (
     Contents,
     harmless_allowed,
@@ -45,16 +42,13 @@ from embedgeo.checkpoints.files import (
     stored_values,
     weight_files,
 )
-from embedgeo.formatting import listed, reason
+from embedgeo.formatting import reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 # a configuration expands their number into lists before there is a model to compare with the files
 _MOST_LAYERS = 1000
 # each costs memory even without data, and some counts of modules are not called layers
 _MOST_TENSORS = 200_000
-# GPT-NeoX's head, which transformers 5 calls as that of others
-_IN_FILES = {"lm_head.weight": "embed_out.weight"}
-
 DeviceMap = str | Mapping[str, Any]
 """``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read
 when it is needed.
@@ -80,7 +74,7 @@ def load_config(
         return dict(pairs)
 
     json.loads(_read_object(folder / "config.json"), object_pairs_hook=require_harmless)
-    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
+    with _explaining(folder / "config.json"):
         config = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
@@ -102,69 +96,24 @@ def _read_object(path: Path) -> bytes:
 
 
 @contextmanager
-def _naming_keys(
-    path: Path, *, is_trusted: bool, errors: type[Exception] = Exception
-) -> Iterator[None]:
-    """Raise a ValueError that names keys of a configuration, and our option, in place of an error
-    of transformers.
+def _explaining(path: Path) -> Iterator[None]:
+    """Raise a ValueError of one sentence that names a configuration, and our option, in place of an
+    error of transformers.
     """
     try:
         yield
-    except errors as error:
+    except Exception as error:
         message = " ".join(str(error).split())
-        values: dict[str, Any] = {}
-        with suppress(OSError, ValueError):
-            values = dict(json.loads(path.read_text()))
-        is_of_model = path.name == "config.json"
-        kind = values.get("model_type", "none")
-        is_known = is_of_model and isinstance(kind, str) and kind in CONFIG_MAPPING
-        if (
-            "auto_map" in values
-            and not is_trusted
-            and (not is_known or "trust_remote_code" in message)
-        ):
+        if message.startswith(path.name):
+            raise
+        first = re.split(r"(?<=\w[.!]) ", message[:300], maxsplit=1)[0].rstrip(".")
+        why = f"transformers cannot take it ({type(error).__name__}: {first})"
+        if "trust_remote_code" in message:
             why = (
                 "auto_map names code that comes with the model, which is not run; "
                 "--trust-remote-code runs it"
             )
-        elif not is_of_model or message.startswith("config.json"):
-            raise
-        elif not is_known and "auto_map" not in values:
-            why = (
-                f"model_type must be one that transformers {version('transformers')} knows; got "
-                f"{kind}"
-            )
-        else:
-            named = [key for key, value in _entries(values) if _is_about(error, key, value)]
-            first = re.split(r"(?<=\w[.!]) ", message[:300], maxsplit=1)[0].rstrip(".")
-            why = (
-                f"transformers cannot take {listed(named) or 'it'} ({type(error).__name__}: "
-                f"{first})"
-            )
         raise ValueError(f"{path.name}: {why}.") from error
-
-
-def _entries(values: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        yield f"{start}{key}", value
-        if isinstance(value, Mapping):
-            yield from _entries(value, f"{start}{key}.")
-
-
-def _is_about(error: Exception, key: str, value: Any) -> bool:
-    """Tell if an error names an entry of a configuration, by its key or by its value in quotes, or
-    needs a package.
-    """
-    message = str(error)
-    is_quoted = (
-        isinstance(value, str) and re.search(f"[\"'`]{re.escape(value)}[\"'`]", message) is not None
-    )
-    is_package = isinstance(error, ImportError) and key == "quantization_config"
-    return (
-        is_quoted
-        or is_package
-        or ("_" in key and key.removeprefix("_") in re.findall(r"\w+", message))
-    )
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
@@ -205,7 +154,7 @@ def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Modu
     memory for it.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
-    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
+    with _explaining(folder / "config.json"):
         return empty_model(config, trust_remote_code=trust_remote_code)
 
 
@@ -263,22 +212,15 @@ def placement(model: nn.Module, device_map: DeviceMap) -> str | dict[str, str]:
 
 def _device(value: Any) -> str:
     """The name of one of the machine's devices, or ``disk``."""
-    accelerator = torch.accelerator.current_accelerator()
-    known = [
-        "cpu",
-        "disk",
-        *(f"{accelerator}:{i}" for i in range(torch.accelerator.device_count())),
-    ]
+    if value == "disk":
+        return "disk"
     try:
-        device = torch.device("cpu" if value == "disk" else value)
-    except (RuntimeError, TypeError):
-        device = torch.device("meta")
-    name = device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-    if name not in known:
+        return str(torch.empty(0, device=value).device)
+    except (AssertionError, RuntimeError, TypeError) as error:
         raise ValueError(
-            f"device_map must name devices of this machine, {', '.join(known)}; got {value!r}."
-        )
-    return "disk" if value == "disk" else name
+            f"device_map must name devices of this machine, or disk; got {value!r} "
+            f"({reason(error)})."
+        ) from error
 
 
 @dataclass
@@ -311,7 +253,7 @@ def load_model(
     for file in weight_files(contents.weights):
         require_readable(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=may_be_both)
-    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code):
+    with _explaining(folder / "config.json"):
         empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
     num_bytes = sum(file.size for file in weight_files(contents.weights))
@@ -324,22 +266,20 @@ def load_model(
     placed = None if device_map is None else placement(empty, device_map)
     del empty
     auto_class = _auto_class(config)
-    # of a quantization
-    with _naming_keys(folder / "config.json", is_trusted=trust_remote_code, errors=ImportError):
-        model, info = auto_class.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            device_map=placed,
-            offload_folder=offload_folder,
-            local_files_only=True,
-            output_loading_info=True,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=contents.weights[0].name.endswith(
-                (".safetensors", ".safetensors.index.json")
-            ),
-            weights_only=True,
-        )
+    model, info = auto_class.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        device_map=placed,
+        offload_folder=offload_folder,
+        local_files_only=True,
+        output_loading_info=True,
+        trust_remote_code=trust_remote_code,
+        use_safetensors=contents.weights[0].name.endswith(
+            (".safetensors", ".safetensors.index.json")
+        ),
+        weights_only=True,
+    )
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
     lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
@@ -366,7 +306,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
         config = path / "tokenizer_config.json"
         if config.is_file():
             _read_object(config)
-        with _naming_keys(config, is_trusted=trust_remote_code):
+        with _explaining(config):
             tokenizer = AutoTokenizer.from_pretrained(
                 path, local_files_only=True, trust_remote_code=trust_remote_code
             )
@@ -376,9 +316,7 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
 
 
 def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
-    """Load a Lightning checkpoint; a model without ``forward`` of its own is called by its
-    ``predict_step``.
-    """
+    """Load a Lightning checkpoint."""
     module_class = import_class(model_class)
     stored = stored_values(path)
     if not isinstance(stored, dict) or "state_dict" not in stored:
@@ -389,13 +327,6 @@ def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> Loade
         )
     with harmless_allowed():
         module = module_class.load_from_checkpoint(path, map_location="cpu", weights_only=True)
-    if (
-        measured_model(module) is module
-        and not has_own(module, "forward")
-        and has_own(module, "predict_step")
-    ):
-        forward = {"forward": lambda self, ids: self.predict_step(ids, 0)}
-        module.__class__ = type(module_class.__name__, (module_class,), forward)
     config = getattr(measured_model(module), "config", None)
     return LoadedModel(
         module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config)
@@ -416,7 +347,7 @@ def import_class(model_class: str) -> Any:
 
 
 @contextmanager
-def requiring(rule: str, name: str) -> Iterator[None]:
+def requiring(rule: str, name: object) -> Iterator[None]:
     """Raise a ValueError with the rule of an argument in place of any error of the code that it
     names.
     """
@@ -461,115 +392,3 @@ def stated_positions(model: nn.Module) -> int | None:
         table.padding_idx for table in tables if getattr(table, "padding_idx", None) is not None
     ]
     return stated - max((1 + padding for padding in paddings), default=0)
-
-
-class Matrices(NamedTuple):
-    """The embedding matrices of a model, shape (vocabulary, d), which may be one; None for an
-    output it has not.
-    """
-
-    input: Tensor
-    output: Tensor | None
-    is_tied: bool
-    model_class: str
-
-
-def read_matrices(
-    folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False
-) -> Matrices:
-    """The input and the output embedding of a Hugging Face checkpoint, of which `needed_contents`
-    have to be there.
-
-    Of safetensors files only these tensors are read, if they have the names and shapes of the
-    model's; otherwise the model is loaded. A bias of the output is not part of its matrix.
-    """
-    model = described_model(folder, trust_remote_code=trust_remote_code)
-    model_class = type(model).__name__
-    table, head = _matrices(model)
-    is_tied = head is table
-    shapes = [weight.shape for weight in (table, head) if weight is not None]
-    files: dict[str, Path] = {}
-    for path in (folder / file.name for file in weight_files(contents.weights)):
-        if path.suffix == ".safetensors":
-            with reading(path.name), safe_open(path, "pt") as opened:
-                files |= dict.fromkeys(opened.keys(), path)
-    tensors = []
-    for name in _matrix_names(model, files) or ():
-        with reading(files[name].name), safe_open(files[name], "pt") as opened:
-            tensors.append(opened.get_tensor(name).to(dtype))
-    if tensors and all(tensor.shape in shapes for tensor in tensors):
-        table = tensors[0]
-        head = tensors[1] if len(tensors) > 1 else None
-        # as transformers ties: not those of which the files have two that differ
-        is_tied = is_tied and (head is None or head.equal(table))
-        return Matrices(table, table if is_tied else head, is_tied, model_class)
-    loaded = load_model(
-        folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True
-    )
-    table, head = _matrices(loaded.model)
-    is_tied = head is not None and head.data_ptr() == table.data_ptr()
-    output = head.detach() if head is not None and (is_tied or loaded.has_head) else None
-    return Matrices(table.detach(), output, is_tied, model_class)
-
-
-def needed_contents(
-    contents: Contents, folder: Path, *, trust_remote_code: bool = False
-) -> Contents:
-    """The files that `read_matrices` needs of a checkpoint in several safetensors files; all where
-    that is not known.
-
-    The folder need only have its ``config.json`` and the index of its weights.
-    """
-    index = next(
-        (file for file in contents.weights if file.name.endswith(".safetensors.index.json")), None
-    )
-    if index is None:
-        return contents
-    with reading(index.name):
-        places = dict(json.loads((folder / index.name).read_text())["weight_map"])
-    names = _matrix_names(described_model(folder, trust_remote_code=trust_remote_code), places)
-    if names is None:
-        return contents
-    wanted = {places[name] for name in names}
-    return replace(
-        contents, weights=tuple(file for file in contents.weights if file.name in wanted)
-    )
-
-
-def _matrix_names(model: nn.Module, names: Mapping[str, object]) -> list[str] | None:
-    """Names of a model's matrices among those of its files: one if they are tied; None if they are
-    not all there.
-    """
-    table, head = _matrices(model)
-    at_head = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        if module is output_embedding(model)
-    }
-    prefix = f"{getattr(model, 'base_model_prefix', '')}."
-
-    def known_names(weight: Tensor, *, of_head: bool) -> list[str]:
-        parameters = model.named_parameters(remove_duplicate=False)
-        own = [name for name, each in parameters if each is weight and (name in at_head) == of_head]
-        bare = [name.removeprefix(prefix) for name in own if name.startswith(prefix)]
-        return [*own, *bare, *(_IN_FILES[name] for name in own if name in _IN_FILES)]
-
-    of_table = known_names(table, of_head=False)
-    of_head = [] if head is None else known_names(head, of_head=True)
-    found = [next((name for name in known if name in names), "") for known in (of_table, of_head)]
-    if head is table and any(found):
-        return list(filter(None, found))
-    wanted = found if of_head else found[:1]
-    return wanted if all(wanted) else None
-
-
-def _matrices(model: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """The weights of the input and the output embedding; None for an output that a model has
-    not.
-    """
-    table = getattr(input_embedding(model), "weight", None)
-    if table is None or table.ndim != 2:
-        raise ValueError(
-            f"a vocabulary needs an embedding table of tokens; {type(model).__name__} has none."
-        )
-    return table, getattr(output_embedding(model), "weight", None)

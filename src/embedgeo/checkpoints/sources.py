@@ -5,7 +5,6 @@ import json
 import math
 import os
 import re
-import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,6 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.files import (
@@ -26,6 +24,7 @@ from embedgeo.checkpoints.files import (
     stored_values,
 )
 from embedgeo.formatting import listed
+from embedgeo.results.files import file_name
 
 _STEP = re.compile(
     r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
@@ -42,8 +41,6 @@ _LIKE_STEP = re.compile(
 )
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/[\w*?\[][\w.*?\[\]-]{0,95})?", re.ASCII)
-# of a checkpoint's name: file systems take 255 for a file's, which adds what it holds, and its step
-_MOST_BYTES = 200
 
 UNREADABLE = -1
 """The step of a Lightning file that does not name one and from which none can be read: its contents
@@ -79,11 +76,7 @@ def parse_position(name: str) -> Position | None:
 
 
 def _amount(match: re.Match[str]) -> int:
-    return (
-        round(float(match["number"]) * _UNITS[match["unit"].lower()])
-        if match["unit"]
-        else int(match["number"])
-    )
+    return round(float(match["number"]) * _UNITS[match["unit"].lower()])
 
 
 def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
@@ -98,21 +91,13 @@ def select_steps(existing: Iterable[int], steps: Steps) -> set[int]:
         powers = [2**k for k in range(max(positive, default=0).bit_length())]
         nearest = {_nearest(positive, power, scale=math.log) for power in powers}
         return {*available[:1], *nearest, *available[-1:]}
-    parts = (
-        steps.split(",")
-        if isinstance(steps, str)
-        else [steps]
-        if isinstance(steps, int)
-        else list(steps)
-    )
+    parts = str(steps).split(",") if isinstance(steps, str | int) else steps
     try:
         wanted = {int(part) for part in parts}
-    except (TypeError, ValueError):
-        wanted = set()
-    if not wanted:
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f'steps must be "all", "log", "final", or steps such as 0,1,2,512; got {steps!r}.'
-        )
+        ) from error
     if unknown := sorted(wanted - set(available)):
         near = sorted({_nearest(available, step) for step in unknown}) if available else []
         raise ValueError(
@@ -199,11 +184,9 @@ def require_source(name: str, source: str) -> None:
     be called.
     """
     if not is_local(source) and not _REPOSITORY.fullmatch(source):
-        other = next((letter for letter in source if not letter.isascii()), "")
-        why = f", where {other!r} (U+{ord(other):04X}) is no letter of such a name" if other else ""
         raise ValueError(
             f"{name} must be a local path that exists or a repository on the Hub, author/name of "
-            f"at most 96 letters each; got {source[:200]!r}{why}."
+            f"at most 96 letters each; got {source[:200]!a}."
         )
 
 
@@ -285,14 +268,14 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
-            _file_name(_with_model(own, name)), repository, name, own_position, commits[name]
+            file_name(_with_model(own, name)), repository, name, own_position, commits[name]
         )
     name = "main" if "main" in commits else revisions  # one that is named exactly
     if name in commits and name not in positions:
         named = None if positions else parse_position(repository.rpartition("/")[2])
         position = named or Position(0, None, own)
         yield Checkpoint(
-            _file_name(_with_model(own, name)),
+            file_name(_with_model(own, name)),
             repository,
             name,
             position,
@@ -327,18 +310,10 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     if is_final:
         positions.pop(folder, None)
     elif not positions:
-        inside = [
-            str(Path(model) / path.name) for path in paths if (path / "config.json").is_file()
-        ]
-        remedy = (
-            f" To measure the models in it, name them: --model {shlex.join(inside[:8])}"
-            if inside
-            else ""
-        )
         raise FileNotFoundError(
             "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints "
-            "with their steps in "
-            f"their names, such as step1000 or checkpoint-1000; {model} is none of these.{remedy}"
+            "with their steps in their names, such as step1000 or checkpoint-1000; "
+            f"{model} is none of these. Of a folder of models, name each."
         )
     _warn_of_others(
         model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions}
@@ -347,13 +322,11 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         named = position._replace(
             series=_with_model(own, "" if path.is_file() else position.series)
         )
-        yield Checkpoint(
-            _file_name(_with_model(own, path.name)), model, path.name, named, path=path
-        )
+        yield Checkpoint(file_name(_with_model(own, path.name)), model, path.name, named, path=path)
     if is_final:
         final = Position(0, None, own)
         yield Checkpoint(
-            _file_name(folder.name), model, folder.name, final, path=folder, has_step=False
+            file_name(folder.name), model, folder.name, final, path=folder, has_step=False
         )
 
 
@@ -404,12 +377,10 @@ def _require_distinct(found: Sequence[Checkpoint]) -> None:
                 "models must differ in their names, by which their results are kept apart; "
                 f"{names} do not. Give each once, and links to folders under other names."
             )
-        remedy = (
-            "Move all but one of them to another folder"
-            if any(c.path for c in group)
-            else "Choose by --revisions"
+        raise ValueError(
+            f"a step must be named once; {names} all name step {step}. Choose by --revisions, or "
+            "move all but one of them to another folder."
         )
-        raise ValueError(f"a step must be named once; {names} all name step {step}. {remedy}.")
 
 
 def _require_file_names(found: Sequence[Checkpoint]) -> None:
@@ -418,12 +389,6 @@ def _require_file_names(found: Sequence[Checkpoint]) -> None:
     """
     owners: dict[str, Checkpoint] = {}
     for checkpoint in found:
-        if len(checkpoint.name) > _MOST_BYTES:
-            raise ValueError(
-                f"the name of a checkpoint must take at most {_MOST_BYTES} bytes in a file name; "
-                f"{checkpoint.revision[:40]}… takes {len(checkpoint.name)}. Rename it, or name a "
-                f"link to it."
-            )
         other = owners.setdefault(checkpoint.name.casefold(), checkpoint)
         if other is not checkpoint:
             raise ValueError(
@@ -441,11 +406,6 @@ def _absolute(model: str) -> Path:
 def _with_model(model: str, name: str) -> str:
     """A name with that of its model before it, where several models are listed together."""
     return f"{model}--{name}" if model else name
-
-
-def _file_name(name: str) -> str:
-    """A name as that of a file, which is not hidden."""
-    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
 
 
 def _warn_of_others(model: str, names: Iterable[str]) -> None:

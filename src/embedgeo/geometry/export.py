@@ -3,7 +3,6 @@ samples.
 """
 
 import platform
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -12,7 +11,6 @@ from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import torch
 from torch import Tensor
@@ -23,6 +21,7 @@ from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.glossary import headlines, in_order, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.results.files import file_name
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
@@ -120,7 +119,7 @@ def checkpoint_name(model: Any, step: Any) -> str:
             f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}."
         )
     name = (model if step is None else f"{model}--step{step}").replace("/", "--")
-    name = re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
+    name = file_name(name)
     if len(name) > _LONGEST_NAME:
         raise ValueError(
             f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with "
@@ -185,7 +184,6 @@ def write_checkpoint(
     frame = to_frame(records, **origin, weights_sha256="", duplicate_of=None)
     out.write(name, frame, tables, facts, samples)
     out.rebuild()
-    out.write_architecture()
 
 
 def layer_sample(metrics: LayerMetrics) -> LayerSample | None:

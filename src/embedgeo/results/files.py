@@ -3,17 +3,24 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
+from urllib.parse import quote
 
 _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
+
+
+def file_name(name: str) -> str:
+    """A name as that of a file, which is not hidden."""
+    return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
 
 
 def temporary_path(path: Path) -> Path:
@@ -134,25 +141,6 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
             f"--out must be a new or empty folder, or an earlier {command}; {out} holds something "
             f"else."
         )
-
-
-def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
-    """Make the output folder of a command, marked by a file in it, or remove the results of an
-    earlier run from it.
-    """
-    out = marker.parent
-    require_own(out, command, is_earlier=marker.exists())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path in (out / name for name in remove):
-            if path.is_dir():
-                shutil.rmtree(path)
-            path.unlink(missing_ok=True)
-        marker.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OSError(
-            f"--out must be a folder that can be written; {out} is not ({error})."
-        ) from error
 
 
 class Locks:

@@ -46,8 +46,8 @@ checkpoint and layer b.
 """
 
 
-# options of earlier versions, and the values of them that a manifest may have
-_DROPPED = {"ablate": False, "logit_lens": False}
+# options of earlier versions; of the first two, a folder that was made with them has more records
+_DROPPED = ("ablate", "logit_lens", "max_state_bytes")
 
 
 def drift_file(folder: Path, name: str) -> Path:
@@ -100,11 +100,8 @@ class SweepFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             for folder in (self.path, self.checkpoints):
                 require_writable(folder)
-            written = (
-                *self.tensorboard.glob("*/"),
-                *(self.path / kind for kind in (*TABLES, "samples")),
-            )
-            remove_leftovers(self.path, self.checkpoints, self.tensorboard, self.failed, *written)
+            inside = (*self.path.glob("[!.]*/"), *self.tensorboard.glob("[!.]*/"))
+            remove_leftovers(self.path, *inside)
             if not self.manifest():
                 self._write_manifest(
                     {"asked": dict(settings), "date": today(), **entries}, keep=True
@@ -132,9 +129,9 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
-        for option, value in _DROPPED.items():
-            if option not in now and before.get(option) == value:
-                del before[option]
+        for option in _DROPPED:
+            if option not in now and (option == "max_state_bytes" or not before.get(option)):
+                before.pop(option, None)
         if before.keys() != now.keys():
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
@@ -290,22 +287,6 @@ class SweepFolder:
             if facts.pop("group", "") != groups[name]:
                 facts |= {"group": groups[name]} if groups[name] else {}
                 write_parquet(self._file(name), self.read(name), SCHEMA, facts)
-
-    def write_architecture(self) -> None:
-        """Write ``architecture``, ``post-ln`` or ``pre-ln``, of the checkpoints that are done into
-        the manifest.
-
-        Where models differ in it, it is a mapping by model. This process may not hold `Locks` of
-        the folder meanwhile.
-        """
-        found: dict[str, str] = {}
-        for name in sorted(self.done()):
-            if kind := self.facts(name).get("architecture"):
-                found[str(self.read(name)["model"].iloc[0])] = kind
-        architecture = found if len(set(found.values())) > 1 else next(iter(found.values()), None)
-        manifest = self.manifest()
-        if architecture is not None and manifest.get("architecture") != architecture:
-            self._write_manifest({**manifest, "architecture": architecture})
 
     def rebuild(self, num_series: int = 1) -> None:
         """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see

@@ -20,25 +20,17 @@ def parse_groups(option: Any) -> dict[str, str]:
     {'a': 'encoder', 'b': 'encoder', 'c': 'decoder'}
     """
     if isinstance(option, Mapping):
-        named = [
-            (group, [models] if isinstance(models, str) else models)
-            for group, models in option.items()
-        ]
+        named = [*option.items()]
     else:
         parts = option if isinstance(option, list | tuple) else [option] if option else []
         words = [word for part in parts for word in str(part).split()]
-        named = [
-            (group, models.split(","))
-            for group, _, models in (word.partition("=") for word in words)
-        ]
+        named = [(group, models) for group, _, models in (word.partition("=") for word in words)]
     groups: dict[str, str] = {}
-    for group, models in named:
-        are_names = (
-            isinstance(models, list | tuple)
-            and models
-            and all(isinstance(m, str) and m for m in models)
-        )
-        if not (isinstance(group, str) and group and are_names):
+    for group, given in named:
+        models = given.split(",") if isinstance(given, str) else given
+        if not (isinstance(models, list | tuple) and models) or not all(
+            isinstance(name, str) and name for name in (group, *models)
+        ):
             raise ValueError(
                 "model_group must be groups with their models, as encoder=a,b decoder=c, or in "
                 f"YAML a mapping from a group to a list of models; got {option!r}."

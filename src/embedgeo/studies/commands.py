@@ -9,7 +9,14 @@ from typing import Any, Literal, get_args
 from embedgeo.extras import require_extra
 from embedgeo.presets import preset
 from embedgeo.results.groups import groups_of, parse_groups
-from embedgeo.sweep import SweepSettings, require_sources, sweep, without_garbage_collection
+from embedgeo.sweep import SweepSettings, require_sources, sweep
+
+try:
+    from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
+except ImportError:  # then there is no command line, which checks them
+    NonNegativeInt = int
+    PositiveInt = int
+    PositiveFloat = float
 
 MatrixRows = Literal["all", "trained"]
 AblationParts = Literal["ablation", "logit_lens", "both"]
@@ -54,9 +61,8 @@ def ablate(ablation: AblationSettings, settings: SweepSettings) -> int:
     """
     require_extra("sweep", "embedgeo ablate")
     require_sources(settings.models, settings.tokenizer)
-    with without_garbage_collection():
-        from embedgeo.studies.ablate import announcement, checkpoint_records
-        from embedgeo.sweep.measure import Study
+    from embedgeo.studies.ablate import announcement, checkpoint_records
+    from embedgeo.sweep.measure import Study
 
     if settings.out is None:
         name = settings.folder.name.removeprefix("sweep-")
@@ -233,8 +239,7 @@ def vocabulary(settings: VocabularySettings) -> int:
     require_extra("sweep", "embedgeo vocabulary")
     require_sources(settings.as_sweep().models, settings.tokenizer)
 
-    with without_garbage_collection():
-        from embedgeo.studies.vocabulary import run_vocabulary
+    from embedgeo.studies.vocabulary import run_vocabulary
 
     return run_vocabulary(settings)
 
@@ -265,8 +270,7 @@ def drift(folder: Path, rows: int = 1024) -> None:
         raise ValueError(f"rows must be at least 4, or no similarity is defined; got {rows}.")
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
-    with without_garbage_collection():
-        from embedgeo.studies.drift import Comparison
+    from embedgeo.studies.drift import Comparison
 
     comparison = Comparison(Path(folder), rows)
     comparison.write()
@@ -275,3 +279,44 @@ def drift(folder: Path, rows: int = 1024) -> None:
             f"compared down to {comparison.fewest_rows} rows instead of {rows}: no more were "
             f"saved, or are in both"
         )
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """The options of ``embedgeo demo``.
+
+    Args:
+        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is
+            refused.
+        max_steps: optimizer steps.
+        every_n_steps: measure at every so many steps, besides 0, 1, 2, 4 … 512 and the last.
+        num_layers: transformer blocks.
+        hidden_size: width of the embeddings, a multiple of 32.
+        vocab_size: tokens of the tokenizer, which is trained first.
+        seq_len: tokens in a sequence, for training and measuring.
+        batch_size: sequences in a training batch.
+        learning_rate: the highest, reached after a twentieth of the steps.
+        seed: of the weights and the order of the text.
+    """
+
+    out: Path = Path("runs/demo")
+    max_steps: PositiveInt = 300
+    every_n_steps: PositiveInt = 25
+    num_layers: PositiveInt = 6
+    hidden_size: PositiveInt = 128
+    vocab_size: PositiveInt = 2048
+    seq_len: PositiveInt = 256
+    batch_size: PositiveInt = 8
+    learning_rate: PositiveFloat = 3e-3
+    seed: NonNegativeInt = 0
+
+
+def demo(settings: DemoSettings) -> None:
+    """Train a small language model on Python's documentation and watch its geometry.
+
+    Takes about two minutes on two cores, and needs neither a network nor a GPU.
+    """
+    require_extra("report,sweep", "embedgeo demo")
+    from embedgeo.studies.demo import run_demo
+
+    run_demo(settings)

@@ -1,5 +1,6 @@
 """The command ``embedgeo vocabulary``."""
 
+import json
 import platform
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -7,13 +8,17 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
-from torch import Tensor
+from safetensors import safe_open
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from embedgeo.checkpoints.loading import Matrices, needed_contents, read_matrices
+from embedgeo.capture.structure import input_embedding, output_embedding
+from embedgeo.checkpoints.files import Contents, reading, weight_files
+from embedgeo.checkpoints.loading import described_model, load_model
 from embedgeo.formatting import listed, short
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
@@ -32,6 +37,9 @@ from embedgeo.sweep.plan import Planned, as_recorded, plan_sweep, plan_table
 from embedgeo.sweep.processes import make_fabric, muted_libraries, versions
 from embedgeo.sweep.run import Sweep, finish, measure_here
 from embedgeo.sweep.texts import MissingTokenizerError, by_model, find_tokenizer, small_files
+
+# GPT-NeoX's head, which transformers 5 calls as that of others
+_IN_FILES = {"lm_head.weight": "embed_out.weight"}
 
 _INPUT = "input_embedding"
 _OUTPUT = "output_embedding"
@@ -197,6 +205,17 @@ def ranges(ids: Iterable[int]) -> str:
     )
 
 
+class Matrices(NamedTuple):
+    """The embedding matrices of a model, shape (vocabulary, d), which may be one; None for an
+    output it has not.
+    """
+
+    input: Tensor
+    output: Tensor | None
+    is_tied: bool
+    model_class: str
+
+
 @dataclass
 class MatrixWorker:
     """Measures the embedding matrices of checkpoints."""
@@ -242,7 +261,7 @@ class MatrixWorker:
             folder = small_files(planned, small, Path(name))
             trusted = self.settings.trust_remote_code
             return replace(
-                planned, contents=needed_contents(contents, folder, trust_remote_code=trusted)
+                planned, contents=_needed_contents(contents, folder, trust_remote_code=trusted)
             )
 
     def _measure_matrices(self, matrices: Matrices, names: TokenNames | None) -> Measured:
@@ -337,3 +356,104 @@ def untrained_rows(x: Tensor, unused: Tensor) -> Tensor | None:
     limit = (1 + _FARTHER + _DEVIATIONS / (2 * x.shape[1]) ** 0.5) * of_known.median()
     is_near = distance <= limit + rounding
     return None if 2 * int(is_near.sum() - is_near[unused].sum()) > len(x) - m else is_near
+
+
+def read_matrices(
+    folder: Path, contents: Contents, *, dtype: torch.dtype, trust_remote_code: bool = False
+) -> Matrices:
+    """The input and the output embedding of a Hugging Face checkpoint, of which `_needed_contents`
+    have to be there.
+
+    Of safetensors files only these tensors are read, if they have the names and shapes of the
+    model's; otherwise the model is loaded. A bias of the output is not part of its matrix.
+    """
+    model = described_model(folder, trust_remote_code=trust_remote_code)
+    model_class = type(model).__name__
+    table, head = _matrices(model)
+    is_tied = head is table
+    shapes = [weight.shape for weight in (table, head) if weight is not None]
+    files: dict[str, Path] = {}
+    for path in (folder / file.name for file in weight_files(contents.weights)):
+        if path.suffix == ".safetensors":
+            with reading(path.name), safe_open(path, "pt") as opened:
+                files |= dict.fromkeys(opened.keys(), path)
+    tensors = []
+    for name in _matrix_names(model, files) or ():
+        with reading(files[name].name), safe_open(files[name], "pt") as opened:
+            tensors.append(opened.get_tensor(name).to(dtype))
+    if tensors and all(tensor.shape in shapes for tensor in tensors):
+        table = tensors[0]
+        head = tensors[1] if len(tensors) > 1 else None
+        # as transformers ties: not those of which the files have two that differ
+        is_tied = is_tied and (head is None or head.equal(table))
+        return Matrices(table, table if is_tied else head, is_tied, model_class)
+    loaded = load_model(
+        folder, contents, dtype=dtype, trust_remote_code=trust_remote_code, may_be_both=True
+    )
+    table, head = _matrices(loaded.model)
+    is_tied = head is not None and head.data_ptr() == table.data_ptr()
+    output = head.detach() if head is not None and (is_tied or loaded.has_head) else None
+    return Matrices(table.detach(), output, is_tied, model_class)
+
+
+def _needed_contents(
+    contents: Contents, folder: Path, *, trust_remote_code: bool = False
+) -> Contents:
+    """The files that `read_matrices` needs of a checkpoint in several safetensors files; all where
+    that is not known.
+
+    The folder need only have its ``config.json`` and the index of its weights.
+    """
+    index = next(
+        (file for file in contents.weights if file.name.endswith(".safetensors.index.json")), None
+    )
+    if index is None:
+        return contents
+    with reading(index.name):
+        places = dict(json.loads((folder / index.name).read_text())["weight_map"])
+    names = _matrix_names(described_model(folder, trust_remote_code=trust_remote_code), places)
+    if names is None:
+        return contents
+    wanted = {places[name] for name in names}
+    return replace(
+        contents, weights=tuple(file for file in contents.weights if file.name in wanted)
+    )
+
+
+def _matrix_names(model: nn.Module, names: Mapping[str, object]) -> list[str] | None:
+    """Names of a model's matrices among those of its files: one if they are tied; None if they are
+    not all there.
+    """
+    table, head = _matrices(model)
+    at_head = {
+        f"{name}.weight"
+        for name, module in model.named_modules()
+        if module is output_embedding(model)
+    }
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+
+    def known_names(weight: Tensor, *, of_head: bool) -> list[str]:
+        parameters = model.named_parameters(remove_duplicate=False)
+        own = [name for name, each in parameters if each is weight and (name in at_head) == of_head]
+        bare = [name.removeprefix(prefix) for name in own if name.startswith(prefix)]
+        return [*own, *bare, *(_IN_FILES[name] for name in own if name in _IN_FILES)]
+
+    of_table = known_names(table, of_head=False)
+    of_head = [] if head is None else known_names(head, of_head=True)
+    found = [next((name for name in known if name in names), "") for known in (of_table, of_head)]
+    if head is table and any(found):
+        return list(filter(None, found))
+    wanted = found if of_head else found[:1]
+    return wanted if all(wanted) else None
+
+
+def _matrices(model: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """The weights of the input and the output embedding; None for an output that a model has
+    not.
+    """
+    table = getattr(input_embedding(model), "weight", None)
+    if table is None or table.ndim != 2:
+        raise ValueError(
+            f"a vocabulary needs an embedding table of tokens; {type(model).__name__} has none."
+        )
+    return table, getattr(output_embedding(model), "weight", None)

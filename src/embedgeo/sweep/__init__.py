@@ -3,10 +3,8 @@
 The command line imports this module; the commands import what they need when they run.
 """
 
-import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from embedgeo.extras import require_extra
@@ -59,8 +57,7 @@ def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
         for name, value in _RAY_OPTIONS.items():
             os.environ.setdefault(name, value)  # Ray reads them when it is imported
 
-    with without_garbage_collection():
-        from embedgeo.sweep.run import run_sweep
+    from embedgeo.sweep.run import run_sweep
 
     return run_sweep(settings, study)
 
@@ -85,22 +82,9 @@ def check(
     require_extra("sweep", "embedgeo check")
     require_sources([model] if isinstance(model, str) else model)
 
-    with without_garbage_collection():
-        from embedgeo.sweep.run import run_check
+    from embedgeo.sweep.run import run_check
 
     return run_check(model, steps, revisions)
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """Context for imports, in which garbage collection finds next to nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def require_sources(models: Sequence[str], tokenizer: str | None = None) -> None:

@@ -6,12 +6,12 @@ import json
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import Parameter, signature
+from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from embedgeo.capture.structure import measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
-from embedgeo.formatting import listed, reason
+from embedgeo.formatting import reason
 from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, default_metrics
@@ -44,9 +44,6 @@ from embedgeo.sweep.texts import ProbeText, require_vocabulary
 # whose logits are computed at so many positions at a time: the processor's cache holds them
 _TOKEN_TYPES = 1024
 _POSITIONS = 512
-_POSITIONS_OF_ALL_TYPES = 128  # where the head gives the logits of all token types at once
-_LARGE_BLOCK = 4 << 20  # bytes
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 _METRIC_OPTIONS = [
     name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)
 ]
@@ -149,12 +146,10 @@ class Worker:
     texts: Mapping[str, ProbeText]
     downloads: Downloads
     study: "Study | None" = None
-    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
-    _loads: dict[str, Future[loading.LoadedModel]] = field(default_factory=dict, init=False)
 
     def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint, and fetch and load the next; every rank must call this, and raises
-        if one fails.
+        """Measure a checkpoint, and fetch the next; every rank must call this, and raises if one
+        fails.
         """
         text = self.texts[planned.checkpoint.model]
         try:
@@ -162,8 +157,7 @@ class Worker:
             upcoming = self.fabric.broadcast(choose_next())
             if self.fabric.local_rank == 0 and upcoming is not None:
                 self.downloads.start(upcoming)
-            with large_blocks_apart():
-                return self._measure_model(loaded, text, upcoming)
+            return self._measure_model(loaded, text)
         finally:
             self.downloads.remove(planned)
 
@@ -175,10 +169,7 @@ class Worker:
         path = from_local_zero(self.fabric, path)
         assert path is not None
         with all_agree(self.fabric):
-            ahead = self._loads.pop(planned.name, None)
-            wait(self._loads.values())  # never two at a time, for transformers patches torch
-            self._loads.clear()
-            loaded = self._load(planned, path) if ahead is None else ahead.result()
+            loaded = self._load(planned, path)
             require_vocabulary(loaded.model, text.token_ids)
         return loaded
 
@@ -199,21 +190,7 @@ class Worker:
             offload_folder=self.downloads.folder / planned.name / "offloaded",
         )
 
-    def _load_ahead(self, planned: Planned | None) -> None:
-        """Begin to load a checkpoint, where that changes nothing for other threads, as torch's
-        default dtype would.
-        """
-        own_code = self.settings.model_class is not None or self.settings.trust_remote_code
-        in_place = self.settings.device_map is None and self.fabric.world_size == 1
-        if planned is not None and in_place and not own_code and self.settings.dtype == "float32":
-            path = self.downloads.start(planned)
-            self._loads[planned.name] = self._thread.submit(
-                lambda: self._load(planned, path.result())
-            )
-
-    def _measure_model(
-        self, loaded: loading.LoadedModel, text: ProbeText, upcoming: Planned | None
-    ) -> Measured:
+    def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
         model = loaded.model  # with a device map, accelerate's hooks move what enters each part
@@ -250,15 +227,14 @@ class Worker:
                 facts["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
             if settings.device_map is None:
                 model.to("meta")  # also where others refer to it
-            release_memory()
-            self._load_ahead(upcoming)
+            _release_memory()
             with torch.inference_mode():
                 measured = self._results(geometry, loss, text, facts)
             measured.records += others
             return measured
         finally:
             geometry.close()
-            release_memory()
+            _release_memory()
 
     def _run(self, geometry: Geometry, loaded: loading.LoadedModel, text: ProbeText) -> "TokenLoss":
         device = weights_device(geometry.model)
@@ -348,30 +324,11 @@ def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame
     }
 
 
-def release_memory() -> None:
+def _release_memory() -> None:
     """Give freed memory back to the system, which glibc does not do by itself."""
-    _call_glibc("malloc_trim", 0)
-
-
-@contextmanager
-def large_blocks_apart() -> Iterator[None]:
-    """Have glibc map large blocks one by one: freed between others that are held, they go back to
-    the system.
-
-    Afterwards it does so from the largest size on that it comes to by itself.
-    """
-    _call_glibc("mallopt", _M_TRIM_THRESHOLD, 64 << 20)
-    _call_glibc("mallopt", _M_MMAP_THRESHOLD, _LARGE_BLOCK)
-    try:
-        yield
-    finally:
-        _call_glibc("mallopt", _M_MMAP_THRESHOLD, 32 << 20)
-
-
-def _call_glibc(function: str, *arguments: int) -> None:
     if sys.platform.startswith("linux"):
         with suppress(OSError, AttributeError):  # another C library
-            getattr(ctypes.CDLL(None), function)(*arguments)
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class TokenLoss:
@@ -390,8 +347,7 @@ class TokenLoss:
         self._model = measured_model(loaded.model)
         self._mask_token_id = mask_token_id
         self._measured = measured  # which run on all positions
-        self._head: nn.Module | None = None
-        self._is_product = False  # the head, with weights that are at hand
+        self._head: nn.Linear | None = None
         self._width = (
             None
             if isinstance(self._model, PreTrainedModel)
@@ -399,23 +355,19 @@ class TokenLoss:
         )
 
     def find_head(self, token_ids: Tensor) -> None:
-        """Find the module whose output is the logits, with nothing that scales or caps them, by
-        running some tokens.
+        """Find the linear module whose output is the logits, with nothing that scales or caps them,
+        by running some tokens.
         """
         head = output_embedding(self._model)
-        if head is None or any(part in self._measured for part in head.modules()):
+        if not isinstance(head, nn.Linear) or head in self._measured:
             return
         # an error of the model shows when it is measured
         with suppress(Exception), _shortened(head) as inputs:
             logits = _logits(self._forward(token_ids))
-            if (
-                inputs
-                and logits is not None
-                and torch.equal(logits, head(inputs[0]).to(logits.device))
-            ):
+            product = F.linear(inputs[0][:, -1:], head.weight, head.bias)
+            # not of weights that are elsewhere, or of a subclass with a forward pass of its own
+            if logits is not None and torch.equal(product, logits):
                 self._head = head
-                product = F.linear(inputs[0][:, -1:], head.weight, head.bias)  # type: ignore[arg-type]
-                self._is_product = torch.equal(product, logits)
 
     def run(self, token_ids: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """Run a batch; returns the input of the head, or the logits if no head was found, or None
@@ -452,55 +404,43 @@ class TokenLoss:
             targets = token_ids
         states = states.flatten(0, 1)
         targets = targets.flatten().to(states.device)
-        num_positions = _POSITIONS if self._is_product else _POSITIONS_OF_ALL_TYPES
-        for part in predicts.flatten().nonzero().flatten().to(states.device).split(num_positions):
-            loss = cross_entropy(self._logits_of(states[part]), targets[part])
+        for part in predicts.flatten().nonzero().flatten().to(states.device).split(_POSITIONS):
+            loss = self._loss(states[part], targets[part])
             self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
 
     def _are_logits(self, states: Tensor, token_ids: Tensor) -> bool:
         is_wide = self._head is not None or self._width in (None, states.shape[-1])
         return is_wide and states.shape[:-1] == token_ids.shape
 
-    def _logits_of(self, states: Tensor) -> Iterator[Tensor]:
-        """The logits of consecutive token types at some positions."""
-        if self._head is None:
-            yield states
-        elif not self._is_product:
-            yield self._head(states)
-        else:
-            weight: Any = self._head.weight
-            bias: Any = self._head.bias
-            for start in range(0, len(weight), _TOKEN_TYPES):
-                types = slice(start, start + _TOKEN_TYPES)
-                yield F.linear(states, weight[types], None if bias is None else bias[types])
+    def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the losses at some positions, without logits of more than some token types at
+        a time.
+        """
+        head = self._head
+        num_types = states.shape[1] if head is None else head.out_features
+        at_once = num_types if head is None else _TOKEN_TYPES
+        chosen = torch.empty(targets.shape, device=states.device)
+        sums = []
+        for start in range(0, num_types, at_once):
+            types = slice(start, start + at_once)
+            logits = states
+            if head is not None:
+                bias = None if head.bias is None else head.bias[types]
+                logits = F.linear(states, head.weight[types], bias)
+            logits = logits.float()
+            inside = (targets >= start) & (targets < types.stop)
+            chosen[inside] = logits[inside, targets[inside] - start]
+            top = logits.amax(1, keepdim=True)
+            top.masked_fill_(top.isinf(), 0)
+            # in place: twice as fast as logsumexp
+            sums.append(logits.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))
+        return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):
             return self._model(token_ids)
         padding = {} if mask is None else {"attention_mask": mask.long()}
         return self._model(input_ids=token_ids, **padding)
-
-
-def cross_entropy(logits: Iterable[Tensor], target: Tensor) -> Tensor:
-    """Sum over n positions, from logits of consecutive classes, each (n, C_i); infinite if a target
-    is none of them.
-
-    Logits in float32 are overwritten.
-    """
-    sums = []
-    chosen = torch.full(target.shape, -torch.inf, device=target.device)
-    start = 0
-    for part in logits:
-        inside = (target >= start) & (target < start + part.shape[1])
-        place = (target - start).clamp(0, part.shape[1] - 1)
-        wide = part.float().to(target.device)
-        chosen = torch.where(inside, wide.gather(1, place[:, None])[:, 0], chosen)
-        top = wide.amax(1, keepdim=True)
-        top.masked_fill_(top.isinf(), 0)
-        # in place: twice as fast as logsumexp
-        sums.append(wide.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))
-        start += part.shape[1]
-    return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
 
 def _logits(output: Any) -> Tensor | None:
@@ -547,13 +487,6 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    parameters = signature(function).parameters
-    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    if refused := [option for option in options if not takes_any and option not in parameters]:
-        raise ValueError(
-            f"metrics must name a function that takes the options given with it; {name} does not "
-            f"take {listed(refused)}. Leave that out, or name a function that takes it."
-        )
     make = partial(function, **options)
     try:
         require_distinct_keys(make)
@@ -564,7 +497,8 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
             raise
         raise ValueError(
             "metrics must name a function that makes a list of torchmetrics metrics, of distinct "
-            f"keys, for any width; {name} fails for width 2 ({reason(error)})."
+            f"keys, for any width and the options given with it; {name} fails for width 2 "
+            f"({reason(error)})."
         ) from error
     tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
     has_types = any("tokens" in of_metric for of_metric in tables)

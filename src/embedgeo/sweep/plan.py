@@ -215,13 +215,8 @@ def plan_table(plan: Sequence[Planned], done: Collection[str] = ()) -> str:
             to_read += size
         checkpoint = planned.checkpoint
         commit = checkpoint.commit[:12] or "local"
-        step = (
-            "?"
-            if checkpoint.step == UNREADABLE
-            else str(checkpoint.step)
-            if checkpoint.has_step
-            else "final"
-        )
+        step = str(checkpoint.step) if checkpoint.has_step else "final"
+        step = "?" if checkpoint.step == UNREADABLE else step
         rows.append(
             f"{step:>12}  {planned.name:<32}  {commit:<12}  {size / 1e6:>10.1f} MB  {note}".rstrip()
         )

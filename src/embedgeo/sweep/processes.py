@@ -16,7 +16,6 @@ from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 
 from embedgeo.formatting import reason
 
-_FABRIC_OPTIONS = ("accelerator", "devices", "num_nodes", "plugins", "precision", "strategy")
 T = TypeVar("T")
 # on options that are the user's choice, on how lightning walks batches, and to the writer of a file
 _ADVICE = (
@@ -62,11 +61,6 @@ def versions() -> dict[str, str]:
 
 def make_fabric(options: Mapping[str, Any]) -> Fabric:
     """Lightning's Fabric with the given options; by default one device."""
-    if unknown := sorted(options.keys() - set(_FABRIC_OPTIONS)):
-        raise ValueError(
-            f"trainer must be options that say where and how to run: {', '.join(_FABRIC_OPTIONS)}; "
-            f"got {', '.join(unknown)}."
-        )
     try:
         fabric = Fabric(**{"devices": 1, **options})
     except Exception as error:  # of several kinds, one of them lightning's own

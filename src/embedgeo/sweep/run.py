@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -11,16 +11,14 @@ from typing import Any
 import pandas as pd
 from lightning.fabric import Fabric
 from rich.console import Console
-from rich.progress import Progress
 
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
-from embedgeo.layer_names import blocks_by_side
 from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
-from embedgeo.results.records import MODEL, loss_outliers, model_record, shared_files
+from embedgeo.results.records import MODEL, block_means, model_record, shared_files
 from embedgeo.results.samples import load_sample
 from embedgeo.sweep.measure import Downloads, Measured, Study, Worker, metrics_function
 from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
@@ -49,7 +47,7 @@ def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
             return 0
         on_ray = settings.on == "ray"
         if on_ray:
-            from embedgeo.sweep.cluster import RemoteWorkers, connected
+            from embedgeo.sweep.cluster import connected, measure_on_cluster
 
             stack.enter_context(connected(settings))
         fabric = make_fabric({"accelerator": "cpu"} if on_ray else settings.trainer or {})
@@ -71,7 +69,7 @@ def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
             sweep = Sweep(fabric, settings, plan, texts, folder)
             with sweep.at_work():
                 if on_ray:
-                    RemoteWorkers(sweep, study).measure_all()
+                    measure_on_cluster(sweep, study)
                 else:
                     with Downloads(folder.path, evict=settings.evict) as downloads:
                         worker = Worker(fabric, settings, texts, downloads, study)
@@ -123,9 +121,6 @@ def _open(
             "tokens_sha256": text.sha256,
             "num_sequences": len(text.lengths),
             "num_tokens": len(text.token_ids),
-            "num_ordinary_tokens": text.num_ordinary,
-            "num_types": text.num_types,
-            "num_types_once": text.num_types_once,
         }
         for model, text in texts.items()
     }
@@ -159,25 +154,14 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
     none.
     """
     used = len(text.token_ids)
-    left = settings.num_tokens - used
     longest = int(text.lengths.max())
-    most = settings.length
-    many = f"{len(text.lengths):,} texts"
-    why = "only whole texts are taken"
-    if settings.unit == "sequence":
-        most = longest
-        many = f"{len(text.lengths):,} sequences of {longest:,}"
-        why = "what does not fill a sequence is left out"
-    if left >= most:
-        why = "the text has no more"
-    lines = (
-        [f"{settings.num_tokens:,} tokens asked for, {used:,} used ({many}): {why}"] if left else []
-    )
+    what = f"sequences of {longest:,}" if settings.unit == "sequence" else "whole texts"
+    many = f"{len(text.lengths):,} {what}"
+    lines = []
+    if used < settings.num_tokens:
+        lines.append(f"{settings.num_tokens:,} tokens asked for, {used:,} used: {many}")
     if text.num_cut:
-        lines.append(
-            f"{text.num_cut:,} of {len(text.lengths):,} texts are cut to {longest:,} tokens "
-            f"(--seq-len)"
-        )
+        lines.append(f"{text.num_cut:,} of {many} are cut to {longest:,} tokens (--seq-len)")
     return "; ".join(lines)
 
 
@@ -188,17 +172,14 @@ def measure_here(
     rank calls this.
     """
     while (planned := sweep.next()) is not None:
-        number = len(sweep.plan.pending) - len(sweep.left)
-        sweep.show_progress(planned.name, number, number - 1)
+        sweep.show_progress([planned.name])
         started = time.monotonic()
         result: Measured | str
         try:
-            result = (
-                planned.error or sweep.copied(planned) or measure(planned, sweep.choose_upcoming)
-            )
+            result = sweep.known(planned) or measure(planned, sweep.choose_upcoming)
         except Exception as error:
             result = reason(error)
-        sweep.end(planned, number, result, started)
+        sweep.end(planned, result, started)
 
 
 @dataclass
@@ -223,11 +204,9 @@ class Sweep:
         )
         self._make_metrics = metrics_function(self.settings)
         self._locks = Locks(self.folder.path / "manifest.json")
-        self._console = Console(quiet=not self.fabric.is_global_zero)
-        is_hidden = not (pending and self._console.is_terminal)
-        self._bar = Progress(console=self._console, disable=is_hidden, transient=True)
-        self._task = self._bar.add_task("", total=len(pending))
-        self._lines = ProgressLines(pending)
+        self._status = Console(quiet=not self.fabric.is_global_zero).status("")
+        self._width = min(max(20, *(len(planned.name) for planned in self.plan.checkpoints)), 40)
+        self._started = time.monotonic()
         self._printed: set[str] = set()
         self._next_rebuild = time.monotonic()
 
@@ -236,7 +215,7 @@ class Sweep:
         """Show the progress, and hold what has been begun; at the end bring the folder up to
         date.
         """
-        with self._bar, closing(self._locks):
+        with self._status, closing(self._locks):
             yield
             if self.fabric.is_global_zero:
                 self.folder.rebuild(self._num_series)
@@ -252,8 +231,7 @@ class Sweep:
             chosen, self.left = self.fabric.broadcast((chosen, self.left))
             if chosen is not None or not self.left:
                 return chosen
-            self.print_waiting()
-            time.sleep(POLL_SECONDS)
+            self.wait_for_others()
 
     def choose_upcoming(self) -> Planned | None:
         """The checkpoint to fetch while another is measured, from now on this process's; duplicates
@@ -294,10 +272,12 @@ class Sweep:
         self.left.insert(0, planned)
         self._locks.release(planned.original)
 
-    def copied(self, planned: Planned) -> Measured | None:
-        """The results of the checkpoint that this one duplicates; None if it must be measured
-        itself.
+    def known(self, planned: Planned) -> Measured | str | None:
+        """The results of the checkpoint that this one duplicates, or why its files could not be
+        listed; None if it must be measured itself.
         """
+        if planned.error:
+            return planned.error
         copied = None
         original = planned.duplicate_of
         if (
@@ -324,7 +304,7 @@ class Sweep:
                     copied = Measured(kept, tables, self.folder.facts(original), sample)
         return self.fabric.broadcast(copied)
 
-    def end(self, planned: Planned, number: int, result: Measured | str, started: float) -> None:
+    def end(self, planned: Planned, result: Measured | str, started: float) -> None:
         """Write what was measured, or why nothing was; leave the checkpoint to others, and print
         its line.
         """
@@ -341,13 +321,12 @@ class Sweep:
             for width in sorted(set(records["width"]) - {0}):
                 for note in width_notes(self._make_metrics, int(width)):
                     self.print_once(note)
-            seconds = time.monotonic() - started
-            self.print(self._lines.measured(planned, number, self.num_ended, records, seconds))
+            self._print_values(planned, records, time.monotonic() - started)
         else:
             self.failures[planned.name] = str(result)
             if self.fabric.is_global_zero:
                 self.folder.write_failure(planned.name, str(result))
-            self.print(self._lines.failed(planned, number, str(result)))
+            self.print(f"{self._place(planned)}  failed: {result}")
         now = time.monotonic()
         if self.fabric.is_global_zero and now > self._next_rebuild:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
@@ -376,23 +355,19 @@ class Sweep:
             self.folder.write(planned.name, frame, measured.tables, facts, measured.sample)
         return frame
 
-    def show_progress(self, names: str, number: int, num_ended: int) -> None:
-        """Say on the bar which checkpoints are under way."""
-        self._bar.update(
-            self._task,
-            description=f"{names}  {number}/{len(self.plan.pending)}",
-            completed=num_ended,
-        )
+    def show_progress(self, names: Iterable[str]) -> None:
+        """Say in a line that goes again which checkpoints are under way."""
+        self._status.update(f"{listed([*names])}  {self.num_ended}/{len(self.plan.pending)} done")
 
-    def print_waiting(self) -> None:
-        """Print that what is left has been begun by others."""
-        self.print_once(
-            f"waiting for another sweep to be through with {listed([p.name for p in self.left])}"
-        )
+    def wait_for_others(self) -> None:
+        """Wait for what has been begun by others, which is all that is left."""
+        names = listed([planned.name for planned in self.left])
+        self.print_once(f"waiting for another sweep to be through with {names}")
+        time.sleep(POLL_SECONDS)
 
     def print(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        """Print a line."""
+        self._status.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def print_once(self, line: str) -> None:
         """Print a line unless it has been printed before."""
@@ -400,64 +375,35 @@ class Sweep:
             self._printed.add(line)
             self.print(line)
 
-
-class ProgressLines:
-    """The lines of a sweep, in columns: what has become of each checkpoint, and an estimate of the
-    time left.
-    """
-
-    def __init__(self, pending: Sequence[Planned]) -> None:
-        self._total = len(pending)
-        self._width = min(
-            max([len("means over blocks"), *(len(planned.name) for planned in pending)]), 40
-        )
-        self._started = time.monotonic()
-        self._columns: list[str] = []
-
-    def measured(
-        self, planned: Planned, number: int, num_ended: int, records: pd.DataFrame, seconds: float
-    ) -> str:
-        """The loss, and means over blocks (over all layers if none is a block); above the first
-        line the columns.
+    def _print_values(self, planned: Planned, records: pd.DataFrame, seconds: float) -> None:
+        """Print the loss, and means over blocks (over all layers if none is a block), below a line
+        with the names of the columns.
         """
-        at_layers = records[records["layer"] != MODEL]
-        names = [
-            name for side in blocks_by_side(at_layers["layer"].unique()).values() for name in side
-        ]
-        blocks = at_layers[at_layers["layer"].isin(names)]
-        means = (blocks if len(blocks) else at_layers).groupby("metric")["value"].mean()
-        values = {**means, **records[records["layer"] == MODEL].set_index("metric")["value"]}
-        columns = [key for key in _VALUES if key in values or key in self._columns] + [
-            "time",
-            "left",
-        ]
-        cells = [f"{values[key]:.4g}" if key in values else "" for key in columns[:-2]]
-        left = (time.monotonic() - self._started) / num_ended * (self._total - number)
-        cells += [f"{seconds:.1f} s", str(timedelta(seconds=round(left)))]
-        is_headed = columns == self._columns
-        self._columns = columns
-        line = self._line(f"{number}/{self._total}", planned.name, cells)
-        over = "means over blocks" if len(blocks) else "means over layers"
-        return line if is_headed else f"{self._line('', over, columns)}\n{line}"
+        means: dict[Any, float] = {
+            each["metric"]: each["value"] for each in block_means(to_records(records))
+        }
+        over = "means over blocks" if means else "means over layers"
+        of_model = records["layer"] == MODEL
+        means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
+        values = {**means, **records[of_model].set_index("metric")["value"]}
+        cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
+        num_left = len(self.plan.pending) - self.num_ended
+        left = (time.monotonic() - self._started) / self.num_ended * num_left
+        cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}
+        self.print_once("  ".join([f"{'':9}{over:<{self._width}}", *(f"{k:>8}" for k in cells)]))
+        aligned = [f"{cell:>{max(8, len(key))}}" for key, cell in cells.items()]
+        self.print("  ".join([self._place(planned), *aligned]))
 
-    def failed(self, planned: Planned, number: int, why: str) -> str:
-        """The reason why there are no results."""
-        return f"{self._line(f'{number}/{self._total}', planned.name, [])}  failed: {why}"
-
-    def _line(self, number: str, name: str, cells: Sequence[str]) -> str:
-        aligned = [
-            f"{cell:>{max(8, len(key))}}" for cell, key in zip(cells, self._columns, strict=False)
-        ]
-        return "  ".join(
-            [f"{number:>{2 * len(str(self._total)) + 1}}", f"{name:<{self._width}}", *aligned]
-        )
+    def _place(self, planned: Planned) -> str:
+        """How many have ended, and the name of the last one."""
+        number = f"{self.num_ended}/{len(self.plan.pending)}"
+        return f"{number:>7}  {planned.name:<{self._width}}"
 
 
 def finish(sweep: Sweep) -> int:
     """Print what has become of the plan, and what to open; returns the exit status."""
     folder = sweep.folder
     plan, mine, _ = sweep.plan
-    folder.write_architecture()
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
     done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
     left = [planned.name for planned in mine if planned not in done]
@@ -465,8 +411,6 @@ def finish(sweep: Sweep) -> int:
         f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
     )
     lines = [f"{len(done)} of {len(plan)} checkpoints done{part}"]
-    losses: dict[str, list[tuple[str, float]]] = {}
-    models: dict[str, dict[str, list[str]]] = {}
     for planned in done:
         name = planned.name
         frame = records[name]
@@ -483,28 +427,10 @@ def finish(sweep: Sweep) -> int:
             lines.append(
                 f"  replaced: {name} was measured before with other weights; measured again"
             )
-        series = str(frame["series"].iloc[0])
-        models.setdefault(planned.checkpoint.position.series, {}).setdefault(series, []).append(
-            name
-        )
-        for value in frame[(frame["layer"] == MODEL) & (frame["metric"] == "loss")]["value"]:
-            losses.setdefault(series, []).append((name, float(value)))
-    for file, names in folder.shared_files():
-        lines.append(
-            f"  shared: {listed(names)} have the same {file}, though their other weights differ"
-        )
-    for names_by_model in models.values():
-        if len(names_by_model) > 1:
-            which = "; ".join(
-                f"{series} ({listed(names)})" for series, names in names_by_model.items()
-            )
-            lines.append(f"  different models, kept apart as runs of their own: {which}")
-    for by_step in losses.values():
-        for name in loss_outliers(by_step):
-            lines.append(
-                f"  outlier: {name} has a loss of {dict(by_step)[name]:.4g}, out of line with its "
-                f"neighbours"
-            )
+    lines += [
+        f"  shared: {listed(names)} have the same {file}, though their other weights differ"
+        for file, names in folder.shared_files()
+    ]
     lines += [f"  failed: {name}: {why}" for name, why in sweep.failures.items()]
     lines += [
         f"  not done: {name}: its results are gone again"

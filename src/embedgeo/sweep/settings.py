@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import inf
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,6 +11,10 @@ from embedgeo.formatting import listed
 from embedgeo.results.groups import parse_groups
 
 _DEFAULT_SEQ_LEN = 512
+_LEAST = {
+    **dict.fromkeys(("batch_size", "id_batches", "workers"), 1),
+    **dict.fromkeys(("max_words", "min_words", "seed"), 0),
+}
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
     *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
     *("device_map", "on", "ray_address", "workers", "resources"),
@@ -34,8 +37,8 @@ class SweepSettings:
         model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons
             tell apart by line style; in YAML also a mapping. A model is named as in ``model``.
         revisions: take only the branches and tags that match this pattern.
-        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8 or as
-            a byte order mark says; or a dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
+        text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8; or a
+            dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
             where NAME is ``author/name``, read as far as it is needed; default: Python's
             documentation.
         unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents
@@ -182,14 +185,14 @@ class SweepSettings:
                 raise ValueError(
                     f"{option.name} must be one of {', '.join(choices)}; got {value!r}."
                 )
+        for name in ("ignore_token_ids", "count_range", "removed_directions"):
+            numbers: Any = getattr(self, name)
+            if not isinstance(numbers, list | tuple) or {*map(type, numbers)} - {int}:
+                raise ValueError(f"{name} must be a list of whole numbers; got {numbers!r}.")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
         parse_groups(self.model_group)
-        ignored: Any = self.ignore_token_ids
-        if not isinstance(ignored, list | tuple) or not all(
-            isinstance(each, int) for each in ignored
-        ):
-            raise ValueError(f"ignore_token_ids must be a list of token ids; got {ignored!r}.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1 sequence; got {self.batch_size}.")
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.length):
             raise ValueError(
@@ -205,7 +208,7 @@ class SweepSettings:
                 f"{self.shard!r}."
             )
         self._require_texts()
-        self._require_metrics()
+        self._require_types()
         self._require_ray()
         if self.device_map is not None:
             self._require_device_map()
@@ -216,29 +219,23 @@ class SweepSettings:
             raise ValueError(
                 f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}."
             )
-        if type(self.seed) is not int or self.seed < 0:
-            raise ValueError(f"seed must be a whole number from 0 up; got {self.seed!r}.")
-        fewest = self.min_words
-        most = self.max_words
-        if fewest < 0 or most < 0 or fewest > most > 0:
+        if self.min_words > self.max_words > 0:
             raise ValueError(
-                f"min_words must be at most max_words, and neither below 0; got {fewest} and "
-                f"{most}."
+                f"min_words must be at most max_words; got {self.min_words} and {self.max_words}."
             )
-        if self.unit == "sequence" and (fewest or most):
+        if self.unit == "sequence" and (self.min_words or self.max_words):
             raise ValueError(
                 "min_words and max_words are about texts; unit is 'sequence'. Take another unit."
             )
 
-    def _require_metrics(self) -> None:
-        """Check what the metrics do not check themselves, or know by other names."""
-        lo_hi: Any = self.count_range
-        are_counts = isinstance(lo_hi, list | tuple) and all(type(each) is int for each in lo_hi)
-        if not are_counts or (lo_hi and not (len(lo_hi) == 2 and 1 <= lo_hi[0] <= lo_hi[1])):
+    def _require_types(self) -> None:
+        """Check options about token types."""
+        counts = self.count_range
+        if counts and not (len(counts) == 2 and 1 <= counts[0] <= counts[1]):
             raise ValueError(
-                f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {lo_hi!r}."
+                f"count_range must be LO,HI with 1 <= LO <= HI occurrences; got {counts!r}."
             )
-        if self.rows in ("mean", "max") and (lo_hi or self.token_tables or self.save_means):
+        if self.rows in ("mean", "max") and (counts or self.token_tables or self.save_means):
             raise ValueError(
                 f"count_range, token_tables and save_means need token types; --rows {self.rows} "
                 "has none. Take other rows."
@@ -251,19 +248,15 @@ class SweepSettings:
                 f"got rows {self.rows} "
                 f"and extra {listed(self.extra_names) or 'none'}. Leave it out."
             )
-        removed: Any = self.removed_directions
-        if not isinstance(removed, list | tuple) or not all(
-            type(k) is int and k >= 1 for k in removed
-        ):
-            raise ValueError(
-                f"removed_directions must be numbers, 1 or more, as 1,3,10; got {removed!r}."
-            )
-        if self.id_batches < 1:
-            raise ValueError(f"id_batches must be at least 1 sample; got {self.id_batches}.")
         if self.anisotropy_batch < 0 or self.anisotropy_batch == 1:
             raise ValueError(
                 f"anisotropy_batch must be 2 rows or more, or 0 for none; got "
                 f"{self.anisotropy_batch}."
+            )
+        if any(number < 1 for number in self.removed_directions):
+            raise ValueError(
+                "removed_directions must be numbers, 1 or more, as 1,3,10; got "
+                f"{self.removed_directions!r}."
             )
 
     def _require_ray(self) -> None:
@@ -274,23 +267,11 @@ class SweepSettings:
                 "ray_address, workers and resources say where to measure on Ray; give --on ray "
                 "with them."
             )
-        if self.workers < 1:
-            raise ValueError(f"workers must be at least 1; got {self.workers}.")
-        resources: Any = self.resources or {}
-        if not all(
-            isinstance(number, int | float) and 0 <= number < inf for number in resources.values()
-        ):
-            raise ValueError(
-                f'resources must be numbers from 0 up, as {{"GPU": 1}}; got {resources!r}.'
-            )
         trainer = self.trainer or {}
-        processes = {
-            name: trainer[name] for name in trainer if name in ("devices", "num_nodes", "strategy")
-        }
-        if self.on == "ray" and any(value not in (1, "auto") for value in processes.values()):
+        processes = [trainer.get(name, 1) for name in ("devices", "num_nodes", "strategy")]
+        if self.on == "ray" and any(value not in (1, "auto") for value in processes):
             raise ValueError(
-                f"a worker on Ray is one process with one device; got trainer options "
-                f"{processes!r}."
+                f"a worker on Ray is one process with one device; got trainer options {trainer!r}."
             )
 
     def _require_device_map(self) -> None:

@@ -2,7 +2,6 @@
 
 import hashlib
 import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -63,7 +62,6 @@ class ProbeText:
     # for an encoder, the tokens that its loss is computed at; bool, shape (n,)
     masked: Tensor | None = None
     mask_token_id: int | None = None  # which replaces these
-    pad_token_id: int = 0  # which fills up the shorter texts of a batch
     words: SpelledWords | None = None  # of each token, if asked for
     types: Tensor | None = None  # of each token, where these are not the ids
     # by token type, or type of words, for tables of them
@@ -72,9 +70,6 @@ class ProbeText:
     type_sizes: Mapping[int, float] = field(default_factory=dict)
     occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
-    num_ordinary: int = 0  # tokens that are not special
-    num_types: int = 0  # of these tokens
-    num_types_once: int = 0  # that occur once
     text_sha256: str = ""  # of the documents, or of the texts taken from a dataset
 
     @property
@@ -118,7 +113,8 @@ class ProbeText:
         def padded(values: Tensor, fill: int) -> Tensor:
             return values[places].masked_fill(~real, fill)
 
-        token_ids = padded(self.token_ids, self.pad_token_id)
+        # any token that the model embeds fills up the shorter texts
+        token_ids = padded(self.token_ids, int(self.token_ids[0]))
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
         if self.words is None:
@@ -161,18 +157,11 @@ def prepare_texts(
     sha256 = "" if documents.is_streamed else documents.sha256
     texts: dict[str, ProbeText] = {}
     prepared: dict[tuple[bool, Identity, int], ProbeText] = {}
-    fitting: dict[tuple[str, Identity], ProbeText] = {}  # by the configuration of a model
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as name:
         folder = Path(name)
         tokenizers, lines = find_tokenizers(models, settings, folder)
         for model_name, checkpoints in models.items():
             tokenizer, identity = tokenizers[model_name]
-            config = next(
-                (planned.contents.config_digest for planned in checkpoints if planned.contents), ""
-            )
-            if config and (config, identity) in fitting:
-                texts[model_name] = fitting[config, identity]
-                continue
             model, for_encoder = _first_model(checkpoints, settings, folder)
             fitted = settings if model is None else _with_positions(settings, model)
             if fitted.length < settings.length:
@@ -188,7 +177,6 @@ def prepare_texts(
                 require_fit(model, texts[model_name], fitted)
                 if announce is not None:
                     lines.append(f"{model_name}: {announce(model, settings, texts[model_name])}")
-                fitting[config, identity] = texts[model_name]
     return texts, lines
 
 
@@ -199,12 +187,11 @@ def _with_positions(settings: SweepSettings, model: nn.Module) -> SweepSettings:
     A length that was asked for is refused here, unless it only limits texts, which may all be
     shorter.
     """
-    if settings.seq_len is None or settings.unit == "sequence":
-        most = _num_positions(measured_model(model), settings.length)
-        if settings.length > most > 0 and settings.seq_len is not None:
-            raise _too_long(most, settings)
-        if settings.length > most > 0:
-            return replace(settings, seq_len=most)
+    most = loading.stated_positions(measured_model(model)) or settings.length
+    if settings.length > most and settings.seq_len is None:
+        return replace(settings, seq_len=most)
+    if settings.length > most and settings.unit == "sequence":
+        raise _too_long(most, settings)
     return settings
 
 
@@ -291,27 +278,17 @@ def _tokenize(
     if settings.token_tables:
         typed = tokenized if types is None else tokenized._replace(token_ids=types)
         occurrence_types = frequent_types(typed, token_texts, special, settings)
-    ordinary = ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
-    counts = (token_ids if types is None else types)[ordinary].unique(return_counts=True)[1]
-    padding = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    largest = int(token_ids.max())  # a token that was added for padding may have no embedding
     return ProbeText(
         token_ids,
         tokenized.lengths,
         masked=masked,
         mask_token_id=None if masked is None else tokenizer.mask_token_id,
-        pad_token_id=next(
-            token_id for token_id in padding if token_id is not None and token_id <= largest
-        ),
         words=tokenized.words,
         types=types,
         token_texts=token_texts,
         type_sizes=_type_sizes(tokenized, settings),
         occurrence_types=occurrence_types,
         num_cut=tokenized.num_cut,
-        num_ordinary=int(counts.sum()),
-        num_types=len(counts),
-        num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
     )
 
@@ -340,27 +317,21 @@ def frequent_types(
     special: Collection[int],
     settings: SweepSettings,
 ) -> tuple[int, ...]:
-    """Token types of a layer's rows, of three characters or more and not special, spread over their
-    frequencies.
-    """
-    types, counts = _row_types(text, settings).unique(return_counts=True)
+    """Token types of three characters or more, not special, spread over their frequencies."""
+    types, counts = _counted_types(text, settings).unique(return_counts=True)
     special = special if text.words is None else ()
     is_text = [len(token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
     chosen = types_by_frequency(counts, torch.tensor(is_text, dtype=torch.bool))
     return tuple(types[chosen].tolist())
 
 
-def _row_types(text: TokenizedText, settings: SweepSettings) -> Tensor:
+def _counted_types(text: TokenizedText, settings: SweepSettings) -> Tensor:
+    """The types of the tokens or words that count."""
     kept = _kept_tokens(text, settings)
-    if text.words is not None:
-        words = torch.stack((text.words.word_types, text.words.word_ids))
-        return words[:, kept & (text.words.word_ids >= 0)].unique(dim=1)[0]
-    places = kept.nonzero().flatten()
-    if settings.rows in ("first", "last"):
-        of_text = torch.arange(len(text.lengths)).repeat_interleave(text.lengths)[places]
-        is_first = of_text.diff(prepend=of_text.new_tensor([-1])) != 0
-        places = places[is_first if settings.rows == "first" else is_first.roll(-1)]
-    return text.token_ids[places]
+    if text.words is None:
+        return text.token_ids[kept]
+    words = torch.stack((text.words.word_types, text.words.word_ids))
+    return words[:, kept & (text.words.word_ids >= 0)].unique(dim=1)[0]
 
 
 def _type_sizes(text: TokenizedText, settings: SweepSettings) -> Mapping[int, float]:
@@ -368,7 +339,7 @@ def _type_sizes(text: TokenizedText, settings: SweepSettings) -> Mapping[int, fl
     if text.words is None:
         return {}
     kept = _kept_tokens(text, settings) & (text.words.word_ids >= 0)
-    sizes = text.words.word_types[kept].bincount() / _row_types(text, settings).bincount()
+    sizes = text.words.word_types[kept].bincount() / _counted_types(text, settings).bincount()
     return dict(enumerate(sizes.tolist()))
 
 
@@ -392,9 +363,8 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     network = measured_model(model)
     if not loading.has_own(network, "forward"):
         raise ValueError(
-            f"model_class must be a model that can be run; {type(network).__name__} has neither "
-            f"forward nor "
-            "predict_step. Give it a forward that takes token ids of shape (sequences, positions)."
+            f"model_class must be a model that can be run; {type(network).__name__} has no "
+            "forward. Give it one that takes token ids of shape (sequences, positions)."
         )
     takes_mask = (
         isinstance(network, PreTrainedModel)
@@ -407,9 +377,13 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
             f"{type(network).__name__} takes none, and unit is {settings.unit!r}."
         )
     needed = int(text.lengths.max())
-    most = _num_positions(network, needed)
-    if needed > most > 0:
+    most = loading.stated_positions(network)
+    if most is not None and needed > most:
         raise _too_long(most, settings)
+    if most is None and not any(parameter.is_meta for parameter in network.parameters()):
+        rule = "seq_len must be what the model can be run on, as smaller ones may be"
+        with torch.inference_mode(), loading.requiring(rule, needed):
+            network(text.token_ids[:needed][None])
 
 
 def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
@@ -420,26 +394,6 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
             f"tokenizer must give ids below the {known} that the model embeds; it gives "
             f"{int(token_ids.max())}. Name the model's own by --tokenizer."
         )
-
-
-def _num_positions(model: nn.Module, wanted: int) -> int:
-    """Positions that a model says it has, or else those that it can be run on, at most so many as
-    are wanted.
-    """
-    stated = loading.stated_positions(model)
-    if stated is not None or any(parameter.is_meta for parameter in model.parameters()):
-        return wanted if stated is None else stated
-    token_ids = torch.zeros(1, max(1, wanted), dtype=torch.int64)
-
-    def fails(num_positions: int) -> bool:
-        try:
-            model(token_ids[:, :num_positions])
-        except Exception:
-            return True
-        return False
-
-    with torch.inference_mode():
-        return bisect_left(range(1, wanted + 1), True, key=fails) if fails(wanted) else wanted
 
 
 class MissingTokenizerError(ValueError):
@@ -454,17 +408,11 @@ def find_tokenizers(
     """
     found: dict[str, IdentifiedTokenizer] = {}
     missing: list[MissingTokenizerError] = []
-    # as listed, so that they need not be fetched
-    by_files: dict[tuple[StoredFile, ...], IdentifiedTokenizer] = {}
     for model, plan in models.items():
-        files = () if settings.tokenizer or plan[0].contents is None else plan[0].contents.others
         try:
-            found[model] = by_files.get(files) or find_tokenizer(plan, settings, folder)
+            found[model] = find_tokenizer(plan, settings, folder)
         except MissingTokenizerError as error:
             missing.append(error)
-        else:
-            if _has_vocabulary(files):
-                by_files[files] = found[model]
     if not found:
         raise missing[0]
     lender = next(iter(found))

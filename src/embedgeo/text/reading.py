@@ -1,6 +1,5 @@
 """Text read from files and datasets, and cut into texts."""
 
-import codecs
 import gzip
 import hashlib
 import json
@@ -14,26 +13,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from huggingface_hub.errors import RepositoryNotFoundError
 from sentencex import segment  # type: ignore[import-untyped]
 
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, reason
 from embedgeo.functional.sampling import row_keys
 
-# encodings by the byte order mark that a file begins with, which is no part of its text
-_MARKED = (  # in the order to look for them: the mark of UTF-32 begins with that of UTF-16
-    (codecs.BOM_UTF8, "utf-8-sig"),
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
 _PREFIX = "hf://datasets/"
 _FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
 _PART_OF_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}", re.ASCII)
 _DRAWN_AT_ONCE = 4096
-_MOST_OF_PIPE = 2**28  # bytes, as nobody knows how many will come
 # what is cut into sentences at once, in quadratic time
 _PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")
 
@@ -54,8 +43,7 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
     """Read the documents in files, in order; without paths, the built-in corpus.
 
     Files are plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``),
-    also as ``.gz``; in UTF-8, or in the encoding that a byte order mark names. A pipe is read to
-    its end, which has to come within 256 MiB.
+    also as ``.gz``; in UTF-8. A pipe is read to its end.
     """
     return (
         [document for path in paths for document in _read(Path(path).expanduser())]
@@ -67,7 +55,9 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
 def _read(path: Path) -> Iterator[str]:
     name = path.name.lower()
     try:
-        data = _bytes(path)
+        if path.exists() and not (path.is_file() or path.is_fifo()):
+            raise OSError("it is no file. Of a folder or a device, name files")
+        data = path.read_bytes()
         text = _decoded(gzip.decompress(data) if name.endswith(".gz") else data)
     except (OSError, EOFError, UnicodeError, zlib.error) as error:
         raise ValueError(
@@ -90,36 +80,19 @@ def _read(path: Path) -> Iterator[str]:
         yield document
 
 
-def _bytes(path: Path) -> bytes:
-    """The content of a file, or of a pipe that ends."""
-    if path.is_fifo():
-        with path.open("rb") as pipe:
-            data = pipe.read(_MOST_OF_PIPE + 1)
-        if len(data) > _MOST_OF_PIPE:
-            raise OSError(
-                f"it is a pipe, which must end within {_MOST_OF_PIPE >> 20} MiB. Write what comes "
-                f"to a file"
-            )
-        return data
-    if path.exists() and not path.is_file():
-        raise OSError("it is no file. Of a folder or a device, name files")
-    return path.read_bytes()
-
-
 def _decoded(data: bytes) -> str:
-    encoding = next((name for mark, name in _MARKED if data.startswith(mark)), "utf-8")
     try:
-        text = data.decode(encoding)
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UnicodeError(f"{error}. Convert it, as by iconv -f LATIN1 -t UTF-8") from error
+        raise UnicodeError(
+            f"{error}. Convert it, as by iconv -f LATIN1 -t UTF-8, or -f UTF-16"
+        ) from error
     # about every second one, where it is UTF-16 without a mark
     if text.count("\0") > len(text) // 10:
         raise UnicodeError(
             "it holds zero bytes, as text in UTF-16 does. Convert it, as by iconv -f UTF-16LE -t "
             "UTF-8"
         )
-    if data and not text:
-        raise UnicodeError("it holds nothing but a byte order mark")
     return text
 
 
@@ -217,13 +190,11 @@ def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
         return datasets.load_dataset(
             address.name, address.config, split=address.split, streaming=True
         )
-    except (datasets.exceptions.DatasetNotFoundError, RepositoryNotFoundError) as error:
-        raise ValueError(
-            f"text must be a file or a dataset on the Hub, {_FORM}; it has no {address.name} that "
-            f"this user may read."
-        ) from error
     except Exception as error:  # of many kinds
-        raise ValueError(f"text: {address.url} cannot be read; {reason(error)}") from error
+        raise ValueError(
+            f"text must be a file or a dataset on the Hub, {_FORM}; {address.url} cannot be read "
+            f"({reason(error)})."
+        ) from error
 
 
 def hash_documents(documents: Iterable[str]) -> str:

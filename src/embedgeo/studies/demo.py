@@ -1,30 +1,28 @@
 """The command ``embedgeo demo``."""
 
-import hashlib
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from embedgeo.demo import DemoSettings
 from embedgeo.formatting import shell_command
-from embedgeo.glossary import headlines
 from embedgeo.report import write_report
-from embedgeo.results.files import make_empty
-from embedgeo.results.parquet import SCHEMA
+from embedgeo.results.files import require_own
 from embedgeo.results.records import Record
+from embedgeo.studies.commands import DemoSettings
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
@@ -33,7 +31,6 @@ from embedgeo.training.monitor import log_spaced_steps
 
 HEAD_WIDTH = 32
 PROBE_BATCH = 8
-_COLUMNS = headlines()[:4]  # as many as fit in a line
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -75,7 +72,7 @@ def run_demo(settings: DemoSettings) -> None:
     sequences: Any = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in probe]
     held_out = DataLoader(sequences, batch_size=PROBE_BATCH)
     monitor = GeometryMonitor(
-        settings.every_n_steps, sorted(steps), probe=held_out, on_error="raise"
+        settings.every_n_steps, sorted(steps), probe=held_out, folder=out, on_error="raise"
     )
     checkpoints = SaveCheckpoints(out / "checkpoints", steps, tokenizer)
     with muted_libraries():
@@ -93,8 +90,6 @@ def run_demo(settings: DemoSettings) -> None:
         )
         module = LanguageModel(model, settings.learning_rate, last)
         trainer.fit(module, training_batches(tokenizer.encode(text), settings))
-    records = sweep_frame(monitor.history, checkpoints)
-    records.to_parquet(out / "history.parquet", index=False)
     console.print(
         f"\nSweeping the {len(steps)} checkpoints: the same numbers again, from what was saved."
     )
@@ -112,9 +107,28 @@ def run_demo(settings: DemoSettings) -> None:
             trainer={"accelerator": "cpu"},
         )
         sweep(sweep_settings)
-    console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
+    console.print(compare(monitor.history, pd.read_csv(out / "sweep" / "metrics.csv")))
     write_report([out / "sweep"])
-    show(console, out, records)
+    show(console, out)
+
+
+def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
+    """Make the output folder of a command, marked by a file in it, or remove the results of an
+    earlier run from it.
+    """
+    out = marker.parent
+    require_own(out, command, is_earlier=marker.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for path in (out / name for name in remove):
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+        marker.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OSError(
+            f"--out must be a folder that can be written; {out} is not ({error})."
+        ) from error
 
 
 def _require_space(out: Path, checkpoint_bytes: int) -> None:
@@ -199,73 +213,37 @@ class SaveCheckpoints(Callback):
         self.folder = folder
         self.steps = steps
         self.tokenizer = tokenizer
-        self.sha256: dict[int, str] = {}
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, *_: object
     ) -> None:
         """Save the weights that are measured before this batch."""
         step = trainer.global_step
-        if step in self.steps and step not in self.sha256:
-            folder = self.folder / f"step{step}"
+        folder = self.folder / f"step{step}"
+        if step in self.steps and not folder.exists():
             pl_module.model.save_pretrained(folder)  # type: ignore[operator, union-attr]
             self.tokenizer.save_pretrained(folder)
-            self.sha256[step] = hashlib.sha256(
-                (folder / "model.safetensors").read_bytes()
-            ).hexdigest()
 
     on_train_end = on_train_batch_start
 
 
-def sweep_frame(history: list[Record], checkpoints: SaveCheckpoints) -> pd.DataFrame:
-    """The history with the columns of a sweep's records."""
-    # a sweep has no means
-    frame = pd.DataFrame([record for record in history if record["layer_index"] >= 0])
-    return frame.assign(
-        model=str(checkpoints.folder),
-        revision="step" + frame["step"].astype(str),
-        commit="",
-        series="step",
-        weights_sha256=frame["step"].map(checkpoints.sha256),
-        duplicate_of="",
-    )[SCHEMA.names]
-
-
-def compare(online: pd.DataFrame, offline: pd.DataFrame) -> str:
+def compare(history: Sequence[Record], offline: pd.DataFrame) -> str:
     """A sentence on whether the numbers of a sweep are those of the monitor."""
+    online = pd.DataFrame(history).query("layer_index >= 0")  # a sweep has no means
     both = online.merge(
         offline, on=["step", "layer", "metric"], how="left", suffixes=("", "_again")
     )
-    measured = both["value"]
-    again = both["value_again"]
-    difference = (measured - again).abs() / measured.abs().clip(lower=1e-12)
-    num_same = int(((difference <= 1e-6) | (measured.isna() & again.isna())).sum())
-    largest = f"the largest relative difference is {difference.max():.1g}"
-    if num_same == len(both):
-        return f"The sweep gives the monitor's {num_same:,} numbers again: {largest}."
-    return (
-        f"The sweep gives only {num_same:,} of the monitor's {len(both):,} numbers again to 1e-6: "
-        f"{largest}."
-    )
+    same = np.isclose(both["value"], both["value_again"], rtol=1e-6, atol=0, equal_nan=True)
+    if same.all():
+        return f"The sweep gives the monitor's {len(both):,} numbers again."
+    return f"The sweep gives only {same.sum():,} of the monitor's {len(both):,} numbers again."
 
 
-def show(console: Console, out: Path, records: pd.DataFrame) -> None:
-    """Print what has happened, where it lies, and what to open."""
-    table = Table("layer", title="first → last step, and the peak (or low) with its step", box=None)
-    for metric in _COLUMNS:
-        stem, _, rest = metric.rpartition("_")
-        table.add_column(f"{stem}\n_{rest}" if len(metric) > 12 else metric, justify="right")
-    for layer in records["layer"].unique():
-        table.add_row(layer, *(_cell(records, layer, metric) for metric in _COLUMNS))
-    console.print()
-    console.print(table)
-    console.print()
+def show(console: Console, out: Path) -> None:
+    """Print where what has been written lies, and what to open."""
     for name, content in (
         ("checkpoints", "a Hugging Face folder for each measured step"),
-        (
-            "history.parquet",
-            f"{len(records):,} records: every metric at every layer and measured step",
-        ),
+        ("history.parquet", "every metric at every layer and measured step"),
         ("probe.txt", "the held-out text that was measured"),
         ("sweep", "the same numbers out of the checkpoints, and Q, M, V of each token type"),
         ("sweep/report/index.html", "all of it in figures: open it in a browser"),
@@ -274,15 +252,3 @@ def show(console: Console, out: Path, records: pd.DataFrame) -> None:
         console.print(f"[bold]{out / name}[/bold]  {content}", highlight=False, soft_wrap=True)
     command = shell_command("tensorboard", "--logdir", out / "tensorboard")
     console.print(f"\n    [bold]{command}[/bold]\n", highlight=False, soft_wrap=True)
-
-
-def _cell(records: pd.DataFrame, layer: str, metric: str) -> str:
-    values = records[(records["layer"] == layer) & (records["metric"] == metric)].set_index("step")[
-        "value"
-    ]
-    if values.isna().all():
-        return "undefined"
-    kind = "low" if metric == "V_W_over_V_unbiased" else "peak"
-    at = int(values.argmin() if kind == "low" else values.argmax())
-    change = f"{values.iloc[0]:.2f} → {values.iloc[-1]:.2f}"
-    return f"{change}\n[dim]{kind} {values.iloc[at]:.2f} @{values.index[at]}[/dim]"
