@@ -166,7 +166,6 @@ def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path, caplog):
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
         interrupted(tmp_path, [first], [second], at=4, end=6)
     assert "drift keeps" in caplog.text
-    assert "drift has no rows" not in caplog.text
     assert steps(first) == [0, 2, 4]
     assert steps(second) == [6]
     found = of_drift(second.history)[6, "block.01"]
@@ -175,22 +174,13 @@ def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(
-    tmp_path, caplog
-):
-    said = (
-        "GeometryCallback: drift has no rows from before step 2: the first measurement from now on "
-        "is its first."
-    )
+def test_a_resumed_run_of_the_hugging_face_trainer_starts_anew(tmp_path):
     saves = {"save_strategy": "steps", "save_steps": 2}
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()
-        assert said not in caplog.text
-        callback = GeometryCallback(**OPTIONS)
-        hf_trainer(tmp_path, callback, max_steps=6).train(
-            resume_from_checkpoint=str(tmp_path / "checkpoint-2")
-        )
-    assert caplog.text.count(said) == 1
+    hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()
+    callback = GeometryCallback(**OPTIONS)
+    hf_trainer(tmp_path, callback, max_steps=6).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+    )
     found = of_drift(callback.history)
     assert [found[step, "embed"].keys() for step in (2, 4, 6)] == [set(), OVER_TIME, OVER_TIME]
     assert found[4, "embed"]["cka_to_first"] == found[4, "embed"]["cka_to_previous"]
@@ -257,16 +247,10 @@ def test_it_needs_a_probe():
 
 
 def test_what_it_keeps_is_said_beforehand(tmp_path, caplog):
-    wide = GeometryMonitor(**{**OPTIONS, "drift": 32, "layers": "embed", "prefix": "wide"})
-    monitor = GeometryMonitor(**OPTIONS)
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        fit(tmp_path, monitor, wide, module=TinyLM(hidden_size=32), max_steps=1)
+        fit(tmp_path, GeometryMonitor(**OPTIONS), module=TinyLM(hidden_size=32), max_steps=1)
     said = "drift keeps 1024 rows of each layer twice, up to 1.31 MB in all, also in checkpoints."
     assert said in caplog.text
-    assert "; the linearity is undefined, it needs more than 33: drift=64, say." in caplog.text
-    without = GeometryMonitor(**{**OPTIONS, "drift": False})
-    found, without = (each.describe(gpt_neox()).state_bytes for each in (monitor, without))
-    assert found - without == 5 * 3 * 2 * 36 * 16 * 4
 
 
 def test_at_most_so_many_rows_are_kept_the_same_ones_and_in_their_order():

@@ -3,7 +3,7 @@ meta device.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,15 +15,9 @@ from torch import Tensor, nn
 from embedgeo.capture.calls import eager_mode, first_float, first_input
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
 from embedgeo.capture.layers import Layer
-from embedgeo.capture.structure import (
-    is_callable,
-    is_hugging_face,
-    measured_model,
-    model_width,
-)
+from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call, by position and by name
-_SHAPE = 2, 8  # sequences and positions of synthetic inputs
+_SHAPE = 2, 8  # sequences and positions of synthetic token ids
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 
 
@@ -31,8 +25,6 @@ _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
 class Inspection:
     """Findings of a forward pass."""
 
-    # rows of the largest embedding table of tokens; a large number where that is not known
-    num_token_types: int
     # of the layers that were reached, by name
     hidden: dict[str, torch.Size] = field(default_factory=dict)
     # tables called, and shapes of the ids
@@ -48,10 +40,15 @@ class Inspection:
             rows.fit(torch.empty(shape, device="meta")) is not None for _, shape in self.token_ids
         )
 
-    def add_hidden(self, layer: Layer, hidden: Tensor) -> None:
-        """Note the hidden state of a layer."""
-        is_turned = layer.positions_first and hidden.ndim == 3
-        self.hidden[layer.name] = hidden.transpose(0, 1).shape if is_turned else hidden.shape
+    def add_input(self, layer: Layer, _: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note the hidden state that the module of a layer is given."""
+        if (hidden := first_input(args, kwargs)) is not None:
+            self.hidden[layer.name] = hidden.shape
+
+    def add_output(self, layer: Layer, _: nn.Module, args: Any, output: Any) -> None:
+        """Note the hidden state that the module of a layer gives."""
+        if (hidden := first_float(output)) is not None:
+            self.hidden[layer.name] = hidden.shape
 
     def add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask that a module is called with, unless one around it was given one."""
@@ -62,88 +59,61 @@ class Inspection:
             if isinstance(value, Tensor) and value.ndim == 2 and not is_inside:
                 self.masks.setdefault(module, name)
 
+    def runs(self, module: nn.Module, batch: Any) -> bool:
+        """Run a module on a batch; tell whether it could be, and keep the first error."""
+        try:
+            module(**batch) if hasattr(batch, "keys") else module(batch)
+        except Exception as error:
+            self.error = self.error or error
+            return False
+        return True
+
 
 def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None) -> Inspection:
-    """Run a model without gradients, on a batch (a mapping by keyword) or on small synthetic
-    inputs.
+    """Run a model without gradients, on a batch (a mapping by keyword) or on a few token ids.
+
+    Where the measured model cannot be run on these, the first of the modules inside that can is.
     """
     inputs = ForwardInputs(model)
-    found = Inspection(inputs.num_token_types)
-    with ExitStack() as hooks:
+    found = Inspection()
+    with ExitStack() as hooks, torch.no_grad():
         hooks.enter_context(eager_mode)
         for module in inputs.enclosing_modules:
-            hook = module.register_forward_pre_hook(found.add_mask, with_kwargs=True)
-            hooks.callback(hook.remove)
+            hooks.enter_context(module.register_forward_pre_hook(found.add_mask, with_kwargs=True))
         for table in inputs.tables:
-            hook = table.register_forward_hook(inputs.record_token_ids, with_kwargs=True)
-            hooks.callback(hook.remove)
+            hooks.enter_context(
+                table.register_forward_hook(inputs.record_token_ids, with_kwargs=True)
+            )
         for layer in layers:
             call = layer.calls[-1]
-            note = partial(found.add_hidden, layer)
-            hooks.callback(_hooked(call.module, note, of_input=call.takes_input))
-        error = _run_small(model, inputs.enclosing_modules, batch)
+            hooks.enter_context(
+                call.module.register_forward_pre_hook(
+                    partial(found.add_input, layer), with_kwargs=True
+                )
+                if call.takes_input
+                else call.module.register_forward_hook(partial(found.add_output, layer))
+            )
+        for module in dict.fromkeys((measured_model(model), *inputs.enclosing_modules)):
+            batches = _token_batches(module) if batch is None else [batch]
+            if is_callable(module) and any(found.runs(module, each) for each in batches):
+                break
     found.token_ids = [*inputs.token_ids]
-    if any(layer.name not in found.hidden for layer in layers):
-        found.error = error
+    if all(layer.name in found.hidden for layer in layers):
+        found.error = None
     return found
 
 
-def _hooked(
-    module: nn.Module, note: Callable[[Tensor], None], *, of_input: bool = False
-) -> Callable[[], None]:
-    """Have the hidden state that a module gives, or is given, noted; returns a function that
-    removes the hook.
+def _token_batches(module: nn.Module) -> list[Any]:
+    """A few token ids, as a Hugging Face model takes them, with masks and without, or as the only
+    argument.
     """
-
-    def read(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None
-    ) -> None:
-        hidden = first_input(args, kwargs) if of_input else first_float(output)
-        if hidden is not None:
-            note(hidden)
-
-    if of_input:
-        return module.register_forward_pre_hook(read, with_kwargs=True).remove
-    return module.register_forward_hook(read, with_kwargs=True).remove
-
-
-def _run_small(
-    model: nn.Module, modules: Sequence[nn.Module], batch: Any = None
-) -> Exception | None:
-    """Run the measured model, or else the first of the modules that can be run; returns the first
-    error unless it was the measured model.
-    """
-    measured = measured_model(model)
-    of_batch: Arguments = ((), dict(batch)) if hasattr(batch, "keys") else ((batch,), {})
-    first: Exception | None = None
-    for module in filter(is_callable, dict.fromkeys((measured, *modules))):
-        for args, kwargs in _synthetic(module) if batch is None else [of_batch]:
-            try:
-                with torch.no_grad():
-                    module(*args, **kwargs)
-            except Exception as error:
-                first = first or error
-            else:
-                return None if module is measured else first
-    return first or ValueError("it has no forward()")
-
-
-def _synthetic(module: nn.Module) -> Iterator[Arguments]:
-    """Arguments that a model may take, one after the other: token ids with masks and without,
-    embeddings.
-    """
-    weight = next(module.parameters(), torch.empty(0))
-    tables = [each for each in module.modules() if isinstance(each, nn.Embedding)]
-    num_types = max(1, min([64, *(table.num_embeddings for table in tables)]))
-    ids = (torch.arange(_SHAPE[0] * _SHAPE[1], device=weight.device) % num_types).view(_SHAPE)
-    if is_hugging_face(module):
-        named = {"input_ids": ids}
-        if getattr(module.config, "is_encoder_decoder", False):
-            named["decoder_input_ids"] = ids
-        taken = inspect.signature(module.forward).parameters
-        names = {"attention_mask", "decoder_attention_mask"} & taken.keys()
-        yield (), {**named, **dict.fromkeys(names, torch.ones_like(ids))}
-        yield (), named
-    yield (ids,), {}
-    if (width := model_width(module)) is not None:
-        yield (torch.zeros(*_SHAPE, width, dtype=weight.dtype, device=weight.device),), {}
+    device = next((weight.device for weight in module.parameters()), None)
+    ids = torch.zeros(_SHAPE, dtype=torch.int64, device=device)
+    if not is_hugging_face(module):
+        return [ids]
+    given = {"input_ids": ids}
+    if getattr(module.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = ids
+    taken = inspect.signature(module.forward).parameters
+    masks = {"attention_mask", "decoder_attention_mask"} & taken.keys()
+    return [given | dict.fromkeys(masks, ids + 1), given]

@@ -24,10 +24,8 @@ class DoctorSettings:
             of the file, else ``auto``: those that a monitor chooses.
         rows: as for ``sweep``; default: those of the file, else ``tokens``.
         window: optimizer steps that are measured together; default: those of the file, else 1.
-        batch_size: sequences of an optimizer step on one rank; default: ``data.batch_size`` of the
-            file, times ``trainer.accumulate_grad_batches``, else 8.
-        seq_len: tokens in a sequence; default: ``data.seq_len`` of the file, else 512, or as many
-            as the model has positions.
+        batch_size: sequences of an optimizer step on one rank.
+        seq_len: tokens in a sequence; default: 512, or as many as the model has positions.
         jackknife: number of groups for standard errors; default: those of the file, else 0.
         ranks: number of ranks that train, each on such batches of its own.
         trust_remote_code: run code that comes with a repository.
@@ -39,7 +37,7 @@ class DoctorSettings:
     metrics: str | None = None
     rows: Literal["tokens", "mean", "max", "first", "last", "words"] | None = None
     window: int | None = None
-    batch_size: int | None = None
+    batch_size: int = 8
     seq_len: int | None = None
     jackknife: int | None = None
     ranks: int = 1

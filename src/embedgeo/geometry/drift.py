@@ -182,11 +182,6 @@ class Drift:
         self._first = now | self._first
         self._previous = self._previous | now
 
-    @property
-    def has_rows(self) -> bool:
-        """Tell whether there are rows of earlier measurements."""
-        return bool(self._first)
-
     def forget(self) -> None:
         """Drop the rows of earlier measurements."""
         self._first = {}

@@ -52,12 +52,12 @@ from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.describe import (
-    DescribedMonitor,
     Description,
     describe,
     expected_rows,
     missing_for_history,
     opening,
+    refused,
     without_tables,
 )
 from embedgeo.training.distributed import PipelineStage
@@ -297,32 +297,51 @@ class Monitor(ABC):
         seq_len: int = 512,
         ranks: int | None = None,
     ) -> Description:
-        """Describe what the monitor would do on a model: see
-        `embedgeo.training.describe.describe`.
+        """Describe what the monitor would do on a model: layers, sources, bytes, and what to change
+        before training.
+
+        The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword),
+        without gradients and in eval mode; modes, buffers and random states are afterwards what
+        they were. A model on the meta device can be described, too. Call it on a model that is not
+        yet sharded over ranks. Bytes are those of the package's own metrics, and of all streams
+        that a block may have.
+
+        ``batch_size`` counts the sequences of one optimizer step on one rank, ``seq_len`` the
+        tokens of each; where the batch or the monitor's probe has a shape, that counts instead.
+        ``ranks`` is the number of ranks that have different rows; default: those of this process
+        group.
         """
-        described = DescribedMonitor(
-            self.schedule.window,
-            self.probe,
-            self.token_ids,
-            self.mask,
-            self.compiled,
-            self.drift,
-            self._without_tables if self._chooses_metrics else None,
-        )
+        ranks = num_ranks() if ranks is None else ranks
+        if batch_size < 1 or seq_len < 1 or ranks < 1:
+            raise ValueError(
+                f"batch_size, seq_len and ranks must be positive; got {batch_size}, {seq_len} and "
+                f"{ranks}."
+            )
         with kept_random_states():
             try:
-                geometry: Geometry | ValueError = self._make_geometry(model)
+                geometry = self._make_geometry(model)
             except ValueError as error:
-                geometry = error
-        return describe(
-            described,
-            geometry,
-            model,
+                return refused(model, error)
+        notes = []
+        if is_compiled(model) and not (self.compiled == "stable" and geometry.probe.is_prepared()):
+            notes.append(
+                "The model is compiled: a measured step runs eagerly, so it is slower; the other "
+                "steps are as before."
+            )
+        num_rows = expected_rows(
+            self.schedule.window,
+            self.probe,
             batch,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            ranks=ranks,
+            geometry.settings["rows"],
+            ranks,
+            (batch_size, seq_len),
         )
+        needed = geometry.table_bytes(num_rows, ranks, given=self.token_ids is not None)
+        if self._chooses_metrics and needed > TABLE_BYTES:
+            geometry.use_metrics(self._without_tables)
+            notes.append(without_tables(needed))
+        given = {"token_ids": self.token_ids, "mask": self.mask}
+        return describe(geometry, batch, num_rows, ranks, given, notes)
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -470,7 +489,6 @@ class Monitor(ABC):
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
-        self._drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         with self._guarded():
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
@@ -493,7 +511,6 @@ class Monitor(ABC):
                 self.schedule,
                 None if self._file is None else self._file.path,
                 self.drift,
-                self._drift_start,
                 given=self.token_ids is not None,
             )
             lines = [described[0], *notes, *described[1:]]
