@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import currentframe
-from itertools import chain, islice, pairwise
+from itertools import islice
 from operator import length_hint
 from pathlib import Path
-from sysconfig import get_path
-from traceback import walk_stack
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -68,9 +65,6 @@ if TYPE_CHECKING:
 
 Compiled = Literal["eager", "stable"]
 NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
-# with no code of the user's
-_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))
-_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<frozen")
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -108,13 +102,8 @@ class Schedule:
         self.extra_steps = frozenset(extra_steps)
         self.window = window
         before_extra = {step // every_n_steps * every_n_steps for step in extra_steps}
-        regular = {
-            0,
-            every_n_steps,
-            *before_extra,
-            *(step + every_n_steps for step in before_extra),
-        }
-        gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
+        starts = {0, *before_extra, *extra_steps}
+        gap = min(self.next_after(step) - step for step in starts)
         if window > gap:
             raise ValueError(
                 f"window must not reach into the next measured step, {gap} steps on; got {window}."
@@ -142,15 +131,6 @@ class TrainingRun:
     folder: Path | None = None  # in which the trainer writes its results
     first_step: int = 0  # at most, of a run that is not resumed
     batches_a_step: int = 1  # that gradients are accumulated over
-
-
-class Measurement(NamedTuple):
-    """A measurement whose records have not been logged."""
-
-    step: int
-    geometry: Geometry
-    why_silent: str
-    is_first: bool  # of the run
 
 
 class MonitorOptions(TypedDict, total=False):
@@ -265,22 +245,18 @@ class Monitor(ABC):
         self.scalars = require_scalars(scalars)
         self.listeners = _require_listeners(listeners)
         self.history: list[Record] = []
-        self._exclusions = {
-            "skip_first_positions": skip_first_positions,
-            "ignore_token_ids": ignore_token_ids,
-        }
         given = None if metrics == "auto" else metrics
         self._chooses_metrics = given is None
         self._without_tables = partial(streaming_metrics, seed=seed)
         self._settings: dict[str, Any] = {
-            **self._exclusions,
             "layers": layers,
             "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
+            "skip_first_positions": skip_first_positions,
+            "ignore_token_ids": ignore_token_ids,
             "rows": rows,
             "jackknife": jackknife,
         }
         self._keeps_batches = measure_last and probe is None
-        self._warned_of_eager_steps = False
         self._geometry: Geometry | None = None
         self._run: TrainingRun | None = None
         self._file: HistoryFile | None = None
@@ -353,12 +329,8 @@ class Monitor(ABC):
         if self.compiled != "stable":
             return
         geometry = self._make_geometry(model)
-        self._warned_of_eager_steps = False
-        if not geometry.probe.is_prepared():
-            if is_compiled(geometry.model):
-                self._warn_of_eager_steps("the model was compiled before")
-            else:
-                geometry.probe.prepare(geometry.model)
+        if not (geometry.probe.is_prepared() or is_compiled(geometry.model)):
+            geometry.probe.prepare(geometry.model)
 
     @abstractmethod
     def _forward(self, batch: Any) -> None:
@@ -472,8 +444,12 @@ class Monitor(ABC):
             return
         if self.compiled == "stable":
             self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
-            if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
-                self._warn_of_eager_steps("it was not called")
+            if not self._geometry.probe.is_stable:
+                self._warn(
+                    'compiled="stable" needs prepare(model) before torch.compile, which was not '
+                    "called or came after it, so measured steps run eagerly. Call prepare(model) "
+                    "first."
+                )
         if self._last_step is None:
             self._is_new = step <= run.first_step
             self._last_step = step - 1
@@ -742,10 +718,6 @@ class Monitor(ABC):
         is_shared = is_distributed() and not as_training
         num_sharing = num_ranks(self._row_group) if is_shared else 1
         rank = current_rank(self._row_group) if is_shared else 0
-        # calls iter(batches), which may fail, in the first round
-        remaining = chain.from_iterable([batches])
-        error: Exception | None = None
-        num_taken = num_sharing
         num_batches = 0
         with together(self._ranks), ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
@@ -756,34 +728,22 @@ class Monitor(ABC):
                 self._set_train_mode()
             else:
                 run.model.eval()
-            while num_taken:
-                num_taken = 0
-                own = None
-                try:
-                    for num_taken, batch in enumerate(
-                        islice(remaining, 0 if error else num_sharing), 1
-                    ):
-                        if num_taken <= rank + 1:
-                            own = batch
-                    if num_taken:
-                        # a module may change a batch on its way to the device, and has done so
-                        if not as_training:
-                            own = self._to_device(own)
-                        if rank < num_taken:
-                            self._attach(own)
-                except Exception as caught:
-                    error = caught
-                if error is not None:
-                    raise error
-                _require_same_number(num_taken, self._ranks)
-                num_batches += num_taken
-                if num_taken:
-                    try:
-                        self._forward(own)
-                    except Exception as caught:  # the other ranks learn of it in the next round
-                        error = caught
-                    self._detach()
-        return num_batches
+            remaining = iter(batches)
+            while True:
+                taken = [*islice(remaining, num_sharing)]
+                if taken:
+                    own = taken[min(rank, len(taken) - 1)]
+                    # a module may change a batch on its way to the device, and has done so
+                    own = own if as_training else self._to_device(own)
+                    if rank < len(taken):
+                        self._attach(own)
+                # what fails before this on one rank keeps all from running the model
+                _require_same_number(len(taken), self._ranks)
+                if not taken:
+                    return num_batches
+                self._forward(own)
+                self._detach()
+                num_batches += len(taken)
 
     def _measure(self, step: int) -> None:
         """Close the window, compute and log the metrics, unless a rank has failed; every rank calls
@@ -810,12 +770,13 @@ class Monitor(ABC):
             finally:
                 geometry.reset()
             is_agreed = True
-            self._record(Measurement(step, geometry, why_silent, is_first), records)
+            self._record(step, records)
+            if is_first:
+                self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, measurement: Measurement, records: list[Record]) -> None:
-        step = measurement.step
+    def _record(self, step: int, records: list[Record]) -> None:
         layers = {record["layer"] for record in records}
         # a layer may have their name
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]
@@ -828,24 +789,19 @@ class Monitor(ABC):
         self._log(step, records)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
-        if not measurement.is_first:
-            return
+
+    def _warn_of_nothing(
+        self, step: int, records: list[Record], why_silent: str, num_rows: int
+    ) -> None:
+        """Say which layers have no rows at the first measurement, or that none has any."""
         # on all ranks
-        is_empty = not any(
-            record["value"] and not math.isnan(record["value"]) for record in records
-        )
-        if measurement.why_silent:
-            self._warn(measurement.why_silent)
-        elif is_empty and not measurement.geometry.num_rows:
-            causes = [f"{name}={value!r}" for name, value in self._exclusions.items() if value]
-            if measurement.geometry.inputs.has_mask:
-                causes.append("the mask")
-            why = (
-                f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
-            )
+        has_values = any(record["value"] and not math.isnan(record["value"]) for record in records)
+        if why_silent:
+            self._warn(why_silent)
+        elif not (has_values or num_rows):
             self._warn(
-                f"no token is left to measure at step {step}; "
-                f"{why if causes else 'the batches are empty'}."
+                f"no token is left to measure at step {step}: skip_first_positions, "
+                f"ignore_token_ids and the mask leave out all of them, or the batches are empty."
             )
 
     def _require_same_listeners(self) -> None:
@@ -928,42 +884,19 @@ class Monitor(ABC):
             raise error
         if not self._failed:
             self._failed = True
-            self._warn_of_failure(error)
+            kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
+            cause = " ".join([f"{kind}{error}", *getattr(error, "__notes__", [])])
+            warnings.warn(
+                f"{type(self).__name__} is off for the rest of this run, training goes on: {cause}",
+                stacklevel=2,
+            )
         if self._geometry is not None:
             self._geometry.switch_off()
         if self._drift is not None:
             self._drift.forget()
 
     def _warn(self, message: str) -> None:
-        _warn_at_call(f"{type(self).__name__}: {message}")
-
-    def _warn_of_failure(self, error: Exception) -> None:
-        kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
-        self._warn_of_end(" ".join([f"{kind}{error}", *getattr(error, "__notes__", [])]))
-
-    def _warn_of_end(self, cause: str) -> None:
-        rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
-        _warn_at_call(f"{rule}: {cause}")
-
-    def _warn_of_eager_steps(self, cause: str) -> None:
-        self._warned_of_eager_steps = True
-        self._warn(
-            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
-            "steps run eagerly. Call prepare(model) first."
-        )
-
-
-def _warn_at_call(message: str) -> None:
-    """Warn where the user's own code has called: neither this package, nor another installed one,
-    nor Python's.
-    """
-    frames = enumerate(walk_stack(currentframe()), 1)
-    own = (
-        level
-        for level, (frame, _) in frames
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS)
-    )
-    warnings.warn(message, stacklevel=next(own, 1))
+        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
 
 
 def instantiated(value: Any) -> Any:
