@@ -116,9 +116,7 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(map(wrapper.fill, lines))
 
 
-def opening(
-    geometry: Geometry, schedule: object, path: Path | None, num_compared: int, *, given: bool
-) -> list[str]:
+def opening(geometry: Geometry, schedule: object, path: Path | None, *, given: bool) -> list[str]:
     """Sentences, when training starts, on what a monitor measures, and when.
 
     ``path`` is the history file's; token ids may be ``given`` in place of those that the model's
@@ -132,12 +130,6 @@ def opening(
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
     lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {history}."]
     lines += width_notes(geometry.make_metrics, width)
-    if num_compared:
-        held = size(2 * len(geometry.layers) * num_compared * width * 4)
-        lines.append(
-            f"drift keeps {num_compared} rows of each layer twice, up to {held} in all, also in "
-            f"checkpoints."
-        )
     own = [each for each in made if isinstance(each, GeometryMetric)]
     absent = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
     has_no_types = geometry.settings["rows"] in ("mean", "max")

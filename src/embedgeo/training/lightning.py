@@ -95,10 +95,6 @@ class GeometryMonitor(Monitor, Callback):
             in when ``fit`` begins (``setup``), if the model is not compiled by then; otherwise call
             ``prepare(model)`` before ``torch.compile``. What the monitor itself runs, on a probe or
             for the last weights, is eager.
-        drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at
-            the measurement before, at the first one of the run, and at the layer below: see
-            `embedgeo.geometry.drift.Drift`. The ``linearity`` needs more rows than the layer is
-            wide. A checkpoint holds the rows, so that a resumed run goes on from them.
         pictures: draw pictures for loggers that show them, at the first measurement, whenever there
             are twice as many, and at the last; ``False``: none.
         scalars: what loggers get at each layer and as means over blocks: ``"headlines"`` (those of
@@ -107,16 +103,17 @@ class GeometryMonitor(Monitor, Callback):
             ``history``, ``callback_metrics`` and the files have all.
         listeners: functions that are called with the step and its records, with the means over
             blocks, after each measurement, on every rank in step; such as
-            `embedgeo.GeometryAlarm`. What one returns, if anything, are records that join the
-            history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
-            all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
-            configuration each is a ``class_path`` and its ``init_args``.
+            `embedgeo.GeometryAlarm` and `embedgeo.Drift`. What one returns, if anything, are
+            records that join the history. Its ``state_dict`` is saved where it has one. One that
+            fails is taken out on all ranks, with one warning, or raises with
+            ``on_error="raise"``. In a YAML configuration each is a ``class_path`` and its
+            ``init_args``.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
             is not.
-        ValueError: an argument is outside its range, or there is no probe for ``drift``; when
-            training starts: layers are not found, two metrics have the same key, or a
+        ValueError: an argument is outside its range, or there is no probe for an `embedgeo.Drift`;
+            when training starts: layers are not found, two metrics have the same key, or a
             ModelCheckpoint monitors values of training batches, which are those of the weights
             before the step.
 

@@ -39,10 +39,9 @@ from embedgeo.functional.distributed import (
     own_group,
     together,
 )
-from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.drift import Drift
+from embedgeo.geometry.computing import ComparesRows
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
-NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -155,7 +153,6 @@ class MonitorOptions(TypedDict, total=False):
     jackknife: int
     word_ids: Callable[[Any], Tensor] | None
     compiled: Compiled
-    drift: bool | int
     pictures: bool
     scalars: Scalars
     listeners: Sequence[Any]
@@ -206,7 +203,6 @@ class Monitor(ABC):
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
         compiled: Compiled = "eager",
-        drift: bool | int = False,
         pictures: bool = True,
         scalars: Scalars = "headlines",
         listeners: Sequence[Any] = (),
@@ -240,10 +236,17 @@ class Monitor(ABC):
         self.measure_last = measure_last
         self.on_error = on_error
         self.compiled = compiled
-        self.drift = _num_compared_rows(drift, has_probe=probe is not None)
         self.pictures = pictures
         self.scalars = require_scalars(scalars)
         self.listeners = _require_listeners(listeners)
+        comparing = [each for each in self.listeners if isinstance(each, ComparesRows)]
+        if len(comparing) > (probe is not None):
+            raise ValueError(
+                f"a {type(comparing[0]).__name__} compares the same rows at every measurement, and "
+                "must be the only one, of a monitor with a probe. Give probe=, fixed held-out "
+                "batches."
+            )
+        self._drift = next(iter(comparing), None)
         self.history: list[Record] = []
         given = None if metrics == "auto" else metrics
         self._chooses_metrics = given is None
@@ -374,7 +377,6 @@ class Monitor(ABC):
         self._window_start: int | None = None  # of the window that is open
         # the batches of the last window, for `measure_last`
         self._recent: list[tuple[int, Any]] = []
-        self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
@@ -388,8 +390,8 @@ class Monitor(ABC):
                 reset()
 
     def _state(self) -> dict[str, Any]:
-        """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty
-        before the start.
+        """Place of the run in its schedule, and the states of the listeners, for a checkpoint;
+        empty before the start.
         """
         if self._last_step is None:
             return {}
@@ -400,8 +402,6 @@ class Monitor(ABC):
         }
         if self._has_tables is not None:
             state["has_tables"] = self._has_tables
-        if self._drift is not None:
-            state["drift"] = self._drift.state()
         states = {
             _listener_name(i, listener): listener.state_dict()
             for i, listener in enumerate(self.listeners)
@@ -414,16 +414,14 @@ class Monitor(ABC):
         self._window_start = state.get("window_start")
         self._is_new = state.get("is_new", False)
         self._has_tables = state.get("has_tables")
-        if self._drift is not None and "drift" in state:
-            self._drift.load(state["drift"])
         states = state.get("listeners", {})
         for i, listener in enumerate(self.listeners):
             if (name := _listener_name(i, listener)) in states:
                 listener.load_state_dict(states[name])
-        if "alarm" in state:
+        for gone in {"alarm", "drift"} & state.keys():
             rank_zero_info(
-                f"{type(self).__name__}: the checkpoint's state of alarm= is of an earlier version "
-                f"and is left out; listeners=[GeometryAlarm()] begins anew."
+                f"{type(self).__name__}: the checkpoint's state of {gone}= is of an earlier "
+                f"version and is left out; a listener, GeometryAlarm or Drift, begins anew."
             )
 
     def _start(self, run: TrainingRun, step: int) -> None:
@@ -486,7 +484,6 @@ class Monitor(ABC):
                 geometry,
                 self.schedule,
                 None if self._file is None else self._file.path,
-                self.drift,
                 given=self.token_ids is not None,
             )
             lines = [described[0], *notes, *described[1:]]
@@ -892,8 +889,6 @@ class Monitor(ABC):
             )
         if self._geometry is not None:
             self._geometry.switch_off()
-        if self._drift is not None:
-            self._drift.forget()
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
@@ -933,20 +928,6 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
 
 def _listener_name(number: int, listener: object) -> str:
     return f"{number} {type(listener).__name__}"
-
-
-def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
-    if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
-        raise ValueError(
-            f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got "
-            f"{drift!r}."
-        )
-    if drift and not has_probe:
-        raise ValueError(
-            "drift compares the same rows at every measurement and needs a probe; got "
-            f"drift={drift!r} without one. Give probe=, fixed held-out batches, or leave drift out."
-        )
-    return NUM_COMPARED_ROWS if drift is True else int(drift)
 
 
 def _require_compiled(compiled: str) -> None:

@@ -165,8 +165,8 @@ class StepMonitor(Monitor):
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``,
-        the rows.
+        """Place of the run in its schedule, for a checkpoint: plain numbers, and the states
+        of the listeners.
 
         On several ranks all call this: a measurement whose last step has just been taken is
         completed before. One that calls it alone waits ten seconds for the others, once, and warns
