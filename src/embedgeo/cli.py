@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from embedgeo.demo import DemoSettings, demo
-from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
 from embedgeo.studies.commands import (
     AblationSettings,
+    DoctorSettings,
     PaperSettings,
     VocabularySettings,
     ablate,
+    doctor,
     drift,
     reproduce,
     vocabulary,

@@ -15,8 +15,8 @@ from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.loading import described_model, import_named, requiring, stated_positions
 from embedgeo.checkpoints.sources import is_local, require_source
-from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
+from embedgeo.studies.commands import DoctorSettings
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
