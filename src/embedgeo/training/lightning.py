@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -175,10 +174,6 @@ class GeometryMonitor(Monitor, Callback):
             batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
-        if remedy := self._remedy(pl_module):
-            rank_zero_info(
-                f"GeometryMonitor: {type(pl_module).__name__} has no forward(): {remedy}"
-            )
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
@@ -266,23 +261,6 @@ class GeometryMonitor(Monitor, Callback):
                 _call_inside(self._trainer.model, pl_module, call)
             else:
                 call()
-
-    def _remedy(self, pl_module: LightningModule) -> str:
-        """Say what to give where neither a forward nor a training step could be run on a batch;
-        empty where one can.
-        """
-        has_model = measured_model(pl_module) is not unwrapped(pl_module)
-        if self._has_forward or has_model or self.probe_forward is not None:
-            return ""
-        give = "give probe_forward=, a function of the module and a batch that runs the model"
-        if self.probe is not None:
-            return f"to measure the probe, {give}."
-        by_hand = self.measure_last and not pl_module.automatic_optimization
-        return (
-            f"to measure the last weights under manual optimization, {give}, or measure_last=False."
-            if by_hand
-            else ""
-        )
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)

@@ -428,7 +428,13 @@ class Monitor(ABC):
         try:
             self._join_ranks(run.process_group)
             with together(self._ranks):
-                self._require_same_listeners()
+                names = [type(listener).__name__ for listener in self.listeners]
+                every = [names] if self._ranks is None else all_gather_object(names, self._ranks)
+                if any(each != names for each in every):
+                    raise ValueError(
+                        f"listeners= must be the same on every rank, for they are called in step; "
+                        f"this rank has {listed(names) or 'none'}."
+                    )
                 geometry = self._make_geometry(run.model, run)
             self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
@@ -801,45 +807,38 @@ class Monitor(ABC):
                 f"ignore_token_ids and the mask leave out all of them, or the batches are empty."
             )
 
-    def _require_same_listeners(self) -> None:
-        if self._ranks is None:
-            return
-        names = [_listener_name(i, listener) for i, listener in enumerate(self.listeners)]
-        if any(each != names for each in all_gather_object(names, self._ranks)):
-            raise ValueError(
-                f"listeners= must be the same on every rank, for they are called in step; this "
-                f"rank has {listed(names) or 'none'}."
-            )
-
-    def _hear(self, step: int, records: list[Any]) -> list[Any]:
+    def _hear(self, step: int, records: list[Record]) -> list[Record]:
         """Call the listeners with the records of a step, and return those that they add.
 
         One that fails is taken out on all ranks, with one warning.
         """
-        added: list[Any] = []
-        for listener in tuple(self.listeners):
-            error: Exception | None = None
-            found: list[Any] = []
+        found: list[list[Any]] = []
+        failures: list[str] = []
+        for listener in self.listeners:
             try:
-                found = [{**each, "step": step} for each in listener(step, records) or ()]
-            except Exception as caught:
-                error = caught
-            if error is not None and self.on_error == "raise":
-                raise error
-            failures = [None if error is None else reason(error)]
-            if self._ranks is not None:
-                with together(self._ranks):
-                    failures = all_gather_object(failures[0], self._ranks)
-            if failure := next(filter(None, failures), None):
+                added = listener(step, records) or ()
+                found.append([{**each, "step": step} for each in added])
+                failures.append("")
+            except Exception as error:
+                if self.on_error == "raise":
+                    raise
+                found.append([])
+                failures.append(reason(error))
+        every = [failures]
+        if self._ranks is not None and failures:
+            with together(self._ranks):
+                every = all_gather_object(failures, self._ranks)
+        whys = [next(filter(None, of_ranks), "") for of_ranks in zip(*every, strict=True)]
+        for listener, why in zip(tuple(self.listeners), whys, strict=True):
+            if why:
                 self.listeners.remove(listener)
-                if current_rank() == 0:
-                    self._warn(
-                        f"the listener {type(listener).__name__} failed at step {step} and is not "
-                        f"called any more, measuring and training go on: {failure}"
-                    )
-                continue
-            added += found
-        return added
+            if why and current_rank() == 0:
+                self._warn(
+                    f"the listener {type(listener).__name__} failed at step {step} and is not "
+                    f"called any more, measuring and training go on: {why}"
+                )
+        heard = zip(found, whys, strict=True)
+        return [record for added, why in heard if not why for record in added]
 
     def _scalars(self, records: Iterable[Record]) -> dict[str, float]:
         """The scalars by tag that loggers get."""

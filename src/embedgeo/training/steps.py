@@ -128,7 +128,6 @@ class StepMonitor(Monitor):
         self._saves_alone = False  # without the other ranks
         self._handled: BaseException | None = None  # when the run began
         self._optimizer_hook: RemovableHandle | None = None
-        self._is_in_hook = False
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
         """Context for the forward and the backward pass of a training batch; every rank calls this.
@@ -269,16 +268,14 @@ class StepMonitor(Monitor):
         else:
             assert self._last_step is not None
             self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
-        if self._geometry is None or self._window_start is None:
-            self._ignore_optimizers()
-        else:
-            self._watch_optimizers()
+        is_open = self._geometry is not None and self._window_start is not None
+        self._watch_optimizers(is_open=is_open)
 
-    def _watch_optimizers(self) -> None:
-        """Put a hook on the steps of all of torch's optimizers that does not keep this object
-        alive.
+    def _watch_optimizers(self, *, is_open: bool) -> None:
+        """While a window is open, have a hook on the steps of all of torch's optimizers, which does
+        not keep this object alive.
         """
-        if self._optimizer_hook is None:
+        if is_open and self._optimizer_hook is None:
             after = WeakMethod(self._after_optimizer)
 
             def hook(optimizer: Optimizer, *call: object) -> None:
@@ -288,10 +285,7 @@ class StepMonitor(Monitor):
             # not removed with this object: garbage may be collected while torch goes through its
             # hooks
             self._optimizer_hook = register_optimizer_step_post_hook(hook)
-
-    def _ignore_optimizers(self) -> None:
-        """Undo `_watch_optimizers`, except in a hook: torch goes through the hooks then."""
-        if self._optimizer_hook is not None and not self._is_in_hook:
+        elif self._optimizer_hook is not None and not is_open:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
 
@@ -303,15 +297,11 @@ class StepMonitor(Monitor):
             self._has_stepped = True
             # ranks must agree on when; one of them may skip a step
             if not (self._is_inside or has_other_ranks()):
-                self._is_in_hook = True
-                try:
-                    self._after_batch(self._now + 1)
-                finally:
-                    self._is_in_hook = False
+                self._after_batch(self._now + 1)
 
     def _stop(self) -> None:
         super()._stop()
-        self._ignore_optimizers()
+        self._watch_optimizers(is_open=False)
         self._go_idle()
 
     def _go_idle(self) -> None:
