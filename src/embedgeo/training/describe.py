@@ -53,8 +53,8 @@ class Description:
     num_parameters: int
     # in forward order; empty where the first warning says why
     layers: tuple[DescribedLayer, ...] = ()
-    token_ids: str = "unknown"  # their source: a module's path, or an argument of the monitor
-    # its source: the path of a module and its argument, or an argument of the monitor
+    token_ids: str = "unknown"  # their source: the path of a table, or an argument of the monitor
+    # its source: an argument and the path of a module, or an argument of the monitor
     mask: str = "unknown"
     num_rows: int = 0  # of a measurement on one rank, padding included
     # bytes that each metric holds at all layers, by its class
@@ -104,16 +104,8 @@ def _layer_rows(layers: Sequence[DescribedLayer]) -> Iterator[list[str]]:
 
 
 def _columns(table: Sequence[Sequence[str]]) -> str:
-    """A table in columns; what is too long for the last one goes on below it."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)][:-1]
-    wrapper = TextWrapper(
-        _TEXT_WIDTH,
-        subsequent_indent=" " * (sum(widths) + 2 * len(widths)),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    lines = ("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
-    return "\n".join(map(wrapper.fill, lines))
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
 
 
 def opening(geometry: Geometry, schedule: object, path: Path | None, *, given: bool) -> list[str]:
@@ -223,40 +215,34 @@ def describe(
         kept.callback(mode_restorer(model))
         model.eval()
         found = inspect_forward(model, geometry.layers, batch)
-    paths = {module: name for name, module in model.named_modules()}
-
-    def path(*modules: nn.Module) -> list[str]:
-        return [paths.get(module) or type(module).__name__ for module in modules]
-
-    token_ids = "unknown" if found.error else "none"
-    if given["token_ids"] is not None:
-        token_ids = "the function given as token_ids="
-    elif tables := dict.fromkeys(path(*(table for table, _ in found.token_ids))):
-        token_ids = f"what {' and '.join(tables)} {'is' if len(tables) == 1 else 'are'} called with"
-    mask = "unknown" if found.error else "none: every position counts"
-    if given["mask"] is not None:
-        mask = "the function given as mask="
-    elif masks := [f"{name} of {path(each)[0]}" for each, name in found.masks.items()]:
-        mask = f"{' and '.join(masks)}, where given"
+    paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
+    tables = list(dict.fromkeys(paths[table] for table, _ in found.token_ids))
+    masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
+    unknown = ["unknown"] if found.error else []
+    sources = {
+        "token_ids": " and ".join(tables or unknown or ["none"]),
+        "mask": " and ".join(masks or unknown or ["none: every position counts"]),
+    }
+    for name, function in given.items():
+        if function is not None:
+            sources[name] = f"the function given as {name}="
     guess = None if found.error is None else model_width(model)
-    layers = [
-        DescribedLayer(
-            layer.name,
-            ("input of " if layer.takes_input else "mean of " if len(layer.calls) > 1 else "")
-            + ", ".join(dict.fromkeys(path(*(call.module for call in layer.calls)))),
-            type(layer.calls[0].module).__name__,
-            found.hidden[layer.name][-1] if layer.name in found.hidden else guess,
-        )
-        for layer in geometry.layers
-    ]
+    layers = []
+    for layer in geometry.layers:
+        modules = [call.module for call in layer.calls]
+        path = " … ".join(dict.fromkeys(paths[each] for each in (modules[0], modules[-1])))
+        start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
+        width = found.hidden[layer.name][-1] if layer.name in found.hidden else guess
+        kind = type(modules[0]).__name__
+        layers.append(DescribedLayer(layer.name, f"{start}{path}", kind, width))
     has_ids = bool(found.token_ids or given["token_ids"])
     held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
     sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
     return Description(
         *_model(model),
         layers=tuple(layers),
-        token_ids=token_ids,
-        mask=mask,
+        token_ids=sources["token_ids"],
+        mask=sources["mask"],
         num_rows=num_rows,
         metrics=held,
         num_ranks=ranks,
