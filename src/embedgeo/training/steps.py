@@ -128,6 +128,7 @@ class StepMonitor(Monitor):
         self._saves_alone = False  # without the other ranks
         self._handled: BaseException | None = None  # when the run began
         self._optimizer_hook: RemovableHandle | None = None
+        self._is_in_hook = False
 
     def step(self, step: int, batch: Any = None) -> AbstractContextManager[None]:
         """Context for the forward and the backward pass of a training batch; every rank calls this.
@@ -285,7 +286,8 @@ class StepMonitor(Monitor):
             # not removed with this object: garbage may be collected while torch goes through its
             # hooks
             self._optimizer_hook = register_optimizer_step_post_hook(hook)
-        elif self._optimizer_hook is not None and not is_open:
+        elif self._optimizer_hook is not None and not (is_open or self._is_in_hook):
+            # torch goes through the hooks inside of one
             self._optimizer_hook.remove()
             self._optimizer_hook = None
 
@@ -297,7 +299,11 @@ class StepMonitor(Monitor):
             self._has_stepped = True
             # ranks must agree on when; one of them may skip a step
             if not (self._is_inside or has_other_ranks()):
-                self._after_batch(self._now + 1)
+                self._is_in_hook = True
+                try:
+                    self._after_batch(self._now + 1)
+                finally:
+                    self._is_in_hook = False
 
     def _stop(self) -> None:
         super()._stop()
