@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from embedgeo import GeometryMonitor
+from embedgeo import GeometryMonitor, describe
 from embedgeo.cli import main
 from tests.models import gpt_neox, t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
@@ -35,7 +35,7 @@ FEW_ROWS = (
 
 def test_the_command_prints_the_description(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FEW_ROWS]) == 0
-    expected = str(GeometryMonitor(metrics="auto").describe(gpt_neox(), batch_size=2, seq_len=16))
+    expected = str(describe(GeometryMonitor(metrics="auto"), gpt_neox(), batch_size=2, seq_len=16))
     printed, errors = capsys.readouterr()
     assert printed.splitlines() == expected.splitlines()
     assert errors == ""
@@ -128,7 +128,7 @@ def test_the_configuration_of_a_lightning_run_is_described_with_its_monitors(
             "must make a model and its monitors",
         ),
         (["tests.models:gpt_neox", "--layers", "nonsense"], "layers='nonsense' matches no layer"),
-        (["tests.training.test_describe:WithoutBlocks"], "such as table, head, first"),
+        (["tests.test_describe:WithoutBlocks"], "such as table, head, first"),
         (
             ["tests.models:gpt_neox", "--metrics", "no.such"],
             "metrics must be auto, or name a function",

@@ -17,6 +17,7 @@ from embedgeo.checkpoints.loading import described_model, import_named, requirin
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import reason
 from embedgeo.studies.commands import DoctorSettings
+from embedgeo.studies.describe import describe
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
@@ -70,7 +71,7 @@ def run_doctor(settings: DoctorSettings) -> None:
 
 def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int]) -> str:
     try:
-        description = GeometryMonitor(**arguments).describe(model, **sizes)
+        description = describe(GeometryMonitor(**arguments), model, **sizes)
     except (OSError, ValueError):
         raise
     except Exception as error:  # of the arguments in a file, or of a function that they name

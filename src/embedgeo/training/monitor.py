@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -47,17 +47,9 @@ from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.records import Record, block_means
-from embedgeo.training.describe import (
-    Description,
-    describe,
-    expected_rows,
-    missing_for_history,
-    opening,
-    refused,
-    without_tables,
-)
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
+from embedgeo.training.opening import expected_rows, missing_for_history, opening, without_tables
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
@@ -249,8 +241,8 @@ class Monitor(ABC):
         self._drift = next(iter(comparing), None)
         self.history: list[Record] = []
         given = None if metrics == "auto" else metrics
-        self._chooses_metrics = given is None
-        self._without_tables = partial(streaming_metrics, seed=seed)
+        self.chooses_metrics = given is None
+        self.make_without_tables = partial(streaming_metrics, seed=seed)
         self._settings: dict[str, Any] = {
             "layers": layers,
             "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
@@ -267,60 +259,9 @@ class Monitor(ABC):
         self._row_group: Group = None  # those that have different rows
         self._reset()
 
-    def describe(
-        self,
-        model: nn.Module,
-        batch: Any = None,
-        *,
-        batch_size: int = 8,
-        seq_len: int = 512,
-        ranks: int | None = None,
-    ) -> Description:
-        """Describe what the monitor would do on a model: layers, sources, bytes, and what to change
-        before training.
-
-        The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword),
-        without gradients and in eval mode; modes, buffers and random states are afterwards what
-        they were. A model on the meta device can be described, too. Call it on a model that is not
-        yet sharded over ranks. Bytes are those of the package's own metrics, and of all streams
-        that a block may have.
-
-        ``batch_size`` counts the sequences of one optimizer step on one rank, ``seq_len`` the
-        tokens of each; where the batch or the monitor's probe has a shape, that counts instead.
-        ``ranks`` is the number of ranks that have different rows; default: those of this process
-        group.
-        """
-        ranks = num_ranks() if ranks is None else ranks
-        if batch_size < 1 or seq_len < 1 or ranks < 1:
-            raise ValueError(
-                f"batch_size, seq_len and ranks must be positive; got {batch_size}, {seq_len} and "
-                f"{ranks}."
-            )
-        with kept_random_states():
-            try:
-                geometry = self._make_geometry(model)
-            except ValueError as error:
-                return refused(model, error)
-        notes = []
-        if is_compiled(model) and not (self.compiled == "stable" and geometry.probe.is_prepared()):
-            notes.append(
-                "The model is compiled: a measured step runs eagerly, so it is slower; the other "
-                "steps are as before."
-            )
-        num_rows = expected_rows(
-            self.schedule.window,
-            self.probe,
-            batch,
-            geometry.settings["rows"],
-            ranks,
-            (batch_size, seq_len),
-        )
-        needed = geometry.table_bytes(num_rows, ranks, given=self.token_ids is not None)
-        if self._chooses_metrics and needed > TABLE_BYTES:
-            geometry.use_metrics(self._without_tables)
-            notes.append(without_tables(needed))
-        given = {"token_ids": self.token_ids, "mask": self.mask}
-        return describe(geometry, batch, num_rows, ranks, given, notes)
+    def describe(self, *args: Any, **options: Any) -> NoReturn:
+        """Raise AttributeError, which names the function that is in its place."""
+        raise AttributeError("describe() is gone: call embedgeo.describe(monitor, model).")
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -331,7 +272,7 @@ class Monitor(ABC):
         """
         if self.compiled != "stable":
             return
-        geometry = self._make_geometry(model)
+        geometry = self.make_geometry(model)
         if not (geometry.probe.is_prepared() or is_compiled(geometry.model)):
             geometry.probe.prepare(geometry.model)
 
@@ -354,7 +295,9 @@ class Monitor(ABC):
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
 
-    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+    def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        """The metrics at the layers of a model that it measures."""
+
         def make(stage_group: Group = self._ranks, **joined: Any) -> Geometry:
             return Geometry(
                 model,
@@ -435,7 +378,7 @@ class Monitor(ABC):
                         f"listeners= must be the same on every rank, for they are called in step; "
                         f"this rank has {listed(names) or 'none'}."
                     )
-                geometry = self._make_geometry(run.model, run)
+                geometry = self.make_geometry(run.model, run)
             self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
             raise
@@ -485,7 +428,7 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         with self._guarded():
-            notes = self._choose_metrics(geometry, batch) if self._chooses_metrics else []
+            notes = self._choose_metrics(geometry, batch) if self.chooses_metrics else []
             described = opening(
                 geometry,
                 self.schedule,
@@ -514,7 +457,7 @@ class Monitor(ABC):
         self._has_tables = needed <= TABLE_BYTES
         if self._has_tables:
             return []
-        geometry.use_metrics(self._without_tables)
+        geometry.use_metrics(self.make_without_tables)
         return [without_tables(needed)]
 
     def _file_prefix(self) -> str:

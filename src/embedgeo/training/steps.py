@@ -114,7 +114,7 @@ class StepMonitor(Monitor):
                     "runs all stages, such as one that calls schedule.eval; got None."
                 )
             self._keeps_batches = False  # a stage alone cannot be run on them
-        self._make_geometry(model)  # refused now, not at the first step
+        self.make_geometry(model)  # refused now, not at the first step
         # what follows may fail on one rank: no other waits for it now
         self._write_scalars = wandb_scalar_writer(log, self.prefix) or _scalar_writer(log)
         # has Lightning's make its folder now, which must be empty then
@@ -207,10 +207,11 @@ class StepMonitor(Monitor):
         else:
             self._stop()
 
-    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+    def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        """As of all monitors; ranks must have the same modules."""
         if run is not None and self._ranks is not None:
             require_same_modules(model, self._ranks if self._stage is None else self._stage.ranks)
-        return super()._make_geometry(model, run)
+        return super().make_geometry(model, run)
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:

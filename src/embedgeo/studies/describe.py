@@ -1,34 +1,29 @@
-"""Description of what a monitor does on a model: fields, a text, and the lines that open a run."""
+"""Description of what a monitor would do on a model: fields and a text."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
-from math import inf
-from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
-from embedgeo.capture.inspection import Inspection, inspect_forward
 from embedgeo.capture.residual import STREAMS
-from embedgeo.capture.structure import measured_model, model_width
-from embedgeo.extras import require_extra
+from embedgeo.capture.structure import is_compiled, measured_model, model_width
 from embedgeo.formatting import listed, reason, size
-from embedgeo.functional.rows import RowUnit
+from embedgeo.functional.distributed import num_ranks
 from embedgeo.geometry import Geometry
-from embedgeo.glossary import headlines, term
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
-
-UNKNOWN_SHAPE = 128, 512
-"""Sequences and tokens of a batch that does not tell them."""
+from embedgeo.studies.inspection import Inspection, inspect_forward
+from embedgeo.training.monitor import Monitor
+from embedgeo.training.opening import expected_rows, without_tables
 
 _TEXT_WIDTH = 100
 
@@ -108,109 +103,68 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in table)
 
 
-def opening(geometry: Geometry, schedule: object, path: Path | None, *, given: bool) -> list[str]:
-    """Sentences, when training starts, on what a monitor measures, and when.
-
-    ``path`` is the history file's; token ids may be ``given`` in place of those that the model's
-    table is called with.
-    """
-    width = model_width(geometry.model) or 2
-    made = geometry.make_metrics(width)
-    layers = listed([layer.name for layer in geometry.layers], 4)
-    metrics = listed([type(metric).__name__ for metric in made])
-    why_not = missing_for_history() or "folder= has it written"
-    history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {history}."]
-    lines += width_notes(geometry.make_metrics, width)
-    own = [each for each in made if isinstance(each, GeometryMetric)]
-    absent = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
-    has_no_types = geometry.settings["rows"] in ("mean", "max")
-    if absent and not (given or geometry.inputs.tables or geometry.part or has_no_types):
-        lines.append(
-            f"{listed([term(key).name for key in absent])} and other values over token types will "
-            f"be absent, because {type(measured_model(geometry.model)).__name__} has no embedding "
-            f"table that is called with token ids. Give token_ids=, a function of the batch."
-        )
-    return lines
-
-
-def missing_for_history() -> str:
-    """Name what the history file needs that is not installed, with the command that installs it;
-    empty if nothing.
-    """
-    try:
-        require_extra("report", "history.parquet", "pandas", "pyarrow")
-    except ImportError as missing:
-        return str(missing)
-    return ""
-
-
-def without_tables(num_bytes: float) -> str:
-    """A sentence on what a monitor does without token tables, which would take so many bytes."""
-    needed = (
-        ""
-        if num_bytes == inf
-        else f" Token tables and their union over the ranks may take {size(num_bytes)} on a rank, "
-        f"more than {size(TABLE_BYTES)}."
-    )
-    return (
-        f"EmbeddingMoments is in place of TokenMoments: V_W is estimated within updates, and "
-        f"other values over token types are absent.{needed} metrics=embedgeo.default_metrics has "
-        f"the tables."
-    )
-
-
-def expected_rows(
-    window: int,
-    probe: Iterable[Any] | None,
-    batch: Any,
-    unit: RowUnit,
-    ranks: int,
-    default: tuple[int, int] = UNKNOWN_SHAPE,
-) -> int:
-    """Number of rows of a measurement on one rank, at most.
-
-    They are those of a window of so many training batches like this one, or of the batches of a
-    probe, which the ranks share. ``default`` is the shape of batches that do not tell theirs.
-    """
-    num_batches = window
-    if probe is not None:
-        num_batches = -(-(len(probe) if isinstance(probe, Sized) else 1) // ranks)
-        batch = probe[0] if isinstance(probe, Sequence) and probe else None
-        default = getattr(probe, "batch_size", None) or default[0], default[1]
-    batch_size, seq_len = _shape(batch) or default
-    return num_batches * batch_size * (seq_len if unit in ("tokens", "words") else 1)
-
-
-def _shape(batch: Any) -> tuple[int, int] | None:
-    """Sequences and tokens of a batch: the shape of its first matrix of integers, if it has one."""
-    is_mapping = hasattr(batch, "values") and not isinstance(batch, Tensor)
-    for each in batch.values() if is_mapping else [batch]:
-        if isinstance(each, Tensor) and each.ndim == 2 and not each.is_floating_point():
-            return len(each), each.shape[1]
-    return None
-
-
-def refused(model: nn.Module, error: ValueError) -> Description:
-    """The description of a model that a monitor cannot start on."""
-    return Description(*_model(model), warnings=(" ".join(str(error).split()),))
-
-
 def describe(
-    geometry: Geometry,
-    batch: Any,
-    num_rows: int,
-    ranks: int,
-    given: Mapping[str, Callable[[Any], Tensor] | None],
-    notes: Sequence[str],
+    monitor: Monitor,
+    model: nn.Module,
+    batch: Any = None,
+    *,
+    batch_size: int = 8,
+    seq_len: int = 512,
+    ranks: int | None = None,
 ) -> Description:
-    """Describe what a monitor would do on a model.
+    """Describe what a monitor would do on a model: layers, sources, bytes, and what to change
+    before training.
 
-    ``num_rows`` is the number of rows of a measurement on one of the ``ranks`` that have different
-    rows; ``given`` has the monitor's arguments ``token_ids`` and ``mask``; ``notes`` are warnings
-    beside those of the forward pass.
+    The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without
+    gradients and in eval mode; modes, buffers and random states are afterwards what they were. A
+    model on the meta device can be described, too. Call it on a model that is not yet sharded over
+    ranks. Bytes are those of the package's own metrics, and of all streams that a block may have.
+
+    Args:
+        monitor: any of the three monitors, before its run.
+        model: the model that is to be trained.
+        batch: a batch of training.
+        batch_size: number of sequences of one optimizer step on one rank; where the batch or the
+            monitor's probe has a shape, that counts instead.
+        seq_len: number of tokens of each.
+        ranks: number of ranks that have different rows; default: those of this process group.
+
+    Raises:
+        ValueError: a size is not positive.
     """
-    model = geometry.model
+    ranks = num_ranks() if ranks is None else ranks
+    if batch_size < 1 or seq_len < 1 or ranks < 1:
+        raise ValueError(
+            f"batch_size, seq_len and ranks must be positive; got {batch_size}, {seq_len} and "
+            f"{ranks}."
+        )
+    inner = measured_model(model)
+    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
+    of_model = type(inner).__name__, sum(sizes)
+    try:
+        with kept_random_states():
+            geometry = monitor.make_geometry(model)
+    except ValueError as error:
+        return Description(*of_model, warnings=(" ".join(str(error).split()),))
+    given = {"token_ids": monitor.token_ids, "mask": monitor.mask}
+    num_rows = expected_rows(
+        monitor.schedule.window,
+        monitor.probe,
+        batch,
+        geometry.settings["rows"],
+        ranks,
+        (batch_size, seq_len),
+    )
+    needed = geometry.table_bytes(num_rows, ranks, given=monitor.token_ids is not None)
+    notes = []
+    if monitor.chooses_metrics and needed > TABLE_BYTES:
+        geometry.use_metrics(monitor.make_without_tables)
+        notes.append(without_tables(needed))
+    if is_compiled(model) and not (monitor.compiled == "stable" and geometry.probe.is_prepared()):
+        notes.append(
+            "The model is compiled: a measured step runs eagerly, so it is slower; the other steps "
+            "are as before."
+        )
     with kept_random_states(), kept_buffers(model), ExitStack() as kept:
         kept.callback(mode_restorer(model))
         model.eval()
@@ -239,7 +193,7 @@ def describe(
     held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
     sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
     return Description(
-        *_model(model),
+        *of_model,
         layers=tuple(layers),
         token_ids=sources["token_ids"],
         mask=sources["mask"],
@@ -252,12 +206,6 @@ def describe(
     )
 
 
-def _model(model: nn.Module) -> tuple[str, int]:
-    inner = measured_model(model)
-    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
-    return type(inner).__name__, sum(sizes)
-
-
 def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: bool) -> Iterator[str]:
     reached = [layer for layer in geometry.layers if layer.name in found.hidden]
     silent = [layer.name for layer in geometry.layers if layer not in reached]
@@ -266,7 +214,7 @@ def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: boo
         tried = "synthetic token ids" if batch is None else "this batch"
         yield (
             f"The model could not be run on {tried} ({reason(found.error)}): widths and sources "
-            f"may be missing or guessed. Give a batch: monitor.describe(model, batch)."
+            f"may be missing or guessed. Give a batch: embedgeo.describe(monitor, model, batch)."
         )
     elif silent:
         yield (

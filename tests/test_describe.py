@@ -45,7 +45,8 @@ def only_moments(dim):
 
 def describe(model, batch=None, *, batch_size=2, seq_len=16, **options):
     """A monitor's description of a model, of few rows."""
-    return GeometryMonitor(**options).describe(model, batch, batch_size=batch_size, seq_len=seq_len)
+    monitor = GeometryMonitor(**options)
+    return embedgeo.describe(monitor, model, batch, batch_size=batch_size, seq_len=seq_len)
 
 
 def test_the_opening_line_says_which_main_numbers_will_be_absent_without_token_ids(caplog):
@@ -88,7 +89,7 @@ def test_an_encoder_that_is_given_embeddings_has_no_token_ids_and_says_so():
     block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     encoder = nn.TransformerEncoder(block, 2, enable_nested_tensor=False)
     (warning,) = describe(encoder).warnings
-    assert "Give a batch: monitor.describe(model, batch)" in warning
+    assert "Give a batch: embedgeo.describe(monitor, model, batch)" in warning
     found = describe(encoder, torch.zeros(2, 8, 16))
     assert found.token_ids == "none"
     (warning,) = found.warnings
@@ -144,6 +145,11 @@ def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
     assert found.num_rows == 8 * 48 * window
 
 
+def test_the_method_of_before_says_what_replaces_it():
+    with pytest.raises(AttributeError, match=r"is gone: call embedgeo\.describe\(monitor, model\)"):
+        GeometryMonitor().describe(gpt_neox())
+
+
 def test_all_monitors_describe_and_nothing_is_changed():
     model = gpt_neox(hidden_dropout=0.5)
     model.gpt_neox.layers[1].eval()
@@ -152,7 +158,7 @@ def test_all_monitors_describe_and_nothing_is_changed():
     options = {"metrics": only_moments, "every_n_steps": 7}
     by_hand = StepMonitor(model, **options)
     for monitor in (GeometryMonitor(**options), GeometryCallback(**options), by_hand):
-        assert monitor.describe(model).state_bytes == 5 * 472
+        assert embedgeo.describe(monitor, model).state_bytes == 5 * 472
     assert [module.training for module in model.modules()] == modes
     assert_same_random_state(state, random_state())
     assert hooks(model) == 0
@@ -165,22 +171,22 @@ def test_a_batch_of_ones_own_a_compiled_model_and_one_that_cannot_be_run():
             return super().forward(left + 0 * right)
 
     monitor = GeometryMonitor(metrics=only_moments)
-    (warning,) = monitor.describe(Pairs()).warnings
+    (warning,) = embedgeo.describe(monitor, Pairs()).warnings
     assert "could not be run on synthetic token ids" in warning
     assert "missing 1 required positional argument: 'right'" in warning
-    assert "monitor.describe(model, batch)" in warning
+    assert "embedgeo.describe(monitor, model, batch)" in warning
     ids = torch.zeros(3, 5, dtype=torch.long)
-    (warning,) = monitor.describe(Pairs(), {"left": ids}).warnings
+    (warning,) = embedgeo.describe(monitor, Pairs(), {"left": ids}).warnings
     assert "could not be run on this batch" in warning
-    found = monitor.describe(Pairs(), {"left": ids, "right": ids})
+    found = embedgeo.describe(monitor, Pairs(), {"left": ids, "right": ids})
     assert (found.warnings, found.num_rows) == ((), 15)
     compiled = torch.compile(NanoGPT(), backend="eager")
-    (warning,) = monitor.describe(compiled).warnings
+    (warning,) = embedgeo.describe(monitor, compiled).warnings
     assert warning.startswith("The model is compiled: a measured step runs eagerly")
 
 
 def test_the_text_is_readable_at_100_columns():
-    found = GeometryMonitor(layers=["blocks", "mean(last3)"]).describe(gpt_neox())
+    found = embedgeo.describe(GeometryMonitor(layers=["blocks", "mean(last3)"]), gpt_neox())
     lines = str(found).splitlines()
     assert max(map(len, lines)) <= 100
     assert (
@@ -204,4 +210,4 @@ def test_sequences_have_one_row_each():
     found = describe(gpt_neox(), batch_size=6, rows="mean")
     assert found.num_rows == 6
     with pytest.raises(ValueError, match="must be positive; got 0, 512 and 1"):
-        GeometryMonitor().describe(gpt_neox(), batch_size=0)
+        embedgeo.describe(GeometryMonitor(), gpt_neox(), batch_size=0)
