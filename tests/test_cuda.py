@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from embedgeo import StepMonitor, observe
+from embedgeo import Drift, StepMonitor, observe
 from tests.data import KINDS, assert_values, metrics, texts
 from tests.models import gpt_neox, token_batch
 from tests.pretended import COMPILER, GPU, pretended
@@ -72,7 +72,7 @@ def measured(device):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probe = [batch(seed, padding="left") for seed in (7, 8)]
     monitor = StepMonitor(
-        model, 1, layers="block.*", probe=probe, drift=True, jackknife=2, on_error="raise"
+        model, 1, layers="block.*", probe=probe, listeners=[Drift()], jackknife=2, on_error="raise"
     )
     with monitor:
         for step in range(2):

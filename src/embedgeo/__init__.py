@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
     from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
+    from embedgeo.studies.describe import describe as describe
+    from embedgeo.studies.probe_drift import Drift as Drift
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
@@ -37,6 +39,7 @@ __version__ = "0.1.0"
 _MODULES = {  # by public name
     "AfterProcessing": "metrics",
     "Anisotropy": "metrics",
+    "Drift": "studies.probe_drift",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
     "GeometryAlarm": "studies.alarm",
@@ -54,6 +57,7 @@ _MODULES = {  # by public name
     "ablation": "studies.ablation",
     "logit_lens": "studies.ablation",
     "default_metrics": "metrics",
+    "describe": "studies.describe",
     "full_metrics": "metrics",
     "load_results": "results",
     "load_sample": "results.samples",

@@ -10,16 +10,17 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
 from embedgeo.studies.commands import (
     AblationSettings,
     DemoSettings,
+    DoctorSettings,
     PaperSettings,
     VocabularySettings,
     ablate,
     demo,
+    doctor,
     drift,
     reproduce,
     vocabulary,

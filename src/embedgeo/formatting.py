@@ -88,6 +88,7 @@ GONE = {
     ),
     "background": "It is gone: numbers are computed at the measured step.",
     "alarm": "It is gone: give listeners=[embedgeo.GeometryAlarm(…)].",
+    "drift": "It is gone: give listeners=[embedgeo.Drift()].",
     "reference": "It is gone from monitors: embedgeo report --reference draws earlier runs.",
     "no_grad_passes": (
         "It is gone: passes without gradients do not count in training, and observe counts all."

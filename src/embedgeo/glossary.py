@@ -2,7 +2,9 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -155,204 +157,15 @@ def learn(written: str) -> None:
             FOREIGN.terms[key] = known if known.group in GROUPS else known._replace(group="more")
 
 
-_OTHERS = {
-    "previous": "the measurement before",
-    "first": "the first measurement",
-    "below": "the layer below",
-}
+_WRITTEN = tomllib.loads((Path(__file__).parent / "terms.toml").read_text(encoding="utf-8"))
 
-
-def _to_others(
-    key: str, name: str, unit: str, meaning: str, gaussian: float | None = None
-) -> dict[str, Term]:
-    terms = {}
-    for other, place in _OTHERS.items():
-        title = f"{name} layer below" if other == "below" else f"{name} {other}"
-        meaning_here = f"{meaning} Of the same rows here and at {place}."
-        terms[f"{key}_to_{other}"] = Term(title, unit, meaning_here, gaussian=gaussian)
-    return terms
-
-
-DRIFT = in_group(
-    "more",
-    750,
-    **_to_others(
-        "cka",
-        "CKA to",
-        "linear, debiased",
-        "How alike the geometry is, whatever the rotation and scale: 1 for copies, 0 for unrelated "
-        "rows.",
-        gaussian=0.0,
-    ),
-    **_to_others(
-        "procrustes",
-        "Procrustes to",
-        "squared distance of rows centred and scaled to norm 1",
-        "What is left between the rows after the best rotation: 0 for rotated and scaled copies, 2 "
-        "at most.",
-    ),
-    **_to_others(
-        "neighbor_overlap",
-        "overlap with",
-        "share of the 30 nearest neighbours, mean over rows",
-        "How much of a row's neighbourhood stays: 1 where all of it does, 30 / (rows − 1) for "
-        "unrelated rows.",
-    ),
-    linearity=Term(
-        "linearity",
-        "R² of an affine map from the layer below, adjusted",
-        "How much of a layer, the residual stream included, is an affine function of the one "
-        "below: 1 if all of it is, 0 for unrelated rows.",
-        gaussian=0.0,
-    ),
-    linearity_without_residual=Term(
-        "linearity without the residual",
-        "R² of an affine map from the layer below, adjusted",
-        "How much of what a layer adds to the one below is an affine function of that: 1 if all of "
-        "it is.",
-    ),
-)
+DRIFT = {key: Term(**fields) for key, fields in _WRITTEN["drift"].items()}
 """Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look
 at them.
 """
 
-_PARTS = {
-    "without_offset": (
-        "without offset",
-        "their mean is taken away, which is one direction of them all",
-    ),
-    **{
-        f"without_{k}_directions": (
-            f"without top {k} directions",
-            f"the {k} directions of largest variance are taken away, their mean stays",
-        )
-        for k in (1, 3, 10)
-    },
-    **{
-        f"without_{k}_coordinates": (
-            f"without top {k} coordinates",
-            f"the {k} coordinates of largest variance are set to their means",
-        )
-        for k in (1, 3, 10)
-    },
-    "without_context": (
-        "without context",
-        "each is set to the mean of its token type, so that nothing tells of its context",
-    ),
-    "without_token": (
-        "without token mean",
-        "the mean of its token type, with the offset, is taken away from each",
-    ),
-    "as_noise": ("with Gaussian rows", "they are noise of the same mean and covariance"),
-    "identity": ("with the same rows", "they are replaced by themselves; exactly 0"),
-}
-
-
-def _change(name: str, part: str, what: str, suffix: str) -> Term:
-    title = f"loss {part}{' after the first' if suffix else ''}"
-    where = ", the first positions left as they are" if suffix else ""
-    follows = (
-        "M_over_Q"
-        if name == "without_offset"
-        else "anisotropy"
-        if name == "without_1_directions"
-        else ""
-    )
-    return Term(
-        title,
-        "change of the loss, nats per token",
-        f"What the loss needs of the layer's rows{where}: {what}.",
-        is_drawn=not suffix and name != "identity",
-        follows="" if suffix else follows,
-    )
-
-
-_CHANGES = {
-    f"loss_change_{name}{suffix}": _change(name, part, what, suffix)
-    for suffix in ("", "_after_first")
-    for name, (part, what) in _PARTS.items()
-    if not (suffix and name == "identity")
-}
-
-_OF_MODELS = {
-    **DRIFT,
-    "norm_Q_expected": Term(
-        "Q expected of the norm",
-        "‖γ‖² + ‖β‖², squared embedding units",
-        "Q at the output of this LayerNorm (of an RMSNorm ‖γ‖²), if rows are spread evenly over "
-        "the coordinates.",
-        ranges=True,
-        is_drawn=False,
-        order=760,
-    ),
-    **in_group("more", 765, **_CHANGES),
-    "logit_lens_loss": Term(
-        "loss by the logit lens",
-        "mean loss on the text, nats per token, read at this layer",
-        "How well the final norm and the head predict from what is there at a layer: what the "
-        "blocks above it still do for the prediction.",
-        order=766,
-    ),
-    **in_group(
-        "more",
-        770,
-        duplicate_rows=Term(
-            "rows with a copy",
-            "rows of an embedding matrix",
-            "Rows equal to another one but for rounding: tokens that the model cannot tell apart.",
-            ranges=True,
-        ),
-        rows_without_token=Term(
-            "rows without a token",
-            "rows of an embedding matrix",
-            "Rows of ids that the tokenizer does not have: padding of the vocabulary.",
-            ranges=True,
-        ),
-        untrained_rows=Term(
-            "rows that look untrained",
-            "rows of an embedding matrix",
-            "Rows as near to the mean of the unused rows as those are themselves: training has not "
-            "moved them apart.",
-            ranges=True,
-        ),
-        tied_embeddings=Term(
-            "tied embeddings",
-            "1: tied, 0: not",
-            "Whether input and output embedding are one matrix.",
-            is_drawn=False,
-        ),
-    ),
-    **in_group(
-        "more",
-        780,
-        loss=Term(
-            "loss",
-            "mean loss on the text, nats per token",
-            "How well the model predicts the measured text.",
-        ),
-        training_loss=Term(
-            "training loss",
-            "as the training loop logged it",
-            "How well the model predicts what it is trained on.",
-            is_drawn=False,
-        ),
-        unseen_type_share=Term(
-            "rows of unseen tokens",
-            "share of the rows",
-            "Rows whose token type is in one half of the sequences alone: an ablation leaves them "
-            "their context and token.",
-            is_drawn=False,
-        ),
-        tokens_seen=Term(
-            "tokens seen",
-            "tokens, as the name says",
-            "How much the model was trained on.",
-            ranges=True,
-        ),
-    ),
-}
-
-_REMOVED = re.compile(r"loss_change_(without_(\d+)_(directions|coordinates))(_after_first)?")
+_OF_MODELS = {key: Term(**fields) for key, fields in _WRITTEN["models"].items()}
+_REMOVED = re.compile(r"(loss_change_without_)(\d+)(_(?:directions|coordinates)(?:_after_first)?)")
 
 
 def _other_changes(key: str) -> Term | None:
@@ -360,8 +173,10 @@ def _other_changes(key: str) -> Term | None:
     found = _REMOVED.fullmatch(key)
     if found is None:
         return None
-    part, what = (each.replace("3", found[2]) for each in _PARTS[f"without_3_{found[3]}"])
-    return _change(found[1], part, what, found[4] or "")._replace(group="more", order=765)
+    of_three = _OF_MODELS[f"{found[1]}3{found[3]}"]
+    return of_three._replace(
+        name=of_three.name.replace("3", found[2]), meaning=of_three.meaning.replace("3", found[2])
+    )
 
 
 def _alarm(key: str) -> Term | None:
@@ -373,5 +188,5 @@ def _alarm(key: str) -> Term | None:
     return Term(f"alarm: {term(metric).name}", "deviations", meaning, is_drawn=False)
 
 
-register(_OF_MODELS, _other_changes, is_own=True)
+register(DRIFT | _OF_MODELS, _other_changes, is_own=True)
 register({}, _alarm, is_own=True)

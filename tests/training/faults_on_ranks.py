@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 
-from embedgeo import StepMonitor
+from embedgeo import Drift, StepMonitor
 from embedgeo.metrics import TokenMoments
 from tests.models import VOCABULARY, token_batch
 from tests.training.runs import of_monitors
@@ -161,7 +161,7 @@ def with_failures(rank):
     return {
         "in a step": at_collectives(rank, 6),
         "of the last weights": at_collectives(rank, 3, measure_last=True, every_n_steps=5),
-        "of a probe": at_collectives(rank, 3, probe=probe, drift=True),
+        "of a probe": at_collectives(rank, 3, probe=probe, listeners=[Drift()]),
         "other digits": train(rank, Injected(), metrics=lambda dim: [OtherDigits()]),
     }
 

@@ -6,12 +6,10 @@ from functools import partial
 
 import lightning as L
 import torch
-import torch.distributed as dist
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.parallel import (
@@ -22,13 +20,11 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.data import DataLoader
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXLayer
 
-from embedgeo import GeometryMonitor, StepMonitor
+from embedgeo import GeometryMonitor
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, llama, token_batch
 from tests.ranks import WORLD_SIZE
 from tests.training.runs import (
-    ANSWERS,
-    Answers,
     moments,
     of_monitors,
     out_of_memory_on,
@@ -168,10 +164,6 @@ def no_ids(batch):
     raise KeyError("ids")
 
 
-def out_of_memory(module, batch):
-    raise torch.OutOfMemoryError("tried to allocate 1.5 EiB")
-
-
 class BreaksLater:
     """A probe whose files are gone after the first round."""
 
@@ -193,22 +185,12 @@ FAULTS = {
         "OutOfMemoryError: tried to allocate",
         {"metrics": partial(out_of_memory_on, 1, "update")},
     ),
-    "in an update, of a probe": (
-        "ddp",
-        "OutOfMemoryError",
-        {"probe": probe_batches(), "metrics": partial(out_of_memory_on, 1, "update")},
-    ),
     "sharded parameters": (
         "fsdp 2",
         "KeyError: 'ids'",
         {"probe": probe_batches(), "token_ids": no_ids},
     ),
     "a probe that breaks": ("fsdp 2", "OSError: stale file handle", {"probe": BreaksLater()}),
-    "a probe's forward": (
-        "ddp",
-        "OutOfMemoryError",
-        {"probe": probe_batches(), "probe_forward": out_of_memory},
-    ),
     "repeated rows": (
         "tensor parallel",
         "OutOfMemoryError",
@@ -235,27 +217,6 @@ def faults_on_rank(rank, folder):
     return outcomes | {"logger": ({record["step"] for record in monitor.history}, warned)}
 
 
-def answers_on_rank(rank):
-    """Warnings and numbers of records where one rank's metrics, or all ranks', return or raise
-    the wrong.
-    """
-    results = []
-    model, ids = positions_model(), token_batch()["input_ids"]
-    for answer, place, _ in (ANSWERS[0], ANSWERS[1], ANSWERS[-1]):
-        for who in ({0}, {1}, {0, 1}):
-            made = (answer, place) if rank in who else ({"share": torch.tensor(0.5)}, "compute")
-            options = {"layers": "0", "metrics": lambda dim, made=made: [Answers(*made)]}
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                with StepMonitor(model, 1, **options) as monitor:
-                    for step in range(2):
-                        with monitor.step(step):
-                            model(ids)
-                        dist.all_reduce(torch.ones(()))  # the training's
-            results.append((of_monitors(caught), len(monitor.history)))
-    return results
-
-
 def fault_on_rank(rank, folder, name, **fault):
     """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on
     each other.
@@ -267,11 +228,6 @@ def fault_on_rank(rank, folder, name, **fault):
     return run(
         rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy
     )
-
-
-def positions_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(96, 8), nn.LayerNorm(8), nn.Identity()).double()
 
 
 def hugging_face_on_rank(rank, folder):
@@ -311,7 +267,6 @@ def everything(rank, folder):
     """One launch for all: starting processes takes longer than what they do."""
     results = {name: fit_on_rank(rank, folder, name) for name in STRATEGIES}
     results["faults"] = faults_on_rank(rank, folder)
-    results["answers"] = answers_on_rank(rank)
     results["hugging face"] = hugging_face_on_rank(rank, folder)
     # the last: the other rank's peer is gone after it
     results["raised"] = raise_on_rank_1(rank, folder)

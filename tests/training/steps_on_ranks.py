@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import IntrinsicDimension, StepMonitor
+from embedgeo import Drift, IntrinsicDimension, StepMonitor
 from embedgeo.metrics import AfterProcessing
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
@@ -152,7 +152,13 @@ def run(form, rank, **options):
     options = {"metrics": token_moments, **given, **options}
     train = StepMonitor(model, 2, window=2, log=values.__setitem__ if rank else None, **options)
     held = StepMonitor(
-        model, 3, probe=probe_batches(), prefix="held", metrics=token_moments, drift=True, **given
+        model,
+        3,
+        probe=probe_batches(),
+        prefix="held",
+        metrics=token_moments,
+        listeners=[Drift()],
+        **given,
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with warnings.catch_warnings(record=True) as caught:
@@ -202,7 +208,9 @@ def many_rows(rank, num_ranks=1):
     batches = [token_batch(16 if i < 15 else 12, seed=i) for i in range(16)]
     own = batches[rank::num_ranks]
     train = StepMonitor(model, 10, window=2, metrics=samplers)
-    held = StepMonitor(model, 1, probe=batches, prefix="held", metrics=samplers, drift=True)
+    held = StepMonitor(
+        model, 1, probe=batches, prefix="held", metrics=samplers, listeners=[Drift()]
+    )
     for step in range(2):
         for batch in own[step * len(own) // 2 :][: len(own) // 2]:
             with train.step(step, batch), held.step(step, batch):

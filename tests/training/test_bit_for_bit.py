@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
-from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor, full_metrics
+from embedgeo import Drift, GeometryCallback, GeometryMonitor, StepMonitor, full_metrics
 from tests.models import hooks
 from tests.training.hf_runs import hf_trainer, logged, rows
 from tests.training.loops import loop
@@ -30,7 +30,7 @@ def monitors(kind, *model):
     common = {"jackknife": 2, "on_error": "raise", "layers": ["embed", "mean(last2)"]}
     train = {"every_n_steps": 4, "window": 2, "metrics": full_metrics}
     probe = torch.utils.data.DataLoader(rows(8, "left", seed=1), batch_size=4)
-    held = {"every_n_steps": 3, "probe": probe, "drift": True, "prefix": "held"}
+    held = {"every_n_steps": 3, "probe": probe, "listeners": [Drift()], "prefix": "held"}
     return [kind(*model, **common, **options) for options in (train, held)]
 
 

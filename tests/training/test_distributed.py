@@ -93,13 +93,6 @@ def test_a_logger_that_fails_on_rank_0_turns_monitoring_off_on_all(ranks):
         assert cause in warning
 
 
-def test_what_a_metric_of_the_users_does_wrong_hangs_nobody(ranks):
-    for cases in zip(*(rank["answers"] for rank in ranks), strict=True):
-        told = [message for (message,), _ in cases]
-        assert any("in Answers at layer '00'" in message for message in told)
-        assert all("is off for the rest of this run" in message for message in told)
-
-
 def test_the_error_of_a_rank_is_the_one_it_raises_and_the_other_one_ends_too(ranks):
     first, second = (rank["raised"] for rank in ranks)
     assert second == "ZeroDivisionError: in the user's code"

@@ -1,20 +1,16 @@
 """The same rows at every measurement: what monitors with a probe say of how far they have moved."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
 
-from embedgeo import GeometryMonitor, StepMonitor
+from embedgeo import Drift, GeometryMonitor, StepMonitor
 from embedgeo.functional.representations import drift_values, linearity_values
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, t5, token_batch
 from tests.training.hf_runs import hf_trainer
 from tests.training.loops import loop
 from tests.training.runs import (
-    TinyLM,
-    fit,
     interrupted,
     moments,
     steps,
@@ -28,7 +24,7 @@ OPTIONS = {
     "every_n_steps": 2,
     "metrics": moments,
     "probe": BATCHES,
-    "drift": True,
+    "listeners": [Drift()],
     "on_error": "raise",
 }
 
@@ -39,6 +35,11 @@ pytestmark = [
         "ignore:You're resuming from a checkpoint that ended before the epoch ended"
     ),
 ]
+
+
+def rows_of(monitor):
+    """The rows that a monitor's checkpoint holds."""
+    return monitor.state_dict()["listeners"]["0 Drift"]
 
 
 def of_drift(history):
@@ -158,15 +159,12 @@ def test_a_checkpoint_of_a_loop_holds_the_rows_of_the_first_and_the_last_measure
     assert steps(second) == [4, 6]
     after = {key: values for key, values in of_drift(whole.history).items() if key[0] >= 4}
     assert_equal(of_drift(second.history), after)
-    assert "drift" not in loop(2, **{**OPTIONS, "drift": False}, close=False)[1].state_dict()
+    assert "listeners" not in loop(2, **{**OPTIONS, "listeners": ()}, close=False)[1].state_dict()
 
 
-def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path, caplog):
-    first, second = GeometryMonitor(**OPTIONS), GeometryMonitor(**OPTIONS)
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        interrupted(tmp_path, [first], [second], at=4, end=6)
-    assert "drift keeps" in caplog.text
-    assert "drift has no rows" not in caplog.text
+def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path):
+    first, second = (GeometryMonitor(**{**OPTIONS, "listeners": [Drift()]}) for _ in range(2))
+    interrupted(tmp_path, [first], [second], at=4, end=6)
     assert steps(first) == [0, 2, 4]
     assert steps(second) == [6]
     found = of_drift(second.history)[6, "block.01"]
@@ -175,22 +173,13 @@ def test_a_resumed_lightning_run_goes_on_from_the_rows(tmp_path, caplog):
 
 
 @pytest.mark.slow
-def test_that_a_resumed_run_of_the_hugging_face_trainer_starts_anew_is_said_in_a_line(
-    tmp_path, caplog
-):
-    said = (
-        "GeometryCallback: drift has no rows from before step 2: the first measurement from now on "
-        "is its first."
-    )
+def test_a_resumed_run_of_the_hugging_face_trainer_starts_anew(tmp_path):
     saves = {"save_strategy": "steps", "save_steps": 2}
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()
-        assert said not in caplog.text
-        callback = GeometryCallback(**OPTIONS)
-        hf_trainer(tmp_path, callback, max_steps=6).train(
-            resume_from_checkpoint=str(tmp_path / "checkpoint-2")
-        )
-    assert caplog.text.count(said) == 1
+    hf_trainer(tmp_path, GeometryCallback(**OPTIONS), max_steps=2, **saves).train()
+    callback = GeometryCallback(**OPTIONS)
+    hf_trainer(tmp_path, callback, max_steps=6).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-2")
+    )
     found = of_drift(callback.history)
     assert [found[step, "embed"].keys() for step in (2, 4, 6)] == [set(), OVER_TIME, OVER_TIME]
     assert found[4, "embed"]["cka_to_first"] == found[4, "embed"]["cka_to_previous"]
@@ -235,38 +224,21 @@ def test_rows_that_are_not_finite_once_are_left_out_then():
     for step in (1, 2):
         assert found[step, "embed"].keys() == OVER_TIME
         assert 0 < found[step, "embed"]["procrustes_to_first"] < 2
-    assert len(monitor.state_dict()["drift"]["first"]["embed"]["rows"]) == 2 * 36 - 6
+    assert len(rows_of(monitor)["first"]["embed"]["rows"]) == 2 * 36 - 6
 
 
-def test_it_needs_a_probe():
+def test_it_needs_a_probe_and_enough_rows():
     for make in (
         GeometryMonitor,
         GeometryCallback,
         lambda **options: StepMonitor(gpt_neox(), **options),
     ):
-        with pytest.raises(
-            ValueError,
-            match=r"drift compares the same rows .* got drift=True without one\. Give probe=",
-        ):
-            make(drift=True)
-    for number in (5, -1, 0, 1.5, "all"):
-        with pytest.raises(
-            ValueError, match=r"drift must be True, False, or a number of rows, 32 or more; got"
-        ):
-            GeometryMonitor(probe=BATCHES, drift=number)
-
-
-def test_what_it_keeps_is_said_beforehand(tmp_path, caplog):
-    wide = GeometryMonitor(**{**OPTIONS, "drift": 32, "layers": "embed", "prefix": "wide"})
-    monitor = GeometryMonitor(**OPTIONS)
-    with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        fit(tmp_path, monitor, wide, module=TinyLM(hidden_size=32), max_steps=1)
-    said = "drift keeps 1024 rows of each layer twice, up to 1.31 MB in all, also in checkpoints."
-    assert said in caplog.text
-    assert "; the linearity is undefined, it needs more than 33: drift=64, say." in caplog.text
-    without = GeometryMonitor(**{**OPTIONS, "drift": False})
-    found, without = (each.describe(gpt_neox()).state_bytes for each in (monitor, without))
-    assert found - without == 5 * 3 * 2 * 36 * 16 * 4
+        with pytest.raises(ValueError, match=r"a Drift compares the same rows .* Give probe="):
+            make(listeners=[Drift()])
+    with pytest.raises(ValueError, match=r"num_rows must be 32 or more; got 5"):
+        Drift(5)
+    with pytest.raises(TypeError, match=r"'drift'\. It is gone: give listeners=\[embedgeo\.Drift"):
+        GeometryMonitor(drift=True)
 
 
 def test_at_most_so_many_rows_are_kept_the_same_ones_and_in_their_order():
@@ -275,7 +247,7 @@ def test_at_most_so_many_rows_are_kept_the_same_ones_and_in_their_order():
     few, default = (
         {which: layers["block.01"] for which, layers in kept.items()}
         for kept in (
-            trained(drift=given, **options)[1].state_dict()["drift"] for given in (40, True)
+            rows_of(trained(listeners=[Drift(given)], **options)[1]) for given in (40, 1024)
         )
     )
     first, last, fewer = default["first"], default["previous"], few["first"]

@@ -106,7 +106,6 @@ def test_the_history_is_in_the_loggers_folder_else_where_told(tmp_path, kind):
         (None, None),
         ("mlflow-artifacts:/1/abc/artifacts", None),
         ("s3://bucket/runs", None),
-        ("file:runs/my%20artifacts", "runs/my artifacts"),
         ("my runs/abc", "my runs/abc"),
     ],
 )

@@ -4,7 +4,7 @@ process.
 
 import pytest
 
-from embedgeo import StepMonitor
+from embedgeo import Drift, StepMonitor
 from tests.ranks import WORLD_SIZE, on_two_ranks
 from tests.training.on_ranks import probe_batches
 from tests.training.runs import assert_same_values, by_step, in_one_process, token_moments
@@ -37,7 +37,9 @@ def four(tmp_path_factory):
 
 def held_in_one_process(model):
     """Of a probe, with the drift."""
-    with StepMonitor(model, 3, probe=probe_batches(), metrics=token_moments, drift=True) as monitor:
+    with StepMonitor(
+        model, 3, probe=probe_batches(), metrics=token_moments, listeners=[Drift()]
+    ) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
                 pass

@@ -53,8 +53,7 @@ from embedgeo.functional.rows import (
     row_ids,
 )
 from embedgeo.geometry import export
-from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
-from embedgeo.geometry.drift import Drift
+from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics import defaults
 from embedgeo.metrics.base import GeometryMetric
@@ -127,7 +126,7 @@ class Geometry:
         part: Part | None = None,
         stage_group: Group = None,
         join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
-        drift: Drift | None = None,
+        drift: ComparesRows | None = None,
     ) -> None:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
@@ -141,7 +140,7 @@ class Geometry:
         self.layers = resolve_layers(model, layers, part)
         if any(layer.stream for layer in self.layers) and (rows == "max" or drift is not None):
             raise ValueError(
-                'layers="residual" has sums of streams, which rows="max" and drift= do not keep: '
+                'layers="residual" has sums of streams, which rows="max" and Drift do not keep: '
                 "leave one of them out."
             )
         self.part = part

@@ -5,14 +5,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import is_distributed
 from embedgeo.metrics.base import GeometryMetric, require_values
-from embedgeo.metrics.layer import LayerMetrics, compute_alone, in_sync, named
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
@@ -31,6 +31,17 @@ class MeasuredLayer(NamedTuple):
     layer_index: int  # in forward order
     metrics: LayerMetrics
     num_bytes: int = 0  # of its states, on the rank where these are the largest
+
+
+@runtime_checkable
+class ComparesRows(Protocol):
+    """What compares the rows of layers with others: `embedgeo.Drift`."""
+
+    def with_compared_rows(self, make: MetricFactory) -> MetricFactory:
+        """Make the metrics that ``make`` makes, and one that keeps rows to compare."""
+
+    def compare(self, layers: Sequence[MeasuredLayer]) -> None:
+        """Give these metrics the rows to compare with; every rank calls this."""
 
 
 def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:

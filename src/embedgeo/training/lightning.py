@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -95,10 +94,6 @@ class GeometryMonitor(Monitor, Callback):
             in when ``fit`` begins (``setup``), if the model is not compiled by then; otherwise call
             ``prepare(model)`` before ``torch.compile``. What the monitor itself runs, on a probe or
             for the last weights, is eager.
-        drift: compare so many rows of the probe at each layer, True for 1024, with the same rows at
-            the measurement before, at the first one of the run, and at the layer below: see
-            `embedgeo.geometry.drift.Drift`. The ``linearity`` needs more rows than the layer is
-            wide. A checkpoint holds the rows, so that a resumed run goes on from them.
         pictures: draw pictures for loggers that show them, at the first measurement, whenever there
             are twice as many, and at the last; ``False``: none.
         scalars: what loggers get at each layer and as means over blocks: ``"headlines"`` (those of
@@ -107,16 +102,17 @@ class GeometryMonitor(Monitor, Callback):
             ``history``, ``callback_metrics`` and the files have all.
         listeners: functions that are called with the step and its records, with the means over
             blocks, after each measurement, on every rank in step; such as
-            `embedgeo.GeometryAlarm`. What one returns, if anything, are records that join the
-            history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
-            all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
-            configuration each is a ``class_path`` and its ``init_args``.
+            `embedgeo.GeometryAlarm` and `embedgeo.Drift`. What one returns, if anything, are
+            records that join the history. Its ``state_dict`` is saved where it has one. One that
+            fails is taken out on all ranks, with one warning, or raises with
+            ``on_error="raise"``. In a YAML configuration each is a ``class_path`` and its
+            ``init_args``.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
             is not.
-        ValueError: an argument is outside its range, or there is no probe for ``drift``; when
-            training starts: layers are not found, two metrics have the same key, or a
+        ValueError: an argument is outside its range, or there is no probe for an `embedgeo.Drift`;
+            when training starts: layers are not found, two metrics have the same key, or a
             ModelCheckpoint monitors values of training batches, which are those of the weights
             before the step.
 
@@ -178,10 +174,6 @@ class GeometryMonitor(Monitor, Callback):
             batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
-        if remedy := self._remedy(pl_module):
-            rank_zero_info(
-                f"GeometryMonitor: {type(pl_module).__name__} has no forward(): {remedy}"
-            )
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
@@ -269,23 +261,6 @@ class GeometryMonitor(Monitor, Callback):
                 _call_inside(self._trainer.model, pl_module, call)
             else:
                 call()
-
-    def _remedy(self, pl_module: LightningModule) -> str:
-        """Say what to give where neither a forward nor a training step could be run on a batch;
-        empty where one can.
-        """
-        has_model = measured_model(pl_module) is not unwrapped(pl_module)
-        if self._has_forward or has_model or self.probe_forward is not None:
-            return ""
-        give = "give probe_forward=, a function of the module and a batch that runs the model"
-        if self.probe is not None:
-            return f"to measure the probe, {give}."
-        by_hand = self.measure_last and not pl_module.automatic_optimization
-        return (
-            f"to measure the last weights under manual optimization, {give}, or measure_last=False."
-            if by_hand
-            else ""
-        )
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)

@@ -1,25 +1,22 @@
 """Charts, an explanation and pictures for loggers, beside scalars."""
 
 import csv
-import re
+import glob
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
-from operator import methodcaller
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
-from urllib.request import url2pathname
 from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import (
     CSVLogger,
     Logger,
-    MLFlowLogger,
     TensorBoardLogger,
     WandbLogger,
 )
@@ -31,8 +28,7 @@ from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
 from embedgeo.results.records import Record
 
-HF_CALLBACKS = "transformers.integrations.integration_utils"
-"""Module of the callbacks by which the Hugging Face Trainer logs."""
+_HF_CALLBACKS = "transformers.integrations.integration_utils"
 
 Png = tuple[bytes, int, int]
 """A picture, its width and height."""
@@ -40,9 +36,6 @@ Png = tuple[bytes, int, int]
 COLUMNS = ("step", "layer", "layer_index", "width", "metric", "value", "stderr")
 """Columns of ``geometry.csv``: the keys of a `Record`."""
 
-_LIGHTNING_STEP = "trainer/global_step"  # the key of the step with which Lightning's logger logs
-# the key with which the callback of the Hugging Face Trainer logs
-_TRAINER_STEP = "train/global_step"
 _WANDB_STYLE = (
     "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; "
     "vertical-align: top}</style>"
@@ -70,13 +63,6 @@ class Adapter:
     """
 
     takes_pictures: ClassVar[bool] = True  # none are drawn where no adapter takes any
-
-    @classmethod
-    def of(cls, logger: Any) -> "Adapter | None":
-        """The adapter of a logger; None for another object. The logger's package is not imported
-        for this.
-        """
-        return logger if isinstance(logger, Adapter) else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         """Draw or update charts, after each measurement and once more at the end, of all records of
@@ -130,7 +116,12 @@ class Media:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
         history = history[self._num_earlier :]
         if history and self._adapters is None:
-            self._adapters = list(self._working_adapters(loggers))
+            self._adapters = []
+            for logger in loggers:
+                try:
+                    self._adapters += filter(None, [adapter_of(logger)])
+                except Exception as error:
+                    self._warn(f"{type(logger).__name__} gets", error)
         if not history or not self._adapters:
             return
         step = history[-1]["step"]
@@ -141,53 +132,41 @@ class Media:
             logged = (record for record in history if is_logged(record, self._scalars))
             self._metrics = in_order(record["metric"] for record in logged)
         charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
-        self._write_to_all(methodcaller("write_charts", charts, history))
+        self._write_to_all("write_charts", charts, history)
         if is_first:
-            text = "\n".join(_explanation(self._metrics))
-            self._write_to_all(
-                methodcaller("write_text", f"{self._prefix}/what the numbers mean", text, step)
-            )
+            tag = f"{self._prefix}/what the numbers mean"
+            self._write_to_all("write_text", tag, _explanation(self._metrics), step)
         if is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
-            for method, tag, drawn in self._drawn(history):
-                self._write_to_all(methodcaller(method, tag, drawn, step))
+            self._draw(history, step)
 
-    def _working_adapters(self, loggers: Iterable[object]) -> Iterator[Adapter]:
-        for logger in loggers:
-            try:
-                if (adapter := adapter_of(logger)) is not None:
-                    yield adapter
-            except Exception as error:
-                self._warn(f"{type(logger).__name__} gets", error)
-
-    def _drawn(self, history: Sequence[Record]) -> Iterator[tuple[str, str, Any]]:
-        """Yield pictures and the text on what happened, each with the method that writes it and its
-        tag.
-        """
-        assert self._adapters is not None
-        if not (self._can_draw and any(adapter.takes_pictures for adapter in self._adapters)):
+    def _draw(self, history: Sequence[Record], step: int) -> None:
+        """Write pictures, and the text on what happened."""
+        if not (self._can_draw and any(adapter.takes_pictures for adapter in self._adapters or ())):
             return
         try:
             require_extra("report", "drawing them")
             from embedgeo.report import live
 
-            for tag, picture in live.draw_pictures(history, self._prefix):
-                yield "write_image", tag, picture
-            if told := live.story_so_far(history):
-                text = "\n".join(f"- {sentence}" for sentence in told)
-                yield "write_text", f"{self._prefix}/what happened", text
+            drawn = [*live.draw_pictures(history, self._prefix)]
+            told = "\n".join(f"- {sentence}" for sentence in live.story_so_far(history))
         except ImportError as error:
             self._can_draw = False
             rank_zero_info(f"Loggers get no pictures of {self._prefix}: {error}")
         except Exception as error:
             self._can_draw = False
             self._warn("loggers get", error, "pictures")
+        else:
+            for tag, picture in drawn:
+                self._write_to_all("write_image", tag, picture, step)
+            if told:
+                self._write_to_all("write_text", f"{self._prefix}/what happened", told, step)
 
-    def _write_to_all(self, write: Callable[[Adapter], None]) -> None:
+    def _write_to_all(self, method: str, *arguments: Any) -> None:
         assert self._adapters is not None
         for adapter in tuple(self._adapters):
             try:
-                write(adapter)
+                getattr(adapter, method)(*arguments)
             except Exception as error:
                 self._adapters.remove(adapter)
                 self._warn(f"{type(adapter).__name__.lower()} gets", error)
@@ -201,26 +180,20 @@ class Media:
         warnings.warn(f"{rule}: {reason(error)}", stacklevel=2)
 
 
-def _explanation(metrics: Iterable[str]) -> Iterator[str]:
-    yield "| number | is | unit or estimator | how to read it |"
-    yield "|---|---|---|---|"
+def _explanation(metrics: Iterable[str]) -> str:
+    rows = [["number", "is", "unit or estimator", "how to read it"], ["---"] * 4]
     for metric in metrics:
         named = term(metric)
-        row = (metric, named.name, named.unit, named.meaning)
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
-    yield ""
-    yield (
+        cells = (metric, named.name, named.unit, named.meaning)
+        rows.append([cell.replace("|", "\\|") for cell in cells])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return (
+        f"{table}\n\n"
         "Layers: `embed` is what enters the first block, `block.00` … are the blocks' outputs, "
         "`mean` is the mean over blocks. The step is the number of optimizer steps that the "
         "weights have taken. Undefined values (too few rows, rows that do not vary) are missing "
         "in the charts and grey in the heatmaps."
     )
-
-
-def is_instance(logger: object, module: str, name: str) -> bool:
-    """Test a logger for a class of a module that is not imported for this."""
-    kind = getattr(sys.modules.get(module), name, None)
-    return isinstance(kind, type) and isinstance(logger, kind)
 
 
 class TensorBoard(Adapter):
@@ -229,18 +202,6 @@ class TensorBoard(Adapter):
     def __init__(self, writer: Any) -> None:
         self._writer = writer
         self._has_charts = False
-
-    @classmethod
-    def of(cls, logger: Any) -> "TensorBoard | None":
-        if isinstance(logger, TensorBoardLogger):
-            return cls(logger.experiment)
-        if is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter"):
-            return cls(logger)
-        has_writer = (
-            is_instance(logger, HF_CALLBACKS, "TensorBoardCallback")
-            and logger.tb_writer is not None
-        )
-        return cls(logger.tb_writer) if has_writer else None
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         if self._has_charts:
@@ -283,22 +244,6 @@ class Wandb(Adapter):
         self._axis = axis
         self._prefix = ""
         self._num_drawn = 0
-
-    @classmethod
-    def of(cls, logger: Any) -> "Wandb | None":
-        if isinstance(logger, WandbLogger):
-            return cls(
-                logger.experiment,
-                lambda _, step, values: logger.log_metrics(values, step),
-                _LIGHTNING_STEP,
-            )
-        if is_instance(logger, HF_CALLBACKS, "WandbCallback"):
-            run = sys.modules["wandb"].run
-            return run and cls(
-                run, lambda _, step, values: run.log({**values, _TRAINER_STEP: step}), _TRAINER_STEP
-            )
-        run = _wandb_run(logger)
-        return run and cls(run, partial(_log_in_open_row, run))
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         if not self._prefix and self._axis:
@@ -364,7 +309,7 @@ def _wandb_run(log: Any) -> Any:
     """The run that a log is, or that ``wandb`` has now, if any."""
     if _is_wandb(log):
         return log.run
-    return log if is_instance(log, "wandb.sdk.wandb_run", "Run") else None
+    return log if _is_instance(log, "wandb.sdk.wandb_run", "Run") else None
 
 
 def _wandb_axis(prefix: str) -> str:
@@ -404,11 +349,6 @@ class Csv(Adapter):
         self._folder = folder
         self._num_written = 0
 
-    @classmethod
-    def of(cls, logger: Any) -> "Csv | None":
-        is_local = isinstance(logger, CSVLogger) and "://" not in logger.log_dir
-        return cls(Path(logger.log_dir)) if is_local else None
-
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
         new = history[self._num_written :]
         if not new:
@@ -442,66 +382,70 @@ def _keep_earlier(path: Path, step: int) -> None:
     path.write_bytes(b"".join([header, *earlier]))
 
 
-_ADAPTERS: tuple[type[Adapter], ...] = (Adapter, TensorBoard, Wandb, Csv)
-
-
-def adapter_of(logger: object) -> Adapter | None:
+def adapter_of(logger: Any) -> Adapter | None:
     """The adapter of a logger that takes more than scalars, None of others; Lightning's own have
-    one on rank zero alone.
+    one on rank zero alone. No logger's package is imported for this.
     """
+    if isinstance(logger, Adapter):
+        return logger
     if isinstance(logger, Logger) and getattr(rank_zero_only, "rank", None):
         return None
-    return next(filter(None, (kind.of(logger) for kind in _ADAPTERS)), None)
+    if isinstance(logger, CSVLogger) and "://" not in logger.log_dir:
+        return Csv(Path(logger.log_dir))
+    writer = _summary_writer(logger)
+    return _wandb_adapter(logger) if writer is None else TensorBoard(writer)
+
+
+def _summary_writer(logger: Any) -> Any:
+    if isinstance(logger, TensorBoardLogger):
+        return logger.experiment
+    if _is_instance(logger, _HF_CALLBACKS, "TensorBoardCallback"):
+        return logger.tb_writer
+    return (
+        logger if _is_instance(logger, "torch.utils.tensorboard.writer", "SummaryWriter") else None
+    )
+
+
+def _wandb_adapter(logger: Any) -> Wandb | None:
+    if isinstance(logger, WandbLogger):
+        return Wandb(
+            logger.experiment,
+            lambda _, step, values: logger.log_metrics(values, step),
+            "trainer/global_step",
+        )
+    if _is_instance(logger, _HF_CALLBACKS, "WandbCallback"):
+        axis = "train/global_step"
+        run = sys.modules["wandb"].run
+        return run and Wandb(run, lambda _, step, values: run.log({**values, axis: step}), axis)
+    run = _wandb_run(logger)
+    return run and Wandb(run, partial(_log_in_open_row, run))
+
+
+def _is_instance(logger: object, module: str, name: str) -> bool:
+    """Test a logger for a class of a module that is not imported for this."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(logger, kind)
 
 
 def logger_folder(loggers: Iterable[Any]) -> Path | None:
     """The folder on this machine in which the first logger or ``SummaryWriter`` writes, if it has
     one: its run's own.
 
-    Of Weights & Biases the directory in which the run began, also where another process goes on
-    with it; of MLflow the artifacts of the run.
+    Of Weights & Biases it is the directory in which the run began, also where another process goes
+    on with it.
     """
     first = next(iter(loggers), None)
     folders = [getattr(first, "log_dir", None), getattr(first, "save_dir", None)]
     with suppress(Exception):  # of a server that does not answer, or another rank's logger
         run = _wandb_run(first.experiment if isinstance(first, WandbLogger) else first)
         if run is not None and not run.disabled:
-            folders.insert(0, _first_wandb_folder(run))
-        folders.insert(0, _mlflow_artifacts(first))
-    local = (_local_folder(str(folder)) for folder in folders if isinstance(folder, str | Path))
-    return next((folder for folder in local if folder is not None), None)
-
-
-def _mlflow_artifacts(logger: Any) -> str | None:
-    """Address of the artifacts of Lightning's logger for MLflow, or of ``mlflow``'s own run."""
-    if isinstance(logger, MLFlowLogger):
-        run = logger.experiment.get_run(logger.run_id)
-    elif (mlflow := sys.modules.get("mlflow")) is not None and logger is mlflow:
-        run = mlflow.active_run()
-    else:
-        return None
-    return None if run is None else run.info.artifact_uri
-
-
-def _local_folder(place: str) -> Path | None:
-    """The folder that a path or a ``file:`` URI names; None for other URIs, also such as
-    ``dbfs:/runs``.
-    """
-    uri = urlsplit(place)
-    if uri.scheme == "file":
-        return Path(url2pathname(uri.path))
-    return None if uri.scheme else Path(place)
-
-
-def _first_wandb_folder(run: Any) -> Path:
-    """The directory of files of a run; of one that goes on, in a directory of its own, that in
-    which it began.
-    """
-    own = Path(run.dir)
-    of_run = re.compile(rf"(?:offline-)?run-(\d+_\d+)-{re.escape(run.id)}")
-    began = [
-        (found[1], path)
-        for path in own.parent.parent.iterdir()
-        if (found := of_run.fullmatch(path.name))
-    ]
-    return min(began)[1] / own.name if began else own
+            own = Path(run.dir)
+            every = [own.parent, *own.parent.parent.glob(f"*run-*-{glob.escape(run.id)}")]
+            began = min(every, key=lambda path: path.name.removeprefix("offline-"))
+            return began / own.name
+    local = (
+        Path(each)
+        for each in folders
+        if isinstance(each, str | Path) and not urlsplit(str(each)).scheme
+    )
+    return next(local, None)

@@ -9,13 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from inspect import currentframe
-from itertools import chain, islice, pairwise
+from itertools import islice
 from operator import length_hint
 from pathlib import Path
-from sysconfig import get_path
-from traceback import walk_stack
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -42,35 +39,22 @@ from embedgeo.functional.distributed import (
     own_group,
     together,
 )
-from embedgeo.functional.representations import NEIGHBORS
 from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.drift import Drift
+from embedgeo.geometry.computing import ComparesRows
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.records import Record, block_means
-from embedgeo.training.describe import (
-    DescribedMonitor,
-    Description,
-    describe,
-    expected_rows,
-    missing_for_history,
-    opening,
-    without_tables,
-)
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
+from embedgeo.training.opening import expected_rows, missing_for_history, opening, without_tables
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
 
 Compiled = Literal["eager", "stable"]
-NUM_COMPARED_ROWS = 1024  # of a layer, for `drift=True`
-# with no code of the user's
-_FOLDERS = (Path(__file__).parents[1], *map(get_path, ("stdlib", "purelib", "platlib")))
-_NOT_THE_USERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<frozen")
 
 
 def log_spaced_steps(last: int = 512) -> tuple[int, ...]:
@@ -108,13 +92,8 @@ class Schedule:
         self.extra_steps = frozenset(extra_steps)
         self.window = window
         before_extra = {step // every_n_steps * every_n_steps for step in extra_steps}
-        regular = {
-            0,
-            every_n_steps,
-            *before_extra,
-            *(step + every_n_steps for step in before_extra),
-        }
-        gap = min(b - a for a, b in pairwise(sorted(regular | self.extra_steps)))
+        starts = {0, *before_extra, *extra_steps}
+        gap = min(self.next_after(step) - step for step in starts)
         if window > gap:
             raise ValueError(
                 f"window must not reach into the next measured step, {gap} steps on; got {window}."
@@ -144,15 +123,6 @@ class TrainingRun:
     batches_a_step: int = 1  # that gradients are accumulated over
 
 
-class Measurement(NamedTuple):
-    """A measurement whose records have not been logged."""
-
-    step: int
-    geometry: Geometry
-    why_silent: str
-    is_first: bool  # of the run
-
-
 class MonitorOptions(TypedDict, total=False):
     """Arguments of a monitor beside ``every_n_steps``, with the types that `Monitor` gives them."""
 
@@ -175,7 +145,6 @@ class MonitorOptions(TypedDict, total=False):
     jackknife: int
     word_ids: Callable[[Any], Tensor] | None
     compiled: Compiled
-    drift: bool | int
     pictures: bool
     scalars: Scalars
     listeners: Sequence[Any]
@@ -226,7 +195,6 @@ class Monitor(ABC):
         jackknife: int = 0,
         word_ids: Callable[[Any], Tensor] | None = None,
         compiled: Compiled = "eager",
-        drift: bool | int = False,
         pictures: bool = True,
         scalars: Scalars = "headlines",
         listeners: Sequence[Any] = (),
@@ -260,27 +228,30 @@ class Monitor(ABC):
         self.measure_last = measure_last
         self.on_error = on_error
         self.compiled = compiled
-        self.drift = _num_compared_rows(drift, has_probe=probe is not None)
         self.pictures = pictures
         self.scalars = require_scalars(scalars)
         self.listeners = _require_listeners(listeners)
+        comparing = [each for each in self.listeners if isinstance(each, ComparesRows)]
+        if len(comparing) > (probe is not None):
+            raise ValueError(
+                f"a {type(comparing[0]).__name__} compares the same rows at every measurement, and "
+                "must be the only one, of a monitor with a probe. Give probe=, fixed held-out "
+                "batches."
+            )
+        self._drift = next(iter(comparing), None)
         self.history: list[Record] = []
-        self._exclusions = {
-            "skip_first_positions": skip_first_positions,
-            "ignore_token_ids": ignore_token_ids,
-        }
         given = None if metrics == "auto" else metrics
-        self._chooses_metrics = given is None
-        self._without_tables = partial(streaming_metrics, seed=seed)
+        self.chooses_metrics = given is None
+        self.make_without_tables = partial(streaming_metrics, seed=seed)
         self._settings: dict[str, Any] = {
-            **self._exclusions,
             "layers": layers,
             "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
+            "skip_first_positions": skip_first_positions,
+            "ignore_token_ids": ignore_token_ids,
             "rows": rows,
             "jackknife": jackknife,
         }
         self._keeps_batches = measure_last and probe is None
-        self._warned_of_eager_steps = False
         self._geometry: Geometry | None = None
         self._run: TrainingRun | None = None
         self._file: HistoryFile | None = None
@@ -288,41 +259,9 @@ class Monitor(ABC):
         self._row_group: Group = None  # those that have different rows
         self._reset()
 
-    def describe(
-        self,
-        model: nn.Module,
-        batch: Any = None,
-        *,
-        batch_size: int = 8,
-        seq_len: int = 512,
-        ranks: int | None = None,
-    ) -> Description:
-        """Describe what the monitor would do on a model: see
-        `embedgeo.training.describe.describe`.
-        """
-        described = DescribedMonitor(
-            self.schedule.window,
-            self.probe,
-            self.token_ids,
-            self.mask,
-            self.compiled,
-            self.drift,
-            self._without_tables if self._chooses_metrics else None,
-        )
-        with kept_random_states():
-            try:
-                geometry: Geometry | ValueError = self._make_geometry(model)
-            except ValueError as error:
-                geometry = error
-        return describe(
-            described,
-            geometry,
-            model,
-            batch,
-            batch_size=batch_size,
-            seq_len=seq_len,
-            ranks=ranks,
-        )
+    def describe(self, *args: Any, **options: Any) -> NoReturn:
+        """Raise AttributeError, which names the function that is in its place."""
+        raise AttributeError("describe() is gone: call embedgeo.describe(monitor, model).")
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -333,13 +272,9 @@ class Monitor(ABC):
         """
         if self.compiled != "stable":
             return
-        geometry = self._make_geometry(model)
-        self._warned_of_eager_steps = False
-        if not geometry.probe.is_prepared():
-            if is_compiled(geometry.model):
-                self._warn_of_eager_steps("the model was compiled before")
-            else:
-                geometry.probe.prepare(geometry.model)
+        geometry = self.make_geometry(model)
+        if not (geometry.probe.is_prepared() or is_compiled(geometry.model)):
+            geometry.probe.prepare(geometry.model)
 
     @abstractmethod
     def _forward(self, batch: Any) -> None:
@@ -360,7 +295,9 @@ class Monitor(ABC):
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
 
-    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+    def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        """The metrics at the layers of a model that it measures."""
+
         def make(stage_group: Group = self._ranks, **joined: Any) -> Geometry:
             return Geometry(
                 model,
@@ -383,7 +320,6 @@ class Monitor(ABC):
         self._window_start: int | None = None  # of the window that is open
         # the batches of the last window, for `measure_last`
         self._recent: list[tuple[int, Any]] = []
-        self._drift = Drift(self.drift) if self.drift else None
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
@@ -397,8 +333,8 @@ class Monitor(ABC):
                 reset()
 
     def _state(self) -> dict[str, Any]:
-        """Place of the run in its schedule and the rows of the drift, for a checkpoint; empty
-        before the start.
+        """Place of the run in its schedule, and the states of the listeners, for a checkpoint;
+        empty before the start.
         """
         if self._last_step is None:
             return {}
@@ -409,8 +345,6 @@ class Monitor(ABC):
         }
         if self._has_tables is not None:
             state["has_tables"] = self._has_tables
-        if self._drift is not None:
-            state["drift"] = self._drift.state()
         states = {
             _listener_name(i, listener): listener.state_dict()
             for i, listener in enumerate(self.listeners)
@@ -423,24 +357,28 @@ class Monitor(ABC):
         self._window_start = state.get("window_start")
         self._is_new = state.get("is_new", False)
         self._has_tables = state.get("has_tables")
-        if self._drift is not None and "drift" in state:
-            self._drift.load(state["drift"])
         states = state.get("listeners", {})
         for i, listener in enumerate(self.listeners):
             if (name := _listener_name(i, listener)) in states:
                 listener.load_state_dict(states[name])
-        if "alarm" in state:
+        for gone in {"alarm", "drift"} & state.keys():
             rank_zero_info(
-                f"{type(self).__name__}: the checkpoint's state of alarm= is of an earlier version "
-                f"and is left out; listeners=[GeometryAlarm()] begins anew."
+                f"{type(self).__name__}: the checkpoint's state of {gone}= is of an earlier "
+                f"version and is left out; a listener, GeometryAlarm or Drift, begins anew."
             )
 
     def _start(self, run: TrainingRun, step: int) -> None:
         try:
             self._join_ranks(run.process_group)
             with together(self._ranks):
-                self._require_same_listeners()
-                geometry = self._make_geometry(run.model, run)
+                names = [type(listener).__name__ for listener in self.listeners]
+                every = [names] if self._ranks is None else all_gather_object(names, self._ranks)
+                if any(each != names for each in every):
+                    raise ValueError(
+                        f"listeners= must be the same on every rank, for they are called in step; "
+                        f"this rank has {listed(names) or 'none'}."
+                    )
+                geometry = self.make_geometry(run.model, run)
             self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
             raise
@@ -453,8 +391,12 @@ class Monitor(ABC):
             return
         if self.compiled == "stable":
             self._geometry.probe.is_stable = self._geometry.probe.is_prepared()
-            if not (self._geometry.probe.is_stable or self._warned_of_eager_steps):
-                self._warn_of_eager_steps("it was not called")
+            if not self._geometry.probe.is_stable:
+                self._warn(
+                    'compiled="stable" needs prepare(model) before torch.compile, which was not '
+                    "called or came after it, so measured steps run eagerly. Call prepare(model) "
+                    "first."
+                )
         if self._last_step is None:
             self._is_new = step <= run.first_step
             self._last_step = step - 1
@@ -470,7 +412,6 @@ class Monitor(ABC):
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
-        self._drift_start = step if self._drift is not None and not self._drift.has_rows else 0
         with self._guarded():
             if run.writes_files and folder is not None and not missing_for_history():
                 from embedgeo.results.parquet import HistoryFile
@@ -487,13 +428,11 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         with self._guarded():
-            notes = self._choose_metrics(geometry, batch) if self._chooses_metrics else []
+            notes = self._choose_metrics(geometry, batch) if self.chooses_metrics else []
             described = opening(
                 geometry,
                 self.schedule,
                 None if self._file is None else self._file.path,
-                self.drift,
-                self._drift_start,
                 given=self.token_ids is not None,
             )
             lines = [described[0], *notes, *described[1:]]
@@ -518,7 +457,7 @@ class Monitor(ABC):
         self._has_tables = needed <= TABLE_BYTES
         if self._has_tables:
             return []
-        geometry.use_metrics(self._without_tables)
+        geometry.use_metrics(self.make_without_tables)
         return [without_tables(needed)]
 
     def _file_prefix(self) -> str:
@@ -725,10 +664,6 @@ class Monitor(ABC):
         is_shared = is_distributed() and not as_training
         num_sharing = num_ranks(self._row_group) if is_shared else 1
         rank = current_rank(self._row_group) if is_shared else 0
-        # calls iter(batches), which may fail, in the first round
-        remaining = chain.from_iterable([batches])
-        error: Exception | None = None
-        num_taken = num_sharing
         num_batches = 0
         with together(self._ranks), ExitStack() as stack, torch.no_grad():
             stack.enter_context(self._geometry.probe.exclusive())
@@ -739,34 +674,22 @@ class Monitor(ABC):
                 self._set_train_mode()
             else:
                 run.model.eval()
-            while num_taken:
-                num_taken = 0
-                own = None
-                try:
-                    for num_taken, batch in enumerate(
-                        islice(remaining, 0 if error else num_sharing), 1
-                    ):
-                        if num_taken <= rank + 1:
-                            own = batch
-                    if num_taken:
-                        # a module may change a batch on its way to the device, and has done so
-                        if not as_training:
-                            own = self._to_device(own)
-                        if rank < num_taken:
-                            self._attach(own)
-                except Exception as caught:
-                    error = caught
-                if error is not None:
-                    raise error
-                _require_same_number(num_taken, self._ranks)
-                num_batches += num_taken
-                if num_taken:
-                    try:
-                        self._forward(own)
-                    except Exception as caught:  # the other ranks learn of it in the next round
-                        error = caught
-                    self._detach()
-        return num_batches
+            remaining = iter(batches)
+            while True:
+                taken = [*islice(remaining, num_sharing)]
+                if taken:
+                    own = taken[min(rank, len(taken) - 1)]
+                    # a module may change a batch on its way to the device, and has done so
+                    own = own if as_training else self._to_device(own)
+                    if rank < len(taken):
+                        self._attach(own)
+                # what fails before this on one rank keeps all from running the model
+                _require_same_number(len(taken), self._ranks)
+                if not taken:
+                    return num_batches
+                self._forward(own)
+                self._detach()
+                num_batches += len(taken)
 
     def _measure(self, step: int) -> None:
         """Close the window, compute and log the metrics, unless a rank has failed; every rank calls
@@ -793,12 +716,13 @@ class Monitor(ABC):
             finally:
                 geometry.reset()
             is_agreed = True
-            self._record(Measurement(step, geometry, why_silent, is_first), records)
+            self._record(step, records)
+            if is_first:
+                self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, measurement: Measurement, records: list[Record]) -> None:
-        step = measurement.step
+    def _record(self, step: int, records: list[Record]) -> None:
         layers = {record["layer"] for record in records}
         # a layer may have their name
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]
@@ -811,65 +735,53 @@ class Monitor(ABC):
         self._log(step, records)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
-        if not measurement.is_first:
-            return
+
+    def _warn_of_nothing(
+        self, step: int, records: list[Record], why_silent: str, num_rows: int
+    ) -> None:
+        """Say which layers have no rows at the first measurement, or that none has any."""
         # on all ranks
-        is_empty = not any(
-            record["value"] and not math.isnan(record["value"]) for record in records
-        )
-        if measurement.why_silent:
-            self._warn(measurement.why_silent)
-        elif is_empty and not measurement.geometry.num_rows:
-            causes = [f"{name}={value!r}" for name, value in self._exclusions.items() if value]
-            if measurement.geometry.inputs.has_mask:
-                causes.append("the mask")
-            why = (
-                f"{' and '.join(causes)} {'leave' if len(causes) > 1 else 'leaves'} out all of them"
-            )
+        has_values = any(record["value"] and not math.isnan(record["value"]) for record in records)
+        if why_silent:
+            self._warn(why_silent)
+        elif not (has_values or num_rows):
             self._warn(
-                f"no token is left to measure at step {step}; "
-                f"{why if causes else 'the batches are empty'}."
+                f"no token is left to measure at step {step}: skip_first_positions, "
+                f"ignore_token_ids and the mask leave out all of them, or the batches are empty."
             )
 
-    def _require_same_listeners(self) -> None:
-        if self._ranks is None:
-            return
-        names = [_listener_name(i, listener) for i, listener in enumerate(self.listeners)]
-        if any(each != names for each in all_gather_object(names, self._ranks)):
-            raise ValueError(
-                f"listeners= must be the same on every rank, for they are called in step; this "
-                f"rank has {listed(names) or 'none'}."
-            )
-
-    def _hear(self, step: int, records: list[Any]) -> list[Any]:
+    def _hear(self, step: int, records: list[Record]) -> list[Record]:
         """Call the listeners with the records of a step, and return those that they add.
 
         One that fails is taken out on all ranks, with one warning.
         """
-        added: list[Any] = []
-        for listener in tuple(self.listeners):
-            error: Exception | None = None
-            found: list[Any] = []
+        found: list[list[Any]] = []
+        failures: list[str] = []
+        for listener in self.listeners:
             try:
-                found = [{**each, "step": step} for each in listener(step, records) or ()]
-            except Exception as caught:
-                error = caught
-            if error is not None and self.on_error == "raise":
-                raise error
-            failures = [None if error is None else reason(error)]
-            if self._ranks is not None:
-                with together(self._ranks):
-                    failures = all_gather_object(failures[0], self._ranks)
-            if failure := next(filter(None, failures), None):
+                added = listener(step, records) or ()
+                found.append([{**each, "step": step} for each in added])
+                failures.append("")
+            except Exception as error:
+                if self.on_error == "raise":
+                    raise
+                found.append([])
+                failures.append(reason(error))
+        every = [failures]
+        if self._ranks is not None and failures:
+            with together(self._ranks):
+                every = all_gather_object(failures, self._ranks)
+        whys = [next(filter(None, of_ranks), "") for of_ranks in zip(*every, strict=True)]
+        for listener, why in zip(tuple(self.listeners), whys, strict=True):
+            if why:
                 self.listeners.remove(listener)
-                if current_rank() == 0:
-                    self._warn(
-                        f"the listener {type(listener).__name__} failed at step {step} and is not "
-                        f"called any more, measuring and training go on: {failure}"
-                    )
-                continue
-            added += found
-        return added
+            if why and current_rank() == 0:
+                self._warn(
+                    f"the listener {type(listener).__name__} failed at step {step} and is not "
+                    f"called any more, measuring and training go on: {why}"
+                )
+        heard = zip(found, whys, strict=True)
+        return [record for added, why in heard if not why for record in added]
 
     def _scalars(self, records: Iterable[Record]) -> dict[str, float]:
         """The scalars by tag that loggers get."""
@@ -911,42 +823,17 @@ class Monitor(ABC):
             raise error
         if not self._failed:
             self._failed = True
-            self._warn_of_failure(error)
+            kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
+            cause = " ".join([f"{kind}{error}", *getattr(error, "__notes__", [])])
+            warnings.warn(
+                f"{type(self).__name__} is off for the rest of this run, training goes on: {cause}",
+                stacklevel=2,
+            )
         if self._geometry is not None:
             self._geometry.switch_off()
-        if self._drift is not None:
-            self._drift.forget()
 
     def _warn(self, message: str) -> None:
-        _warn_at_call(f"{type(self).__name__}: {message}")
-
-    def _warn_of_failure(self, error: Exception) -> None:
-        kind = "" if isinstance(error, OtherRankError) else f"{type(error).__name__}: "
-        self._warn_of_end(" ".join([f"{kind}{error}", *getattr(error, "__notes__", [])]))
-
-    def _warn_of_end(self, cause: str) -> None:
-        rule = f"{type(self).__name__} is off for the rest of this run, training goes on"
-        _warn_at_call(f"{rule}: {cause}")
-
-    def _warn_of_eager_steps(self, cause: str) -> None:
-        self._warned_of_eager_steps = True
-        self._warn(
-            f'compiled="stable" needs prepare(model) before torch.compile; {cause}, so measured '
-            "steps run eagerly. Call prepare(model) first."
-        )
-
-
-def _warn_at_call(message: str) -> None:
-    """Warn where the user's own code has called: neither this package, nor another installed one,
-    nor Python's.
-    """
-    frames = enumerate(walk_stack(currentframe()), 1)
-    own = (
-        level
-        for level, (frame, _) in frames
-        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS)
-    )
-    warnings.warn(message, stacklevel=next(own, 1))
+        warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
 
 
 def instantiated(value: Any) -> Any:
@@ -983,20 +870,6 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
 
 def _listener_name(number: int, listener: object) -> str:
     return f"{number} {type(listener).__name__}"
-
-
-def _num_compared_rows(drift: bool | int, *, has_probe: bool) -> int:
-    if not isinstance(drift, int) or (not isinstance(drift, bool) and drift < NEIGHBORS + 2):
-        raise ValueError(
-            f"drift must be True, False, or a number of rows, {NEIGHBORS + 2} or more; got "
-            f"{drift!r}."
-        )
-    if drift and not has_probe:
-        raise ValueError(
-            "drift compares the same rows at every measurement and needs a probe; got "
-            f"drift={drift!r} without one. Give probe=, fixed held-out batches, or leave drift out."
-        )
-    return NUM_COMPARED_ROWS if drift is True else int(drift)
 
 
 def _require_compiled(compiled: str) -> None:

@@ -114,7 +114,7 @@ class StepMonitor(Monitor):
                     "runs all stages, such as one that calls schedule.eval; got None."
                 )
             self._keeps_batches = False  # a stage alone cannot be run on them
-        self._make_geometry(model)  # refused now, not at the first step
+        self.make_geometry(model)  # refused now, not at the first step
         # what follows may fail on one rank: no other waits for it now
         self._write_scalars = wandb_scalar_writer(log, self.prefix) or _scalar_writer(log)
         # has Lightning's make its folder now, which must be empty then
@@ -165,8 +165,8 @@ class StepMonitor(Monitor):
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
-        """Place of the run in its schedule, for a checkpoint: plain numbers and, with ``drift``,
-        the rows.
+        """Place of the run in its schedule, for a checkpoint: plain numbers, and the states
+        of the listeners.
 
         On several ranks all call this: a measurement whose last step has just been taken is
         completed before. One that calls it alone waits ten seconds for the others, once, and warns
@@ -207,10 +207,11 @@ class StepMonitor(Monitor):
         else:
             self._stop()
 
-    def _make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+    def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
+        """As of all monitors; ranks must have the same modules."""
         if run is not None and self._ranks is not None:
             require_same_modules(model, self._ranks if self._stage is None else self._stage.ranks)
-        return super()._make_geometry(model, run)
+        return super().make_geometry(model, run)
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
@@ -269,16 +270,14 @@ class StepMonitor(Monitor):
         else:
             assert self._last_step is not None
             self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
-        if self._geometry is None or self._window_start is None:
-            self._ignore_optimizers()
-        else:
-            self._watch_optimizers()
+        is_open = self._geometry is not None and self._window_start is not None
+        self._watch_optimizers(is_open=is_open)
 
-    def _watch_optimizers(self) -> None:
-        """Put a hook on the steps of all of torch's optimizers that does not keep this object
-        alive.
+    def _watch_optimizers(self, *, is_open: bool) -> None:
+        """While a window is open, have a hook on the steps of all of torch's optimizers, which does
+        not keep this object alive.
         """
-        if self._optimizer_hook is None:
+        if is_open and self._optimizer_hook is None:
             after = WeakMethod(self._after_optimizer)
 
             def hook(optimizer: Optimizer, *call: object) -> None:
@@ -288,10 +287,8 @@ class StepMonitor(Monitor):
             # not removed with this object: garbage may be collected while torch goes through its
             # hooks
             self._optimizer_hook = register_optimizer_step_post_hook(hook)
-
-    def _ignore_optimizers(self) -> None:
-        """Undo `_watch_optimizers`, except in a hook: torch goes through the hooks then."""
-        if self._optimizer_hook is not None and not self._is_in_hook:
+        elif self._optimizer_hook is not None and not (is_open or self._is_in_hook):
+            # torch goes through the hooks inside of one
             self._optimizer_hook.remove()
             self._optimizer_hook = None
 
@@ -311,7 +308,7 @@ class StepMonitor(Monitor):
 
     def _stop(self) -> None:
         super()._stop()
-        self._ignore_optimizers()
+        self._watch_optimizers(is_open=False)
         self._go_idle()
 
     def _go_idle(self) -> None:

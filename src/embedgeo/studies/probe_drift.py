@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import is_distributed, reduce_states
 from embedgeo.functional.precision import on_one_device
-from embedgeo.functional.representations import drift_values, linearity_values
+from embedgeo.functional.representations import NEIGHBORS, drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.geometry.computing import MeasuredLayer
@@ -19,6 +19,7 @@ from embedgeo.glossary import DRIFT
 from embedgeo.layer_names import layers_below
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.results.records import Record
 
 
 class KeptRows(NamedTuple):
@@ -121,15 +122,34 @@ class Drift:
     Rows are told by their numbers and token ids. Where these change, one warning says so, and the
     next measurement is compared with this one.
 
+    It is a listener of a monitor with a probe, whose checkpoints then hold the rows of the first
+    and of the last measurement, so that a resumed run goes on from them.
+
     Args:
         num_rows: how many rows of a layer are compared, at most.
+
+    Raises:
+        ValueError: the number of rows is less than 32, which the neighbours need.
+
+    Example::
+
+        monitor = GeometryMonitor(every_n_steps=100, probe=loader, listeners=[Drift()])
     """
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int = 1024) -> None:
+        if num_rows < NEIGHBORS + 2:
+            raise ValueError(f"num_rows must be {NEIGHBORS + 2} or more; got {num_rows!r}.")
         self.num_rows = num_rows
+        self.reset()
+
+    def reset(self) -> None:
+        """Drop the rows of earlier measurements: another run begins."""
         self._first: dict[str, KeptRows] = {}
         self._previous: dict[str, KeptRows] = {}
         self._has_warned = False
+
+    def __call__(self, step: int, records: Sequence[Record]) -> None:
+        """Hear what was measured, the drift among it; this does nothing."""
 
     def with_compared_rows(self, make: MetricFactory) -> MetricFactory:
         """Make the metrics that ``make`` makes, and the sample of rows to compare."""
@@ -157,7 +177,8 @@ class Drift:
             if not rows.is_comparable(self._previous.get(name, rows))
         ]
         if changed:
-            self.forget()
+            self._first = {}
+            self._previous = {}
             if not self._has_warned:
                 self._has_warned = True
                 warnings.warn(
@@ -182,17 +203,7 @@ class Drift:
         self._first = now | self._first
         self._previous = self._previous | now
 
-    @property
-    def has_rows(self) -> bool:
-        """Tell whether there are rows of earlier measurements."""
-        return bool(self._first)
-
-    def forget(self) -> None:
-        """Drop the rows of earlier measurements."""
-        self._first = {}
-        self._previous = {}
-
-    def state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The rows of the first and of the last measurement, as tensors and numbers for a
         checkpoint.
         """
@@ -202,7 +213,7 @@ class Drift:
             for key, of_layers in kept.items()
         }
 
-    def load(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
-        """Go on from what `state` has returned."""
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+        """Go on from what `state_dict` has returned."""
         self._first = {name: KeptRows.load(rows) for name, rows in state["first"].items()}
         self._previous = {name: KeptRows.load(rows) for name, rows in state["previous"].items()}

@@ -15,8 +15,9 @@ from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.loading import described_model, import_named, requiring, stated_positions
 from embedgeo.checkpoints.sources import is_local, require_source
-from embedgeo.doctor import DoctorSettings
 from embedgeo.formatting import reason
+from embedgeo.studies.commands import DoctorSettings
+from embedgeo.studies.describe import describe
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
@@ -27,7 +28,6 @@ _METRICS_RULE = (
     "metrics must be auto, or name a function of a layer's width as package.function, in a module "
     "that can be imported"
 )
-_DEFAULT_SIZES = {"batch_size": 8, "seq_len": 512}
 # which a file gives by their names
 _FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
 
@@ -40,33 +40,38 @@ def run_doctor(settings: DoctorSettings) -> None:
         source = settings.model_or_config
         path = Path(source).expanduser()
         monitors: list[dict[str, Any]] = [{}]
-        sizes: dict[str, int] = {}
         if path.suffix in (".yaml", ".yml"):
-            model, monitors, sizes = _configured(path, settings.model_class)
+            model, monitors = _configured(path, settings.model_class)
         elif "/" not in source and (":" in source or "." in source) and not path.exists():
             model = _model_by_name(source)
         else:
             model = _pretrained(source, trust_remote_code=settings.trust_remote_code)
-        options = _options_set(settings, "rows", "window", "jackknife", "metrics")
+        given: dict[str, Any] = {
+            "rows": settings.rows,
+            "window": settings.window,
+            "jackknife": settings.jackknife,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
         if settings.layers is not None:
             options["layers"] = SweepSettings("", layers=settings.layers).layer_patterns
         if settings.metrics is not None and settings.metrics != "auto":
             with requiring(_METRICS_RULE, settings.metrics):
                 options["metrics"] = import_named(settings.metrics)
-        most = stated_positions(measured_model(model)) or _DEFAULT_SIZES["seq_len"]
-        default = {**_DEFAULT_SIZES, "seq_len": min(most, _DEFAULT_SIZES["seq_len"])}
-        sizes = {**default, **sizes, **_options_set(settings, *default, "ranks")}
+        seq_len = settings.seq_len
+        if seq_len is None:
+            seq_len = min(stated_positions(measured_model(model)) or 512, 512)
+        sizes = {
+            "batch_size": settings.batch_size,
+            "seq_len": seq_len,
+            "ranks": settings.ranks,
+        }
         texts = [_described(model, {**arguments, **options}, sizes) for arguments in monitors]
     print("\n\n".join(texts), flush=True)
 
 
-def _options_set(settings: DoctorSettings, *names: str) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(settings, name)) is not None}
-
-
 def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int]) -> str:
     try:
-        description = GeometryMonitor(**arguments).describe(model, **sizes)
+        description = describe(GeometryMonitor(**arguments), model, **sizes)
     except (OSError, ValueError):
         raise
     except Exception as error:  # of the arguments in a file, or of a function that they name
@@ -130,12 +135,8 @@ def _small_or_empty(make: Callable[[], Any]) -> Any:
     return make()
 
 
-def _configured(
-    path: Path, model_class: str | None
-) -> tuple[nn.Module, list[dict[str, Any]], dict[str, int]]:
-    """The model, the arguments of the monitors and the sizes of the batches of a LightningCLI's
-    file.
-    """
+def _configured(path: Path, model_class: str | None) -> tuple[nn.Module, list[dict[str, Any]]]:
+    """The model and the arguments of the monitors of a LightningCLI's file."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -151,26 +152,14 @@ def _configured(
             "class by --model-class package.module.Class if the script does, or give the model "
             "itself."
         )
-    trainer = _part(content, "trainer")
     try:
         module = _small_or_empty(lambda: _instance(model or {}, None if has_class else model_class))
-        monitors = list(_monitors(trainer.get("callbacks")))
+        monitors = list(_monitors((content.get("trainer") or {}).get("callbacks")))
     except (Exception, SystemExit) as error:
         raise ValueError(
             f"{path.name} must make a model and its monitors; it does not ({reason(error)})."
         ) from error
-    data = _part(content, "data")
-    data = _part(data, "init_args") or data
-    sizes = {name: data[name] for name in _DEFAULT_SIZES if isinstance(data.get(name), int)}
-    num_batches = trainer.get("accumulate_grad_batches")
-    if "batch_size" in sizes and isinstance(num_batches, int):
-        sizes["batch_size"] *= num_batches  # of an optimizer step
-    return module, monitors or [{}], sizes
-
-
-def _part(content: dict[str, Any], name: str) -> dict[str, Any]:
-    part = content.get(name)
-    return part if isinstance(part, dict) else {}
+    return module, monitors or [{}]
 
 
 def _instance(model: dict[str, Any], class_name: str | None) -> Any:
