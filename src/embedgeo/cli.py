@@ -10,7 +10,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from embedgeo.demo import DemoSettings, demo
+from embedgeo.demo import DemoSettings
 from embedgeo.doctor import DoctorSettings, doctor
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
@@ -38,6 +38,18 @@ _STOPPED = {  # the state that a stopped command leaves
 }
 
 
+def demo(settings: DemoSettings) -> None:
+    """Train a small language model on Python's documentation and watch its geometry.
+
+    Takes about two minutes on two cores, and needs neither a network nor a GPU.
+    """
+    require_extra("report,sweep", "embedgeo demo")
+    from embedgeo.demo.command import run_demo
+    from embedgeo.studies.sections import report_sections
+
+    run_demo(settings, report_sections())
+
+
 def report(
     dirs: list[str],
     out: Path | None = None,
@@ -62,9 +74,9 @@ def report(
             ``once,winked``, which are then named where V is drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
-            of their means over blocks stands behind the curves over steps, at equal tokens where
-            all know them, else at equal steps. They must be measured on the same text, with the
-            same rows and settings.
+            of their means over blocks stands behind those of these runs, in figures of their own,
+            at equal tokens where all know them, else at equal steps. They must be measured on the
+            same text, with the same rows and settings.
         layers: at how many layers, at most, token types, spectra and the largest coordinates are
             drawn, evenly spaced over the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa &
             Shimodaira 2025.
@@ -72,13 +84,18 @@ def report(
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
     from embedgeo.results.groups import parse_groups
+    from embedgeo.studies.reference import reference_section
+    from embedgeo.studies.sections import report_sections
 
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
     earlier = [Path(folder) for folder in reference]
+    sections = report_sections(texts, earlier, layers)
+    if chosen:
+        sections = [reference_section(earlier, chosen)] if earlier else []
     folders = [Path(folder) for folder in dirs]
-    print(write_report(folders, out, parse_groups(model_group), texts, chosen, earlier, layers))
+    print(write_report(folders, out, parse_groups(model_group), chosen, sections))
 
 
 def examples(name: str | None = None) -> None:

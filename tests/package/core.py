@@ -190,7 +190,7 @@ def main(folder):
         "accelerate",
         lambda: embedgeo.sweep.SweepSettings(model=str(folder), device_map="auto"),
     )
-    named("report,sweep", "matplotlib", lambda: embedgeo.demo.demo(embedgeo.demo.DemoSettings()))
+    named("report,sweep", "matplotlib", lambda: embedgeo.cli.demo(embedgeo.demo.DemoSettings()))
     for arguments in (["--help"], ["report", str(folder)], []):
         refused(arguments, r"jsonargparse.*pip install 'embedgeo\[report,sweep\]'")
 

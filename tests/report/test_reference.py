@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from embedgeo.report.reference import read_references, reference_band, with_references
 
 from embedgeo.cli import main
 from embedgeo.report.figures import dynamics
-from embedgeo.report.reference import read_references, reference_band, with_references
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import model_record

@@ -5,8 +5,6 @@ documentation.
 from dataclasses import dataclass
 from pathlib import Path
 
-from embedgeo.extras import require_extra
-
 try:
     from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
 except ImportError:  # then there is no command line, which checks them
@@ -43,14 +41,3 @@ class DemoSettings:
     batch_size: PositiveInt = 8
     learning_rate: PositiveFloat = 3e-3
     seed: NonNegativeInt = 0
-
-
-def demo(settings: DemoSettings) -> None:
-    """Train a small language model on Python's documentation and watch its geometry.
-
-    Takes about two minutes on two cores, and needs neither a network nor a GPU.
-    """
-    require_extra("report,sweep", "embedgeo demo")
-    from embedgeo.demo.command import run_demo
-
-    run_demo(settings)

@@ -3,6 +3,7 @@
 import hashlib
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from embedgeo.demo import DemoSettings
 from embedgeo.formatting import shell_command
 from embedgeo.glossary import headlines
 from embedgeo.report import write_report
+from embedgeo.report.page import Section
 from embedgeo.results.files import make_empty
 from embedgeo.results.parquet import SCHEMA
 from embedgeo.results.records import Record
@@ -36,8 +38,10 @@ PROBE_BATCH = 8
 _COLUMNS = headlines()[:4]  # as many as fit in a line
 
 
-def run_demo(settings: DemoSettings) -> None:
-    """Train, measure and save; sweep what was saved, and say what to open."""
+def run_demo(settings: DemoSettings, sections: Sequence[Section] = ()) -> None:
+    """Train, measure and save; sweep what was saved, report it with sections of studies, and say
+    what to open.
+    """
     out = settings.out
     if settings.hidden_size % HEAD_WIDTH:
         raise ValueError(
@@ -113,7 +117,7 @@ def run_demo(settings: DemoSettings) -> None:
         )
         sweep(sweep_settings)
     console.print(compare(records, pd.read_csv(out / "sweep" / "metrics.csv")))
-    write_report([out / "sweep"])
+    write_report([out / "sweep"], sections=sections)
     show(console, out, records)
 
 
