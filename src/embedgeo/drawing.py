@@ -208,7 +208,8 @@ def new_picture(title: str, subtitle: str = "", width: float = 1, height: float 
     figure.texts_look = session_texts()
     figure.subtitle = subtitle
     rows = textwrap.wrap(subtitle, _letters(figure))
-    shown = figure.suptitle(title + "\n" * len(rows), x=0.02, ha="left")
+    left = 0.1 / figure.get_figwidth()
+    shown = figure.suptitle(title + "\n" * len(rows), x=left, ha="left")
     look: dict[str, Any] = {"fontsize": "small", "color": GREY, "annotation_clip": False}
     figure.add_artist(
         Annotation("\n".join(rows), (0, 0), xycoords=shown, va="bottom", in_layout=False, **look)
@@ -603,7 +604,7 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
         if known.abs().max() > 5:
             ax.set_xscale("symlog", linthresh=0.01, linscale=0.3)
             ax.xaxis.set_major_locator(ticker.SymmetricalLogLocator(base=100, linthresh=0.01))
-        ax.margins(x=0.3)
+        ax.margins(0.3, 0.01)
         ax.set_yticks(range(len(known)), list(values), fontsize="small", parse_math=False)
         ax.invert_yaxis()
     return ax.figure, ax
