@@ -66,7 +66,7 @@ _LEGEND_LINE = 0.17  # inches of a line of a legend
 
 _STYLE: dict[str, Any] = {
     "figure.figsize": [4.6, 3.5],
-    "figure.titlesize": "large",
+    "figure.titlesize": "medium",
     "figure.titleweight": "bold",
     "font.size": 9.5,
     "font.family": ["sans-serif"],
@@ -471,9 +471,8 @@ def colour_range(layers: Sequence[str], values: Array) -> tuple[float, float, st
         inside = finite
     low, high = (float(inside.min()), float(inside.max())) if inside.size else (0.0, 1.0)
     is_below, is_above = bool((finite < low).any()), bool((finite > high).any())
-    if is_below and is_above:
-        return low, high, "both"
-    return low, high, "min" if is_below else "max" if is_above else "neither"
+    ends = ("both" if is_below else "max") if is_above else "min" if is_below else "neither"
+    return low, high, ends
 
 
 def _range_text(values: Array) -> str:
@@ -519,6 +518,8 @@ def stacked_bars(
     """Draw the columns of a table on top of each other, those below 0 downwards: a bar a row."""
     width = 0.86 if len(heights) <= 12 else 1
     for is_named, parts in ((True, heights.clip(lower=0)), (False, heights.clip(upper=0))):
+        if not is_named and not parts.to_numpy().any():
+            return
         bottoms = parts.cumsum(axis=1) - parts
         for part, label, colour in zip(parts, labels, colours, strict=True):
             look: dict[str, Any] = {"color": colour, "label": label if is_named else ""}

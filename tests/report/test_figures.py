@@ -212,23 +212,6 @@ def test_encoder_and_decoder_have_means_and_lines_of_their_own(two_sided: Run) -
     assert list(profile.numbers.index) == list(heatmap.numbers.index) == expected
 
 
-def test_chosen_tokens_are_drawn_with_the_origin(run: Run) -> None:
-    texts = {-1: None, 0: "t0", 1: " \n", 2: "$bad{_"}
-    columns = ["layer", "layer_index", "token_id", "token", "n", "pc1", "pc2"]
-    rows = [
-        (layer, i, token_id, texts[token_id], 10.0 + token_id, token_id - 1.0, 0.5 * i)
-        for i, layer in enumerate(("embed", "block.00"))
-        for token_id in texts
-    ]
-    chosen = pd.DataFrame(rows, columns=columns)
-    (picture,) = token_types.projection(replace(run, tables={"projections": {8: chosen}}))
-    picture.figure.canvas.draw()
-    assert len(picture.numbers) == 8
-    origin = picture.figure.axes[1].lines[0]
-    assert (origin.get_xdata()[0], origin.get_ydata()[0]) == (-2.0, 0.5)
-    assert {text.get_text() for text in picture.figure.axes[0].texts} == {"t0", "␣\\n", "$bad{_"}
-
-
 def test_the_axis_spans_the_blocks_and_names_layers_far_beyond(run: Run) -> None:
     far = run
     for layer, value in zip(layer_names(3), (90.0, 0.2, 0.3, 0.4, -3.0), strict=True):

@@ -218,7 +218,7 @@ def test_a_title_is_replaced_or_left_out_and_names_are_drawn_as_they_are(
     ]
     plot(rows, "dynamics", odd, ax=ax)
     ax.figure.canvas.draw()
-    assert ax.get_title("left") == f"{odd} against step"
+    assert ax.get_title("left").startswith(f"{odd} against step\n")
     assert "−2" in [label.get_text() for label in ax.get_yticklabels()]
     plot(rows, "heatmap", odd).canvas.draw()
 

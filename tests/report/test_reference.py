@@ -56,7 +56,7 @@ def test_the_band_is_the_range_of_the_means_over_blocks(own, tmp_path):
     assert (band.runs, band.unit) == (["seed0", "seed1", "seed2"], "steps")
     assert "within it at 5 of 5 steps" in band.describe(mean)
     (data,) = before_band(run, "anisotropy", earlier)
-    np.testing.assert_allclose(data.numbers["reference high"], band.high)
+    np.testing.assert_allclose(data.numbers["reference highest"], band.high)
     assert "3 earlier (seed0, seed1, seed2)" in data.text
     assert data.figure.axes[0].get_ylim()[1] >= band.high.max()
 

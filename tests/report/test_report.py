@@ -44,16 +44,14 @@ PARTS = {
         "intrinsic-dimension-scales",
         "intrinsic-dimension-scales-by-step",
     ),
-    "what-20the-20loss-20needs": ("ablation", "ablation-dynamics"),
+    "what-20the-20loss-20needs": ("ablation",),
     "loss": ("loss",),
     "spectrum": ("spectra", "spectra-steps"),
     "the-20same-20rows-20over-20time-20and-20depth": (
         *("cka-steps-embed", "cka-steps-block.02", "cka-layers-8"),
     ),
     "token-20types": ("tokens-V-against-M", "tokens-histograms"),
-    "outlier-20coordinates": (
-        *("coordinates-largest", "coordinates-followed", "massive-activations"),
-    ),
+    "outlier-20coordinates": (*("coordinates-largest", "massive-activations"),),
 }
 """Sections with figures of several metrics together."""
 
@@ -82,11 +80,10 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     np.testing.assert_allclose(dynamics["mean over blocks"], expected[blocks].mean(axis=1))
     profile = page.numbers("M-profile", "layer")
     np.testing.assert_allclose(profile["4000"], expected.loc[4000, profile.index], rtol=1e-14)
-    by_layer, by_step = page.numbers("ablation", "layer"), page.numbers("ablation-dynamics", "step")
+    by_layer = page.numbers("ablation", "layer")
     for key in (*ABLATIONS, "M_over_Q", "anisotropy"):
         table = by_metric[key].unstack("layer")
         np.testing.assert_allclose(by_layer[key], table.loc[4000, by_layer.index])
-        np.testing.assert_allclose(by_step[key], table[blocks].mean(axis=1))
     everything = pd.read_csv(page.folder / "metrics.csv")
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     assert list(everything) == columns
@@ -232,6 +229,8 @@ def test_who_writes_the_moments_is_drawn_by_block_and_step(tmp_path: Path) -> No
         assert list(shares.index) == ["block.00", "block.01", "block.02"]
         assert list(shares) == ["stream", "attention", "mlp", "rounding"]
         np.testing.assert_allclose(shares.sum(axis=1), 1)
+        over_steps = page.numbers(f"{whole}_by_mlp-heatmap", "layer")
+        np.testing.assert_allclose(over_steps.iloc[:, -1], shares["mlp"])
     assert {"embed", "block.01", "block.01.middle"} <= {*page.numbers("M-profile", "layer").index}
 
 

@@ -94,9 +94,6 @@ def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regre
         slope, start = np.polyfit(np.log10(regressed["n"]), regressed[key], 1)
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
-    alone = types._replace(table=types.table.query("token_id == 30"))
-    for draw in (token_types.mean_against_variance, token_types.raw_against_frequency):
-        assert "one token type alone: no line" in texts(draw(alone).figure.axes[0])
 
 
 def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(types: Types) -> None:
@@ -127,12 +124,11 @@ def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(types
         plot(types.table, "tokens", examples=["nowhere"])
 
 
-def test_histograms_mark_the_means(run: Run, types: Types) -> None:
-    table = types.table
-    for ax, key in zip(token_types.histograms(types).figure.axes, "QMV", strict=False):
-        marks = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "v"]
-        means = table.groupby("layer")[key].mean()[types.run.layers_in(table)]
-        np.testing.assert_allclose(marks, np.log10(means[means > 0]))
+def test_histograms_count_all_types_of_a_layer(types: Types) -> None:
+    shares = token_types.histograms(types).numbers["share"]
+    assert shares.groupby(["value", "layer"]).sum().drop(
+        "embed", level=1
+    ).to_numpy() == pytest.approx(1)
 
 
 def test_token_types_are_drawn_at_as_many_layers_as_asked_for(
@@ -149,15 +145,6 @@ def test_token_types_are_drawn_at_as_many_layers_as_asked_for(
     assert found == [layers[i] for i in (0, 3, 6, 9, 12)]  # the paper's
     assert main(["report", str(folder), "--layers", "0"]) == 2
     assert "layers must be at least 1" in capsys.readouterr().err
-
-
-def test_lengths_and_frequencies_are_counted(types: Types) -> None:
-    counts = token_types.lengths_and_frequencies(types).numbers["count"]
-    num_types = len(at(types, "embed"))
-    assert counts.loc["frequency"].sum() == counts.loc["letters"].sum() == num_types
-    lengths = {float(i): {3: 5, 10: 2}.get(i, 0) for i in range(1, 11)}
-    assert counts.loc["length"].to_dict() == lengths
-    assert (counts.loc["letters", 1.0], counts.loc["letters", 4.0]) == (1, 2)
 
 
 def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(types: Types) -> None:

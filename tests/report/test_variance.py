@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
-from embedgeo.drawing import RUNS, style
+from embedgeo.drawing import style
 from embedgeo.report.runs import Run
 from embedgeo.studies import variance
 from tests.report.synthetic import MASSIVE, OUTLIERS, coordinate_table, layer_names, spectrum_table
@@ -66,7 +65,7 @@ def test_what_is_zero_infinite_or_unknown_is_not_drawn(run: Run) -> None:
 
 
 def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
-    data = variance.largest_coordinates(run, variance.read_coordinates(run))
+    data = variance.largest_coordinates(run, *variance.read_coordinates(run))
     numbers, last = data.numbers.sort_index(), coordinate_table(LAST, LAYERS)
     for share in ("share_of_V", "share_of_cosine"):
         for layer in LAYERS:
@@ -79,22 +78,6 @@ def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
     assert len(texts) == 10 * len(LAYERS)
     assert texts.count("41") == len(LAYERS)
     assert "41 (5 of 5)" in data.text
-
-
-def test_coordinates_are_followed_over_steps_in_one_colour(run: Run) -> None:
-    of_steps = variance.read_coordinates(run)
-    data = variance.followed_coordinates(run, of_steps, LAYERS[:4])
-    assert data.numbers.index.tolist() == run.steps
-    for step in run.steps:
-        known = coordinate_table(step, LAYERS).set_index(["layer", "coordinate"])["share_of_V"]
-        shown = data.numbers.loc[step].dropna()
-        assert shown.tolist() == known[shown.index].tolist()
-    assert data.numbers.loc[0].isna().any()  # not among those that are kept
-    for ax in data.figure.axes:
-        lines = [line for line in ax.lines if len(line.get_ydata())]
-        lines.sort(key=lambda line: -line.get_ydata()[-1])
-        assert [to_hex(line.get_color()) for line in lines[:4]] == list(RUNS[:4])
-    assert "block.02: coordinate 41 from" in data.text
 
 
 def test_massive_activations_of_first_positions_are_beside_the_rest(run: Run) -> None:

@@ -21,7 +21,6 @@ from embedgeo.report.summary import outlier_steps
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
-_EXPECTED = "‖γ‖² + ‖β‖²"
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 _PARTS = {
     "M": ("M: offset", "#0072b2"),
@@ -65,51 +64,41 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     lines = [
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
-        *_baseline_lines("gaussian", _named_gaussian(gaussian)),
+        *_baseline_lines(_named_gaussian(gaussian)),
     ]
     numbers = numbers.join(_named_gaussian(gaussian))
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text, lines)
 
 
-def _baseline_lines(kind: str, values: pd.DataFrame) -> list[Lines]:
-    """Dashed lines of values that measured ones are compared with, as far as they are known."""
+def _baseline_lines(values: pd.DataFrame) -> list[Lines]:
+    """The dashed lines of the baseline, as far as it is known."""
     known = values.dropna(axis=1, how="all")
     look = draw.BASELINE
-    lines = Lines(kind, known, look["color"], dashes=look["ls"], width=look["lw"])
+    lines = Lines("gaussian", known, look["color"], dashes=look["ls"], width=look["lw"])
     return [lines] if len(known.columns) else []
 
 
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     run = run.where_measured(metric)
-    is_expected = metric == "Q" and "norm_Q_expected" in run.values
-    table, errors, gaussian, expected = (
-        each.reindex(columns=run.axis)
-        for each in (
-            run.table(metric),
-            run.table(metric, run.errors),
-            run.table(metric, run.baseline),
-            run.table("norm_Q_expected") if is_expected else run.table(metric) * np.nan,
-        )
+    table, errors, gaussian = (
+        run.table(metric, values).reindex(columns=run.axis)
+        for values in (run.values, run.errors, run.baseline)
     )
     named = term(metric)
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
     x = np.arange(float(len(run.axis)))
-    last, known = table.iloc[-1], expected.iloc[-1]
+    last = table.iloc[-1]
     if has_several_steps:
         draw.lines(ax, x, table.to_numpy(), draw.time_bar(ax, run.steps), errors.to_numpy())
     else:
         draw.band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
-    if known.notna().any():
-        marks = {"marker": "_", "ms": 14, "mew": 1.3, **draw.BASELINE}
-        ax.plot(x, known.to_numpy(), label=_EXPECTED, **marks)
     baseline = pd.Series(gaussian.iloc[-1].to_numpy(), x)
-    values = np.vstack([table, known])
-    draw.value_axis(ax, named, values, baseline, run.axis, np.vstack([errors, known * np.nan]))
+    draw.value_axis(ax, named, table.to_numpy(), baseline, run.axis, errors.to_numpy())
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     numbers, bands = with_errors(
@@ -123,8 +112,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     of_last = last.to_frame(run.step_label(run.steps[-1]))
     lines = [
         Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
-        *_baseline_lines("gaussian", gaussian.iloc[-1].to_frame(GAUSSIAN)),
-        *_baseline_lines("expected", known.to_frame(_EXPECTED)),
+        *_baseline_lines(gaussian.iloc[-1].to_frame(GAUSSIAN)),
     ]
     if has_several_steps:
         lines.insert(0, Lines("step", table.T, draw.time_colours(run.steps), errors.T))

@@ -110,7 +110,7 @@ class Plots:
         if lines.kind in ("run", "last") or (
             lines.kind in ("layer", "step") and values.size <= _FEW
         ):
-            written["marks"] = [0]
+            written["marks"] = True
         return written
 
     def _share(self, content: Sequence[Any]) -> int:

@@ -2,7 +2,6 @@
 and layers.
 """
 
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -414,16 +413,11 @@ def _monitored(monitored: MonitoredRun) -> Run:
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(
-        run, model=model, settings=_settings(monitored.origin), date=_date(monitored.origin, [path])
+        run,
+        model=model,
+        settings=_settings(monitored.origin),
+        date=str(monitored.origin.get("date", "")),
     )
-
-
-def _date(recorded: Mapping[str, Any], paths: Sequence[Path]) -> str:
-    """The recorded date; where there is none, that of the files, which a copy of them may have
-    changed.
-    """
-    written = time.gmtime(max(path.stat().st_mtime for path in paths))
-    return str(recorded.get("date") or time.strftime("%Y-%m-%d", written))
 
 
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
@@ -502,9 +496,7 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             ],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
-            date=_date(
-                sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]
-            ),
+            date=str(sweep.manifest().get("date", "")),
         )
         failures = {}
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ from matplotlib.lines import Line2D
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
-from embedgeo.report.figures import By, with_errors
+from embedgeo.report.figures import with_errors
 from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
@@ -40,8 +41,8 @@ def ablation_section() -> Section:
 
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:
-    """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last step,
-    and at each step.
+    """Changes of the loss by ablation, beside M/Q and anisotropy: at each layer of the last
+    step.
     """
     looks = {
         "without_offset": _TAKEN_AWAY["without_offset"],
@@ -54,9 +55,7 @@ def ablation_figures(run: Run) -> Iterator[FigureData]:
         if f"loss_change_{name}" in run.values
     }
     if changes:
-        yield _ablation(run, changes, "layer")
-        if len(run.steps) > 1:
-            yield _ablation(run, changes, "step")
+        yield _ablation(run, changes)
 
 
 def _looks_of_removed(run: Run) -> dict[str, tuple[str, str, str]]:
@@ -73,57 +72,30 @@ def _looks_of_removed(run: Run) -> dict[str, tuple[str, str, str]]:
     return looks
 
 
-def _ablation(run: Run, changes: dict[str, tuple[str, str, str]], by: By) -> FigureData:
+def _ablation(run: Run, changes: dict[str, tuple[str, str, str]]) -> FigureData:
     beside = {metric: look for metric, look in _BESIDE_CHANGES.items() if metric in run.values}
     looks = {**changes, **beside}
-    title = "What the loss needs" if by == "layer" else "What the loss needs, mean over blocks"
-    title = run.titled(title, run.steps[-1]) if by == "layer" else title
-    figure, axes = draw.new_figure(title, panels=2)
-    values: dict[str, pd.Series] = {}
-    errors: dict[str, pd.Series] = {}
-    for metric, (_, colour, dashes) in looks.items():
-        table, of_table = run.table(metric), run.table(metric, run.errors)
-        if by == "layer":
-            values[metric] = table.iloc[-1].reindex(run.axis)
-            errors[metric] = of_table.iloc[-1].reindex(run.axis)
-            x = np.arange(float(len(run.axis)))
-        else:
-            values[metric] = run.means(table).iloc[:, 0]
-            errors[metric] = run.mean_errors(table, of_table).iloc[:, 0]
-            x = values[metric].index.to_numpy(dtype=float)
+    figure, axes = draw.new_figure(run.titled("What the loss needs", run.steps[-1]), panels=2)
+    values, errors = (
+        pd.DataFrame({key: run.table(key, each).iloc[-1].reindex(run.axis) for key in looks})
+        for each in (run.values, run.errors)
+    )
+    x = np.arange(float(len(run.axis)))
+    key = []
+    for metric, (name, colour, dashes) in looks.items():
         ax = axes[metric in beside]
-        ax.plot(x, values[metric].to_numpy(), color=colour, ls=dashes, marker="o", ms=2.5, lw=1.6)
+        look: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.6}
+        ax.plot(x, values[metric].to_numpy(), marker="o", ms=2.5, **look)
         draw.band(ax, x, values[metric].to_numpy(), errors[metric].to_numpy(), colour)
+        key.append(Line2D([], [], label=name, **look))
     for ax, label in zip(axes, ("change of the loss, nats per token", "share"), strict=True):
-        if by == "layer":
-            draw.layer_axis(ax, run.axis, most=6)
-        else:
-            draw.step_axis(ax, run.steps)
+        draw.layer_axis(ax, run.axis, most=6)
         ax.axhline(0, color=draw.GREY, lw=0.8)
         ax.set_ylabel(label)
-    draw.legend(
-        axes[0],
-        [
-            Line2D([], [], color=colour, ls=dashes, lw=1.6, label=name)
-            for name, colour, dashes in looks.values()
-        ],
-    )
-    numbers, bars = with_errors(pd.DataFrame(values), pd.DataFrame(errors))
-    means = (
-        run.means(pd.DataFrame(values)[[*changes]].T).iloc[:, 0]
-        if by == "layer"
-        else pd.DataFrame(values).iloc[-1]
-    )
-    text = "; ".join(f"{looks[str(metric)][0]} {number(means[metric])}" for metric in changes)
-    alt = (
-        "Change of the loss without parts of a layer's rows, beside M / Q and anisotropy, against "
-        f"{by}."
-    )
-    name = "ablation" if by == "layer" else "ablation-dynamics"
-    return FigureData(
-        name,
-        figure,
-        numbers.drop("", errors="ignore"),
-        alt,
-        f"Mean over blocks, last: {text}.{bars}",
-    )
+    draw.legend(axes[0], key)
+    numbers, bars = with_errors(values, errors)
+    means = run.means(values[[*changes]].T).iloc[:, 0]
+    text = "; ".join(f"{looks[metric][0]} {number(means[metric])}" for metric in changes)
+    alt = "Change of the loss without parts of a layer's rows, beside M / Q and anisotropy."
+    numbers = numbers.drop("", errors="ignore")
+    return FigureData("ablation", figure, numbers, alt, f"Mean over blocks: {text}.{bars}")

@@ -8,6 +8,7 @@ import pandas as pd
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
+from embedgeo.report.figures import heatmap
 from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
@@ -34,7 +35,9 @@ def ledger_section() -> Section:
 
 
 def ledger_figures(run: Run) -> Iterator[FigureData]:
-    """Shares of each write in M and V of the blocks' outputs: at the last step."""
+    """Shares of each write in M and V of the blocks' outputs: at the last step, and of each write
+    at every step.
+    """
     for whole, title in (("M", "Who writes the offset"), ("V", "Who writes the variance")):
         known = run.values.columns[run.values.notna().any()]
         names = {str(metric): str(metric).removeprefix(f"{whole}_by_") for metric in known}
@@ -45,6 +48,9 @@ def ledger_figures(run: Run) -> Iterator[FigureData]:
                 run, layers=[layer for layer in run.layers if table[layer].notna().any()]
             )
             yield _writers(of_blocks, names, whole, title)
+            if len(run.steps) > 1:
+                writes = [key for key, name in names.items() if name not in ("stream", "rounding")]
+                yield from (heatmap(of_blocks, metric) for metric in writes)
 
 
 def _writers(run: Run, keys: dict[str, str], whole: str, title: str) -> FigureData:

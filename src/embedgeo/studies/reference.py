@@ -112,14 +112,14 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
             steps, band.low, band.high, color=_COLOUR, alpha=0.4, lw=0.8, label="earlier"
         )
         ax.plot(mean, color="black", lw=2.0, label=name)
-        ends = pd.DataFrame({"reference low": band.low, "reference high": band.high})
+        ends = pd.DataFrame({"lowest": band.low, "highest": band.high})
         draw.value_axis(ax, named, np.column_stack([mean, ends]))
         draw.legend(ax)
-        numbers = mean.to_frame(name).join(ends)
+        numbers = mean.to_frame(name).join(ends.add_prefix("reference "))
         alt = f"{named.name} against optimizer step, before the range of earlier runs."
         text = f"{name.capitalize()}: {trend(mean)} {band.describe(mean)}"
         lines = [
-            Lines("earlier", ends, _COLOUR, width=0.8),
+            Lines("earlier", ends.add_prefix("earlier runs, "), _COLOUR, width=0.8),
             Lines("mean", mean.to_frame(name), "black", width=2.0),
         ]
         part = f"-{name.replace(' ', '-')}" if len(run.blocks) > 1 else ""

@@ -12,8 +12,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgba
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
@@ -108,11 +106,9 @@ def token_figures(
     if known:
         yield mean_against_variance(known, names=names or ())
         yield histograms(known)
-    yield from projection(run, most_layers)
     yield from occurrences(run)
     if known:
         yield raw_against_frequency(known)
-        yield lengths_and_frequencies(known)
         for layer in two_layers(run, known.table):
             yield extremes(known, layer)
         if names is not None and (table := examples(known, names)):
@@ -131,11 +127,11 @@ def mean_against_variance(
     known: Types, layers: Sequence[str] = (), ax: Axes | None = None, names: Sequence[str] = ()
 ) -> FigureData:
     """V against M of the token types of the last checkpoint, with the regression line; default: at
-    `some_layers`.
+    some layers.
 
-    Types outside of the range of the regression are pale, and those beyond 99.8 % of all have no
-    room of their own. Those with these texts, of which there is one at least, have a ring and their
-    name (figure 8 and table 2).
+    Types outside of the range of the regression are pale, and have no room of their own. Those
+    with these texts, of which there is one at least, have a ring and their name (figure 8 and
+    table 2).
     """
     run, step, table = known.run, known.step, known.table
     layers = layers or known.layers_to_draw()
@@ -160,13 +156,11 @@ def mean_against_variance(
             lw=0,
             rasterized=True,
         )
-        if len(others):
-            panel.scatter(
-                others["M"], others["V"], s=5, color=_PALE, lw=0, zorder=0.8, rasterized=True
-            )
         _, fit = draw_line(panel, types["M"], types["V"])
-        if len(others) and len(types) > 1:
-            _room_for(panel, types, pd.concat((types, others)))
+        panel.autoscale(len(types) < 2)
+        if len(others):
+            look: dict[str, Any] = {"s": 5, "color": _PALE, "lw": 0, "rasterized": True}
+            panel.scatter(others["M"], others["V"], zorder=0.8, **look)
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
@@ -198,15 +192,6 @@ def count_bar(ax: Axes, counts: pd.Series, cmap: str) -> LogNorm:
     bar = draw.value_bar(ax, ScalarMappable(norm, cmap), "occurrences n (log scale)")
     draw.log_ticks(bar.ax, least, float(norm.vmax or least + 1))
     return norm
-
-
-def _room_for(ax: Axes, types: pd.DataFrame, every: pd.DataFrame) -> None:
-    """Scale axes to the types of the regression, and to 99.8 % of all."""
-    for key, set_limits in (("M", ax.set_xlim), ("V", ax.set_ylim)):
-        low, high = every[key].quantile([0.001, 0.999])
-        low, high = min(low, types[key].min()), max(high, types[key].max())
-        if low < high:
-            set_limits(low - 0.03 * (high - low), high + 0.03 * (high - low))
 
 
 def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
@@ -260,15 +245,6 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
         float(value)
         for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy()))
     )
-    if len(x) == 1:
-        ax.text(
-            0.5,
-            0.92,
-            "one token type alone: no line",
-            ha="center",
-            transform=ax.transAxes,
-            fontsize="small",
-        )
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
@@ -281,20 +257,14 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
 
 
 def histograms(known: Types) -> FigureData:
-    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer, with
-    their means.
-    """
+    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer."""
     run, step, table = known.run, known.step, known.table
     present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
-    subtitle = (
-        "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's "
-        "values"
-    )
+    subtitle = "share of the token types in each bin; at most nine of the layers"
     figure, axes = draw.new_figure(title, subtitle, panels=3)
     colours = draw.depth_bar(axes[-1], present)
     drawn = draw.thinned(len(present), 9)
-    means: dict[tuple[str, str], float] = {}
     shares = {}
     for ax, key in zip(axes, "QMV", strict=True):
         logs = np.log10(table[key].where(table[key] > 0))
@@ -304,81 +274,19 @@ def histograms(known: Types) -> FigureData:
             counts = np.histogram(values, edges)[0] / max(1, len(values))
             if i in drawn:
                 ax.stairs(counts, edges, color=colours[i], lw=1.2)
-                means[key, layer] = float(table.loc[table["layer"] == layer, key].mean())
             shares[key, layer] = pd.Series(counts, (edges[1:] + edges[:-1]) / 2)
         ax.set_xlabel(f"log10 {key}, squared embedding units", fontsize="small")
         ax.set_ylim(bottom=0)
-        for i in drawn:
-            if (mean := means[key, present[i]]) > 0:
-                above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False}
-                ax.plot(np.log10(mean), 1.02, ls="", marker="v", ms=5, color=colours[i], **above)
     axes[0].set_ylabel("share of token types")
     numbers = pd.concat(shares, names=["value", "layer", "log10"]).rename("share").to_frame()
     last = run.all_blocks[-1]
-    medians = table[table["layer"] == last][["Q", "M", "V"]].median()
-    average = table[table["layer"] == last][["Q", "M", "V"]].mean()
-    text = (
-        f"Medians at {last}: {', '.join(f'{key} {value:.3g}' for key, value in medians.items())}; "
-        "means: "
+    found = table[table["layer"] == last][["Q", "M", "V"]].agg(["median", "mean"])
+    text = f"At {last}: " + "; ".join(
+        f"{kind}s {', '.join(f'{key} {value:.3g}' for key, value in values.items())}"
+        for kind, values in found.iterrows()
     )
-    text += f"{', '.join(f'{key} {value:.3g}' for key, value in average.items())}."
     alt = "Histograms of Q, M and V over token types, a line for each layer."
     return FigureData("tokens-histograms", figure, numbers, alt, text)
-
-
-def lengths_and_frequencies(known: Types) -> FigureData:
-    """Lengths of the texts and the token types, and how often the types occur (figures 9 and
-    10).
-    """
-    run, step, table = known.run, known.step, known.table
-    types = table[table["layer"] == table["layer"].iloc[0]]
-    counted = {
-        "frequency": (np.log10(types["n"]), "log10 n, occurrences of the token type", "token types")
-    }
-    if has_texts(types):
-        letters = types["token"].astype(str).str.strip().str.len()
-        counted = {"letters": (letters, "characters of the token type", "token types"), **counted}
-    least, most = REGRESSION_COUNT_RANGE
-    text = (
-        f"{len(types):,} token types; {_is_regressed(types).mean():.0%} occur {least} to {most:,} "
-        "times."
-    )
-    if lengths_of_texts := text_lengths(run):
-        counts = pd.Series(lengths_of_texts).sort_index()
-        lengths = pd.Series(np.repeat(counts.index.to_numpy(), counts.to_numpy()))
-        counted = {"length": (lengths, "tokens in the text", "texts"), **counted}
-        mean = number(lengths.mean())
-        text += (
-            f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {mean} on "
-            "average."
-        )
-    title = run.titled("Lengths and frequencies", step)
-    figure, axes = draw.new_figure(
-        title, "numbers of texts and token types in each bin", panels=len(counted)
-    )
-    numbers = {}
-    for ax, (name, (values, label, what)) in zip(axes, counted.items(), strict=True):
-        if name == "frequency":
-            edges = np.histogram_bin_edges(values, 30)
-        else:
-            longest = int(values.max())
-            width = max(1, -(-longest // 40))
-            edges = np.arange(0.5, longest + width + 0.5, width)
-        heights = np.histogram(values, edges)[0]
-        ax.stairs(heights, edges, fill=True, color=draw.RUNS[0], alpha=0.75)
-        if name == "length":
-            ax.set_yscale("log")
-            ax.set_ylim(0.7)
-        ax.set_xlabel(label)
-        ax.set_ylabel(what)
-        ax.yaxis.set_major_formatter(draw.tick_label)
-        numbers[name] = pd.Series(heights, (edges[1:] + edges[:-1]) / 2)
-    together = pd.concat(numbers, names=["of", "bin"]).rename("count").to_frame()
-    alt = (
-        "Histograms of the lengths of texts and token types, and of the log frequency of token "
-        "types."
-    )
-    return FigureData("tokens-lengths-and-frequencies", figure, together, alt, text)
 
 
 def text_lengths(run: Run) -> dict[int, int]:
@@ -397,9 +305,9 @@ def occurrences(run: Run) -> Iterator[FigureData]:
     table = table[table["layer"].isin(layers)]
     title = run.titled("Occurrences of token types of every frequency", step)
     units = "embedding units in the plane in which these rows vary most"
-    figure, axes = _planes(
-        title, f"{units}; × is the zero vector, a ring the mean of a type", layers
-    )
+    subtitle = f"{units}; × is the zero vector, a ring the mean of a type"
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers))
+    axes[0].set_ylabel("second direction")
     look: dict[str, Any] = {"cmap": "viridis"}
     look["norm"] = count_bar(axes[-1], table["n"], "viridis")
     for ax, layer in zip(axes, layers, strict=True):
@@ -422,9 +330,9 @@ def occurrences(run: Run) -> Iterator[FigureData]:
         ax.plot(0, 0, ls="", marker="x", ms=9, mew=2.2, color=draw.ACCENT, zorder=4)
         ax.set_aspect("equal", adjustable="datalim")
         _name_types(ax, means.sort_values("n", ascending=False))
-        ax.xaxis.set_major_locator(MaxNLocator(5))
-        ax.xaxis.set_major_formatter(draw.tick_label)
-        ax.yaxis.set_major_formatter(draw.tick_label)
+        ax.set_title(layer, fontsize="small")
+        ax.set_xlabel("first direction")
+        draw.round_ticks(ax)
     numbers = table.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     ids = table[table["layer"] == layers[0]]["token_id"]
     text = (
@@ -445,35 +353,16 @@ def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", 
     """
     figure: Any = ax.figure
     figure.draw_without_rendering()
-    ax.apply_aspect()
-    points = 72 / ax.figure.dpi
-    places = types[[*place]].to_numpy()
-    rings = ax.transData.transform(places) * points
-    frame = ax.get_window_extent()
-    zero = ax.transData.transform((0, 0)) * points
-    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (*rings, zero)]
-    for token, at, (x, y) in zip(types["token"], places, rings, strict=True):
+    taken: list[Any] = []
+    for token, at in zip(types["token"], types[[*place]].to_numpy(), strict=True):
         label = spelled(token).strip("␣")[:_LONGEST_NAME]
-        width = 4.4 * len(label)
-        for dx, dy, ha in ((4, 3, "left"), (-4, 3, "right"), (4, -8, "left"), (-4, -8, "right")):
-            left = x + dx - (width if dx < 0 else 0)
-            right = left + width
-            low = y + dy
-            is_free = not any(
-                left < x1 and x0 < right and low < y1 and y0 < low + 7 for x0, y0, x1, y1 in taken
-            )
-            if is_free and frame.x0 * points <= left and right <= frame.x1 * points:
-                taken.append((left, low, right, low + 7))
-                ax.annotate(
-                    label,
-                    tuple(at),
-                    (dx, dy),
-                    textcoords="offset points",
-                    fontsize="x-small",
-                    ha=ha,
-                    zorder=5,
-                )
-                break
+        offset: dict[str, Any] = {"textcoords": "offset points", "zorder": 5}
+        name = ax.annotate(label, tuple(at), (4, 3), fontsize="x-small", **offset)
+        box = name.get_window_extent()
+        if box.count_overlaps(taken):
+            name.remove()
+        else:
+            taken.append(box)
 
 
 def words(known: Types, layer: str) -> FigureData:
@@ -511,54 +400,6 @@ def words(known: Types, layer: str) -> FigureData:
         "number of tokens."
     )
     return FigureData(f"words-{layer}", figure, types, alt, f"Median Q: {text or 'no words'}.")
-
-
-def projection(run: Run, most_layers: int = 4) -> Iterator[FigureData]:
-    """Means of chosen tokens in the plane of their two directions of largest variance, with the
-    origin.
-    """
-    step, table = _last(run, "projections")
-    if table.empty:
-        return
-    layers = run.layers_to_draw(table, most_layers)
-    units = "embedding units along the two directions of largest variance"
-    subtitle = f"{units}; × is the origin; frequent tokens are larger"
-    figure, axes = _planes(run.titled("Means of chosen tokens", step), subtitle, layers)
-    for ax, layer in zip(axes, layers, strict=True):
-        rows = table[table["layer"] == layer]
-        tokens = rows[rows["token_id"] >= 0]
-        origin = rows[rows["token_id"] < 0]
-        size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
-        ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=draw.RUNS[0], alpha=0.45, lw=0)
-        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=draw.ACCENT)
-        for token in tokens.nlargest(8, "n").itertuples():
-            place = (token.pc1, token.pc2)
-            ax.annotate(
-                spelled(token.token), place, (4, 4), textcoords="offset points", fontsize="x-small"
-            )
-    numbers = (
-        table[table["layer"].isin(layers)]
-        .set_index(["layer", "token_id"])
-        .drop(columns="layer_index")
-    )
-    text = (
-        f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most "
-        "frequent are named."
-    )
-    alt = (
-        "Means of chosen tokens in the plane of their two directions of largest variance, with the "
-        "origin."
-    )
-    yield FigureData("tokens-projection", figure, numbers, alt, text)
-
-
-def _planes(title: str, subtitle: str, layers: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers))
-    for ax, layer in zip(axes, layers, strict=True):
-        ax.set_title(layer, fontsize="small")
-        ax.set_xlabel("first direction")
-    axes[0].set_ylabel("second direction")
-    return figure, axes
 
 
 def extremes(known: Types, layer: str) -> TableData:

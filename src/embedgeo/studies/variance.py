@@ -42,8 +42,6 @@ _OVER_MEAN = "λᵢ over their mean, V / d"
 _NAMED = 10  # coordinates of a layer that are named
 _SHARES = {"share_of_V": "share of V", "share_of_cosine": "share of the mean cosine"}
 _MOST_LAYERS = 36
-_FOLLOWED = 8
-_OTHERS = "#b8b8b8"
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
 # by the end of a key: colour, marker and name of the rows that are compared
 _POSITIONS = {
@@ -64,7 +62,7 @@ def variance_sections(most_layers: int = 4) -> list[Section]:
         ),
         Section(
             "Outlier coordinates",
-            of_each(partial(coordinate_figures, most_layers=most_layers)),
+            of_each(coordinate_figures),
             COORDINATES_TEXT,
         ),
     ]
@@ -210,36 +208,31 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
     ax.xaxis.set_major_formatter(draw.tick_label)
 
 
-def read_coordinates(run: Run) -> Tables:
-    """The largest coordinates at each step that has any: those of known shares."""
-    tables = {}
-    for step in run.steps_of("coordinates"):
-        table = run.read("coordinates", step)
-        of_cosine = table["share_of_cosine"]
-        table = table.assign(share_of_cosine=of_cosine.where(of_cosine.between(0, 1)))
-        is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0)
-        tables[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
-    return {step: table for step, table in tables.items() if len(table)}
+def read_coordinates(run: Run) -> tuple[int, pd.DataFrame]:
+    """The last step with a table of the largest coordinates, and those of known shares."""
+    step = run.steps_of("coordinates")[-1]
+    table = run.read("coordinates", step)
+    of_cosine = table["share_of_cosine"]
+    table = table.assign(share_of_cosine=of_cosine.where(of_cosine.between(0, 1)))
+    is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0)
+    return step, table[is_known].drop_duplicates(["layer", "coordinate"])
 
 
-def coordinate_figures(run: Run, most_layers: int = 4) -> Iterator[FigureData]:
+def coordinate_figures(run: Run) -> Iterator[FigureData]:
     """The figures of coordinates that there are numbers for."""
-    coordinates = read_coordinates(run)
-    if coordinates:
-        yield largest_coordinates(run, coordinates)
-    if len(coordinates) > 1:
-        layers = run.layers_to_draw(coordinates[max(coordinates)], most_layers)
-        yield followed_coordinates(run, coordinates, layers)
+    if run.steps_of("coordinates"):
+        step, table = read_coordinates(run)
+        if len(table):
+            yield largest_coordinates(run, step, table)
     is_known = set(_KEYS) <= set(run.values) and run.values["max_abs_rest"].notna().any()
     if is_known and len(run.depth) > 1:
         yield massive_activations(run)
 
 
-def largest_coordinates(run: Run, coordinates: Tables) -> FigureData:
+def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> FigureData:
     """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
     last step.
     """
-    step, table = max(coordinates.items())
     by_share = {share: _ranked(table, share) for share in _SHARES}
     ranked = pd.concat(by_share, names=["by"])
     present = run.layers_in(table)
@@ -288,63 +281,6 @@ def largest_coordinates(run: Run, coordinates: Tables) -> FigureData:
     )
     numbers = ranked.reset_index("by").set_index(["by", "layer", "rank"])
     return FigureData("coordinates-largest", figure, numbers, alt, text)
-
-
-def followed_coordinates(run: Run, coordinates: Tables, layers: Sequence[str]) -> FigureData:
-    """The share of V of the coordinates that are the largest at the last step, at each step, at
-    some layers.
-    """
-    last = coordinates[max(coordinates)]
-    chosen = _ranked(last[last["layer"].isin(layers)], "share_of_V")
-    every = pd.concat([table.assign(step=step) for step, table in coordinates.items()])
-    wanted = every.merge(chosen[["layer", "coordinate"]])
-    shares = wanted.pivot_table("share_of_V", "step", ["layer", "coordinate"]).reindex(
-        sorted(coordinates)
-    )
-    by_layer = {layer: shares[[layer]].droplevel(0, axis=1) for layer in layers}
-    most = _FOLLOWED if len(layers) > 1 else 3
-    coloured = list(chosen.sort_values("share", ascending=False)["coordinate"].unique()[:most])
-    colours = dict(zip(coloured, draw.RUNS, strict=False))
-    subtitle = (
-        f"share of V of the {_NAMED} coordinates with the largest one at the last step; a "
-        "coordinate has one colour, and a gap where it was not among the largest"
-    )
-    figure, axes = draw.new_figure(
-        "The largest coordinates against step", subtitle, panels=len(layers)
-    )
-    for ax, (layer, of_layer) in zip(axes, by_layer.items(), strict=True):
-        marker = "o" if len(of_layer) <= 40 else ""
-        for coordinate in reversed(of_layer.columns):
-            lw, zorder = (1.5, 3) if coordinate in colours else (0.8, 2)
-            colour = colours.get(coordinate, _OTHERS)
-            ax.plot(of_layer[coordinate], marker=marker, ms=2.5, color=colour, lw=lw, zorder=zorder)
-        if "top_dim_share" in run.baseline:
-            ax.plot(
-                run.table("top_dim_share", run.baseline)[layer],
-                label=f"{GAUSSIAN}, the largest",
-                **draw.BASELINE,
-            )
-        draw.step_axis(ax, list(shares.index))
-        ax.set_title(layer, fontsize="small")
-        ax.set_ylim(0)
-        ax.locator_params(axis="y", nbins=6)
-        ax.yaxis.set_major_formatter(draw.tick_label)
-    for coordinate in coloured:
-        axes[0].plot([], color=colours[coordinate], lw=2, label=f"{coordinate:.0f}")
-    if len(chosen["coordinate"].unique()) > len(coloured):
-        axes[0].plot([], color=_OTHERS, lw=1, label="others")
-    axes[0].set_ylabel("share of V in the coordinate")
-    draw.legend(axes[0])
-    texts = []
-    for layer, of_layer in by_layer.items():
-        top = of_layer[of_layer.iloc[-1].idxmax()].dropna()
-        start = (
-            f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step "
-            f"{top.index[0]:,}"
-        )
-        texts.append(f"{start} to {number(top.iloc[-1])}")
-    alt = f"Share of V in single coordinates against optimizer step, at {len(layers)} layers."
-    return FigureData("coordinates-followed", figure, shares, alt, f"{'; '.join(texts)}.")
 
 
 def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
