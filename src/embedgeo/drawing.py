@@ -61,6 +61,7 @@ TIME = LinearSegmentedColormap.from_list("time", mpl.colormaps["plasma"](np.lins
 """
 
 _REACH = 1.2  # how far an axis goes beyond the range of the blocks, over this range
+_LEAST_LENGTH = 1e-300  # length of an axis of which there are fractions
 _LETTERS = 140  # in an inch, over their size in points
 _LEGEND_LINE = 0.17  # inches of a line of a legend
 
@@ -431,7 +432,7 @@ def value_axis(
     shown = [near(each) for each in (values, values - errors, values + errors)]
     at = np.concatenate([[first, last], *shown, near(known) if is_near else []])
     bottom, top = at.min(), at.max()
-    margin = 0.05 * ((top - bottom) or abs(top) or 1.0)
+    margin = 0.05 * max((top - bottom) or abs(top) or 1.0, _LEAST_LENGTH)
     _name_beyond(ax, layers, values, near)
     if is_log:
         # before the scale looks for limits

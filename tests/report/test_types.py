@@ -116,7 +116,7 @@ def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(types
     chosen = at(types).query("token_id in (3, 30, 40)").iloc[1:]
     names = [token.strip() for token in chosen["token"]]
     panel = token_types.mean_against_variance(types, ["block.01"], names=names).figure.axes[0]
-    np.testing.assert_allclose(panel.collections[-1].get_offsets(), chosen[["M", "V"]])
+    np.testing.assert_allclose(panel.collections[1].get_offsets(), chosen[["M", "V"]])
     assert sorted(texts(panel)) == sorted(names)
     drawn = plot(types.table, "tokens", layer="block.01", examples=names).axes[0]
     assert texts(drawn) == texts(panel)

@@ -174,14 +174,17 @@ class Plot:
         if ax is not None and (compact or figsize is not None):
             raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
         look = drawing.session_texts(has_defaults=ax is not None)
+        size = figsize or ((3.25, 2.5) if compact else None)
         if compact:
-            look = {"figure.figsize": [3.25, 2.5], "font.size": 7.0, **look}
-        if figsize is not None:
-            look["figure.figsize"] = list(figsize)
+            look = {"font.size": 7.0, **look}
+        if size is not None:
+            look["figure.figsize"] = list(size)
         with drawing.style(look):
             data = _draw(chosen, kind, options)
             if title is not None:
                 drawing.retitle(data.figure, ax, title)
+            if size is not None:  # of several panels, too
+                data.figure.set_size_inches(size)
         return data.figure
 
     def __getattr__(self, name: str) -> NoReturn:

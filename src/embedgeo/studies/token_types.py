@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,6 +158,10 @@ def mean_against_variance(
             rasterized=True,
         )
         _, fit = draw_line(panel, types["M"], types["V"])
+        named = table[(table["layer"] == layer) & table["token_id"].isin(ids)]
+        if len(named):
+            ring: dict[str, Any] = {"s": 24, "fc": "none", "ec": draw.ACCENT, "lw": 1.1}
+            panel.scatter(named["M"], named["V"], zorder=4, **ring)
         panel.autoscale(len(types) < 2)
         if len(others):
             look: dict[str, Any] = {"s": 5, "color": _PALE, "lw": 0, "rasterized": True}
@@ -170,8 +175,7 @@ def mean_against_variance(
             draw.legend(ax)
         panel.set_xlabel("M of the token type")
         draw.round_ticks(panel)
-        if len(named := table[(table["layer"] == layer) & table["token_id"].isin(ids)]):
-            panel.scatter(named["M"], named["V"], s=24, fc="none", ec=draw.ACCENT, lw=1.1, zorder=4)
+        if len(named):
             _name_types(panel, named.sort_values("n", ascending=False), ("M", "V"))
         texts.append(
             f"{layer}: {fit} over "
@@ -356,13 +360,16 @@ def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", 
     taken: list[Any] = []
     for token, at in zip(types["token"], types[[*place]].to_numpy(), strict=True):
         label = spelled(token).strip("␣")[:_LONGEST_NAME]
-        offset: dict[str, Any] = {"textcoords": "offset points", "zorder": 5}
-        name = ax.annotate(label, tuple(at), (4, 3), fontsize="x-small", **offset)
-        box = name.get_window_extent()
-        if box.count_overlaps(taken):
+        for right, up in product((True, False), repeat=2):
+            offset: dict[str, Any] = {"xytext": (4 if right else -4, 3 if up else -3)}
+            look: dict[str, Any] = {"textcoords": "offset points", "fontsize": "x-small"}
+            look |= {"ha": "left" if right else "right", "va": "bottom" if up else "top"}
+            name = ax.annotate(label, tuple(at), zorder=5, **offset, **look)
+            box = name.get_window_extent()
+            if not box.count_overlaps(taken):
+                taken.append(box)
+                break
             name.remove()
-        else:
-            taken.append(box)
 
 
 def words(known: Types, layer: str) -> FigureData:
