@@ -613,35 +613,24 @@ def draw_values(values: Mapping[str, float], ax: Axes | None) -> tuple[Any, Any]
 
 
 def draw_over_steps(values: Mapping[str, Sequence[float]], ax: Axes | None) -> tuple[Any, Any]:
-    """Draw a line for each key; several without axes in a panel each. The figure, pyplot's if new,
-    and its axes.
+    """Draw a line for each key; without axes in a panel each. The figure, pyplot's if new, and its
+    axes, or an array of them.
     """
     import matplotlib.pyplot as plt
 
-    look: dict[str, Any] = {"marker": "o", "ms": 4}
     with style(session_texts()):
-        if ax is None and len(values) > 1:
-            ncols = min(4, len(values))
-            nrows = math.ceil(len(values) / ncols)
-            size = (2.7 * ncols, 0.4 + 1.7 * nrows)
-            figure, axes = plt.subplots(
-                nrows, ncols, figsize=size, sharex=True, squeeze=False, layout="constrained"
-            )
-            for panel in axes.flat[len(values) :]:
-                panel.set_axis_off()
-            for panel, (key, of_key) in zip(axes.flat, values.items(), strict=False):
-                panel.plot(of_key, **look)
-                panel.set_title(key, loc="center", parse_math=False)
-                panel.set_xlabel("Step" if panel in axes[-1] else "")
-            return figure, axes
+        ncols = min(4, len(values))
+        nrows = math.ceil(len(values) / ncols)
+        axes: Any = ax
         if ax is None:
-            _, ax = plt.subplots(layout="constrained")
-        for key, of_key in values.items():
-            ax.plot(of_key, label=key, **look)
-        ax.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
-        ax.set_xlabel("Step")
-        if len(values) > 1:
-            ax.legend()
-        else:
-            ax.set_ylabel(next(iter(values)), parse_math=False)
-    return ax.figure, ax
+            size = (1 + 2.7 * ncols, 1 + 1.7 * nrows)
+            _, axes = plt.subplots(nrows, ncols, figsize=size, layout="constrained")
+        panels = np.ravel(axes) if ax is None else [ax] * len(values)
+        for panel, (key, of_key) in zip(panels, values.items(), strict=False):
+            panel.plot(of_key, marker="o", ms=4, label=key)
+            panel.set_xlabel("Step")
+            panel.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
+            panel.legend()
+        for panel in panels[len(values) :]:
+            panel.set_axis_off()
+    return panels[0].figure, axes

@@ -242,7 +242,6 @@ def test_bands_are_one_standard_error_to_each_side_and_beside_the_numbers(run: R
         (lambda run: figures.profile(run, "M_over_Q"), 6),
         (lambda run: comparison.compare_dynamics([run], "M_over_Q"), 1),
         (lambda run: comparison.compare_profiles([run], "M_over_Q"), 1),
-        (lambda run: figures.curves(run, "M_over_Q"), 4),
     ):
         data, bare = draw(run), draw(without)
         np.testing.assert_allclose(bands(data), [0.05] * count)

@@ -1,21 +1,18 @@
 """Figures of one run: its metrics over steps and layers."""
 
 from collections.abc import Iterator
-from itertools import cycle
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, LogNorm, Normalize, to_rgba
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.colors import LogNorm, Normalize
 
 from embedgeo import drawing as draw
-from embedgeo.drawing import Array, FigureData, Lines
-from embedgeo.formatting import number, short
-from embedgeo.glossary import GAUSSIAN, Term, term
-from embedgeo.layer_names import blocks_by_side, is_input, layer_labels
+from embedgeo.drawing import FigureData, Lines
+from embedgeo.formatting import number
+from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
 
@@ -29,11 +26,6 @@ _PARTS = {
     "V": ("V: variance", "#999999"),
 }
 _COMPOSITIONS = (("M", "V_W_unbiased", "V_B_unbiased"), ("M", "V_W", "V_B"), ("M", "V"))
-
-_CURVES_SIZE = 3.5, 3.3  # inches: TensorBoard's image cards are 350 pixels wide
-_STRIP_HEIGHT = 0.25  # beside that of the axes above
-_FINAL_NORMS = ("final_norm", "encoder.final_norm", "decoder.final_norm")
-_LEAST_OF_BLOCKS = 0.6  # share of the height that blocks fill beside a norm that is drawn with them
 
 
 def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = True) -> FigureData:
@@ -160,81 +152,6 @@ def heatmap(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     numbers = table.T.drop("", errors="ignore")
     alt = f"{named.name} as colour over steps and layers."
     return FigureData(f"{metric}-heatmap", figure, numbers, alt, text)
-
-
-def curves(run: Run, metric: str) -> FigureData:
-    """A metric against the step, in a small picture: a line a layer, from dark at the first to
-    bright at the last.
-
-    `embed`, and a final norm that would squeeze the lines of the blocks, are in strips below, on
-    scales of their own.
-    """
-    table = run.table(metric)
-    errors = run.table(metric, run.errors)
-    named = term(metric)
-    apart = [layer for layer in run.depth if _is_apart(layer, table, named)]
-    apart = apart if len(apart) < len(run.depth) else []
-    along = [layer for layer in run.depth if layer not in apart]
-    means = [layer for layer in run.layers if layer not in run.depth]
-    values = table[along + means].to_numpy()
-    unit = f"{named.unit} (log scale)" if named.is_logarithmic(values) else named.unit
-    with draw.resized(*_CURVES_SIZE):
-        figure = draw.new_picture(f"{named.name} by layer", unit)
-    ratios = [1.0, *[_STRIP_HEIGHT] * len(apart)]
-    ax, *strips = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios, sharex=True)[
-        :, 0
-    ]
-    colours = draw.depth_colours(len(along))
-    shades = ScalarMappable(Normalize(-0.5, len(along) - 0.5), ListedColormap(colours))
-    key = draw.value_bar(ax, shades, "").ax
-    draw.layer_axis(key, along, vertical=True)
-    key.set_ylabel("")
-    key.tick_params(length=0, labelsize="medium")
-    steps = table.index.to_numpy()
-    draw.lines(ax, steps, table[along].to_numpy().T, colours, errors[along].to_numpy().T)
-    for mean, dashes in zip(means, cycle(("--", ":", "-.")), strict=False):
-        ax.plot(table[mean], color="black", ls=dashes, lw=1.3, label=mean)
-    if means:
-        ax.legend(loc="best")
-    draw.value_axis(ax, named, values, errors=errors[along + means].to_numpy())
-    for strip, layer in zip(strips, apart, strict=True):
-        line = table[layer].to_numpy()
-        draw.lines(strip, steps, line[None], np.array([to_rgba(draw.ACCENT)]))
-        draw.value_axis(strip, named, line)
-        finite = line[np.isfinite(line)]
-        ends = sorted({finite.min(), finite.max()}) if finite.size else []
-        strip.yaxis.set_major_locator(FixedLocator(ends))
-        strip.yaxis.set_minor_locator(NullLocator())
-        strip.yaxis.set_major_formatter(lambda value, _: short(value, 2))
-        strip.tick_params(axis="y", labelsize="small")
-        (label,), _ = layer_labels([layer])
-        place = {"transform": strip.transAxes, "va": "center", "in_layout": False}
-        strip.text(1.03, 0.5, label, color=draw.ACCENT, fontsize="small", **place)
-    for each in (ax, *strips):
-        each.set_ylabel("")
-        draw.step_axis(each, run.steps)
-        each.label_outer()
-    alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
-    return FigureData(
-        f"{metric}-curves", figure, table, alt, "The brighter a line, the deeper its layer."
-    )
-
-
-def _is_apart(layer: str, table: pd.DataFrame, named: Term) -> bool:
-    """Test for what enters the first block, or a norm beside which blocks fill less than 60 % of
-    the height.
-    """
-    if layer not in _FINAL_NORMS:
-        return is_input(layer)
-    blocks = [block for blocks in blocks_by_side(map(str, table)).values() for block in blocks]
-    together = table[[*blocks, layer]].to_numpy()
-    scaled = np.log10(together) if named.is_logarithmic(together) else together
-    return bool(_span(scaled[:, :-1]) < _LEAST_OF_BLOCKS * _span(scaled))
-
-
-def _span(values: Array) -> float:
-    finite = values[np.isfinite(values)]
-    return float(np.ptp(finite)) if finite.size else 0.0
 
 
 def loss_figures(run: Run) -> Iterator[FigureData]:
