@@ -20,6 +20,7 @@ from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
 from embedgeo.results.folder import CKA, SweepFolder, cka_file
 from embedgeo.results.parquet import write_parquet
+from embedgeo.studies.sections import report_sections
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
 WIDTH, BLOCKS = 2560, 31
@@ -32,7 +33,7 @@ OF_OTHERS = {  # the model's, and those of `embedgeo vocabulary`
 def main() -> None:
     if len(sys.argv) > 1:  # in a process of its own, so that its peak is the report's
         start, used = time.perf_counter(), time.process_time()
-        page = write_report([Path(sys.argv[1])], names=[])
+        page = write_report([Path(sys.argv[1])], sections=report_sections([]))
         seconds, peak = (
             time.perf_counter() - start,
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

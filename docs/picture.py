@@ -17,8 +17,8 @@ import pandas as pd
 from dark import save
 from PIL import Image
 
-from embedgeo.drawing import png, style
-from embedgeo.report.figures import curves
+from embedgeo.drawing import png, resized, style
+from embedgeo.report.figures import dynamics
 from embedgeo.report.runs import runs_of_records
 
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension_between")
@@ -41,8 +41,9 @@ HEADLESS = (
 def draw_curves(demo: Path) -> list[Image.Image]:
     """The monitor's curves of some metrics, as loggers get them."""
     (run,) = runs_of_records(pd.read_parquet(demo / "history.parquet"))
-    with style():
-        return [Image.open(io.BytesIO(png(curves(run, metric).figure)[0])) for metric in CURVES]
+    with style(), resized(3.5, 3.3):
+        pictures = [png(dynamics(run, metric).figure)[0] for metric in CURVES]
+    return [Image.open(io.BytesIO(picture)) for picture in pictures]
 
 
 def take_pictures(demo: Path, out: Path, profile: Path) -> None:

@@ -85,8 +85,12 @@ def swept(made_once: Callable[..., Path]) -> Path:
 def reported(made_once: Callable[..., Path], swept: Path) -> Path:
     """The report of the shared sweep: index.html, metrics.csv, figures and tables."""
     from embedgeo.report import write_report
+    from embedgeo.studies.sections import report_sections
 
-    return made_once("reported", lambda folder: write_report([swept], out=folder / "out")) / "out"
+    def make(folder: Path) -> Path:
+        return write_report([swept], out=folder / "out", sections=report_sections())
+
+    return made_once("reported", make) / "out"
 
 
 class Demo(NamedTuple):

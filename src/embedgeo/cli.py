@@ -58,9 +58,9 @@ def report(
             ``once,winked``, which are then named where V is drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
-            of their means over blocks stands behind the curves over steps, at equal tokens where
-            all know them, else at equal steps. They must be measured on the same text, with the
-            same rows and settings.
+            of their means over blocks stands behind those of these runs, in figures of their own,
+            at equal tokens where all know them, else at equal steps. They must be measured on the
+            same text, with the same rows and settings.
         layers: at how many layers, at most, token types, spectra and the largest coordinates are
             drawn, evenly spaced over the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa &
             Shimodaira 2025.
@@ -68,13 +68,18 @@ def report(
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
     from embedgeo.results.groups import parse_groups
+    from embedgeo.studies.reference import reference_section
+    from embedgeo.studies.sections import report_sections
 
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
     earlier = [Path(folder) for folder in reference]
+    sections = report_sections(texts, earlier, layers)
+    if chosen:
+        sections = [reference_section(earlier, chosen)] if earlier else []
     folders = [Path(folder) for folder in dirs]
-    print(write_report(folders, out, parse_groups(model_group), texts, chosen, earlier, layers))
+    print(write_report(folders, out, parse_groups(model_group), chosen, sections))
 
 
 def examples(name: str | None = None) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from embedgeo.drawing import style
-from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.results.folder import cka_file
+from embedgeo.studies import similarity
 from tests.report.synthetic import cka, layer_names, make_sweep
 
 STEPS, LAYERS = [0, 1, 8, 64], layer_names(3)
@@ -18,7 +18,7 @@ STEPS, LAYERS = [0, 1, 8, 64], layer_names(3)
 
 def drawn(run: Run) -> dict:
     with style():
-        return {data.name: data for data in figures.cka_figures(run)}
+        return {data.name: data for data in similarity.cka_figures(run)}
 
 
 def test_steps_are_compared_at_layers_and_layers_at_steps(run: Run) -> None:
@@ -46,9 +46,10 @@ def test_cells_are_square_colours_span_0_to_1_and_what_is_undefined_is_said(run:
         assert box.width == pytest.approx(box.height, rel=0.01)
         labels = [label.get_window_extent() for label in ax.get_xticklabels()]
         assert all(left.x1 < right.x0 for left, right in pairwise(labels))
-    undefined = replace(run, cka=run.cka.assign(cka=np.nan))
+    pairs = similarity.compared(run)
+    undefined = replace(run, tables={"cka": {8: pairs.assign(cka=np.nan)}})
     assert {data.text for data in drawn(undefined).values()} == {"Undefined everywhere."}
-    assert not drawn(replace(run, cka=run.cka[:0]))
+    assert not drawn(replace(run, tables={}))
 
 
 def test_a_damaged_table_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """The report of final models: no steps, compared over depth; groups, words and batches."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 
 from embedgeo.cli import main
 from embedgeo.drawing import style
-from embedgeo.report import comparison, figures
+from embedgeo.report import comparison
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
-from tests.report.page import Page, bands, report
-from tests.report.synthetic import OF_BATCHES, OF_TYPES, make_models, make_sweep
+from tests.report.page import Page, report
+from tests.report.synthetic import OF_TYPES, make_models, make_sweep
 from tests.unpainted import unpainted
 
 THREE = {"lab/bert-s": 2, "lab/bert-l": 4, "co/gpt": 2}
@@ -46,15 +45,12 @@ def test_final_models_have_no_steps_and_are_compared_over_depth(three: Page) -> 
     alts = " ".join(image["alt"] or "" for image in three.all("img"))
     assert not re.search(r"\bsteps?\b", three.text + alts, re.IGNORECASE)
     assert not [name for name in three.figures if re.search("dynamics|heatmap|loss", name)]
-    assert {"Q-compared-profiles", "token-types-compared"} <= three.figures
+    assert {"Q-compared-profiles", "Q_t_cv-compared-profiles"} <= three.figures
     found = three.numbers("Q-compared-profiles")
     assert sorted(found["run"].unique()) == SHORT
     assert found.groupby("run")["depth"].agg(list)["bert-s"] == [0, 0.5, 1]
     for path in (three.folder / "figures").glob("*.[sc][vs][gv]"):
         assert not re.search(r"\bstep\b", path.read_text()), path
-    over_types = three.numbers("token-types-compared")
-    assert list(over_types) == ["run", "depth", *OF_TYPES]
-    assert over_types["run"].nunique() == 3
 
 
 def test_a_table_names_layers_width_parameters_token_types_rows_and_group(
@@ -148,49 +144,13 @@ def test_a_copy_of_another_final_model_is_flagged_without_a_step(tmp_path: Path)
     assert "step" not in page.text
 
 
-def test_bands_over_batches_are_not_taken_for_standard_errors(tmp_path: Path) -> None:
-    steps, metric = (0, 8), "anisotropy_batch_mean"
-    layers = ["embed", "block.00", "block.01", "final_norm"]
-    changes = {
-        (step, layer, key): value
-        for step in steps
-        for i, layer in enumerate(layers)
-        for key, value in ((metric, 0.1 + i), ("anisotropy_batch_std", 0.05 * (0.1 + i)))
-    }
-    metrics = ("n", "anisotropy", *OF_BATCHES[:2])
-    folder = make_sweep(tmp_path, steps, 2, metrics=metrics, changes=changes)
-    (run,) = read_runs([folder])
-    with style():
-        for data in (
-            figures.dynamics(run, metric),
-            figures.profile(run, metric),
-            comparison.compare_dynamics([run], metric),
-            comparison.compare_profiles([run], metric),
-        ):
-            assert data.text.endswith("Bands: one standard deviation over batches to each side.")
-            np.testing.assert_allclose(bands(data), 0.05)
-            assert any(str(column).startswith("std of ") for column in data.numbers)
-            assert not any(str(column).startswith("stderr") for column in data.numbers)
-        known = replace(run, errors=0.2 * run.values)  # standard errors come first
-        np.testing.assert_allclose(bands(figures.profile(known, metric)), 0.2)
-        both = comparison.compare_profiles(
-            [known, replace(run, label="b")], metric
-        )  # and the two are not mixed
-        np.testing.assert_allclose(bands(both), [0.2])
-        one = replace(run, values=run.values.assign(anisotropy_batch_std=np.nan))
-        assert not bands(figures.profile(one, metric))
-    page = report(folder, metrics=[metric])
-    assert "One standard deviation over batches of rows" in page.text
-    assert not re.search("standard error|±", page.text)
-
-
 def test_words_are_coloured_by_their_number_of_tokens(tmp_path: Path) -> None:
     folder = make_models(tmp_path / "a", {"lab/bert": 2}, metrics=("n", "M", "V"), tokens=True)
     (path,) = (folder / "tokens").iterdir()
     types = pd.read_parquet(path)
     types.drop(columns="num_tokens", errors="ignore").to_parquet(path)  # as an older sweep wrote it
     page = report(folder)
-    assert {"M-profile", "decomposition", "tokens-statistics"} <= page.figures
+    assert {"M-profile", "decomposition", "tokens-histograms"} <= page.figures
     assert not [name for name in page.figures if name.startswith("words")]
     assert "Geometry of the embeddings: bert" in page.text
     assert not re.search(r"\bstep", page.text)

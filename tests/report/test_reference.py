@@ -7,11 +7,10 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.report.figures import dynamics
-from embedgeo.report.reference import read_references, reference_band, with_references
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import model_record
+from embedgeo.studies.reference import before_band, read_references, reference_band, require_alike
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8, 64, 512)
@@ -38,8 +37,10 @@ def own(tmp_path_factory):
 
 
 def behind(folder, *references):
-    (run,) = with_references(read_runs([folder]), read_references(references))
-    return run
+    """The run in a folder, and earlier ones that it can be compared with."""
+    runs, earlier = read_runs([folder]), read_references(references)
+    require_alike(runs, earlier)
+    return runs[0], earlier
 
 
 def block_mean(run, metric):
@@ -48,22 +49,22 @@ def block_mean(run, metric):
 
 def test_the_band_is_the_range_of_the_means_over_blocks(own, tmp_path):
     folders = [scaled(tmp_path / f"seed{i}", factor) for i, factor in enumerate((0.8, 5.0, 0.9))]
-    run = behind(own, *folders)
-    band, mean = reference_band(run, "anisotropy", MEAN), block_mean(run, "anisotropy")
+    run, earlier = behind(own, *folders)
+    band, mean = reference_band(run, "anisotropy", MEAN, earlier), block_mean(run, "anisotropy")
     np.testing.assert_allclose(band.low, 0.8 * mean)
     np.testing.assert_allclose(band.high, 5.0 * mean)
     assert (band.runs, band.unit) == (["seed0", "seed1", "seed2"], "steps")
     assert "within it at 5 of 5 steps" in band.describe(mean)
-    data = dynamics(run, "anisotropy")
-    np.testing.assert_allclose(data.numbers["reference high"], band.high)
-    assert "3 earlier runs (seed0, seed1, seed2)" in data.text
+    (data,) = before_band(run, "anisotropy", earlier)
+    np.testing.assert_allclose(data.numbers["reference highest"], band.high)
+    assert "3 earlier (seed0, seed1, seed2)" in data.text
     assert data.figure.axes[0].get_ylim()[1] >= band.high.max()
 
 
 def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them(own, tmp_path):
-    run = behind(own, scaled(tmp_path / "earlier", 1.0, (1, 64)))
-    band = reference_band(run, "Q", MEAN)
-    ends = block_mean(run.references[0], "Q").tolist()
+    run, earlier = behind(own, scaled(tmp_path / "earlier", 1.0, (1, 64)))
+    band = reference_band(run, "Q", MEAN, earlier)
+    ends = block_mean(earlier[0], "Q").tolist()
     at_8 = np.interp(np.log(9), [np.log(2), np.log(65)], ends)
     expected = [np.nan, ends[0], at_8, ends[1], np.nan]
     assert band.low.to_list() == pytest.approx(expected, nan_ok=True)
@@ -74,12 +75,12 @@ def test_an_earlier_run_is_on_the_line_between_its_steps_and_nowhere_beyond_them
 
 def test_runs_that_know_their_tokens_stand_at_equal_tokens(own, tmp_path):
     steps = tuple(2 * step for step in STEPS)
-    earlier = scaled(tmp_path / "earlier", 1.0, steps, tokens_per_step=1000)
-    run = behind(scaled(tmp_path / "fast", 1.0, tokens_per_step=2000), earlier)
-    band = reference_band(run, "Q", MEAN)
+    folder = scaled(tmp_path / "earlier", 1.0, steps, tokens_per_step=1000)
+    run, earlier = behind(scaled(tmp_path / "fast", 1.0, tokens_per_step=2000), folder)
+    band = reference_band(run, "Q", MEAN, earlier)
     assert band.unit == "tokens"
-    np.testing.assert_allclose(band.low, block_mean(run.references[0], "Q"))
-    assert reference_band(behind(own, earlier), "Q", MEAN).unit == "steps"
+    np.testing.assert_allclose(band.low, block_mean(earlier[0], "Q"))
+    assert reference_band(read_runs([own])[0], "Q", MEAN, earlier).unit == "steps"
 
 
 SETTINGS = {"text_sha256": "a" * 64, "rows": "tokens", "unit": "sequence", "seq_len": 128}
@@ -102,7 +103,7 @@ def test_other_settings_are_refused(changed, said, tmp_path):
         path = scaled(tmp_path / name, 1.0, (0, 8)) / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"asked": asked}))
     if not changed:
-        assert behind(tmp_path / "own", tmp_path / "other").references
+        assert behind(tmp_path / "own", tmp_path / "other")
         return
     with pytest.raises(ValueError, match=said):
         behind(tmp_path / "own", tmp_path / "other")
@@ -123,4 +124,4 @@ def test_the_page_has_the_band_of_several_runs(own, tmp_path, unpainted):
     options = ["--metrics", "anisotropy", "--out", str(tmp_path / "out")]
     assert main(["report", str(own), str(two), *options, "--reference", str(earlier)]) == 0
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "earlier run (old), mean over blocks, at equal steps" in page
+    assert "1 earlier (old), mean over blocks, at equal steps" in page

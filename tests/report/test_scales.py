@@ -7,7 +7,7 @@ import torch
 
 from embedgeo.drawing import style
 from embedgeo.functional import gride_dimensions
-from embedgeo.report import figures
+from embedgeo.studies import scales
 from tests.data import gaussian
 
 SCALES = [1, 2, 4, 8, 16, 32, 64]
@@ -17,7 +17,7 @@ def test_layers_are_drawn_against_scale_with_their_errors_and_the_baseline(run):
     without = replace(run, errors=run.errors * np.nan)
     last = run.values.loc[run.steps[-1]]
     with style():
-        data, of_likelihood = (figures.scales_by_layer(each) for each in (run, without))
+        data, of_likelihood = (scales.scales_by_layer(each) for each in (run, without))
     assert data.numbers.index.tolist() == SCALES
     for scale in SCALES:
         key = f"intrinsic_dimension_at_{scale}"
@@ -28,14 +28,14 @@ def test_layers_are_drawn_against_scale_with_their_errors_and_the_baseline(run):
             assert numbers[f"stderr of {layer}"] == run.errors.loc[(4000, layer), key]
             assert others[f"stderr of {layer}"] == last.loc[layer, f"{key}_error"]
     expected = gride_dimensions(gaussian(4096, 64, dtype=torch.float32)).dimensions
-    np.testing.assert_allclose(data.numbers["Gaussian rows"], expected, rtol=0.05)
+    np.testing.assert_allclose(data.numbers["Gaussian rows, mean over blocks"], expected, rtol=0.05)
     ticks = data.figure.axes[0].get_xticklabels()
     assert [tick.get_text() for tick in ticks] == [str(scale) for scale in SCALES]
 
 
 def test_steps_are_drawn_against_scale_as_means_over_blocks(run):
     with style():
-        numbers = figures.scales_by_step(run).numbers
+        numbers = scales.scales_by_step(run).numbers
     assert numbers.index.tolist() == run.steps
     means = run.means(run.table("intrinsic_dimension_at_8"))["mean over blocks"]
     np.testing.assert_allclose(numbers[8], means)
@@ -43,4 +43,4 @@ def test_steps_are_drawn_against_scale_as_means_over_blocks(run):
 
 def test_runs_of_one_scale_or_none_have_no_such_figure(run):
     for keys in (["n"], ["n", "intrinsic_dimension_at_4"]):
-        assert figures.measured_scales(replace(run, values=run.values[keys])) == {}
+        assert scales.measured_scales(replace(run, values=run.values[keys])) == {}

@@ -1,7 +1,6 @@
 """The paper's pictures of single token types, and the tables of them."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,10 @@ import pytest
 from embedgeo import plot
 from embedgeo.cli import main
 from embedgeo.drawing import style
-from embedgeo.report import tokens
 from embedgeo.report.runs import Run, make_run, read_runs
 from embedgeo.results.folder import SweepFolder
+from embedgeo.studies import token_types
+from embedgeo.studies.token_types import Types, types_of
 from tests.report.page import Page
 from tests.report.synthetic import make_sweep
 
@@ -44,15 +44,19 @@ def run(folder: Path) -> Run:
     return run
 
 
+@pytest.fixture
+def types(run: Run) -> Types:
+    return types_of(run)
+
+
 @pytest.fixture(autouse=True)
 def in_style() -> Iterator[None]:
     with style():
         yield
 
 
-def at(run: Run, layer: str = "block.01") -> pd.DataFrame:
-    table = run.tokens[1]
-    return table[table["layer"] == layer]
+def at(types: Types, layer: str = "block.01") -> pd.DataFrame:
+    return types.table[types.table["layer"] == layer]
 
 
 def is_pale(colour: np.ndarray) -> bool:
@@ -64,9 +68,9 @@ def texts(ax: object) -> list[str]:
 
 
 def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:
-    picture = tokens.occurrences(run)
+    (picture,) = token_types.occurrences(run)
     picture.figure.canvas.draw()
-    table = run.occurrences[1]
+    table = run.read("occurrences", 1)
     for ax, layer in zip(picture.figure.axes, ("block.01", "block.02"), strict=False):
         assert layer in (ax.get_title("left"), ax.get_title())
         shown = table[table["layer"] == layer]
@@ -80,66 +84,51 @@ def test_occurrences_are_drawn_around_the_zero_vector(run: Run) -> None:
 
 
 def test_raw_values_are_drawn_against_log_frequency_with_the_line_of_those_regressed(
-    run: Run,
+    types: Types,
 ) -> None:
-    panels = tokens.raw_against_frequency(run).figure.axes[:3]
-    regressed = at(run)[at(run)["n"].between(10, 100_000)]
+    panels = token_types.raw_against_frequency(types).figure.axes[:3]
+    regressed = at(types)[at(types)["n"].between(10, 100_000)]
     for ax, key in zip(panels, "QMV", strict=True):
-        expected = np.column_stack((np.log10(at(run)["n"]), at(run)[key]))
+        expected = np.column_stack((np.log10(at(types)["n"]), at(types)[key]))
         np.testing.assert_allclose(ax.collections[0].get_offsets(), expected)
         slope, start = np.polyfit(np.log10(regressed["n"]), regressed[key], 1)
         x, y = ax.lines[0].get_data()
         np.testing.assert_allclose(y, start + slope * x, rtol=1e-9)
-    alone = replace(run, tokens={1: run.tokens[1].query("token_id == 30")})
-    for draw in (tokens.mean_against_variance, tokens.raw_against_frequency):
-        assert "one token type alone: no line" in texts(draw(alone).figure.axes[0])
 
 
-def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(run: Run) -> None:
-    run = replace(run, tokens={1: run.tokens[1].assign(n=run.tokens[1]["n"] // 20)})
-    inside = at(run)["n"].between(10, 100_000).to_numpy()
+def test_types_outside_of_the_range_are_pale_and_others_coloured_by_frequency(types: Types) -> None:
+    types = types._replace(table=types.table.assign(n=types.table["n"] // 20))
+    inside = at(types)["n"].between(10, 100_000).to_numpy()
     assert 0 < inside.sum() < len(inside)
-    raw = tokens.raw_against_frequency(run).figure.axes[0].collections[0].get_facecolors()
+    raw = token_types.raw_against_frequency(types).figure.axes[0].collections[0].get_facecolors()
     assert [not is_pale(colour) for colour in raw] == inside.tolist()
-    ordered = raw[inside][np.argsort(at(run)["n"].to_numpy()[inside])]
+    ordered = raw[inside][np.argsort(at(types)["n"].to_numpy()[inside])]
     assert ordered[0][:3].sum() < ordered[-1][:3].sum()  # from dark to bright
-    picture = tokens.mean_against_variance(run, ["block.01"])
+    picture = token_types.mean_against_variance(types, ["block.01"])
     coloured, others = picture.figure.axes[0].collections
-    np.testing.assert_allclose(others.get_offsets(), at(run)[~inside][["M", "V"]])
+    np.testing.assert_allclose(others.get_offsets(), at(types)[~inside][["M", "V"]])
     assert is_pale(others.get_facecolors()[0])
-    np.testing.assert_allclose(coloured.get_array(), at(run)[inside]["n"])
-    assert len(picture.numbers) == len(at(run))
+    np.testing.assert_allclose(coloured.get_array(), at(types)[inside]["n"])
+    assert len(picture.numbers) == len(at(types))
 
 
-def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(run: Run) -> None:
-    chosen = at(run).query("token_id in (3, 30, 40)").iloc[1:]
+def test_named_types_have_a_ring_and_their_name_where_v_is_drawn_against_m(types: Types) -> None:
+    chosen = at(types).query("token_id in (3, 30, 40)").iloc[1:]
     names = [token.strip() for token in chosen["token"]]
-    panel = tokens.mean_against_variance(run, ["block.01"], names=names).figure.axes[0]
-    np.testing.assert_allclose(panel.collections[-1].get_offsets(), chosen[["M", "V"]])
+    panel = token_types.mean_against_variance(types, ["block.01"], names=names).figure.axes[0]
+    np.testing.assert_allclose(panel.collections[1].get_offsets(), chosen[["M", "V"]])
     assert sorted(texts(panel)) == sorted(names)
-    drawn = plot(run.tokens[1], "tokens", layer="block.01", examples=names).axes[0]
+    drawn = plot(types.table, "tokens", layer="block.01", examples=names).axes[0]
     assert texts(drawn) == texts(panel)
     with pytest.raises(ValueError, match="'nowhere' is none"):
-        plot(run.tokens[1], "tokens", examples=["nowhere"])
+        plot(types.table, "tokens", examples=["nowhere"])
 
 
-def test_models_have_one_scale_of_colours(run: Run) -> None:
-    table = run.tokens[1]
-    fewer = replace(run, tokens={1: table[table["n"] < 500]})
-
-    def most(of_run: Run) -> float:
-        return tokens.mean_against_variance(of_run).figure.axes[0].collections[0].norm.vmax
-
-    assert {most(each) for each in tokens.on_one_scale([run, fewer])} == {table["n"].max()}
-    assert most(fewer) < table["n"].max()
-
-
-def test_histograms_mark_the_means(run: Run) -> None:
-    table = run.tokens[1]
-    for ax, key in zip(tokens.histograms(run).figure.axes, "QMV", strict=False):
-        marks = [line.get_xdata()[0] for line in ax.lines if line.get_marker() == "v"]
-        means = table.groupby("layer")[key].mean()[run.layers_in(table)]
-        np.testing.assert_allclose(marks, np.log10(means[means > 0]))
+def test_histograms_count_all_types_of_a_layer(types: Types) -> None:
+    shares = token_types.histograms(types).numbers["share"]
+    assert shares.groupby(["value", "layer"]).sum().drop(
+        "embed", level=1
+    ).to_numpy() == pytest.approx(1)
 
 
 def test_token_types_are_drawn_at_as_many_layers_as_asked_for(
@@ -152,24 +141,15 @@ def test_token_types_are_drawn_at_as_many_layers_as_asked_for(
     records = table.assign(
         step=0, layer_index=range(13), width=4, metric="n", value=1.0, stderr=np.nan
     )
-    asked = replace(make_run("", records), num_drawn=5)
-    assert tokens.some_layers(asked, table) == [layers[i] for i in (0, 3, 6, 9, 12)]  # the paper's
+    found = make_run("", records).layers_to_draw(table, 5)
+    assert found == [layers[i] for i in (0, 3, 6, 9, 12)]  # the paper's
     assert main(["report", str(folder), "--layers", "0"]) == 2
     assert "layers must be at least 1" in capsys.readouterr().err
 
 
-def test_lengths_and_frequencies_are_counted(run: Run) -> None:
-    counts = tokens.lengths_and_frequencies(run).numbers["count"]
-    num_types = len(at(run, "embed"))
-    assert counts.loc["frequency"].sum() == counts.loc["letters"].sum() == num_types
-    lengths = {float(i): {3: 5, 10: 2}.get(i, 0) for i in range(1, 11)}
-    assert counts.loc["length"].to_dict() == lengths
-    assert (counts.loc["letters", 1.0], counts.loc["letters", 4.0]) == (1, 2)
-
-
-def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(run: Run) -> None:
-    table = tokens.extremes(run, "block.01")
-    ordered = at(run).query("n >= 10").sort_values("V")["token_id"].tolist()
+def test_types_that_vary_most_and_least_and_lie_nearest_the_mean_are_listed(types: Types) -> None:
+    table = token_types.extremes(types, "block.01")
+    ordered = at(types).query("n >= 10").sort_values("V")["token_id"].tolist()
     lists = table.numbers.reset_index().groupby("list")["token_id"].apply(list)
     assert lists["varies most"] == ordered[-10:][::-1]
     assert lists["varies least"] == ordered[:10]
@@ -183,13 +163,13 @@ def examples(folder: Path) -> pd.DataFrame:
 
 
 def test_examples_are_found_by_their_text(
-    folder: Path, run: Run, capsys: pytest.CaptureFixture[str], unpainted: None
+    folder: Path, types: Types, capsys: pytest.CaptureFixture[str], unpainted: None
 ) -> None:
-    found = tokens.examples(run, ["once", " winked"])
+    found = token_types.examples(types, ["once", " winked"])
     assert found.cells["token"].tolist() == ["␣once", "once", "␣winked"]
-    values = run.tokens[1].set_index(["token_id", "layer"])["V"][found.numbers.index]
+    values = types.table.set_index(["token_id", "layer"])["V"][found.numbers.index]
     np.testing.assert_allclose(found.numbers["V"], values, rtol=1e-12)
-    assert set(tokens.chosen_types(run, [])) == {0, 2, 30, 300}  # those of the figure
+    assert set(token_types.chosen_types(types, [])) == {0, 2, 30, 300}  # those of the figure
     assert main(["report", str(folder), "--examples", "once,<b>"]) == 0
     page = Page(folder / "report" / "index.html")
     assert "Examples, step 1" in page.text

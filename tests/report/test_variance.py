@@ -6,12 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.colors import to_hex
 
-from embedgeo.drawing import RUNS, style
-from embedgeo.report import variance
-from embedgeo.report.runs import Run, read_spectra
-from embedgeo.results.parquet import TABLES, write_parquet
+from embedgeo.drawing import style
+from embedgeo.report.runs import Run
+from embedgeo.studies import variance
 from tests.report.synthetic import MASSIVE, OUTLIERS, coordinate_table, layer_names, spectrum_table
 
 LAYERS, LAST = layer_names(3), 4000
@@ -26,7 +24,8 @@ def in_style() -> Iterator[None]:
 def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_their_edge(
     run: Run,
 ) -> None:
-    figure = variance.spectra_by_layer(run)
+    spectra = variance.read_spectra(run)
+    figure = variance.spectra_by_layer(run, spectra)
     numbers = figure.numbers
     assert list(numbers) == [*LAYERS, "Gaussian rows"]
     assert (numbers.index[0], numbers.index[-1]) == (1, 64)
@@ -40,35 +39,33 @@ def test_the_last_step_is_drawn_by_layer_over_the_mean_beside_random_rows_and_th
     (line,) = (line for line in ax.lines if "edge" in str(line.get_label()))
     assert np.unique(line.get_ydata()) == pytest.approx(high)
     assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    by_step = variance.spectra_by_step(run).numbers
+    by_step = variance.spectra_by_step(spectra, ["block.01"]).numbers
     assert list(by_step.columns) == run.steps
     assert by_step.loc[("block.01", 1), 0] == pytest.approx(11 / (1 + 10 / 64))
 
 
-def drawn(run: Run, table: pd.DataFrame, folder: object) -> pd.DataFrame | None:
+def drawn(run: Run, table: pd.DataFrame) -> pd.DataFrame | None:
     """The numbers that are drawn of another table of spectra, None if there is no figure."""
-    write_parquet(folder / "step8.parquet", table, TABLES["spectra"])
-    spectra = read_spectra({8: folder / "step8.parquet"}, run.layers)
-    figures = [*variance.spectra_figures(replace(run, spectra=spectra))]
+    figures = [*variance.spectra_figures(replace(run, tables={"spectra": {8: table}}))]
     return figures[0].numbers if figures else None
 
 
-def test_what_is_zero_infinite_or_unknown_is_not_drawn(run: Run, tmp_path: object) -> None:
+def test_what_is_zero_infinite_or_unknown_is_not_drawn(run: Run) -> None:
     table = spectrum_table(8, ["embed", "block.00", "block.01", "mean(last2)"], 64, 40)
     table.loc[(table["layer"] == "block.00") & (table["index"] > 39), "eigenvalue"] = 0.0
     table.loc[table["layer"] == "embed", "eigenvalue"] = np.nan
-    found = drawn(run, table, tmp_path)
+    found = drawn(run, table)
     assert list(found) == ["block.00", "block.01", "Gaussian rows"]
     assert found.loc[40:, ["block.00", "Gaussian rows"]].isna().all(axis=None)
     for value in (np.nan, np.inf, 1.7e308):
-        assert drawn(run, table.assign(eigenvalue=value), tmp_path) is None
+        assert drawn(run, table.assign(eigenvalue=value)) is None
     for n, dim in ((2, 64), (0, 3), (50, 1)):  # random rows have no spectrum
-        found = drawn(run, spectrum_table(8, ["embed", "block.00"], dim, n), tmp_path)
+        found = drawn(run, spectrum_table(8, ["embed", "block.00"], dim, n))
         assert found["Gaussian rows"].isna().all()
 
 
 def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
-    data = variance.largest_coordinates(run)
+    data = variance.largest_coordinates(run, *variance.read_coordinates(run))
     numbers, last = data.numbers.sort_index(), coordinate_table(LAST, LAYERS)
     for share in ("share_of_V", "share_of_cosine"):
         for layer in LAYERS:
@@ -83,32 +80,14 @@ def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
     assert "41 (5 of 5)" in data.text
 
 
-def test_coordinates_are_followed_over_steps_in_one_colour(run: Run) -> None:
-    data = variance.followed_coordinates(run)
-    assert data.numbers.index.tolist() == run.steps
-    for step in run.steps:
-        known = coordinate_table(step, LAYERS).set_index(["layer", "coordinate"])["share_of_V"]
-        shown = data.numbers.loc[step].dropna()
-        assert shown.tolist() == known[shown.index].tolist()
-    assert data.numbers.loc[0].isna().any()  # not among those that are kept
-    for ax in data.figure.axes:
-        lines = [line for line in ax.lines if len(line.get_ydata())]
-        lines.sort(key=lambda line: -line.get_ydata()[-1])
-        assert [to_hex(line.get_color()) for line in lines[:4]] == list(RUNS[:4])
-    assert "block.02: coordinate 41 from" in data.text
-
-
 def test_massive_activations_of_first_positions_are_beside_the_rest(run: Run) -> None:
     by_layer = variance.massive_activations(run).numbers
-    by_step = variance.massive_by_step(run).numbers
-    assert {*by_layer} == {*by_step} == {*MASSIVE}
+    assert {*by_layer} == {*MASSIVE}
     for key in MASSIVE:
-        table = run.table(key)
-        assert by_layer[key].tolist() == table.loc[LAST].tolist()
-        assert by_step[key].tolist() == table.max(axis=1).tolist()
+        assert by_layer[key].tolist() == run.table(key).loc[LAST].tolist()
 
 
 def test_without_such_tables_there_are_no_such_figures(run: Run) -> None:
-    bare = replace(run, coordinates={}, spectra={}, values=run.values[["n", "M"]])
+    bare = replace(run, tables={}, values=run.values[["n", "M"]])
     figures = [*variance.coordinate_figures(bare), *variance.spectra_figures(bare)]
     assert figures == []

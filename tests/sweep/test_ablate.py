@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.report.figures import ablation_figures
 from embedgeo.report.runs import read_folder
+from embedgeo.studies.ablation_figures import ablation_figures
 from tests.sweep.sweeping import ablate, sweep
 from tests.sweep.tiny import local_run, model, tokenizer_files, write_files
 

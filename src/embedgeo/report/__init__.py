@@ -5,7 +5,6 @@ from embedgeo.extras import require_extra
 require_extra("report", "embedgeo.report")
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,9 +17,7 @@ from rich.progress import Progress
 from embedgeo.drawing import style
 from embedgeo.formatting import did_you_mean, listed
 from embedgeo.glossary import in_order
-from embedgeo.report import tokens
-from embedgeo.report.page import FigureWriter, page_plan, write_page
-from embedgeo.report.reference import read_references, with_references
+from embedgeo.report.page import FigureWriter, Section, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
 from embedgeo.results.files import replacing_contents, require_own
@@ -34,10 +31,8 @@ def write_report(
     dirs: Sequence[Path],
     out: Path | None = None,
     groups: Mapping[str, str] = MappingProxyType({}),
-    names: Sequence[str] | None = None,
     metrics: Sequence[str] = (),
-    reference: Sequence[Path] = (),
-    layers: int = 4,
+    sections: Sequence[Section] = (),
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned,
     from records only.
@@ -51,15 +46,9 @@ def write_report(
         out: the folder to write to; default: ``report`` in the folder. Several folders, and a
             history itself, have none.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
-        names: texts of token types whose Q, M and V are listed; none of them: some of every
-            frequency.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
-        reference: folders of earlier runs, whose range stands behind the curves; see
-            `with_references`.
-        layers: at how many of them, at most, token types and spectra are drawn.
+        sections: what studies draw beside the figures of metrics, in their order.
     """
-    if layers < 1:
-        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     console = Console(stderr=True)
     if out is None and (len(dirs) > 1 or is_history(dirs[0])):
         what = "several folders" if len(dirs) > 1 else "a history itself"
@@ -71,10 +60,7 @@ def write_report(
     page = out / "index.html"
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         reading = progress.add_task("Reading records", total=None)
-        runs = with_references(read_runs(dirs, groups), read_references(reference))
-        runs = tokens.on_one_scale([replace(run, num_drawn=layers) for run in runs])
-        if names is not None:
-            tokens.require_examples(runs, names)
+        runs = read_runs(dirs, groups)
         varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
         if unknown := [metric for metric in metrics if metric not in varying]:
             raise ValueError(
@@ -89,7 +75,7 @@ def write_report(
         try:
             with replacing_contents(out) as new, style():
                 writer = FigureWriter(new / "figures")
-                plan = page_plan(runs, writer, names, metrics)
+                plan = page_plan(runs, writer, sections, metrics)
                 panels = [
                     (title, draw())
                     for title, draw in progress.track(plan, description="Drawing figures")

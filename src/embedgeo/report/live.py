@@ -16,6 +16,7 @@ from embedgeo.results.records import Record
 
 _OF_SHARES = ("M", "V", "V_W_unbiased", "V_B_unbiased")
 _PIXELS = 700
+_SIZE = 3.5, 3.3  # inches: TensorBoard's image cards are 350 pixels wide
 
 
 def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str, Png]]:
@@ -33,8 +34,8 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
         for metric in headlines()
         if metric in run.values and run.values[metric].notna().any()
     ]
-    kinds = {"curves": figures.curves, "heatmap": figures.heatmap, "profile": figures.profile}
-    with drawing.style():
+    kinds = {"curves": figures.dynamics, "heatmap": figures.heatmap, "profile": figures.profile}
+    with drawing.style(), drawing.resized(*_SIZE):
         for kind, draw in kinds.items():
             for metric in metrics:
                 yield f"{prefix}.{kind}/{metric}", _picture(draw(run, metric).figure)

@@ -17,20 +17,18 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 import jinja2
-import matplotlib as mpl
 import pandas as pd
 from markupsafe import Markup, escape
 
-from embedgeo.drawing import SMALL, FigureData, save
+from embedgeo.drawing import FigureData, resized, save
 from embedgeo.formatting import listed
-from embedgeo.glossary import DRIFT, headlines, in_order, term
+from embedgeo.glossary import headlines, in_order, term
 from embedgeo.metrics.processing import is_processed
-from embedgeo.report import comparison, figures, tokens, variance
+from embedgeo.report import comparison, figures
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.story import stories
 from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
-from embedgeo.report.tokens import TableData
 
 # bytes of pictures and their numbers inside the page; later ones are only linked to
 BUDGET = 4_500_000
@@ -41,12 +39,29 @@ _IN_FULL = 40  # metrics that have all their figures; of more, all but the headl
 _GLANCE = 5  # metrics that have a small figure at the top
 _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
-_SAME_ROWS = "The same rows over time and depth"
-_TYPES_TEXT = (
-    "How unequal the Q of token types are (C.V.), and how well a token type's M tells its V. "
-    "Where Q is nearly the same for all types, the slope of V on M is near −1 and R² near 1: what "
-    "the norm of a token's mean gains, its variance loses."
-)
+_SMALL = 3.1, 2.7  # inches of those figures
+
+
+class TableData(NamedTuple):
+    """A table for the page: the name of its file, its title, its cells as they are shown, their
+    values, a text.
+    """
+
+    name: str
+    caption: str
+    cells: pd.DataFrame
+    numbers: pd.DataFrame
+    text: str
+
+
+class Section(NamedTuple):
+    """Figures and tables that a report is given, under a title of their own: ``draw`` takes the
+    runs, and gives each figure with the label of its run, or with "" if it is of all.
+    """
+
+    title: str
+    draw: Callable[[Sequence[Run]], Iterable[tuple[str, FigureData | TableData]]]
+    text: str = ""
 
 
 class PageFigure(NamedTuple):
@@ -120,75 +135,70 @@ class FigureWriter:
         return PageFigure(name, picture, width, height, alt, data.text, has_plot=has_plot)
 
 
-Draw = Callable[[Run], Iterable[FigureData | TableData]]
 Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
 
 
+def of_each(
+    draw: Callable[[Run], Iterable[FigureData | TableData]],
+) -> Callable[[Sequence[Run]], Iterator[tuple[str, FigureData | TableData]]]:
+    """The figures of each run, for a `Section`, from a function of one run."""
+    return lambda runs: ((run.label, data) for run in runs for data in draw(run))
+
+
 def page_plan(
-    runs: Sequence[Run], writer: FigureWriter, names: Sequence[str] | None, only: Sequence[str] = ()
+    runs: Sequence[Run],
+    writer: FigureWriter,
+    sections: Sequence[Section] = (),
+    only: Sequence[str] = (),
 ) -> Plan:
     """The page from top to bottom, each panel with its section; the budget for pictures is spent in
     this order.
 
-    With ``only``, it has the figures of these metrics alone.
+    With ``only``, it has the figures of these metrics and the sections alone.
     """
 
-    def by_run(draw: Draw) -> list[Group]:
+    def groups_of(section: Section) -> list[Group]:
         labels = {run.label: run.label if len(runs) > 1 else "" for run in runs}
-        groups = [
-            (labels[run.label], [writer.add(data, labels[run.label]) for data in draw(run)])
-            for run in runs
-        ]
-        groups = [group for group in groups if group[1]]
+        added: dict[str, list[PageFigure]] = {}
+        for label, data in section.draw(runs):
+            of_run = labels.get(label, "")
+            added.setdefault(of_run, []).append(writer.add(data, of_run))
         if (
-            any(run.has_steps for run in runs)
-            or len(groups) < 2
-            or any(len(group) > 1 for _, group in groups)
+            len(added) < 2
+            or any(run.has_steps for run in runs)
+            or max(map(len, added.values())) > 1
         ):
-            return groups
-        # final models with one figure each: in one group, where the text of a figure says whose it
-        # is
-        whose = ((f"{label}: ", figure) for label, (figure,) in groups)
-        return [
-            (
-                "",
-                [
-                    figure._replace(text=label + figure.text, alt=label + figure.alt)
-                    for label, figure in whose
-                ],
-            )
+            return [*added.items()]
+        # final models with one figure each: in one group, where its text says whose a figure is
+        whose = [
+            figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}")
+            for label, (figure,) in added.items()
         ]
+        return [("", whose)]
 
-    def section(title: str, draw: Draw, text: str = "") -> Plan:
-        return [(title, lambda: Panel("", "", text, by_run(draw)))]
+    def drawn_by(section: Section) -> Plan:
+        return [(section.title, lambda: Panel("", "", section.text, groups_of(section)))]
 
-    def metric_sections(
-        title: str, keys: Sequence[str], draw: Callable[[str], list[Group]]
-    ) -> Plan:
-        def panel(key: str) -> Panel:
-            return Panel(term(key).name, key, term(key).meaning, draw(key))
-
-        return [(title, partial(panel, key)) for key in keys]
-
-    def draw_metric(metric: str) -> list[Group]:
+    def draw_metric(metric: str) -> Panel:
         compared = [run for run in runs if run.varies(metric)]
         together = (
             [writer.add(data) for data in _comparisons(compared, metric)]
             if len(compared) > 1
             else []
         )
-        groups = [(ALL_RUNS, together)] if together else []
         in_full = metric in headlines() or len(metrics) <= _IN_FULL
         most = None if in_full else 1
-        return groups + by_run(
-            lambda run: islice(_metric_figures(run, metric, has_bar=in_full), most)
-        )
+        by_itself = of_each(lambda run: islice(_metric_figures(run, metric, in_full), most))
+        groups = [(ALL_RUNS, together)] if together else []
+        groups += groups_of(Section("", by_itself))
+        return Panel(term(metric).name, metric, term(metric).meaning, groups)
+
+    def of_metrics(title: str, keys: Sequence[str]) -> Plan:
+        return [(title, partial(draw_metric, key)) for key in keys]
 
     def glance() -> Panel:
-        with mpl.rc_context(SMALL):
-            data = [
-                *chain.from_iterable(_small_figures(runs, metric) for metric in metrics[:_GLANCE])
-            ]
+        with resized(*_SMALL):
+            data = [*chain.from_iterable(_small_figures(runs, key) for key in metrics[:_GLANCE])]
             data += [] if only else comparison.training_losses(runs)
         small = [
             writer.add(
@@ -200,44 +210,22 @@ def page_plan(
         ]
         return Panel("", "", "", [("", small)] if small else [])
 
-    def over_types() -> Panel:
-        compared = [
-            run for run in runs if all(run.varies(metric) for metric in comparison.OVER_TYPES)
-        ]
-        groups = (
-            [("", [writer.add(comparison.compare_types(compared))])] if len(compared) > 1 else []
-        )
-        return Panel("", "", _TYPES_TEXT, groups)
-
-    varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
-    drift = [metric for metric in varying if metric in DRIFT]
-    drawn = [metric for metric in varying if term(metric).is_drawn and metric not in drift]
+    given = [panel for section in sections for panel in drawn_by(section)]
     if only:
         metrics = in_order(only)
-        return [(FIRST, glance), *metric_sections("Metrics", metrics, draw_metric)]
-    metrics = [metric for metric in drawn if not is_processed(metric)]
+        return [(FIRST, glance), *of_metrics("Metrics", metrics), *given]
+    varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
+    metrics = [key for key in varying if term(key).is_drawn and not is_processed(key)]
     for metric in [metric for metric in metrics if term(metric).follows in metrics]:
         metrics.remove(metric)
         metrics.insert(metrics.index(term(metric).follows) + 1, metric)
-    about_words = tokens.WORDS_TEXT if any(map(tokens.has_words, runs)) else ""
     return [
         (FIRST, glance),
-        *section("Composition", _composition_figures),
-        ("Mean and variance over token types", over_types),
-        *metric_sections("Metrics", metrics[:MAIN], draw_metric),
-        *section("Intrinsic dimension over scales", _scale_figures, figures.SCALES_TEXT),
-        *section("Who writes it", figures.ledger_figures, figures.LEDGER_TEXT),
-        *section("What the loss needs", figures.ablation_figures, figures.ABLATION_TEXT),
-        *section("Loss", figures.loss_figures, term("loss").meaning),
-        *section("After-processing", figures.processing_figures),
-        *section("Spectrum", variance.spectra_figures, variance.SPECTRA_TEXT),
-        *metric_sections(
-            _SAME_ROWS, drift, lambda key: by_run(partial(figures.drift_figures, metric=key))
-        ),
-        *section(_SAME_ROWS, figures.cka_figures, figures.CKA_TEXT),
-        *section("Token types", partial(tokens.token_figures, names=names), about_words),
-        *section("Outlier coordinates", variance.coordinate_figures, variance.COORDINATES_TEXT),
-        *metric_sections("More metrics", metrics[MAIN:], draw_metric),
+        *drawn_by(Section("Composition", of_each(_composition_figures))),
+        *of_metrics("Metrics", metrics[:MAIN]),
+        *drawn_by(Section("Loss", of_each(figures.loss_figures), term("loss").meaning)),
+        *given,
+        *of_metrics("More metrics", metrics[MAIN:]),
     ]
 
 
@@ -255,7 +243,7 @@ def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
         )
 
 
-def _metric_figures(run: Run, metric: str, *, has_bar: bool) -> Iterator[FigureData]:
+def _metric_figures(run: Run, metric: str, has_bar: bool) -> Iterator[FigureData]:
     if run.varies(metric):
         if len(run.steps) > 1:
             yield figures.dynamics(run, metric, has_bar=has_bar)
@@ -279,13 +267,6 @@ def _composition_figures(run: Run) -> Iterator[FigureData]:
         if len(run.steps) > 1:
             yield figures.composition(run, "step")
         yield figures.composition(run, "layer")
-
-
-def _scale_figures(run: Run) -> Iterator[FigureData]:
-    if figures.measured_scales(run):
-        yield figures.scales_by_layer(run)
-        if len(run.steps) > 1:
-            yield figures.scales_by_step(run)
 
 
 def write_page(
@@ -326,7 +307,6 @@ def write_page(
         overview=overview(runs, has_errors=has_errors),
         names={metric: term(metric).name for metric in metrics},
         has_errors=has_errors,
-        has_spreads=any(run.bands(metric).is_spread for run in runs for metric in run.metrics),
         has_steps=any(run.has_steps for run in runs),
         drawn={panel.metric for _, panel in drawn},
         first=[section for section in sections if section[0] == FIRST],

@@ -62,7 +62,7 @@
         const { kind, width, marks } = lines;
         made.push({
           kind, width, name: names[i], colour: colours[i % colours.length], dash: dashes[i % dashes.length],
-          mark: marks && marks[i % marks.length], values: aligned(column), errors: errors[i] && aligned(errors[i]),
+          mark: marks, values: aligned(column), errors: errors[i] && aligned(errors[i]),
         });
       });
     }
@@ -120,7 +120,7 @@
         strip.style.background = `linear-gradient(90deg, ${family.map(line => line.colour).join()})`;
         entries.set(kind, element("span", {}, family[0].name, strip, family[family.length - 1].name));
       }
-      for (const line of lines.filter(each => !["layer", "step", "expected"].includes(each.kind))) {
+      for (const line of lines.filter(each => !["layer", "step"].includes(each.kind))) {
         const values = line.values.filter(value => value != null);
         const [least, most] = [Math.min(...values), Math.max(...values)];
         const name = line.kind === "earlier" ? line.name.replace(/, (low|high)est$/, "") : line.name;
@@ -128,8 +128,6 @@
         const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
         if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));
       }
-      const expected = lines.find(line => line.kind === "expected");
-      if (expected) entries.set("expected", element("span", {}, swatch(expected), expected.name.split(", ")[0]));
     }
     return [...entries.values()];
   };
@@ -221,7 +219,7 @@
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
         stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
-        points: { show: mark != null, size: kind === "run" ? 5 : 4, width: 1, stroke: colour, fill: mark ? "#fff" : colour },
+        points: { show: Boolean(mark), size: kind === "run" ? 5 : 4, width: 1, stroke: colour, fill: colour },
       }))],
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {

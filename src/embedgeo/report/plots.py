@@ -46,7 +46,7 @@ class Plots:
             for line in data.lines
         }
         panels = [self._panel(axes[panel], lines) for panel, lines in sorted(by_panel.items())]
-        title, unit = (text.get_text() for text in data.figure.texts[:2])
+        title, unit = data.figure.get_suptitle().strip(), getattr(data.figure, "subtitle", "")
         text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
         self._figures[name] = text
         self.size += len(text) + len(name)
@@ -110,9 +110,7 @@ class Plots:
         if lines.kind in ("run", "last") or (
             lines.kind in ("layer", "step") and values.size <= _FEW
         ):
-            written["marks"] = (
-                [int(name in lines.hollow) for name in names] if lines.hollow else [0]
-            )
+            written["marks"] = True
         return written
 
     def _share(self, content: Sequence[Any]) -> int:

@@ -2,8 +2,6 @@
 and layers.
 """
 
-import json
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,22 +9,22 @@ from itertools import groupby
 from math import nan
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from embedgeo.drawing import StepAxis, thinned, tick_label
+from embedgeo.drawing import thinned, tick_label
 from embedgeo.formatting import listed, number
-from embedgeo.glossary import term
 from embedgeo.layer_names import LEDGER, blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
-from embedgeo.results.folder import CKA, SweepFolder, read_cka
+from embedgeo.results.folder import SweepFolder, read_cka
 from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import (
     SCHEMA,
+    TABLES,
     MonitoredRun,
     is_history,
     monitored_runs,
@@ -71,16 +69,6 @@ _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of t
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
-class Bands(NamedTuple):
-    """Widths of a metric's bands, and of those of its means over blocks: standard errors, or
-    spreads over batches.
-    """
-
-    values: pd.DataFrame
-    means: pd.DataFrame
-    is_spread: bool
-
-
 @dataclass(frozen=True)
 class Run:
     """One training run, or one final model, whose tables are by step."""
@@ -97,40 +85,20 @@ class Run:
     recorded: frozenset[tuple[str, str]]
     # model, revision, weights_sha256, duplicate_of, where known; the index is the step
     checkpoints: pd.DataFrame
-    # of the first, a middle and the last one of any
-    tokens: dict[int, pd.DataFrame] = field(default_factory=dict)
-    # chosen tokens in the plane, at the last step
-    projections: dict[int, pd.DataFrame] = field(default_factory=dict)
-    # of some steps: see `read_spectra`
-    spectra: dict[int, pd.DataFrame] = field(default_factory=dict)
-    # the largest, of all steps that have any
-    coordinates: dict[int, pd.DataFrame] = field(default_factory=dict)
-    # in their plane, at the last step
-    occurrences: dict[int, pd.DataFrame] = field(default_factory=dict)
-    # of token types from the mean, at the last step
-    distances: dict[int, pd.DataFrame] = field(default_factory=dict)
-    # texts by tokens; none where of one length, or unknown
-    text_lengths: dict[int, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
     other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
     # of weights, and the checkpoints with them
     shared_files: list[tuple[str, list[str]]] = field(default_factory=list)
-    cka: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=CKA.names))
     has_steps: bool = True  # a final model is of no step, and stands at step 0
     group: str = ""  # of models, if it is in one
-    num_parameters: float = np.nan  # of the last checkpoint's model; NaN where unknown
-    # of the jackknife's groups, by metric
-    deviations: dict[str, pd.DataFrame] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)  # of the last checkpoint, as it was written
+    # by kind and step: what else is known of a checkpoint, or the file that it is read from
+    tables: Mapping[str, Mapping[int, Path | pd.DataFrame]] = field(default_factory=dict)
     # that values depend on, as far as recorded
     settings: dict[str, str] = field(default_factory=dict)
     date: str = ""  # when it was measured, if known
     # in its settings from the first of the runs
     differences: dict[str, tuple[str, str]] = field(default_factory=dict)
-    references: tuple["Run", ...] = ()  # earlier runs, behind its curves
-    # layers, at most, at which token types and spectra are drawn, evenly spaced over the depth
-    num_drawn: int = 4
-    # of a token type, at the end of the scale of colours; default: those that it has
-    most_occurrences: float = np.nan
 
     @property
     def metrics(self) -> list[str]:
@@ -172,15 +140,26 @@ class Run:
         layers = [layer for layer in self.layers if side(layer) in sides]
         return replace(self, layers=layers) if layers else self
 
-    @property
-    def token_types(self) -> tuple[int, pd.DataFrame]:
-        """The step and the table of token types of the last checkpoint that has one."""
-        return max(self.tokens.items())
+    def steps_of(self, kind: str) -> list[int]:
+        """The steps that have a table of a kind."""
+        return sorted(self.tables.get(kind, {}))
+
+    def read(self, kind: str, step: int) -> pd.DataFrame:
+        """The rows of a table; of one of layers, those in `depth`."""
+        found = self.tables[kind][step]
+        table = read_table(found) if isinstance(found, Path) else found
+        return table[table["layer"].isin(self.depth)] if "layer" in table else table
 
     def layers_in(self, table: pd.DataFrame) -> list[str]:
         """Those of `depth` that a table has rows of."""
         present = set(table["layer"])
         return [layer for layer in self.depth if layer in present]
+
+    def layers_to_draw(self, table: pd.DataFrame, most: int) -> list[str]:
+        """Layers of a table, evenly spaced over the depth, at most so many."""
+        present = self.layers_in(table)
+        layers = [layer for layer in present if not layer.endswith("final_norm")] or present
+        return [layers[i] for i in thinned(len(layers), most)]
 
     def table(self, metric: str, values: pd.DataFrame | None = None) -> pd.DataFrame:
         """A metric at each step (rows) and layer (columns)."""
@@ -213,39 +192,6 @@ class Run:
         may err together.
         """
         return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
-
-    def deviations_of_blocks(
-        self, metric: str, steps: Sequence[int]
-    ) -> dict[str, NDArray[np.float64]]:
-        """The `deviations` by side, shape (steps, groups, blocks), where they are known of all of
-        its `blocks`.
-        """
-        if metric not in self.deviations:
-            return {}
-        # a column for each group and layer
-        table = pd.DataFrame(self.deviations[metric].unstack("layer"))
-        groups = [*table.columns.unique(0)]
-        known = {}
-        for name, blocks in self.blocks.items():
-            columns = pd.MultiIndex.from_product([groups, blocks])
-            of_blocks = table.reindex(index=[*steps], columns=columns).to_numpy(dtype=float)
-            if len(groups) > 1 and np.isfinite(of_blocks).all():
-                known[name] = of_blocks.reshape(len(steps), len(groups), len(blocks))
-        return known
-
-    def bands(self, metric: str, *, spreads: bool = True) -> Bands:
-        """The bands around the values of a metric: standard errors; else, if wanted, spreads over
-        batches.
-        """
-        table = self.table(metric)
-        errors = self.table(metric, self.errors)
-        std = term(metric).spread
-        is_spread = False
-        if spreads and std in self.values and not errors.notna().to_numpy().any():
-            spread = self.table(std)
-            errors = spread.where(table.notna() & (spread >= 0))
-            is_spread = bool(errors.notna().to_numpy().any())
-        return Bands(errors, self.mean_errors(table, errors), is_spread=is_spread)
 
     @property
     def num_rows(self) -> float:
@@ -349,9 +295,10 @@ def with_baseline(run: Run, metric: str | None = None) -> Run:
     """The run with the baseline of a metric; default: of all that it has."""
     values = run.values
     counts = None
-    if run.tokens:
-        _, table = run.token_types
-        counts = table.loc[table["layer"] == table["layer"].iloc[0], "n"].to_numpy(dtype=float)
+    if steps := run.steps_of("tokens"):
+        table = run.read("tokens", steps[-1])
+        of_layer = table["layer"] == table["layer"].min()
+        counts = table.loc[of_layer, "n"].to_numpy(dtype=float)
     rows = GaussianRows(
         keys=frozenset(map(str, values) if metric is None else [metric]),
         measured={str(name): column.to_numpy(dtype=float) for name, column in values.items()},
@@ -398,12 +345,12 @@ def read_runs(
     ]
 
 
-def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = None) -> list[Run]:
+def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
     """The runs in a table of records, labelled by their names, or by their models where these are
     at the same steps.
 
     Their baselines are unknown: see `with_baseline`. A table without steps is of a final model;
-    token types are those of the last step.
+    tables, by kind, are of the last step of a single run.
     """
     missing = [column for column in ("layer", "metric", "value") if column not in records]
     if missing:
@@ -429,10 +376,9 @@ def runs_of_records(records: pd.DataFrame, token_types: pd.DataFrame | None = No
                     make_run(str(model or name), part), has_steps=has_steps and not _is_final(part)
                 )
             )
-    if token_types is not None and len(runs) == 1 and len(token_types):
-        runs[0] = replace(
-            runs[0], tokens={runs[0].steps[-1]: _drawable_types(token_types, runs[0].depth)}
-        )
+    if len(runs) == 1:
+        at_last = {kind: {runs[0].steps[-1]: table} for kind, table in tables.items()}
+        runs[0] = replace(runs[0], tables=at_last)
     return runs
 
 
@@ -467,16 +413,11 @@ def _monitored(monitored: MonitoredRun) -> Run:
     kept = loss.iloc[thinned(len(loss), _MOST_LOSSES)].rename_axis("step").to_frame("training_loss")
     model = run.model.join(kept, how="outer").rename_axis("step") if len(kept) else run.model
     return replace(
-        run, model=model, settings=_settings(monitored.origin), date=_date(monitored.origin, [path])
+        run,
+        model=model,
+        settings=_settings(monitored.origin),
+        date=str(monitored.origin.get("date", "")),
     )
-
-
-def _date(recorded: Mapping[str, Any], paths: Sequence[Path]) -> str:
-    """The recorded date; where there is none, that of the files, which a copy of them may have
-    changed.
-    """
-    written = time.gmtime(max(path.stat().st_mtime for path in paths))
-    return str(recorded.get("date") or time.strftime("%Y-%m-%d", written))
 
 
 def _settings(recorded: Mapping[str, Any]) -> dict[str, str]:
@@ -534,53 +475,28 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _told_apart(by_series, finals):
         records = pd.concat(checkpoints.values(), ignore_index=True)
-        layers = [layer for layer in records["layer"].unique() if is_along(layer)]
         steps = {name: int(frame["step"].iloc[0]) for name, frame in checkpoints.items()}
-        tables = {
-            kind: dict(
-                sorted(
-                    (steps[name], path)
-                    for name, path in sweep.tables(kind).items()
-                    if name in steps
-                )
-            )
-            for kind in (
-                "tokens",
-                "projections",
-                "occurrences",
-                "distances",
-                "spectra",
-                "coordinates",
-                "jackknife",
-            )
+        tables: dict[str, dict[int, Path | pd.DataFrame]] = {
+            kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}
+            for kind in TABLES
         }
-        last = facts[[*checkpoints][-1]]
+        compared = cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)
+        if compared.any():
+            tables["cka"] = {max(steps.values()): cka[compared]}
+        facts_of_last = facts[[*checkpoints][-1]]
         yield replace(
             make_run(series, records),
             has_steps=not finals & checkpoints.keys(),
-            group=last.get("group", ""),
-            num_parameters=float(last.get("num_parameters") or "nan"),
-            tokens=_read_types(tables["tokens"], layers, most=3),
-            projections=_read_types(tables["projections"], layers),
-            occurrences=_read_types(tables["occurrences"], layers),
-            distances=_read_types(tables["distances"], layers),
-            spectra=read_spectra(tables["spectra"], layers),
-            coordinates=_read_coordinates(tables["coordinates"], layers),
-            deviations=_read_deviations(tables["jackknife"], layers),
-            cka=cka[cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)],
-            text_lengths={
-                int(length): count
-                for length, count in json.loads(last.get("text_lengths", "{}")).items()
-            },
+            group=facts_of_last.get("group", ""),
+            facts=facts_of_last,
+            tables=tables,
             failures=failures,
             shared_files=[
                 (file, names) for file, names in shared if not checkpoints.keys().isdisjoint(names)
             ],
             other_models=other_models if series in other_models else {},
             settings=_settings_of_sweep(sweep, str(records["model"].iloc[-1])),
-            date=_date(
-                sweep.manifest(), [sweep.checkpoints / f"{name}.parquet" for name in checkpoints]
-            ),
+            date=str(sweep.manifest().get("date", "")),
         )
         failures = {}
 
@@ -606,87 +522,3 @@ def _told_apart(
         for name in [name for name in checkpoints if name in finals]:
             own = Path(models[name]).name
             yield own if without_author.count(own) == 1 else models[name], {name: checkpoints[name]}
-
-
-def _read_types(
-    paths: Mapping[int, Path], layers: Collection[str], most: int = 1
-) -> dict[int, pd.DataFrame]:
-    """Tables of token types, that of the last step among them: what lies at layers, and can be
-    drawn.
-    """
-    steps = [*paths]
-    chosen = [steps[i] for i in thinned(len(steps), most)] if most > 1 else steps[-1:]
-    tables = {step: _drawable_types(read_table(paths[step]), layers) for step in chosen}
-    return {step: table for step, table in tables.items() if (table["token_id"] >= 0).any()}
-
-
-def _drawable_types(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
-    numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2", "distance"])]
-    is_origin = (table["token_id"] < 0) & ("pc1" in table)
-    is_drawable = (numbers.abs() <= _LARGEST_OF_TYPE).all(axis=1) & ((table["n"] >= 1) | is_origin)
-    return table[is_drawable & table["layer"].isin(layers)]
-
-
-def _read_coordinates(
-    paths: Mapping[int, Path], layers: Collection[str]
-) -> dict[int, pd.DataFrame]:
-    """Tables of coordinates that have any, in the order of steps: those of known shares at some
-    layers.
-    """
-    tables = {step: read_table(paths[step]) for step in sorted(paths)}
-    for step, table in tables.items():
-        table["share_of_cosine"] = table["share_of_cosine"].where(
-            table["share_of_cosine"].between(0, 1)
-        )
-        is_known = (
-            table["share_of_V"].between(0, 1)
-            & (table["coordinate"] >= 0)
-            & table["layer"].isin(layers)
-        )
-        tables[step] = table[is_known].drop_duplicates(["layer", "coordinate"])
-    return {step: table for step, table in tables.items() if len(table)}
-
-
-def _read_deviations(paths: Mapping[int, Path], layers: Collection[str]) -> dict[str, pd.DataFrame]:
-    """Deviations of the jackknife's groups by metric: a row for each step and layer, and a column
-    for each group.
-    """
-    parts = {}
-    for step, path in paths.items():
-        table = read_table(path)
-        table = table[table["layer"].isin(layers)].drop_duplicates(["layer", "metric", "group"])
-        parts[step] = table.pivot(index=["metric", "layer"], columns="group", values="deviation")
-    if not parts:
-        return {}
-    of_metrics = pd.concat(parts, names=["step"]).groupby("metric")
-    return {str(metric): of_metric.droplevel("metric") for metric, of_metric in of_metrics}
-
-
-def read_spectra(paths: Mapping[int, Path], layers: Collection[str]) -> dict[int, pd.DataFrame]:
-    """The spectra of some steps, evenly spaced on their axis: see `spectrum_shares`."""
-    if not paths:
-        return {}
-    steps = np.array(sorted(paths))
-    at = StepAxis(steps.tolist()).position(steps.tolist())
-    chosen = sorted(
-        {int(steps[np.abs(at - place).argmin()]) for place in np.linspace(0, 1, _SPECTRA)}
-    )
-    tables = {step: spectrum_shares(read_table(paths[step]), layers) for step in chosen}
-    return {step: table for step, table in tables.items() if len(table)}
-
-
-@np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
-def spectrum_shares(table: pd.DataFrame, layers: Collection[str]) -> pd.DataFrame:
-    """Eigenvalues over their mean, ``share``, at some indices, of layers that have any variance;
-    with n and width.
-    """
-    table = table[table["layer"].isin(layers) & (table["index"] >= 1)].drop_duplicates(
-        ["layer", "index"]
-    )
-    of_layers = table.groupby("layer")["eigenvalue"]
-    table = table.assign(
-        share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size")
-    )
-    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _EIGENVALUES).round()
-    is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
-    return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]

@@ -315,10 +315,9 @@ def apart(runs: Sequence[Run]) -> str:
         f"{name} {', '.join(each[:-1])} and {each[-1]}" for name, each in values.items()
     )
     labels = listed([run.label for run in others], 4)
-    look = "have hollow marks" if any(run.group for run in runs) else "are dashed"
     return (
-        f"These runs are not measured alike: {settings}. The curves of {labels} {look} beside "
-        "those of others."
+        f"These runs are not measured alike: {settings}. Compare the curves of {labels} with those "
+        "of others with care."
     )
 
 
@@ -335,7 +334,9 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
             for run in runs
         ],
         "width": [_range_text(run.widths) for run in runs],
-        "parameters": [_range_text([run.num_parameters]) for run in runs],
+        "parameters": [
+            _range_text([float(run.facts.get("num_parameters") or "nan")]) for run in runs
+        ],
         "token types": [_range_text(run.values.get("token_types", [])) for run in runs],
         "rows each": [_range_text(run.values.get("n", [])) for run in runs],
     }

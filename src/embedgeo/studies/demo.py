@@ -23,6 +23,7 @@ from embedgeo.report import write_report
 from embedgeo.results.files import require_own
 from embedgeo.results.records import Record
 from embedgeo.studies.commands import DemoSettings
+from embedgeo.studies.sections import report_sections
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
@@ -108,7 +109,7 @@ def run_demo(settings: DemoSettings) -> None:
         )
         sweep(sweep_settings)
     console.print(compare(monitor.history, pd.read_csv(out / "sweep" / "metrics.csv")))
-    write_report([out / "sweep"])
+    write_report([out / "sweep"], sections=report_sections())
     show(console, out)
 
 

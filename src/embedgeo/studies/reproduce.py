@@ -5,6 +5,7 @@ their page.
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import groupby
 from math import ceil, inf, isfinite, isnan, nan, sqrt
 from operator import attrgetter, itemgetter
@@ -26,10 +27,11 @@ from embedgeo.layer_names import is_input, side
 from embedgeo.presets import preset
 from embedgeo.report import write_report
 from embedgeo.report.runs import Run, read_folder, with_baseline
-from embedgeo.report.tokens import chosen_types
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
 from embedgeo.studies.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
+from embedgeo.studies.sections import report_sections
+from embedgeo.studies.token_types import Types, chosen_types, text_lengths, types_of
 from embedgeo.sweep import SweepSettings
 
 HOLDS = "holds"
@@ -141,20 +143,57 @@ class Measured:
             self.run.table(metric, with_baseline(self.run, metric).baseline)[layer].iloc[-1]
         )
 
+    @cached_property
+    def known_types(self) -> Types | None:
+        """The token types of the last checkpoint, if it has a table of them."""
+        return types_of(self.run)
+
     def types(self, layer: str) -> pd.DataFrame:
         """The table of token types at a layer of the last checkpoint; empty where there is none."""
-        if not self.run.tokens:
+        if (known := self.known_types) is None:
             return pd.DataFrame(columns=["token_id", "token", "n", "Q", "M", "V"])
-        _, table = self.run.token_types
-        return table[table["layer"] == layer]
+        return known.table[known.table["layer"] == layer]
 
     def errors(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Standard errors of a metric, and of its means over blocks: the jackknife's, or from the
         spread of batches.
         """
-        bands = self.run.bands(metric)
-        batches = self._batches(metric) if bands.is_spread else 1.0
-        return bands.values / sqrt(batches), bands.means / sqrt(batches)
+        table, errors = self.run.table(metric), self.run.table(metric, self.run.errors)
+        if self._has_spread(metric):
+            spread = self.run.table(term(metric).spread)
+            errors = spread.where(table.notna() & (spread >= 0)) / sqrt(self._batches(metric))
+        return errors, self.run.mean_errors(table, errors)
+
+    def _has_spread(self, metric: str) -> bool:
+        """Test for a spread over batches where there are no standard errors."""
+        spread = term(metric).spread
+        return spread in self.run.values and not self.run.errors[metric].notna().any()
+
+    @cached_property
+    def _groups(self) -> dict[str, pd.DataFrame]:
+        """Deviations of the jackknife's groups by metric: a row for each step and layer, and a
+        column for each group.
+        """
+        parts = {}
+        for step in self.run.steps_of("jackknife"):
+            table = self.run.read("jackknife", step)
+            table = table.drop_duplicates(["layer", "metric", "group"])
+            index = ["metric", "layer"]
+            parts[step] = table.pivot(index=index, columns="group", values="deviation")
+        if not parts:
+            return {}
+        of_metrics = pd.concat(parts, names=["step"]).groupby("metric")
+        return {str(metric): of_metric.droplevel("metric") for metric, of_metric in of_metrics}
+
+    def deviations_of_blocks(self, metric: str, steps: Sequence[int]) -> NDArray[np.float64] | None:
+        """The `deviations` of the first mean over blocks, shape (steps, groups), where they are
+        known of all its blocks.
+        """
+        blocks = next(iter(self.run.blocks.values()))
+        known = self.deviations(metric, [(step, block) for step in steps for block in blocks])
+        if known is None or known.shape[1] < 2:
+            return None
+        return known.reshape(len(steps), len(blocks), -1).mean(axis=1)
 
     def deviations(
         self, metric: str, places: Sequence[tuple[int, str]]
@@ -162,12 +201,10 @@ class Measured:
         """Deviations of the jackknife's groups of a metric at steps and layers; None where any is
         not known.
         """
-        if metric not in self.run.deviations or not places:
+        if metric not in self._groups or not places:
             return None
         found = (
-            self.run.deviations[metric]
-            .reindex(pd.MultiIndex.from_tuples(places))
-            .to_numpy(dtype=float)
+            self._groups[metric].reindex(pd.MultiIndex.from_tuples(places)).to_numpy(dtype=float)
         )
         return found if np.isfinite(found).all() else None
 
@@ -176,9 +213,9 @@ class Measured:
         are from, less one.
         """
         if self.settings.jackknife:
-            of_groups = self.run.deviations.get(metric, pd.DataFrame()).fillna(0.0)
+            of_groups = self._groups.get(metric, pd.DataFrame()).fillna(0.0)
             return max(1, (int(of_groups.ne(0).any().sum()) or self.settings.jackknife) - 1)
-        return max(1, (self._batches(metric) if self.run.bands(metric).is_spread else _GROUPS) - 1)
+        return max(1, (self._batches(metric) if self._has_spread(metric) else _GROUPS) - 1)
 
     def _batches(self, metric: str) -> float:
         of_dimension = term(metric).spread == "intrinsic_dimension_std"
@@ -485,7 +522,7 @@ def _count(claim: Claim, measured: Measured) -> Verdict:
         error = sqrt(2 * text["num_types_once"])
     else:
         value = float(text["num_ordinary_tokens"])
-        lengths = measured.run.text_lengths or {measured.settings.length: text["num_sequences"]}
+        lengths = text_lengths(measured.run) or {measured.settings.length: text["num_sequences"]}
         error = sqrt(2 * sum(count * length**2 for length, count in lengths.items()))
     where = f"{text['num_sequences']:,} texts"
     if why := _too_few((text["num_ordinary_tokens"], claim.least_rows, "rows")):
@@ -622,10 +659,7 @@ def _over_steps(claim: Claim, measured: Measured) -> Verdict:
         values = run.means(table).iloc[:, 0].dropna()
         steps = [int(step) for step in values.index]
         widths = errors_of_means.iloc[:, 0].loc[steps]
-        of_blocks = run.deviations_of_blocks(claim.metric, steps).get(
-            str(errors_of_means.columns[0])
-        )
-        of_groups = None if of_blocks is None else of_blocks.mean(-1)
+        of_groups = measured.deviations_of_blocks(claim.metric, steps)
     known = widths.tolist() if of_groups is None else of_groups
     sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
     signed = (sign * values).tolist()
@@ -792,13 +826,10 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
     measured = read_measured(settings, paper.name)
     page = folder.path / "reproduce" / f"{paper.name}.html"
     tokens = dict.fromkeys(claim.token for claim in paper.claims if claim.token)
-    with_types = [each.run for each in measured if each.run.tokens]
-    names = [
-        token for token in tokens if any(len(chosen_types(run, [token])) for run in with_types)
-    ]
-    report = write_report(
-        [folder.path], page.with_suffix(""), names=names or None, layers=paper.layers
-    )
+    known = [each.known_types for each in measured if each.known_types]
+    names = [token for token in tokens if any(len(chosen_types(each, [token])) for each in known)]
+    sections = report_sections(names or None, layers=paper.layers)
+    report = write_report([folder.path], page.with_suffix(""), sections=sections)
     pictures = {path.stem: path for path in sorted((report.parent / "figures").glob("*.png"))}
     found = rows(paper, measured, [*pictures])
     environment = jinja2.Environment(

@@ -1,7 +1,9 @@
 """Figures and tables of token types, from the tables of the checkpoints."""
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +11,8 @@ import pandas as pd
 import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.colors import LogNorm, to_rgba
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
@@ -19,10 +20,9 @@ from embedgeo.formatting import number, with_minus
 from embedgeo.functional import (
     REGRESSION_COUNT_RANGE,
     least_squares,
-    type_regressions,
     types_by_frequency,
 )
-from embedgeo.glossary import GAUSSIAN
+from embedgeo.report.page import Section, TableData, of_each
 from embedgeo.report.runs import Run
 
 WORDS_TEXT = (
@@ -35,74 +35,114 @@ WORDS_TEXT = (
 
 _RANGE = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
 _LINE: dict[str, Any] = {"color": draw.ACCENT, "lw": 1.6}
-_STATISTICS = {
-    "Q_t_cv": "C.V. of Q",
-    "V_on_M_slope": "slope of V on M",
-    "V_on_M_r2": "R² of V on M",
-}
 # numbers of tokens of a word, and their colours
 _WORD_SIZES = {"= 1": draw.RUNS[0], "= 2": draw.RUNS[5], "= 3": draw.RUNS[2], "≥ 4": draw.ACCENT}
 _PALE = "#c9ccd1"  # of token types outside of the range of the regressions
+_LARGEST = 1e100  # value that can be squared
 _LONGEST_NAME = 20  # letters of a token that is named in a figure
 _LISTED = 10  # token types in a list
 _LEAST_LETTERS = 3
 
 
-class TableData(NamedTuple):
-    """A table for the page: the name of its file, its title, its cells as they are shown, their
-    values, a text.
+class Types(NamedTuple):
+    """The token types of a run, from the table of the last step that has one."""
+
+    run: Run
+    step: int
+    table: pd.DataFrame
+    most_layers: int  # at which they are drawn, evenly spaced over the depth
+
+    def layers_to_draw(self) -> list[str]:
+        """The layers at which several figures are drawn."""
+        return self.run.layers_to_draw(self.table, self.most_layers)
+
+
+def types_of(run: Run, most_layers: int = 4) -> Types | None:
+    """The token types of a run, if it has any that can be drawn."""
+    step, table = _last(run, "tokens")
+    return Types(run, step, table, most_layers) if len(table) else None
+
+
+def _last(run: Run, kind: str) -> tuple[int, pd.DataFrame]:
+    """The last step with a table of a kind, and its rows that can be drawn: none where there is no
+    such table.
+    """
+    steps = run.steps_of(kind)
+    if not steps:
+        return 0, pd.DataFrame()
+    table = run.read(kind, steps[-1])
+    numbers = table[table.columns.intersection(["n", "Q", "M", "V", "pc1", "pc2", "distance"])]
+    is_origin = (table["token_id"] < 0) & ("pc1" in table)
+    is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | is_origin)
+    return steps[-1], table[is_drawable] if (table["token_id"] >= 0).any() else table.head(0)
+
+
+def token_section(names: Sequence[str] | None = None, most_layers: int = 4) -> Section:
+    """The section of token types, drawn at so many layers at most, with a table of those with these
+    texts: see `examples`.
+
+    Its drawing raises ValueError where a text is of no token type of any run.
     """
 
-    name: str
-    caption: str
-    cells: pd.DataFrame
-    numbers: pd.DataFrame
-    text: str
+    def draw(runs: Sequence[Run]) -> Iterator[tuple[str, FigureData | TableData]]:
+        if names is not None:
+            require_examples([types_of(run) for run in runs], names)
+        yield from of_each(partial(token_figures, names=names, most_layers=most_layers))(runs)
+
+    return Section("Token types", draw)
 
 
-def token_figures(run: Run, names: Sequence[str] | None) -> Iterator[FigureData | TableData]:
+def words_section(most_layers: int = 4) -> Section:
+    """The section of token types that are words."""
+    return Section("Words", of_each(partial(word_figures, most_layers=most_layers)), WORDS_TEXT)
+
+
+def token_figures(
+    run: Run, names: Sequence[str] | None = None, most_layers: int = 4
+) -> Iterator[FigureData | TableData]:
     """The figures and tables of token types, examples with these texts among them: see
     `examples`.
     """
-    if run.tokens:
-        yield mean_against_variance(run, names=names or ())
-        yield statistics(run)
-        yield histograms(run)
-    if has_words(run):
-        for layer in some_layers(run, run.token_types[1]):
-            yield words(run, layer)
-    if run.projections:
-        yield projection(run)
-    if run.occurrences:
-        yield occurrences(run)
-    if run.tokens:
-        yield raw_against_frequency(run)
-        yield lengths_and_frequencies(run)
-        for layer in two_layers(run, run.token_types[1]):
-            yield extremes(run, layer)
-        if names is not None and (table := examples(run, names)):
+    known = types_of(run, most_layers)
+    if known:
+        yield mean_against_variance(known, names=names or ())
+        yield histograms(known)
+    yield from occurrences(run)
+    if known:
+        yield raw_against_frequency(known)
+        for layer in two_layers(run, known.table):
+            yield extremes(known, layer)
+        if names is not None and (table := examples(known, names)):
             yield table
 
 
+def word_figures(run: Run, most_layers: int = 4) -> Iterator[FigureData]:
+    """The figures of words, where token types are words and some are of several tokens."""
+    known = types_of(run, most_layers)
+    if known and "num_tokens" in known.table and (known.table["num_tokens"] > 1).any():
+        for layer in known.layers_to_draw():
+            yield words(known, layer)
+
+
 def mean_against_variance(
-    run: Run, layers: Sequence[str] = (), ax: Axes | None = None, names: Sequence[str] = ()
+    known: Types, layers: Sequence[str] = (), ax: Axes | None = None, names: Sequence[str] = ()
 ) -> FigureData:
     """V against M of the token types of the last checkpoint, with the regression line; default: at
-    `some_layers`.
+    some layers.
 
-    Types outside of the range of the regression are pale, and those beyond 99.8 % of all have no
-    room of their own. Those with these texts, of which there is one at least, have a ring and their
-    name (figure 8 and table 2).
+    Types outside of the range of the regression are pale, and have no room of their own. Those
+    with these texts, of which there is one at least, have a ring and their name (figure 8 and
+    table 2).
     """
-    step, table = run.token_types
-    layers = layers or some_layers(run, table)
+    run, step, table = known.run, known.step, known.table
+    layers = layers or known.layers_to_draw()
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
     figure, axes = draw.new_figure(title, subtitle, panels=len(layers), ax=ax)
     table = table[table["layer"].isin(layers)]
     regressed = table[_is_regressed(table)]
-    norm = _count_bar(run, axes[-1], regressed)
-    ids = chosen_types(run, names) if names else pd.Index([])
+    norm = count_bar(axes[-1], regressed["n"], "cividis")
+    ids = chosen_types(known, names) if names else pd.Index([])
     texts = []
     for panel, layer in zip(axes, layers, strict=True):
         types = regressed[regressed["layer"] == layer]
@@ -117,24 +157,25 @@ def mean_against_variance(
             lw=0,
             rasterized=True,
         )
-        if len(others):
-            panel.scatter(
-                others["M"], others["V"], s=5, color=_PALE, lw=0, zorder=0.8, rasterized=True
-            )
         _, fit = draw_line(panel, types["M"], types["V"])
-        if len(others) and len(types) > 1:
-            _room_for(panel, types, pd.concat((types, others)))
+        named = table[(table["layer"] == layer) & table["token_id"].isin(ids)]
+        if len(named):
+            ring: dict[str, Any] = {"s": 24, "fc": "none", "ec": draw.ACCENT, "lw": 1.1}
+            panel.scatter(named["M"], named["V"], zorder=4, **ring)
+        panel.autoscale(len(types) < 2)
+        if len(others):
+            look: dict[str, Any] = {"s": 5, "color": _PALE, "lw": 0, "rasterized": True}
+            panel.scatter(others["M"], others["V"], zorder=0.8, **look)
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:
-            panel.set_title(f"{layer}: {fit}", fontsize=draw.points(8.8))
+            panel.set_title(f"{layer}: {fit}", fontsize="small")
         else:
             ax.plot([], label=fit, **_LINE)
-            draw.legend(figure, ax)
+            draw.legend(ax)
         panel.set_xlabel("M of the token type")
         draw.round_ticks(panel)
-        if len(named := table[(table["layer"] == layer) & table["token_id"].isin(ids)]):
-            panel.scatter(named["M"], named["V"], s=24, fc="none", ec=draw.ACCENT, lw=1.1, zorder=4)
+        if len(named):
             _name_types(panel, named.sort_values("n", ascending=False), ("M", "V"))
         texts.append(
             f"{layer}: {fit} over "
@@ -148,94 +189,27 @@ def mean_against_variance(
     return FigureData("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
 
 
-def statistics(run: Run) -> FigureData:
-    """C.V. of Q, and slope and R² of V on M, at each layer of the first, a middle and the last
-    checkpoint.
-    """
-    rows = {}
-    for step, table in run.tokens.items():
-        for layer in run.depth:
-            regressed = table[(table["layer"] == layer) & _is_regressed(table)]
-            fitted = type_regressions(
-                {key: torch.tensor(regressed[key].to_numpy(dtype=float)) for key in "nQMV"}
-            )
-            rows[step, layer] = {key: float(fitted[key]) for key in _STATISTICS}
-            rows[step, layer]["token_types_regressed"] = float(len(regressed))
-    numbers = pd.DataFrame.from_dict(rows, orient="index").rename_axis(["step", "layer"])
-    subtitle = f"over the token types with {_RANGE} occurrences"
-    figure, axes = draw.new_figure("Token types through the layers", subtitle, panels=3)
-    ranges = []
-    for ax, (key, name) in zip(axes, _STATISTICS.items(), strict=True):
-        for step, colour, marker in zip(
-            run.tokens, (draw.RUNS[0], draw.RUNS[2], draw.RUNS[6]), "o^s", strict=False
-        ):
-            values = numbers[key].unstack("layer").loc[step].reindex(run.axis)
-            ax.plot(
-                values.to_numpy(), color=colour, marker=marker, ms=3.5, label=run.step_label(step)
-            )
-        if key in run.baseline:
-            gaussian = run.table(key, run.baseline).iloc[-1].reindex(run.axis)
-            ax.plot(gaussian.to_numpy(), label=GAUSSIAN, **draw.BASELINE)
-        draw.layer_axis(ax, run.axis, most=6)
-        ax.set_ylabel(name)
-        ranges.append(f"{name} from {values.min():.3g} to {values.max():.3g}")
-    draw.legend(figure, axes[0])
-    step, _ = run.token_types
-    start = f"At step {step:,}, regressed" if run.has_steps else "Regressed"
-    most = number(numbers["token_types_regressed"].loc[step].max())
-    text = f"{start} over {most} token types: {', '.join(ranges)}."
-    numbers = numbers if run.has_steps else numbers.droplevel("step")
-    return FigureData(
-        "tokens-statistics",
-        figure,
-        numbers,
-        "C.V. of Q, slope and R² of V on M against layer.",
-        text,
-    )
-
-
-def on_one_scale(runs: Sequence[Run]) -> list[Run]:
-    """The runs with one scale of colours for how often token types occur, to that of all which
-    occurs most often.
-    """
-    tables = [table for run in runs for table in run.tokens.values()]
-    most = max(
-        (float(table.loc[_is_regressed(table), "n"].max()) for table in tables), default=np.nan
-    )
-    return [replace(run, most_occurrences=most) for run in runs]
-
-
-def _count_bar(run: Run, ax: Axes, types: pd.DataFrame) -> LogNorm:
-    """A bar for how often token types occur, on one scale for all models of a report."""
-    most = (
-        max(run.most_occurrences, types["n"].max())
-        if run.most_occurrences > 0
-        else types["n"].max()
-    )
-    return draw.count_bar(ax, REGRESSION_COUNT_RANGE[0], most, "cividis")
-
-
-def _room_for(ax: Axes, types: pd.DataFrame, every: pd.DataFrame) -> None:
-    """Scale axes to the types of the regression, and to 99.8 % of all."""
-    for key, set_limits in (("M", ax.set_xlim), ("V", ax.set_ylim)):
-        low, high = every[key].quantile([0.001, 0.999])
-        low, high = min(low, types[key].min()), max(high, types[key].max())
-        if low < high:
-            set_limits(low - 0.03 * (high - low), high + 0.03 * (high - low))
+def count_bar(ax: Axes, counts: pd.Series, cmap: str) -> LogNorm:
+    """Add a colour bar for how often token types occur; the scale of its colours."""
+    least = float(counts.min()) if len(counts) else 1.0
+    norm = LogNorm(least, max(least + 1, float(counts.max()) if len(counts) else 1.0))
+    bar = draw.value_bar(ax, ScalarMappable(norm, cmap), "occurrences n (log scale)")
+    draw.log_ticks(bar.ax, least, float(norm.vmax or least + 1))
+    return norm
 
 
 def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
     return table["n"].between(*REGRESSION_COUNT_RANGE)
 
 
-def raw_against_frequency(run: Run) -> FigureData:
+def raw_against_frequency(known: Types) -> FigureData:
     """Q, M and V of the token types, as they are, against how often they occur, at the middle block
     (figure 7).
 
     Colours are those of `mean_against_variance`; types outside of the range of the regression are
     pale.
     """
-    step, table = run.token_types
+    run, step, table = known.run, known.step, known.table
     layer = two_layers(run, table)[0]
     types = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
     values = types.assign(n=np.log10(types["n"]))
@@ -246,13 +220,13 @@ def raw_against_frequency(run: Run) -> FigureData:
         f"a point a token type, squared embedding units; lines over the types with {_RANGE}",
         panels=3,
     )
-    norm = _count_bar(run, axes[-1], types[is_inside])
+    norm = count_bar(axes[-1], types.loc[is_inside, "n"], "cividis")
     colours = np.where(is_inside[:, None], colormaps["cividis"](norm(types["n"])), to_rgba(_PALE))
     slopes = {}
     for ax, key in zip(axes, "QMV", strict=True):
         ax.scatter(values["n"], values[key], s=7, lw=0, c=colours, alpha=0.6, rasterized=True)
         slopes[key], fit = draw_line(ax, regressed["n"], regressed[key])
-        ax.set_title(fit, fontsize=8.8)
+        ax.set_title(fit, fontsize="small")
         ax.set_xlabel("log10 n, occurrences")
         ax.set_ylabel(f"{key} of the token type")
         least, most, mean = types[key].agg(["min", "max", "mean"])
@@ -275,15 +249,6 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
         float(value)
         for value in least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy()))
     )
-    if len(x) == 1:
-        ax.text(
-            0.5,
-            0.92,
-            "one token type alone: no line",
-            ha="center",
-            transform=ax.transAxes,
-            fontsize=draw.points(8),
-        )
     if np.isfinite(slope):
         ends = np.array([x.min(), x.max()])
         ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
@@ -295,21 +260,15 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
     return slope, with_minus(", ".join(words))
 
 
-def histograms(run: Run) -> FigureData:
-    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer, with
-    their means.
-    """
-    step, table = run.token_types
+def histograms(known: Types) -> FigureData:
+    """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer."""
+    run, step, table = known.run, known.step, known.table
     present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
-    subtitle = (
-        "share of the token types in each bin; at most nine of the layers; ▼ the mean of a layer's "
-        "values"
-    )
+    subtitle = "share of the token types in each bin; at most nine of the layers"
     figure, axes = draw.new_figure(title, subtitle, panels=3)
     colours = draw.depth_bar(axes[-1], present)
     drawn = draw.thinned(len(present), 9)
-    means: dict[tuple[str, str], float] = {}
     shares = {}
     for ax, key in zip(axes, "QMV", strict=True):
         logs = np.log10(table[key].where(table[key] > 0))
@@ -319,96 +278,42 @@ def histograms(run: Run) -> FigureData:
             counts = np.histogram(values, edges)[0] / max(1, len(values))
             if i in drawn:
                 ax.stairs(counts, edges, color=colours[i], lw=1.2)
-                means[key, layer] = float(table.loc[table["layer"] == layer, key].mean())
             shares[key, layer] = pd.Series(counts, (edges[1:] + edges[:-1]) / 2)
-        ax.set_xlabel(f"log10 {key}, squared embedding units", fontsize=8.8)
+        ax.set_xlabel(f"log10 {key}, squared embedding units", fontsize="small")
         ax.set_ylim(bottom=0)
-        for i in drawn:
-            if (mean := means[key, present[i]]) > 0:
-                above: dict[str, Any] = {"transform": ax.get_xaxis_transform(), "clip_on": False}
-                ax.plot(np.log10(mean), 1.02, ls="", marker="v", ms=5, color=colours[i], **above)
     axes[0].set_ylabel("share of token types")
     numbers = pd.concat(shares, names=["value", "layer", "log10"]).rename("share").to_frame()
     last = run.all_blocks[-1]
-    medians = table[table["layer"] == last][["Q", "M", "V"]].median()
-    average = table[table["layer"] == last][["Q", "M", "V"]].mean()
-    text = (
-        f"Medians at {last}: {', '.join(f'{key} {value:.3g}' for key, value in medians.items())}; "
-        "means: "
+    found = table[table["layer"] == last][["Q", "M", "V"]].agg(["median", "mean"])
+    text = f"At {last}: " + "; ".join(
+        f"{kind}s {', '.join(f'{key} {value:.3g}' for key, value in values.items())}"
+        for kind, values in found.iterrows()
     )
-    text += f"{', '.join(f'{key} {value:.3g}' for key, value in average.items())}."
     alt = "Histograms of Q, M and V over token types, a line for each layer."
     return FigureData("tokens-histograms", figure, numbers, alt, text)
 
 
-def lengths_and_frequencies(run: Run) -> FigureData:
-    """Lengths of the texts and the token types, and how often the types occur (figures 9 and
-    10).
-    """
-    step, table = run.token_types
-    types = table[table["layer"] == table["layer"].iloc[0]]
-    counted = {
-        "frequency": (np.log10(types["n"]), "log10 n, occurrences of the token type", "token types")
-    }
-    if has_texts(types):
-        letters = types["token"].astype(str).str.strip().str.len()
-        counted = {"letters": (letters, "characters of the token type", "token types"), **counted}
-    least, most = REGRESSION_COUNT_RANGE
-    text = (
-        f"{len(types):,} token types; {_is_regressed(types).mean():.0%} occur {least} to {most:,} "
-        "times."
-    )
-    if run.text_lengths:
-        counts = pd.Series(run.text_lengths).sort_index()
-        lengths = pd.Series(np.repeat(counts.index.to_numpy(), counts.to_numpy()))
-        counted = {"length": (lengths, "tokens in the text", "texts"), **counted}
-        mean = number(lengths.mean())
-        text += (
-            f" {len(lengths):,} texts of {lengths.min():,} to {lengths.max():,} tokens, {mean} on "
-            "average."
-        )
-    title = run.titled("Lengths and frequencies", step)
-    figure, axes = draw.new_figure(
-        title, "numbers of texts and token types in each bin", panels=len(counted)
-    )
-    numbers = {}
-    for ax, (name, (values, label, what)) in zip(axes, counted.items(), strict=True):
-        if name == "frequency":
-            edges = np.histogram_bin_edges(values, 30)
-        else:
-            longest = int(values.max())
-            width = max(1, -(-longest // 40))
-            edges = np.arange(0.5, longest + width + 0.5, width)
-        heights = np.histogram(values, edges)[0]
-        ax.stairs(heights, edges, fill=True, color=draw.RUNS[0], alpha=0.75)
-        if name == "length":
-            ax.set_yscale("log")
-            ax.set_ylim(0.7)
-        ax.set_xlabel(label)
-        ax.set_ylabel(what)
-        ax.yaxis.set_major_formatter(draw.tick_label)
-        numbers[name] = pd.Series(heights, (edges[1:] + edges[:-1]) / 2)
-    together = pd.concat(numbers, names=["of", "bin"]).rename("count").to_frame()
-    alt = (
-        "Histograms of the lengths of texts and token types, and of the log frequency of token "
-        "types."
-    )
-    return FigureData("tokens-lengths-and-frequencies", figure, together, alt, text)
+def text_lengths(run: Run) -> dict[int, int]:
+    """Texts by their number of tokens; none where all have one length, or it is unknown."""
+    written: dict[str, int] = json.loads(run.facts.get("text_lengths", "{}"))
+    return {int(length): count for length, count in written.items()}
 
 
-def occurrences(run: Run) -> FigureData:
+def occurrences(run: Run) -> Iterator[FigureData]:
     """Occurrences of token types of all frequencies in the plane of their own axes (figure 1)."""
-    step, table = max(run.occurrences.items())
+    step, table = _last(run, "occurrences")
+    if table.empty:
+        return
     table = table[table["token_id"] >= 0]
     layers = two_layers(run, table)
     table = table[table["layer"].isin(layers)]
     title = run.titled("Occurrences of token types of every frequency", step)
     units = "embedding units in the plane in which these rows vary most"
-    figure, axes = _planes(
-        title, f"{units}; × is the zero vector, a ring the mean of a type", layers
-    )
+    subtitle = f"{units}; × is the zero vector, a ring the mean of a type"
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers))
+    axes[0].set_ylabel("second direction")
     look: dict[str, Any] = {"cmap": "viridis"}
-    look["norm"] = draw.count_bar(axes[-1], table["n"].min(), table["n"].max(), "viridis")
+    look["norm"] = count_bar(axes[-1], table["n"], "viridis")
     for ax, layer in zip(axes, layers, strict=True):
         rows = table[table["layer"] == layer]
         ax.scatter(
@@ -429,9 +334,9 @@ def occurrences(run: Run) -> FigureData:
         ax.plot(0, 0, ls="", marker="x", ms=9, mew=2.2, color=draw.ACCENT, zorder=4)
         ax.set_aspect("equal", adjustable="datalim")
         _name_types(ax, means.sort_values("n", ascending=False))
-        ax.xaxis.set_major_locator(MaxNLocator(5))
-        ax.xaxis.set_major_formatter(draw.tick_label)
-        ax.yaxis.set_major_formatter(draw.tick_label)
+        ax.set_title(layer, fontsize="small")
+        ax.set_xlabel("first direction")
+        draw.round_ticks(ax)
     numbers = table.set_index(["layer", "token_id"])[["n", "pc1", "pc2", "token"]]
     ids = table[table["layer"] == layers[0]]["token_id"]
     text = (
@@ -443,58 +348,35 @@ def occurrences(run: Run) -> FigureData:
         "Occurrences of token types in the plane of their two directions of largest variance, "
         "coloured by frequency."
     )
-    return FigureData("tokens-occurrences", figure, numbers, alt, text)
+    yield FigureData("tokens-occurrences", figure, numbers, alt, text)
 
 
 def _name_types(ax: Axes, types: pd.DataFrame, place: tuple[str, str] = ("pc1", "pc2")) -> None:
     """Names beside the places of token types, as they come, but for those that would cover another
     one.
     """
-    draw.lay_out(ax.figure)
-    ax.apply_aspect()
-    points = 72 / ax.figure.dpi
-    places = types[[*place]].to_numpy()
-    rings = ax.transData.transform(places) * points
-    frame = ax.get_window_extent()
-    zero = ax.transData.transform((0, 0)) * points
-    taken = [(x - 3, y - 3, x + 3, y + 3) for x, y in (*rings, zero)]
-    for token, at, (x, y) in zip(types["token"], places, rings, strict=True):
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
+    taken: list[Any] = []
+    for token, at in zip(types["token"], types[[*place]].to_numpy(), strict=True):
         label = spelled(token).strip("␣")[:_LONGEST_NAME]
-        width = 4.4 * len(label)
-        for dx, dy, ha in ((4, 3, "left"), (-4, 3, "right"), (4, -8, "left"), (-4, -8, "right")):
-            left = x + dx - (width if dx < 0 else 0)
-            right = left + width
-            low = y + dy
-            is_free = not any(
-                left < x1 and x0 < right and low < y1 and y0 < low + 7 for x0, y0, x1, y1 in taken
-            )
-            if is_free and frame.x0 * points <= left and right <= frame.x1 * points:
-                taken.append((left, low, right, low + 7))
-                ax.annotate(
-                    label,
-                    tuple(at),
-                    (dx, dy),
-                    textcoords="offset points",
-                    fontsize=7,
-                    ha=ha,
-                    zorder=5,
-                )
+        for right, up in product((True, False), repeat=2):
+            offset: dict[str, Any] = {"xytext": (4 if right else -4, 3 if up else -3)}
+            look: dict[str, Any] = {"textcoords": "offset points", "fontsize": "x-small"}
+            look |= {"ha": "left" if right else "right", "va": "bottom" if up else "top"}
+            name = ax.annotate(label, tuple(at), zorder=5, **offset, **look)
+            box = name.get_window_extent()
+            if not box.count_overlaps(taken):
+                taken.append(box)
                 break
+            name.remove()
 
 
-def has_words(run: Run) -> bool:
-    """Test for token types that are words, some of them of several tokens."""
-    return any(
-        "num_tokens" in table and bool((table["num_tokens"] > 1).any())
-        for table in run.tokens.values()
-    )
-
-
-def words(run: Run, layer: str) -> FigureData:
+def words(known: Types, layer: str) -> FigureData:
     """Q, M and V of the words against log frequency, and V against M, coloured by their number of
     tokens.
     """
-    step, table = run.token_types
+    run, step, table = known.run, known.step, known.table
     least = 2  # a single occurrence has no variance
     types = table[(table["layer"] == layer) & (table["n"] >= least) & table["num_tokens"].notna()]
     types = types.set_index("token_id")[["n", "Q", "M", "V", "num_tokens"]]
@@ -513,7 +395,7 @@ def words(run: Run, layer: str) -> FigureData:
         ax.set_xlabel("log10 n, occurrences" if x != "M" else "M of the word")
         ax.set_ylabel(f"{y} of the word")
         draw.round_ticks(ax)
-    draw.legend(figure, axes[0])
+    draw.legend(axes[0])
     medians = types.groupby(sizes)["Q"].agg(["median", "size"]).itertuples()
     names = {float(i): name for i, name in enumerate(_WORD_SIZES, 1)}
     text = ", ".join(
@@ -527,62 +409,17 @@ def words(run: Run, layer: str) -> FigureData:
     return FigureData(f"words-{layer}", figure, types, alt, f"Median Q: {text or 'no words'}.")
 
 
-def projection(run: Run) -> FigureData:
-    """Means of chosen tokens in the plane of their two directions of largest variance, with the
-    origin.
-    """
-    step, table = max(run.projections.items())
-    layers = some_layers(run, table)
-    units = "embedding units along the two directions of largest variance"
-    subtitle = f"{units}; × is the origin; frequent tokens are larger"
-    figure, axes = _planes(run.titled("Means of chosen tokens", step), subtitle, layers)
-    for ax, layer in zip(axes, layers, strict=True):
-        rows = table[table["layer"] == layer]
-        tokens = rows[rows["token_id"] >= 0]
-        origin = rows[rows["token_id"] < 0]
-        size = 6 + 60 * np.sqrt(tokens["n"] / tokens["n"].max())
-        ax.scatter(tokens["pc1"], tokens["pc2"], s=size, color=draw.RUNS[0], alpha=0.45, lw=0)
-        ax.plot(origin["pc1"], origin["pc2"], ls="", marker="x", ms=10, mew=2.2, color=draw.ACCENT)
-        for token in tokens.nlargest(8, "n").itertuples():
-            place = (token.pc1, token.pc2)
-            ax.annotate(
-                spelled(token.token), place, (4, 4), textcoords="offset points", fontsize=7.5
-            )
-    numbers = (
-        table[table["layer"].isin(layers)]
-        .set_index(["layer", "token_id"])
-        .drop(columns="layer_index")
-    )
-    text = (
-        f"{numbers.groupby('layer').size().max() - 1} tokens at {', '.join(layers)}; the most "
-        "frequent are named."
-    )
-    alt = (
-        "Means of chosen tokens in the plane of their two directions of largest variance, with the "
-        "origin."
-    )
-    return FigureData("tokens-projection", figure, numbers, alt, text)
-
-
-def _planes(title: str, subtitle: str, layers: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    figure, axes = draw.new_figure(title, subtitle, panels=len(layers))
-    for ax, layer in zip(axes, layers, strict=True):
-        ax.set_title(layer, fontsize=8.8)
-        ax.set_xlabel("first direction")
-    axes[0].set_ylabel("second direction")
-    return figure, axes
-
-
-def extremes(run: Run, layer: str) -> TableData:
+def extremes(known: Types, layer: str) -> TableData:
     """Token types that vary most and least, and lie nearest the mean, at a layer of the last
     checkpoint.
     """
-    step, table = run.token_types
+    run, step, table = known.run, known.step, known.table
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
     by_variance = types.sort_values(["V", "n"], ascending=[False, False], kind="stable")
     lists = {"varies most": (by_variance.head(_LISTED), "V", "V")}
     lists["varies least"] = by_variance.tail(_LISTED).iloc[::-1], "V", "V"
-    for distances in run.distances.values():
+    _, distances = _last(run, "distances")
+    if len(distances):
         of_layer = distances[distances["layer"] == layer].set_index("token_id")["distance"]
         near = (
             types.assign(distance=of_layer).dropna(subset="distance").nsmallest(_LISTED, "distance")
@@ -612,13 +449,13 @@ def extremes(run: Run, layer: str) -> TableData:
     )
 
 
-def examples(run: Run, names: Sequence[str]) -> TableData | None:
+def examples(known: Types, names: Sequence[str]) -> TableData | None:
     """Q, M and V of token types at the last checkpoint (table 2): see `chosen_types`; None where
     there are none.
     """
-    step, table = run.token_types
+    run, step, table = known.run, known.step, known.table
     layers = two_layers(run, table)
-    types = table[table["token_id"].isin(chosen_types(run, names)) & table["layer"].isin(layers)]
+    types = table[table["token_id"].isin(chosen_types(known, names)) & table["layer"].isin(layers)]
     if types.empty:
         return None
     numbers = types.set_index(["token_id", "layer"])[["token", "n", "Q", "M", "V"]]
@@ -641,33 +478,34 @@ def examples(run: Run, names: Sequence[str]) -> TableData | None:
     )
 
 
-def chosen_types(run: Run, names: Sequence[str]) -> pd.Index:
+def chosen_types(known: Types, names: Sequence[str]) -> pd.Index:
     """Ids of the token types with these texts, with or without white space around them; without
     names, as figure 1.
     """
-    types = run.token_types[1].drop_duplicates("token_id").set_index("token_id", drop=False)
+    types = known.table.drop_duplicates("token_id").set_index("token_id", drop=False)
     texts = types["token"].astype(str)
     stripped = texts.str.strip()
     if names:
         return types.index[texts.isin(names) | stripped.isin(names)]
-    if run.occurrences:
-        return pd.Index(max(run.occurrences.items())[1]["token_id"].unique())
+    _, drawn = _last(known.run, "occurrences")
+    if len(drawn):
+        return pd.Index(drawn["token_id"].unique())
     is_text = torch.tensor(
         (stripped.str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types))
     )
     return types.index[types_by_frequency(torch.tensor(types["n"].to_numpy()), is_text).numpy()]
 
 
-def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
+def require_examples(found: Sequence[Types | None], names: Sequence[str]) -> None:
     """Check that each of the texts is that of a token type of some run: ValueError if not."""
-    with_types = [run for run in runs if run.tokens]
+    with_types = [known for known in found if known]
     if not with_types:
         raise ValueError(
             "examples are token types of a sweep's tables; there are none. Sweep with "
             "--token-tables true, or leave examples out."
         )
     if missing := [
-        name for name in names if not any(len(chosen_types(run, [name])) for run in with_types)
+        name for name in names if not any(len(chosen_types(known, [name])) for known in with_types)
     ]:
         raise ValueError(
             f"examples must be texts of token types that occur; {', '.join(map(repr, missing))} is "
@@ -675,21 +513,12 @@ def require_examples(runs: Sequence[Run], names: Sequence[str]) -> None:
         )
 
 
-def some_layers(run: Run, table: pd.DataFrame) -> Sequence[str]:
-    """Layers of a table, evenly spaced over the depth, at most as many as the run has to be drawn
-    at.
-    """
-    present = run.layers_in(table)
-    layers = [layer for layer in present if not layer.endswith("final_norm")] or present
-    return [layers[i] for i in draw.thinned(len(layers), run.num_drawn)]
-
-
 def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
     """The middle block and the last one, of those in a table; without blocks, layers in their
     place.
     """
     present = run.layers_in(table)
-    layers = [layer for layer in present if layer in run.all_blocks] or some_layers(run, table)
+    layers = [layer for layer in present if layer in run.all_blocks] or run.layers_to_draw(table, 4)
     return list(dict.fromkeys((layers[(len(layers) - 1) // 2], layers[-1])))
 
 

@@ -6,22 +6,24 @@ require_extra("report", "embedgeo.plot")
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from embedgeo.drawing import FigureData, figure_style
+from embedgeo import drawing
+from embedgeo.drawing import FigureData
 from embedgeo.formatting import did_you_mean, listed
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
-from embedgeo.report.runs import Run, read_folder, runs_of_records, spectrum_shares, with_baseline
-from embedgeo.report.tokens import mean_against_variance, require_examples
-from embedgeo.report.variance import spectra_by_layer, spectra_by_step
+from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
+from embedgeo.studies import scales, similarity
+from embedgeo.studies.token_types import mean_against_variance, require_examples, types_of
+from embedgeo.studies.variance import read_spectra, spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
@@ -45,28 +47,36 @@ _OPTIONS = {  # that other kinds do not have
     "similarity": ("layer", "step"),
 }
 _NEEDS = {
-    "composition": (figures.has_composition, "M and V, as EmbeddingMoments has them"),
+    "composition": "M and V, as EmbeddingMoments has them",
     "tokens": (
-        lambda run: run.tokens,
         "a table of token types: a Geometry with TokenMoments and token ids, its token_tables(), "
-        "or a folder with tokens/ (--token-tables true, token_tables=True)",
+        "or a folder with tokens/ (--token-tables true, token_tables=True)"
     ),
     "spectrum": (
-        lambda run: run.spectra,
         "all eigenvalues: a Geometry with Anisotropy(spectrum=True), or a folder with spectra/ "
-        "(--spectrum true)",
+        "(--spectrum true)"
     ),
     "scales": (
-        figures.measured_scales,
         "the intrinsic dimension at several scales, as "
-        'IntrinsicDimension(estimator="gride") has it (--extra scales)',
+        'IntrinsicDimension(estimator="gride") has it (--extra scales)'
     ),
     "similarity": (
-        lambda run: not run.cka.empty,
         "rows that were compared: a folder of a sweep with --save-samples true, and embedgeo "
-        "drift on it",
+        "drift on it"
     ),
 }
+
+
+class _Options(NamedTuple):
+    """What is asked of a figure."""
+
+    metric: str
+    by: Literal["layer", "step"]
+    layer: str | None
+    step: int | None
+    layers: int
+    examples: Sequence[str]
+    ax: Axes | None
 
 
 class Plot:
@@ -139,20 +149,14 @@ class Plot:
         Raises:
             TypeError: ``results``, ``ax`` or ``title`` is something else.
             ValueError: there is no such kind, or it has no such option; what it shows was not
-                measured, or of several runs; ``figsize`` has no room for axes; ``figsize`` or
-                ``compact`` with ``ax``.
+                measured, or of several runs; ``figsize`` or ``compact`` with ``ax``.
             FileNotFoundError: there is no such folder.
         """
         _require_known("kind", kind, [*_OPTIONS])
-        given = {
-            "metric": metric != "",
-            "by": by != "layer",
-            "layer": layer is not None,
-            "step": step is not None,
-            "layers": layers != 4,
-            "examples": len(examples) > 0,
-        }
-        for option, is_given in given.items():
+        options = _Options(metric, by, layer, step, layers, examples, ax)
+        usual = _Options("", "layer", None, None, 4, (), ax)
+        for option in _Options._fields:
+            is_given = getattr(options, option) != getattr(usual, option)
             if is_given and option not in _OPTIONS[kind]:
                 raise ValueError(f"{kind} has no {option}; it is of other kinds of figures.")
         if ax is not None and not isinstance(ax, Axes):
@@ -166,25 +170,22 @@ class Plot:
             raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
         has_types = kind == "tokens" or (kind in _OF_METRIC and term(metric).group == "token types")
         tables = "tokens" if has_types else "spectra" if kind == "spectrum" else ""
-        chosen = replace(_chosen_run(_runs(results, tables), run), num_drawn=layers)
-        metrics = listed(in_order(chosen.metrics), 50)
-        if kind in _OF_METRIC and metric not in chosen.values:
-            raise ValueError(
-                f"metric must be one that was measured at layers: {metrics}; got {metric!r}."
-                f"{did_you_mean(metric, chosen.metrics)}"
-            )
-        is_there, needed = _NEEDS.get(kind, (bool, ""))
-        if not is_there(chosen):
-            raise ValueError(f"{kind} needs {needed}; there are {metrics}.")
-        with figure_style(ax, title, figsize, compact=compact):
-            if kind in _OF_METRIC:
-                return _OF_METRIC[kind](with_baseline(chosen, metric), metric, ax).figure
-            if kind == "composition":
-                return figures.composition(chosen, by, ax).figure
-            if kind == "scales":
-                draw = figures.scales_by_layer if by == "layer" else figures.scales_by_step
-                return draw(with_baseline(chosen), ax).figure
-            return _at_layers(chosen, kind, layer, step, examples, ax).figure
+        chosen = _chosen_run(_runs(results, tables), run)
+        if ax is not None and (compact or figsize is not None):
+            raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
+        look = drawing.session_texts(has_defaults=ax is not None)
+        size = figsize or ((3.25, 2.5) if compact else None)
+        if compact:
+            look = {"font.size": 7.0, **look}
+        if size is not None:
+            look["figure.figsize"] = list(size)
+        with drawing.style(look):
+            data = _draw(chosen, kind, options)
+            if title is not None:
+                drawing.retitle(data.figure, ax, title)
+            if size is not None:  # of several panels, too
+                data.figure.set_size_inches(size)
+        return data.figure
 
     def __getattr__(self, name: str) -> NoReturn:
         """Say that figures are made by a call, not by functions of their own."""
@@ -198,30 +199,81 @@ plot = Plot()
 """Draws a figure of the report, by its kind: call it, as `embedgeo.plot`."""
 
 
-def _at_layers(
-    run: Run, kind: str, layer: str | None, step: int | None, names: Sequence[str], ax: Axes | None
-) -> FigureData:
-    """Token types, spectra or similarities, at one layer if it is given."""
-    if kind == "similarity":
-        steps = figures.steps_over_layers(run)
-        if layer is not None:
-            _require_known("layer", layer, figures.layers_over_steps(run))
-            return figures.cka_of_steps(run, layer, ax)
-        if step is not None or not steps:
-            _require_known("step", step, steps)
-        return figures.cka_of_layers(run, max(steps) if step is None else step, ax)
-    present = run.layers_in(
-        run.token_types[1] if kind == "tokens" else run.spectra[max(run.spectra)]
-    )
+def _draw(run: Run, kind: str, options: _Options) -> FigureData:
+    if kind in _OF_METRIC:
+        return _of_metric(run, kind, options)
+    draw = {
+        "composition": _composition,
+        "tokens": _token_types,
+        "spectrum": _spectrum,
+        "scales": _scales,
+        "similarity": _similarity,
+    }
+    data = draw[kind](run, options)
+    if data is None:
+        measured = listed(in_order(run.metrics), 50)
+        raise ValueError(f"{kind} needs {_NEEDS[kind]}; there are {measured}.")
+    return data
+
+
+def _of_metric(run: Run, kind: str, options: _Options) -> FigureData:
+    metric = options.metric
+    if metric not in run.values:
+        raise ValueError(
+            f"metric must be one that was measured at layers: {listed(in_order(run.metrics), 50)}; "
+            f"got {metric!r}.{did_you_mean(metric, run.metrics)}"
+        )
+    return _OF_METRIC[kind](with_baseline(run, metric), metric, options.ax)
+
+
+def _composition(run: Run, options: _Options) -> FigureData | None:
+    if not figures.has_composition(run):
+        return None
+    return figures.composition(run, options.by, options.ax)
+
+
+def _scales(run: Run, options: _Options) -> FigureData | None:
+    if not scales.measured_scales(run):
+        return None
+    draw = scales.scales_by_layer if options.by == "layer" else scales.scales_by_step
+    return draw(with_baseline(run), options.ax)
+
+
+def _similarity(run: Run, options: _Options) -> FigureData | None:
+    if not run.steps_of("cka"):
+        return None
+    if options.layer is not None:
+        _require_known("layer", options.layer, similarity.layers_over_steps(run))
+        return similarity.cka_of_steps(run, options.layer, options.ax)
+    steps = similarity.steps_over_layers(run)
+    step = max(steps, default=-1) if options.step is None else options.step
+    _require_known("step", step, steps)
+    return similarity.cka_of_layers(run, step, options.ax)
+
+
+def _spectrum(run: Run, options: _Options) -> FigureData | None:
+    spectra = read_spectra(run)
+    if not spectra:
+        return None
+    if options.layer is None:
+        return spectra_by_layer(run, spectra, options.ax)
+    _require_known("layer", options.layer, run.layers_in(spectra[max(spectra)]))
+    return spectra_by_step(spectra, [options.layer], options.ax)
+
+
+def _token_types(run: Run, options: _Options) -> FigureData | None:
+    known = types_of(run, options.layers)
+    if known is None:
+        return None
+    present = run.layers_in(known.table)
+    layer = options.layer
     if layer is not None:
         _require_known("layer", layer, present)
-    if kind == "spectrum":
-        return spectra_by_layer(run, ax) if layer is None else spectra_by_step(run, [layer], ax)
-    if layer is None and ax is not None:
+    elif options.ax is not None:
         layer = ([name for name in present if name in run.all_blocks] or present)[-1]
-    if names:
-        require_examples([run], names)
-    return mean_against_variance(run, [layer] if layer else (), ax, names)
+    if options.examples:
+        require_examples([known], options.examples)
+    return mean_against_variance(known, [layer] if layer else (), options.ax, options.examples)
 
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:
@@ -261,17 +313,10 @@ def _runs(results: Results, tables: str) -> list[Run]:
             raise FileNotFoundError(f"{_RULE}; there is no folder {folder}.")
         return read_folder(folder)
     if isinstance(results, Geometry):
-        runs = _runs_of_history(
-            results.records(), results.token_tables() if tables == "tokens" else None
-        )
-        spectra = results.layer_tables().get("spectra") if tables == "spectra" else None
-        if spectra is None:
-            return runs
-        shares = [(run, spectrum_shares(spectra, run.depth)) for run in runs]
-        return [
-            replace(run, spectra={run.steps[-1]: share}) if len(share) else run
-            for run, share in shares
-        ]
+        found = results.token_tables() if tables == "tokens" else None
+        if tables == "spectra":
+            found = results.layer_tables().get("spectra")
+        return _runs_of_history(results.records(), {tables: found} if found is not None else {})
     if isinstance(results, pd.DataFrame):
         return _runs_of_token_types(results) if "token_id" in results else runs_of_records(results)
     records = getattr(results, "history", results)
@@ -283,9 +328,9 @@ def _runs(results: Results, tables: str) -> list[Run]:
 
 
 def _runs_of_history(
-    records: Sequence[Mapping[str, Any]], token_types: pd.DataFrame | None = None
+    records: Sequence[Mapping[str, Any]], tables: Mapping[str, pd.DataFrame] = MappingProxyType({})
 ) -> list[Run]:
-    return runs_of_records(pd.DataFrame(list(records)), token_types) if len(records) else []
+    return runs_of_records(pd.DataFrame(list(records)), **tables) if len(records) else []
 
 
 def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:
@@ -297,4 +342,4 @@ def _runs_of_token_types(table: pd.DataFrame) -> list[Run]:
     table = table if "layer" in table else table.assign(layer="all rows")
     counts = table.groupby("layer", sort=False)["n"].sum()
     records = pd.DataFrame({"layer": counts.index, "metric": "n", "value": counts.to_numpy()})
-    return runs_of_records(records, table)
+    return runs_of_records(records, tokens=table)

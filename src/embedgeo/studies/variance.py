@@ -2,7 +2,9 @@
 activations.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,8 +18,8 @@ from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.layer_names import layer_labels
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
+from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
-from embedgeo.report.tokens import some_layers
 
 SPECTRA_TEXT = (
     "The eigenvalues of the covariance in descending order, each over the mean of all (V / d). "
@@ -32,6 +34,7 @@ COORDINATES_TEXT = (
     "the first position of every sequence, where attention sinks are."
 )
 
+_SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 _WIDEST = 20_000  # width beyond which nothing is simulated
 # share of the largest eigenvalue below which others are rounding, and beyond the axis
 _DEEPEST = 1e-9
@@ -39,38 +42,77 @@ _OVER_MEAN = "λᵢ over their mean, V / d"
 _NAMED = 10  # coordinates of a layer that are named
 _SHARES = {"share_of_V": "share of V", "share_of_cosine": "share of the mean cosine"}
 _MOST_LAYERS = 36
-_FOLLOWED = 8
-_OTHERS = "#b8b8b8"
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
 # by the end of a key: colour, marker and name of the rows that are compared
 _POSITIONS = {
     "_first": (draw.ACCENT, "o", "first positions"),
     "_rest": (draw.RUNS[0], "s", "the rest"),
 }
-_ALT = (
-    "Largest entry, share of massive rows and kurtosis of coordinates against {}: first positions "
-    "and the rest."
-)
 _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 
 
-def spectra_figures(run: Run) -> Iterator[FigureData]:
+Tables = Mapping[int, pd.DataFrame]  # by step
+
+
+def variance_sections(most_layers: int = 4) -> list[Section]:
+    """The sections of spectra and of coordinates, over steps drawn at so many layers at most."""
+    return [
+        Section(
+            "Spectrum", of_each(partial(spectra_figures, most_layers=most_layers)), SPECTRA_TEXT
+        ),
+        Section(
+            "Outlier coordinates",
+            of_each(coordinate_figures),
+            COORDINATES_TEXT,
+        ),
+    ]
+
+
+def read_spectra(run: Run) -> Tables:
+    """The spectra of a run at some steps, evenly spaced on their axis: see `spectrum_shares`."""
+    steps = run.steps_of("spectra")
+    if not steps:
+        return {}
+    at = draw.StepAxis(steps).position(steps)
+    chosen = sorted({steps[np.abs(at - place).argmin()] for place in np.linspace(0, 1, _SPECTRA)})
+    tables = {step: spectrum_shares(run.read("spectra", step)) for step in chosen}
+    return {step: table for step, table in tables.items() if len(table)}
+
+
+@np.errstate(over="ignore", invalid="ignore")  # of a mean that is not finite, there are no shares
+def spectrum_shares(table: pd.DataFrame) -> pd.DataFrame:
+    """Eigenvalues over their mean, ``share``, at some indices, of layers that have any variance;
+    with n and width.
+    """
+    table = table[table["index"] >= 1].drop_duplicates(["layer", "index"])
+    of_layers = table.groupby("layer")["eigenvalue"]
+    table = table.assign(
+        share=table["eigenvalue"] / of_layers.transform("mean"), width=of_layers.transform("size")
+    )
+    kept = np.geomspace(1, max(1, table["index"].max() if len(table) else 1), _EIGENVALUES).round()
+    is_kept = table["index"].isin(kept) & np.isfinite(table["share"])
+    return table.loc[is_kept, ["layer", "index", "share", "n", "width"]]
+
+
+def spectra_figures(run: Run, most_layers: int = 4) -> Iterator[FigureData]:
     """The figures of a run, if it has spectra."""
-    if run.spectra:
-        yield spectra_by_layer(run)
-        if len(run.spectra) > 1:
-            yield spectra_by_step(run)
+    spectra = read_spectra(run)
+    if spectra:
+        yield spectra_by_layer(run, spectra)
+    if len(spectra) > 1:
+        layers = run.layers_to_draw(spectra[max(spectra)], most_layers)
+        yield spectra_by_step(spectra, layers)
 
 
-def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
+def spectra_by_layer(run: Run, spectra: Tables, ax: Axes | None = None) -> FigureData:
     """The spectra at the last step: a line for each layer, and that of Gaussian rows."""
-    step, table = max(run.spectra.items())
+    step, table = max(spectra.items())
     layers = run.layers_in(table)
     shares = _shares_by(table, "layer").reindex(columns=layers)
     figure, (ax,) = draw.new_figure(run.titled("Eigenvalue spectra", step), _OVER_MEAN, ax=ax)
     gaussian, edge = _draw_spectra(ax, shares, draw.depth_bar(ax, layers), table)
     _spectrum_axes(ax, shares)
-    draw.legend(figure, ax)
+    draw.legend(ax)
     last = next((block for block in run.all_blocks[-1:] if block in shares), layers[-1])
     text = f"The largest at {last} is {number(shares[last].iloc[0])} times their mean."
     text += f" Gaussian rows: {number(edge)} times." if np.isfinite(edge) else ""
@@ -81,12 +123,11 @@ def spectra_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     return FigureData("spectra", figure, shares.join(gaussian), alt, text)
 
 
-def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None) -> FigureData:
+def spectra_by_step(spectra: Tables, layers: Sequence[str], ax: Axes | None = None) -> FigureData:
     """The spectra at some layers: a line for each of some steps, and that of Gaussian rows at the
     last.
     """
-    steps = sorted(run.spectra)
-    layers = layers or some_layers(run, run.spectra[steps[-1]])
+    steps = sorted(spectra)
     title = (
         "Eigenvalue spectra by step"
         if len(layers) > 1
@@ -94,19 +135,19 @@ def spectra_by_step(run: Run, layers: Sequence[str] = (), ax: Axes | None = None
     )
     figure, axes = draw.new_figure(title, _OVER_MEAN, panels=len(layers), ax=ax)
     colours = draw.time_bar(axes[-1], steps)
-    every = pd.concat([table.assign(step=step) for step, table in run.spectra.items()])
+    every = pd.concat([table.assign(step=step) for step, table in spectra.items()])
     by_layer = {}
     for panel, layer in zip(axes, layers, strict=True):
         of_layer = every[every["layer"] == layer]
         by_layer[layer] = _shares_by(of_layer, "step").reindex(columns=steps)
         _draw_spectra(panel, by_layer[layer], colours, of_layer[of_layer["step"] == steps[-1]])
         if len(layers) > 1:
-            panel.set_title(layer, fontsize=draw.points(8.8))
+            panel.set_title(layer, fontsize="small")
     numbers = pd.concat(by_layer, names=["layer"]).sort_index()
     for panel in axes:
         _spectrum_axes(panel, numbers)
         panel.minorticks_off()
-    draw.legend(figure, axes[0])
+    draw.legend(axes[0])
     first, final = (number(by_layer[layers[-1]][step].iloc[0]) for step in (steps[0], steps[-1]))
     text = (
         f"The largest at {layers[-1]}: {first} times their mean at step {steps[0]:,}, {final} at "
@@ -167,34 +208,40 @@ def _spectrum_axes(ax: Axes, shares: pd.DataFrame) -> None:
     ax.xaxis.set_major_formatter(draw.tick_label)
 
 
+def read_coordinates(run: Run) -> tuple[int, pd.DataFrame]:
+    """The last step with a table of the largest coordinates, and those of known shares."""
+    step = run.steps_of("coordinates")[-1]
+    table = run.read("coordinates", step)
+    of_cosine = table["share_of_cosine"]
+    table = table.assign(share_of_cosine=of_cosine.where(of_cosine.between(0, 1)))
+    is_known = table["share_of_V"].between(0, 1) & (table["coordinate"] >= 0)
+    return step, table[is_known].drop_duplicates(["layer", "coordinate"])
+
+
 def coordinate_figures(run: Run) -> Iterator[FigureData]:
     """The figures of coordinates that there are numbers for."""
-    if run.coordinates:
-        yield largest_coordinates(run)
-    if len(run.coordinates) > 1:
-        yield followed_coordinates(run)
-    if set(_KEYS) <= set(run.values) and run.values["max_abs_rest"].notna().any():
-        if len(run.depth) > 1:
-            yield massive_activations(run)
-        if len(run.steps) > 1:
-            yield massive_by_step(run)
+    if run.steps_of("coordinates"):
+        step, table = read_coordinates(run)
+        if len(table):
+            yield largest_coordinates(run, step, table)
+    is_known = set(_KEYS) <= set(run.values) and run.values["max_abs_rest"].notna().any()
+    if is_known and len(run.depth) > 1:
+        yield massive_activations(run)
 
 
-def largest_coordinates(run: Run) -> FigureData:
+def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> FigureData:
     """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
     last step.
     """
-    step, table = max(run.coordinates.items())
     by_share = {share: _ranked(table, share) for share in _SHARES}
     ranked = pd.concat(by_share, names=["by"])
     present = run.layers_in(table)
     layers = [present[i] for i in draw.thinned(len(present), _MOST_LAYERS)]
     columns = int(ranked["rank"].max())
-    width, height = 7.6, 1.34 + 0.17 * len(layers)
     title = run.titled(f"The {columns} largest coordinates", step)
-    figure = draw.new_picture(
-        width, height, title, "numbers of coordinates, from 0, by rank; the colour is the share"
-    )
+    subtitle = "numbers of coordinates, from 0, by rank; the colour is the share"
+    with draw.resized(7.6, 1.4 + 0.17 * len(layers)):
+        figure = draw.new_picture(title, subtitle)
     axes = figure.subplots(1, 2)
     norm = PowerNorm(0.5, 0, max(0.01, float(ranked["share"].max())))
     for ax, (share, name) in zip(axes, _SHARES.items(), strict=True):
@@ -211,7 +258,7 @@ def largest_coordinates(run: Run) -> FigureData:
                 color="white" if norm(size) > 0.6 else "black",
                 fontsize=6.5 if coordinate < 10_000 else 5.5,
             )
-        ax.set_title(f"by {name}", fontsize=8.8)
+        ax.set_title(f"by {name}", fontsize="small")
         ax.set_xticks(range(columns), [str(rank + 1) for rank in range(columns)], fontsize=7.5)
         names = layer_labels(layers)[0] if ax is axes[0] else [""] * len(layers)
         ax.set_yticks(range(len(layers)), names, fontsize=7.5)
@@ -234,64 +281,6 @@ def largest_coordinates(run: Run) -> FigureData:
     )
     numbers = ranked.reset_index("by").set_index(["by", "layer", "rank"])
     return FigureData("coordinates-largest", figure, numbers, alt, text)
-
-
-def followed_coordinates(run: Run) -> FigureData:
-    """The share of V of the coordinates that are the largest at the last step, at each step, at
-    some layers.
-    """
-    last = run.coordinates[max(run.coordinates)]
-    layers = some_layers(run, last)
-    chosen = _ranked(last[last["layer"].isin(layers)], "share_of_V")
-    every = pd.concat([table.assign(step=step) for step, table in run.coordinates.items()])
-    wanted = every.merge(chosen[["layer", "coordinate"]])
-    shares = wanted.pivot_table("share_of_V", "step", ["layer", "coordinate"]).reindex(
-        sorted(run.coordinates)
-    )
-    by_layer = {layer: shares[[layer]].droplevel(0, axis=1) for layer in layers}
-    most = _FOLLOWED if len(layers) > 1 else 3
-    coloured = list(chosen.sort_values("share", ascending=False)["coordinate"].unique()[:most])
-    colours = dict(zip(coloured, draw.RUNS, strict=False))
-    subtitle = (
-        f"share of V of the {_NAMED} coordinates with the largest one at the last step; a "
-        "coordinate has one colour, and a gap where it was not among the largest"
-    )
-    figure, axes = draw.new_figure(
-        "The largest coordinates against step", subtitle, panels=len(layers)
-    )
-    for ax, (layer, of_layer) in zip(axes, by_layer.items(), strict=True):
-        marker = "o" if len(of_layer) <= 40 else ""
-        for coordinate in reversed(of_layer.columns):
-            lw, zorder = (1.5, 3) if coordinate in colours else (0.8, 2)
-            colour = colours.get(coordinate, _OTHERS)
-            ax.plot(of_layer[coordinate], marker=marker, ms=2.5, color=colour, lw=lw, zorder=zorder)
-        if "top_dim_share" in run.baseline:
-            ax.plot(
-                run.table("top_dim_share", run.baseline)[layer],
-                label=f"{GAUSSIAN}, the largest",
-                **draw.BASELINE,
-            )
-        draw.step_axis(ax, list(shares.index))
-        ax.set_title(layer, fontsize=8.8)
-        ax.set_ylim(0)
-        ax.locator_params(axis="y", nbins=6)
-        ax.yaxis.set_major_formatter(draw.tick_label)
-    for coordinate in coloured:
-        axes[0].plot([], color=colours[coordinate], lw=2, label=f"{coordinate:.0f}")
-    if len(chosen["coordinate"].unique()) > len(coloured):
-        axes[0].plot([], color=_OTHERS, lw=1, label="others")
-    axes[0].set_ylabel("share of V in the coordinate")
-    draw.legend(figure, axes[0], ncols=_FOLLOWED + 2)
-    texts = []
-    for layer, of_layer in by_layer.items():
-        top = of_layer[of_layer.iloc[-1].idxmax()].dropna()
-        start = (
-            f"{layer}: coordinate {top.name:.0f} from {number(top.iloc[0])} at step "
-            f"{top.index[0]:,}"
-        )
-        texts.append(f"{start} to {number(top.iloc[-1])}")
-    alt = f"Share of V in single coordinates against optimizer step, at {len(layers)} layers."
-    return FigureData("coordinates-followed", figure, shares, alt, f"{'; '.join(texts)}.")
 
 
 def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
@@ -319,59 +308,23 @@ def massive_activations(run: Run) -> FigureData:
         title, "the first row of each sequence that counts, and all others", panels=3
     )
     for ax, key in zip(axes, _COMPARED, strict=True):
-        _draw(ax, key, last, has_markers=True, gaussian=gaussian.get(key))
+        for suffix, (colour, marker, name) in _POSITIONS.items():
+            look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 3, "lw": 1.6}
+            ax.plot(last[key + suffix], label=name, **look)
+        both = last[[key + suffix for suffix in _POSITIONS]].to_numpy().T
+        draw.value_axis(ax, term(key), both, gaussian.get(key))
         draw.layer_axis(ax, run.axis, most=6)
-    draw.legend(figure, axes[0])
+    draw.legend(axes[0])
     numbers = last.set_index("layer").reindex(run.depth)
-    return FigureData(
-        "massive-activations", figure, numbers, _ALT.format("layer"), _in_words(numbers.max())
-    )
-
-
-def massive_by_step(run: Run) -> FigureData:
-    """Largest entries, massive rows and kurtosis against the step, of the layer where each is
-    largest.
-    """
-    numbers = run.values[_KEYS][run.values.index.isin(run.depth, "layer")].groupby("step").max()
-    title = "Massive activations against step: first positions against the rest"
-    figure, axes = draw.new_figure(
-        title, "each at the layer where it is largest at that step", panels=3
-    )
-    for ax, key in zip(axes, _COMPARED, strict=True):
-        _draw(ax, key, numbers, has_markers=len(numbers) <= 40)
-        draw.step_axis(ax, run.steps)
-    draw.legend(figure, axes[0])
-    return FigureData(
-        "massive-activations-dynamics",
-        figure,
-        numbers,
-        _ALT.format("step"),
-        _in_words(numbers.iloc[-1]),
-    )
-
-
-def _draw(
-    ax: Axes, key: str, table: pd.DataFrame, *, has_markers: bool, gaussian: pd.Series | None = None
-) -> None:
-    for suffix, (colour, marker, name) in _POSITIONS.items():
-        ax.plot(
-            table[key + suffix],
-            color=colour,
-            marker=marker if has_markers else "",
-            ms=3,
-            lw=1.6,
-            label=name,
-        )
-    draw.value_axis(
-        ax, term(key), table[[key + suffix for suffix in _POSITIONS]].to_numpy().T, gaussian
-    )
-
-
-def _in_words(values: pd.Series) -> str:
     entries, rows = (
-        " and ".join(number(values[key + suffix]) for suffix in _POSITIONS)
+        " and ".join(number(numbers[key + suffix].max()) for suffix in _POSITIONS)
         for key in ("max_abs", "massive_fraction")
     )
-    return (
+    text = (
         f"At first positions and the rest, largest entry: {entries}; share of massive rows: {rows}."
     )
+    alt = (
+        "Largest entry, share of massive rows and kurtosis of coordinates against layer: first "
+        "positions and the rest."
+    )
+    return FigureData("massive-activations", figure, numbers, alt, text)
