@@ -104,7 +104,7 @@ def new_encoder(
 
 
 def trained(kind: Kind, settings: DemoSettings, dropout: float | None = None) -> TrainedModel:
-    """The model after the demo's training, with another dropout than its own where that is given."""
+    """The model after the demo's training, with its own dropout or another one."""
     text, held_out = split_held_out(builtin_corpus())
     tokenizer = train_tokenizer(text, settings.vocab_size)
     token_ids = torch.tensor(tokenizer.encode(text))
