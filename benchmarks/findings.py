@@ -2,9 +2,10 @@
 
     python -m benchmarks.findings [--size full|small] [--processes 2]
 
-Does the runs of `benchmarks.findings_runs` that have not been done, and writes their tables into
-the page, each between its marks, and the figures beside it. The sentences of the page are not
-touched. The small size, which is for tests, writes a copy of the page beside its runs.
+Does the runs of `benchmarks.findings_runs` that have not been done, and writes their tables: into
+the page those that it has marks for, as CSV files in docs/findings/ the others; and the figures
+beside the page. The sentences of the page are not touched. The small size, which is for tests,
+writes a copy of all beside its runs.
 """
 
 import re
@@ -266,7 +267,13 @@ CLAIMS = (
     ),
     Claim(YAMAGIWA, "the same: R² above 0.5", "V_on_M_r2", None, "middle", 0.5),
     Claim(
-        YAMAGIWA, "Q falls with frequency: slope below 0", "Q_freq_slope", None, "middle", 0.0, -1
+        "",
+        "Q falls with frequency: slope below 0 (Yamagiwa & Shimodaira: about 0)",
+        "Q_freq_slope",
+        None,
+        "middle",
+        0.0,
+        -1,
     ),
     Claim(
         YAMAGIWA, "M falls with frequency: slope below 0", "M_freq_slope", None, "middle", 0.0, -1
@@ -880,61 +887,12 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
     return figure
 
 
-def draw_neighbours(values: Frame) -> Figure:
-    """The dimension over depth, by whose neighbours count."""
-    figure, axes = panels(len(KINDS))
-    ways = (
-        ("tokens", "intrinsic_dimension", "all rows", "-"),
-        ("other sequences", "intrinsic_dimension", "neighbours in other sequences", (0, (4, 1))),
-        ("tokens", "intrinsic_dimension_between", "one row a token", (0, (1, 1))),
-        ("tokens", "intrinsic_dimension_within", "rows of one token", (0, (4, 1, 1, 1))),
-    )
-    for ax, kind in zip(axes, KINDS, strict=True):
-        for colour, (variant, metric, label, dashes) in zip(RUNS, ways, strict=False):
-            table = through_blocks(chosen(values, kind, variant), metric).to_numpy(dtype=float)
-            x = range(1, table.shape[1] + 1)
-            ax.plot(x, np.nanmean(table, 0), color=colour, ls=dashes, label=label)
-            ax.fill_between(
-                x, np.nanmin(table, 0), np.nanmax(table, 0), color=colour, alpha=0.2, lw=0
-            )
-        ax.set(title=NAMES[kind], xlabel="blocks passed", ylim=(0, None))
-    axes[0].set_ylabel("intrinsic dimension")
-    axes[1].legend(loc="center", bbox_to_anchor=(0.5, 0.58), fontsize=8, handlelength=1.8)
-    return figure
-
-
-def draw_alarms(values: Frame, losses: Frame, replays: Replays) -> Figure:
-    """One run of each fault that begins in the middle: a number, the training loss, and the
-    alarms.
-    """
-    figure, axes = panels(len(EVENTS))
-    for ax, fault in zip(axes, EVENTS, strict=True):
-        frame = values[values["is_alarm"] & (values["fault"] == fault)]
-        seed = frame["seed"].min()
-        frame = frame[frame["seed"] == seed]
-        own = losses[losses["is_alarm"] & (losses["fault"] == fault) & (losses["seed"] == seed)]
-        curve = over_steps(frame, "V_W_over_V_unbiased")[seed]
-        ax.plot(curve.index, curve, color=RUNS[0])
-        ax.set(title=fault, xlabel="step")
-        beside = ax.twinx()
-        beside.plot(*own[["step", "loss"]].dropna().to_numpy().T, color=RUNS[1], lw=0.6)
-        beside.grid(visible=False)
-        ax.axvline(int(frame["onset"].iloc[0]), color="black", lw=1, ls=":")
-        for alarm in replays[fault, int(seed)].geometry:
-            ax.plot(alarm.step, curve[alarm.step], "v", color="black", ms=5)
-        if ax is axes[0]:
-            ax.set_ylabel(titled("V_W_over_V_unbiased"), color=RUNS[0])
-        if ax in (axes[2], axes[-1]):
-            beside.set_ylabel("training loss, nats", color=RUNS[1])
-    return figure
-
-
 # ── the page
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[str, str]:
-    """All tables by the names that the page has for them."""
+    """All tables by their names."""
     found = {
         "models": models(losses, size),
         "claims": claims(values),
@@ -952,29 +910,35 @@ def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[s
     return found
 
 
-def figures(values: Frame, losses: Frame, replays: Replays) -> dict[str, Figure]:
+def figures(values: Frame, losses: Frame) -> dict[str, Figure]:
     """All figures by their file names."""
     return {
         "findings-depth": draw_depth(values),
         "findings-steps": draw_steps(values, losses),
-        "findings-neighbours": draw_neighbours(values),
-        "findings-alarms": draw_alarms(values, losses, replays),
     }
+
+
+def places(page: str) -> list[str]:
+    """The names of the tables that the page has a place for."""
+    return re.findall(r"<!-- table: (.+?) -->", page)
 
 
 def with_tables(page: str, found: Mapping[str, str]) -> str:
     """The page with other tables between its marks.
 
     Raises:
-        ValueError: a table has no place in the page, or a place no table.
+        ValueError: there is no table for a place in the page.
     """
+    if missing := set(places(page)) - set(found):
+        raise ValueError(f"there must be a table for each place of the page; {missing} are none.")
     marked = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
-    places = [match[2] for match in marked.finditer(page)]
-    if sorted(places) != sorted(found):
-        raise ValueError(
-            f"the page must have a place for each table; they differ in {set(places) ^ set(found)}."
-        )
     return marked.sub(lambda match: f"{match[1]}\n{found[match[2]]}\n\n{match[3]}", page)
+
+
+def as_csv(table: str) -> str:
+    """A table of `markdown`, as text of a CSV file."""
+    head, _, *rows = (line[2:-2].split(" | ") for line in table.splitlines())
+    return pd.DataFrame(rows, columns=pd.Index(head)).to_csv(index=False, lineterminator="\n")
 
 
 def main(
@@ -986,7 +950,7 @@ def main(
     """Do the runs, and write tables and figures.
 
     Args:
-        size: of the runs; the small one writes a copy of the page into the folder.
+        size: of the runs; the small one writes a copy into the folder.
         folder: of the runs; default: runs/findings/SIZE.
         page: the page that has places for the tables.
         processes: runs that are done at a time.
@@ -994,25 +958,27 @@ def main(
     folder = folder or Path("runs/findings") / size
     do_runs(size, folder, processes)
     values, losses = read_runs(folder, size)
-    before = page.read_text(encoding="utf-8")
     replays = all_replays(values, losses, processes)
-    after = with_tables(before, tables(values, losses, replays, SIZES[size]))
     out = page if size == "full" else folder / page.name
+    found = tables(values, losses, replays, SIZES[size])
+    before = page.read_text(encoding="utf-8")
+    texts = {out: with_tables(before, found)}
+    for name in found.keys() - places(before):
+        texts[out.with_suffix("") / f"{name.replace(' ', '-')}.csv"] = as_csv(found[name])
     with style():
-        for name, figure in figures(values, losses, replays).items():
+        for name, figure in figures(values, losses).items():
             file = out.parent / IMAGES / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             drawn = BytesIO()
             figure.savefig(drawn, dpi=130)
             save(Image.open(drawn), file)
-    with replacing(out) as temporary:
-        temporary.write_text(after, encoding="utf-8", newline="\n")
-    changed = sum(one != two for one, two in zip(_tables(before), _tables(after), strict=True))
-    print(f"{out}: {changed} of {len(_tables(after))} tables differ from those that the page had")
-
-
-def _tables(page: str) -> list[str]:
-    return re.findall(r"<!-- table: .+? -->\n(.*?)<!-- end -->", page, re.DOTALL)
+    changed = 0
+    for file, text in texts.items():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        changed += not file.exists() or file.read_text(encoding="utf-8") != text
+        with replacing(file) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+    print(f"{out}: {changed} of {len(texts)} files with tables have changed")
 
 
 if __name__ == "__main__":

@@ -103,8 +103,8 @@ def new_encoder(
     return ModernBertForMaskedLM(config)
 
 
-def trained(kind: Kind, settings: DemoSettings) -> TrainedModel:
-    """The model after the demo's training."""
+def trained(kind: Kind, settings: DemoSettings, dropout: float | None = None) -> TrainedModel:
+    """The model after the demo's training, with its own dropout or another one."""
     text, held_out = split_held_out(builtin_corpus())
     tokenizer = train_tokenizer(text, settings.vocab_size)
     token_ids = torch.tensor(tokenizer.encode(text))
@@ -112,6 +112,9 @@ def trained(kind: Kind, settings: DemoSettings) -> TrainedModel:
     model: Any = (
         new_model(settings, tokenizer) if kind == "decoder" else new_encoder(settings, tokenizer)
     )
+    for each in model.modules():
+        if isinstance(each, torch.nn.Dropout) and dropout is not None:
+            each.p = dropout
     module = LanguageModel if kind == "decoder" else MaskedLanguageModel
     with muted_libraries():
         trainer = Trainer(

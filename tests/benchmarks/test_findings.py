@@ -25,6 +25,9 @@ def test_every_table_and_figure_of_the_page_is_made(tmp_path):
     page = (folder / "findings.md").read_text()
     found = tables_of(page)
     assert found.keys() == tables_of(PAGE.read_text()).keys()
+    files = {file.name: file.read_text() for file in (folder / "findings").iterdir()}
+    assert files.keys() == {file.name for file in PAGE.with_suffix("").iterdir()}
+    assert not [name for name, text in files.items() if re.search(r"\b(nan|inf)\b", text)]
     for name, table in found.items():
         rows = table.strip().splitlines()
         assert len({row.count(" | ") for row in (rows[0], *rows[2:])}) == 1, name
