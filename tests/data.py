@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from embedgeo.functional.rows import find_words
+from embedgeo.capture.units import find_words
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,

@@ -33,6 +33,7 @@ FOREIGN = {
     | {
         "_EffectType",
         "_dynamo",
+        "_functorch",
         "_higher_order_ops",
         "_register_effectful_op",
         "_set_fwd_grad_enabled",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from docs.facts import with_facts
-from embedgeo.functional import drift_values, gride_dimensions, linearity_values, twonn_dimension
+from embedgeo.functional import gride_dimensions, twonn_dimension
 from embedgeo.glossary import OWN
 from embedgeo.metrics import (
     AfterProcessing,
@@ -22,6 +22,7 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.studies.ablation import replacements
+from embedgeo.studies.representations import drift_values, linearity_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GRIDE, KEYS, TEXT, TWONN, keys_under
 

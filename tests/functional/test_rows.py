@@ -7,12 +7,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from embedgeo.functional.rows import (
-    pool_tokens,
-    select_rows,
-    sequence_numbers,
-    sequence_positions,
-)
+from embedgeo.capture.units import pool_tokens
+from embedgeo.functional.rows import select_rows, sequence_numbers, sequence_positions
 from tests.data import gaussian, pool_words
 from tests.strategies import seeds
 

@@ -132,7 +132,7 @@ def test_a_failure_within_the_context_leaves_the_states_of_this_rank(tmp_path):
 
 OTHERS = {
     AfterProcessing: {"top": 1, "sample_size": 100, "seed": 1},
-    Anisotropy: {"spectrum": True, "batch_size": 7, "alpha_window": (2, 9)},
+    Anisotropy: {"spectrum": True, "batch_size": 7},
     IntrinsicDimension: {
         "batch_size": 20,
         "num_batches": 2,

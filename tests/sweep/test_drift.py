@@ -9,12 +9,12 @@ import torch
 
 from embedgeo import load_results
 from embedgeo.cli import main
-from embedgeo.functional import debiased_cka, drift_values, linearity_values
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder, cka_file, drift_file, read_cka
 from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
+from embedgeo.studies.representations import debiased_cka, drift_values, linearity_values
 from tests.data import gaussian, generator
 
 N, DIM = 60, 4

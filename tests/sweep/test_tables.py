@@ -9,9 +9,11 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
-from embedgeo.functional import debiased_cka, twonn_dimension, types_by_frequency
+from embedgeo.functional import twonn_dimension
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
+from embedgeo.studies.representations import debiased_cka
+from embedgeo.text.frequency import types_by_frequency
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
 
 STEPS = {"step0": 0, "step1": 1, "step2": 2, "step8": 8, "step9": 8}

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from embedgeo import Drift, GeometryMonitor, StepMonitor
-from embedgeo.functional.representations import drift_values, linearity_values
+from embedgeo.studies.representations import drift_values, linearity_values
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, t5, token_batch
 from tests.training.hf_runs import hf_trainer

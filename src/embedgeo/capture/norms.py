@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.layers import Layer
 from embedgeo.capture.structure import contains_any, final_norm, find_stacks, unwrapped
+from embedgeo.capture.units import RowUnit
 from embedgeo.functional.precision import sent
-from embedgeo.functional.rows import RowUnit
 
 _ROWS = 16  # that are looked at
 # deviation of the rows below which they are a norm's output; half the ε of their dtype if that is

@@ -37,17 +37,6 @@ from embedgeo.functional.processing import (
     top_removal as top_removal,
     type_plane as type_plane,
     z_scoring as z_scoring,
-    zca_whitening as zca_whitening,
-)
-from embedgeo.functional.representations import (
-    biased_cka as biased_cka,
-    cka_matrix as cka_matrix,
-    debiased_cka as debiased_cka,
-    drift_values as drift_values,
-    linearity as linearity,
-    linearity_values as linearity_values,
-    neighbor_overlap as neighbor_overlap,
-    procrustes_distance as procrustes_distance,
 )
 from embedgeo.functional.sampling import Sample as Sample
 from embedgeo.functional.spectrum import (
@@ -71,7 +60,6 @@ from embedgeo.functional.tokens import (
     token_table as token_table,
     type_regressions as type_regressions,
     type_values as type_values,
-    types_by_frequency as types_by_frequency,
     unbiased_split as unbiased_split,
     variance_split as variance_split,
     within_variance as within_variance,

@@ -134,13 +134,6 @@ def pca_whitening(fitted: PrincipalAxes) -> Affine:
     return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted))
 
 
-def zca_whitening(fitted: PrincipalAxes) -> Affine:
-    """The whitening that changes the rows least: `pca_whitening`, rotated back to the original
-    coordinates.
-    """
-    return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted) @ fitted.axes.T)
-
-
 def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
     """The map that centres the rows and removes their projection on the ``top`` principal axes; all
     NaN for n = 0.

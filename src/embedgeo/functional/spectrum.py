@@ -131,17 +131,13 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     return Scatter(rounding.new_full((), n), center + rounding, scatter)
 
 
-def spectrum_values(
-    scatter: Scatter, *, full: bool = False, alpha_window: tuple[int, int] = ALPHA_WINDOW
-) -> dict[str, Tensor]:
+def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor]:
     """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
         scatter: mean and scatter of the rows. Without ``full`` those of several sets of rows may be
             stacked along leading axes.
         full: also compute what needs every eigenvalue (d³ operations).
-        alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
-            counted from 1.
 
     Returns:
         ``anisotropy`` λ₁/Σλ; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the
@@ -166,7 +162,7 @@ def spectrum_values(
     return {
         **leading,
         "rankme": entropy_rank(uncentred.sqrt()),
-        **full_spectrum_values(eigenvalues, alpha_window),
+        **full_spectrum_values(eigenvalues),
     }
 
 
@@ -225,9 +221,7 @@ def _first_vector(dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return (vector / torch.linalg.vector_norm(vector)).to(device)
 
 
-def full_spectrum_values(
-    eigenvalues: Tensor, alpha_window: tuple[int, int] = ALPHA_WINDOW
-) -> dict[str, Tensor]:
+def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
     """Values that `spectrum_values` adds with ``full``, apart from RankMe, from the eigenvalues of
     the scatter.
     """
@@ -235,7 +229,7 @@ def full_spectrum_values(
     small, unit = scaled(eigenvalues)
     participation = ratio(total / unit, torch.linalg.vector_norm(small)).square()
     rest = eigenvalues[5:]
-    alpha, r2 = power_law(eigenvalues, alpha_window)
+    alpha, r2 = power_law(eigenvalues)
     return {
         "effective_rank": entropy_rank(eigenvalues.sqrt()),
         "effective_rank_eigenvalues": entropy_rank(eigenvalues),

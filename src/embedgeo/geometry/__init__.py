@@ -4,7 +4,6 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,21 +27,7 @@ from embedgeo.capture.structure import (
     output_embedding,
     weights_device,
 )
-from embedgeo.extras import require_extra
-from embedgeo.formatting import listed, reason, suggesting
-from embedgeo.functional.distributed import (
-    Group,
-    OwnGroup,
-    all_reduce_max,
-    current_rank,
-    has_other_ranks,
-    is_distributed,
-    meet,
-    num_ranks,
-    together,
-)
-from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import (
+from embedgeo.capture.units import (
     RowUnit,
     Words,
     find_words,
@@ -50,8 +35,21 @@ from embedgeo.functional.rows import (
     pool_tokens,
     require_row_unit,
     require_word_ids,
-    row_ids,
 )
+from embedgeo.extras import require_extra
+from embedgeo.formatting import listed, suggesting
+from embedgeo.functional.distributed import (
+    Group,
+    OwnGroup,
+    all_reduce_max,
+    current_rank,
+    is_distributed,
+    meet,
+    num_ranks,
+    together,
+)
+from embedgeo.functional.precision import state_device
+from embedgeo.functional.rows import row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
 from embedgeo.layer_names import LEDGER
@@ -59,6 +57,7 @@ from embedgeo.metrics import defaults
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.metrics.ledger import ledger_of
+from embedgeo.results import saving
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
 
@@ -226,21 +225,6 @@ class Geometry:
             f"({layers}), {rows}>"
         )
 
-    def _repr_html_(self) -> str:
-        title = f"Geometry of {len(self.layers)} layers"
-        if has_other_ranks():
-            return (
-                f"<p>{title}, on several ranks: <code>to_frame()</code>, called on every rank, has "
-                "the numbers.</p>"
-            )
-        try:
-            records = self.records()
-        except Exception as error:  # a notebook would print the whole traceback
-            return f"<p>Geometry: it cannot be computed ({escape(reason(error))}).</p>"
-        if not records:
-            return f"<p>{title}: nothing was measured yet.</p>"
-        return export.html_table(title, records, self.why_silent())
-
     def token_tables(self, kind: str = "tokens") -> "pd.DataFrame":
         """`embedgeo.TokenMoments.table` of every layer; empty if no metric has one. Every rank must
         call this.
@@ -306,7 +290,7 @@ class Geometry:
         """
         packages = ["pandas", "pyarrow", *(["safetensors"] if save_samples else [])]
         require_extra("report", "Geometry.save", *packages)
-        name = export.checkpoint_name(model, step)
+        name = saving.checkpoint_name(model, step)
         records = self.records()
         if not records:
             raise ValueError(
@@ -334,8 +318,8 @@ class Geometry:
         failure: Exception | None = None
         if current_rank() == 0:
             try:
-                out = export.open_folder(Path(folder), settings)
-                export.write_checkpoint(out, name, model, step, records, tables, facts, samples)
+                out = saving.open_folder(Path(folder), settings)
+                saving.write_checkpoint(out, name, model, step, records, tables, facts, samples)
             except Exception as error:
                 failure = error
         failed = torch.tensor(int(failure is not None), device=self.device)
@@ -408,12 +392,6 @@ class Geometry:
         self._metrics.clear()
         self.norms.reset()
         self.probe.layers_without_gradients.clear()
-
-    def add_metric(self, make: Callable[[int], GeometryMetric]) -> None:
-        """Measure by one more metric, made for the width of a layer; before any rows are seen."""
-        others = self.make_metrics
-        self._empty.clear()
-        self.make_metrics = lambda dim: [*others(dim), make(dim)]
 
     def use_metrics(self, make: MetricFactory) -> None:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""

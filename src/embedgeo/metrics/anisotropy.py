@@ -12,7 +12,6 @@ from embedgeo.formatting import size
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
-    ALPHA_WINDOW,
     SMALL_DIM,
     AnisotropyBatches,
     Scatter,
@@ -69,7 +68,7 @@ _SPECTRUM = {
     ),
     "alpha_req": Term(
         "α-ReQ",
-        "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99 (alpha_window)",
+        "exponent α of λᵢ ∝ i^−α, fitted over i = 11 … 99",
         "How fast the spectrum decays: near 0 the directions matter alike, from 1 on a few of them "
         "hold most.",
     ),
@@ -151,16 +150,14 @@ class Anisotropy(GeometryMetric):
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
             averaged. Batches do not span ranks, and rows that do not fill one are left out.
-        alpha_window: the first and the last of the eigenvalues that ``alpha_req`` is fitted to,
-            counted from 1.
         sample_size: m, the number of rows that are drawn without replacement from all updates and
             ranks: 4 d m bytes in place of 8 d². None: the scatter of all rows is held.
         seed: of the sample. Metrics that are to be merged by ``merge_state`` need different ones.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: ``batch_size`` or ``sample_size`` is less than 2, ``alpha_window`` holds less
-            than three, or a sample is to tell what it cannot.
+        ValueError: ``batch_size`` or ``sample_size`` is less than 2, or a sample is to tell what
+            it cannot.
 
     >>> import torch
     >>> metric = Anisotropy(2)
@@ -170,7 +167,6 @@ class Anisotropy(GeometryMetric):
     """
 
     terms = _TERMS
-    plotted = ("anisotropy", "anisotropy_batch_mean", "anisotropy_standardized", "anisotropy_null")
     has_samples = True
 
     mean: Tensor
@@ -180,20 +176,11 @@ class Anisotropy(GeometryMetric):
         dim: int,
         spectrum: bool = False,
         batch_size: int | None = None,
-        alpha_window: tuple[int, int] = ALPHA_WINDOW,
         sample_size: int | None = None,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        match alpha_window:
-            case (int(first), int(last)) if 1 <= first <= last - 2:
-                alpha_window = first, last
-            case _:
-                raise ValueError(
-                    "alpha_window must be the first and the last of three eigenvalues or more, "
-                    f"counted from 1, such as (11, 99); got {alpha_window!r}."
-                )
-        others: list[object] = [] if alpha_window == ALPHA_WINDOW else [alpha_window]
+        others: list[object] = []
         if sample_size is not None:
             others += [sample_size, seed]
         super().__init__(dim, spectrum, batch_size, *others, **kwargs)
@@ -212,7 +199,6 @@ class Anisotropy(GeometryMetric):
             )
         self.spectrum = spectrum
         self.batch_size = batch_size
-        self.alpha_window = alpha_window
         self.sample_size = sample_size
         self.seed = seed
         self.has_copies = sample_size is None
@@ -232,9 +218,7 @@ class Anisotropy(GeometryMetric):
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
     def of_width(self, dim: int) -> Self:
-        return type(self)(
-            dim, self.spectrum, self.batch_size, self.alpha_window, self.sample_size, self.seed
-        )
+        return type(self)(dim, self.spectrum, self.batch_size, self.sample_size, self.seed)
 
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
@@ -308,9 +292,7 @@ class Anisotropy(GeometryMetric):
                 continue
             scatter = metric.load(Scatter).expanded()
             if metric.spectrum or metric.dim > SMALL_DIM:
-                values[place] = spectrum_values(
-                    scatter, full=metric.spectrum, alpha_window=metric.alpha_window
-                )
+                values[place] = spectrum_values(scatter, full=metric.spectrum)
             else:
                 narrow.setdefault((metric.dim, scatter.mean.device), []).append((place, scatter))
             if metric.batch_size is not None:

@@ -17,7 +17,6 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
-from embedgeo.extras import require_extra
 from embedgeo.functional.distributed import (
     Found,
     Group,
@@ -35,8 +34,6 @@ from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from embedgeo.metrics.gaussian import Array, GaussianRows
 
 Values = Mapping[str, Tensor]  # by key, as `compute` or `forward` of a metric returns them
@@ -133,9 +130,6 @@ class GeometryMetric(Metric):
     """Name, unit, meaning and place of each key that ``compute`` may return; defining the class
     makes them known.
     """
-
-    plotted: Sequence[str] = ()
-    """Keys that `plot` draws into given axes: the main ones, of like size. Default: all."""
 
     keys_of_types: ClassVar[tuple[str, ...]] = ()
     """Headline keys that are absent where rows have no token ids."""
@@ -447,45 +441,6 @@ class GeometryMetric(Metric):
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
             yield without
 
-    def plot(
-        self, val: Values | Sequence[Values] | None = None, ax: "Axes | None" = None
-    ) -> tuple[Any, Any]:
-        """Draw the values: each key in a row of its own, with its number; of several results, a
-        panel for each key.
-
-        ``metric[key].plot()`` draws one key.
-
-        Args:
-            val: what ``compute`` or ``forward`` has returned, or a list of these, one after the
-                other; default: ``compute()`` now.
-            ax: axes to draw into, of which only the keys in ``plotted`` are drawn; default: those
-                of a new figure.
-
-        Returns:
-            The figure, and its axes or array of axes.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-            ValueError: there are no values.
-        """
-        require_extra("report", "plot", "matplotlib", "pandas")
-        from embedgeo.drawing import draw_over_steps, draw_values
-
-        values = self.compute() if val is None else val
-        results = [values] if isinstance(values, Mapping) else list(values)
-        keys = list(dict.fromkeys(key for result in results for key in result))
-        if not keys:
-            raise ValueError(
-                "val must be what compute() or forward() has returned, or a list of these; got "
-                "none."
-            )
-        if ax is not None:
-            keys = [key for key in keys if key in self.plotted] or keys
-        drawn = {key: [float(result.get(key, torch.nan)) for result in results] for key in keys}
-        if isinstance(values, Mapping):
-            return draw_values({key: value for key, (value,) in drawn.items()}, ax)
-        return draw_over_steps(drawn, ax)
-
     def __getitem__(self, key: str) -> "KeyMetric":  # type: ignore[override]
         return KeyMetric(self, key)
 
@@ -505,8 +460,6 @@ class GeometryMetric(Metric):
                 raise ValueError(
                     f"can only merge a {type(self).__name__} with dim={self.dim}; got a {got}."
                 )
-        if Sample in self._declared:  # of earlier versions, which had no such state
-            states = {"batches": self._declared[Sample][1].batches, **states}
         if states.keys() != self.metric_state.keys():
             different = sorted(states.keys() ^ self.metric_state.keys())
             raise ValueError(
@@ -681,19 +634,3 @@ class KeyMetric(CompositionalMetric):
 
     def __repr__(self) -> str:
         return f"{self.metric_a!r}[{self.key!r}]"
-
-    def plot(
-        self,
-        val: Tensor | Values | Sequence[Tensor | Values] | None = None,
-        ax: "Axes | None" = None,
-    ) -> tuple[Any, Any]:
-        """Draw the value, or several of this or of the whole metric one after the other: see
-        `GeometryMetric.plot`.
-        """
-        require_extra("report", "plot", "matplotlib", "pandas")
-        from embedgeo.drawing import draw_over_steps
-
-        results = self.compute() if val is None else val
-        several = results if isinstance(results, Sequence) else [results]
-        values = [float(each[self.key] if isinstance(each, Mapping) else each) for each in several]
-        return draw_over_steps({self.key: values}, ax)

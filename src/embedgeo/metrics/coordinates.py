@@ -112,7 +112,6 @@ class OutlierCoordinates(GeometryMetric):
     """
 
     terms = in_group("more", 720, **_TERMS)
-    plotted = ("massive_fraction", "massive_fraction_first", "massive_fraction_rest")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, Self, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +15,8 @@ from embedgeo.functional.dimension import (
     LabelledEstimates,
     RowLabels,
     estimated_dimension,
+    gride_dimensions,
     labelled_dimensions,
-    most_likely_dimension,
     twonn_dimension,
 )
 from embedgeo.functional.distributed import current_rank
@@ -44,8 +43,6 @@ def _at_scales(infix: str = "") -> dict[str, int]:
     """The scales by the keys of their dimensions, of one of the kinds."""
     return {f"intrinsic_dimension{infix}_at_{scale}": scale for scale in SCALES}
 
-
-_NUM_CENTRES = 1024  # rows whose neighbours are drawn: as many as give a dimension to about 3 %
 
 _TERMS = {
     "intrinsic_dimension_between": Term(
@@ -259,7 +256,6 @@ class IntrinsicDimension(GeometryMetric):
     has_copies = False
     keys_of_types = ("intrinsic_dimension_between",)
     has_samples = True
-    plotted: Sequence[str] = ("intrinsic_dimension",)
 
     def __init__(
         self,
@@ -336,8 +332,6 @@ class IntrinsicDimension(GeometryMetric):
             )
         self.method = method
         self.neighbors = neighbors
-        if estimator == "gride":
-            self.plotted = [f"intrinsic_dimension_at_{scale}" for scale in scales]
         self.declare(Sample.empty(dim, batch_size * num_batches, seed=seed, num_labels=3))
 
     def update_states(self, rows: Rows) -> None:
@@ -568,22 +562,7 @@ def _gaussian_between(power: int, dim: int) -> dict[str, float]:
 
 @cache
 def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
-    """GRIDE of 2**power Gaussian rows at each scale, as some of them see it.
-
-    Given a row, the squared distances of the others to it are independent, of a noncentral χ² law.
-    """
-    random = np.random.default_rng(0)
-    others = 2**power - 1
-    ranks = [scale for scale in SCALES if 2 * scale <= others]
-    places = [rank - 1 for rank in sorted({each for scale in ranks for each in (scale, 2 * scale)})]
-    nearest = []
-    for norm in np.sqrt(random.chisquare(dim, _NUM_CENTRES)).astype(np.float32):
-        beside = 2 * random.standard_gamma((dim - 1) / 2, others, dtype=np.float32)
-        squared = (random.standard_normal(others, dtype=np.float32) - norm) ** 2 + beside
-        nearest.append(np.partition(squared, places)[: places[-1] + 1])
-    log_distance = torch.from_numpy(np.log(nearest, dtype=np.float64)) / 2
-    of_ratios = {
-        scale: log_distance[:, 2 * scale - 1] - log_distance[:, scale - 1] for scale in ranks
-    }
-    found = {scale: most_likely_dimension(log_mu, scale)[0] for scale, log_mu in of_ratios.items()}
-    return {key: float(f"{found.get(scale, math.nan):.4g}") for key, scale in _at_scales().items()}
+    """GRIDE of 2**power Gaussian rows at each scale."""
+    rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
+    found = gride_dimensions(rows).dimensions.tolist()
+    return {key: float(f"{value:.4g}") for key, value in zip(_at_scales(), found, strict=True)}

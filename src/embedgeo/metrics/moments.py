@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
@@ -167,7 +166,6 @@ class EmbeddingMoments(GeometryMetric):
 
     terms = _TERMS
     keys_of_types = ("V_W_over_V_unbiased",)
-    plotted = ("V_W_over_V_unbiased", "M_over_Q", "mean_cosine", "norm_cv", "top_dim_share")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
@@ -179,18 +177,6 @@ class EmbeddingMoments(GeometryMetric):
         table = type_table(rows)
         if table is not None:
             self.extend(within_moments(to_state(table), rows.num_sequences))
-
-    def coordinates(self) -> dict[str, Tensor]:
-        """Moments and shares of each coordinate, shape (d,), float64, in their order; NaN where
-        undefined.
-
-        ``mean`` and ``variance`` (population); ``share_of_M``, ``share_of_V`` and
-        ``share_of_cosine``, the coordinate's part of the mean cosine of all pairs of rows (Timkey &
-        van Schijndel 2021): see `embedgeo.functional.coordinate_shares`. They are of the rows that
-        this process has seen or, within ``sync_context()``, those of all ranks.
-        """
-        moments = self.load(Moments)
-        return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

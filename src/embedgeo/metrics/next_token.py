@@ -124,7 +124,6 @@ class NextTokenGeometry(GeometryMetric):
 
     terms = _TERMS
     needs_unembedding = True
-    plotted = ("nc1", "cdnv", "unembedding_alignment")
 
     _unembedding: Tensor | None = None
     _compared: Tensor | None = None  # ids of the frequent types; None: those that the rows show

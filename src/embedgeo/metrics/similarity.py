@@ -129,7 +129,6 @@ class TokenSimilarity(GeometryMetric):
     """
 
     terms = in_group("more", 730, **_SIMILARITIES, **_ADJUSTED, cosine_std=_SPREAD)
-    plotted = ("self_similarity", "different_token_similarity", "within_sequence_similarity")
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)

@@ -1,13 +1,11 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.coordinates import coordinate_shares
 from embedgeo.functional.moments import (
     Moments,
     moment_values,
@@ -15,7 +13,6 @@ from embedgeo.functional.moments import (
     row_moments,
     variance_values,
 )
-from embedgeo.functional.next_tokens import labelled_by_next
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -37,9 +34,7 @@ from embedgeo.metrics.base import GeometryMetric, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
-Labels = Literal["own", "next"]
 _FEW_NUMBERS = 2**18  # of the means of a table up to which a copy of it is next to nothing
-_DRAWS = 16  # of the token types of Gaussian rows
 
 _OVER_TYPES = in_group(
     "token types",
@@ -191,11 +186,6 @@ class TokenMoments(GeometryMetric):
     table of token types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and
     ``top_dim_share`` do not follow from it and are absent.
 
-    With ``labels="next"`` rows are of the type of the token at the next position of the same
-    sequence, masked or not: V_W and V_B are then the variance within and between what follows (see
-    `embedgeo.NextTokenGeometry`). The last row of a sequence that counts has no next token and is
-    left out of all values.
-
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and
     18.
 
@@ -204,11 +194,10 @@ class TokenMoments(GeometryMetric):
         count_range: (lo, hi) restricts all values but those over token types to types that occur lo
             ≤ n ≤ hi times.
         regression_count_range: the range of the values over token types.
-        labels: the type of a row: its ``"own"`` token, or the ``"next"`` one.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
-        ValueError: a range does not have 1 ≤ lo ≤ hi, or ``labels`` is neither.
+        ValueError: a range does not have 1 ≤ lo ≤ hi.
 
     >>> metric = TokenMoments(1)
     >>> metric.update(
@@ -223,19 +212,17 @@ class TokenMoments(GeometryMetric):
 
     terms = _TERMS
     keys_of_types = EmbeddingMoments.keys_of_types
-    plotted = EmbeddingMoments.plotted
 
     def __init__(
         self,
         dim: int,
         count_range: tuple[int, int] | None = None,
         regression_count_range: tuple[int, int] = REGRESSION_COUNT_RANGE,
-        labels: Labels = "own",
         **kwargs: Any,
     ) -> None:
-        super().__init__(dim, count_range, regression_count_range, labels, **kwargs)
-        if labels not in get_args(Labels):
-            raise ValueError(f'labels must be "own" or "next"; got {labels!r}.')
+        # "own" was an argument of earlier versions, whose digest is kept
+        super().__init__(dim, count_range, regression_count_range, "own", **kwargs)
+        self._arguments = count_range, regression_count_range
         for name, bounds in (
             ("count_range", count_range),
             ("regression_count_range", regression_count_range),
@@ -246,18 +233,14 @@ class TokenMoments(GeometryMetric):
                 )
         self.count_range = count_range
         self.regression_count_range = regression_count_range
-        self.labels = labels
         if self.count_range is None:
             self.declare(Moments.empty(dim))
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
     def update_states(self, rows: Rows) -> None:
-        labelled = rows if self.labels == "own" else labelled_by_next(rows)
-        if labelled is None or (self.count_range is not None and rows.ids.token_ids is None):
-            needed = 'labels="next"' if self.labels == "next" else "count_range"
-            raise ValueError(f"{needed} needs token_ids in every update; got none.")
-        rows = labelled
+        if self.count_range is not None and rows.ids.token_ids is None:
+            raise ValueError("count_range needs token_ids in every update; got none.")
         x, ids = rows.embeddings, rows.ids.token_ids
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
@@ -327,21 +310,6 @@ class TokenMoments(GeometryMetric):
             "pc2": points[:, 1],
         }
 
-    def coordinates(self) -> dict[str, Tensor]:
-        """Each coordinate's statistics: see `EmbeddingMoments.coordinates`.
-
-        Raises:
-            ValueError: the metric has a ``count_range``, with which it holds no moments of the
-                rows.
-        """
-        if self.count_range is not None:
-            raise ValueError(
-                f"coordinates need all rows; got count_range={self.count_range}. Leave "
-                f"count_range= out."
-            )
-        moments = self.load(Moments)
-        return coordinate_shares(moments.n, moments.mean, moments.m2, moments.direction_sum)
-
     def token_tables(self) -> Tables:
         return {
             "tokens": self.table,
@@ -354,7 +322,7 @@ class TokenMoments(GeometryMetric):
     def baseline(rows: GaussianRows) -> dict[str, Array]:
         n = rows.n
         types = rows.value("token_types")
-        values = {
+        return {
             "V_W": rows.Q * (n - types) / n,
             "V_B": rows.Q * (types - 1) / n,
             "V_W_over_V": (n - types) / (n - 1),
@@ -363,9 +331,6 @@ class TokenMoments(GeometryMetric):
             "V_B_over_Q": (types - 1) / n,
             "V_W_local": rows.Q,
         }
-        if rows.counts is None or not len(rows.counts) or rows.keys.isdisjoint(_OVER_TYPES):
-            return values
-        return values | _gaussian_regressions(rows.counts, rows.Q, rows.dim)
 
     def compute(self) -> dict[str, Tensor]:
         return self._values(self.load(TokenTable), self._moments(), self.num_nonfinite)
@@ -463,12 +428,12 @@ class TokenMoments(GeometryMetric):
     def _is_like(self, other: Self) -> bool:
         """Tell whether the other metric's values follow in the same operations as this one's."""
         arguments, others = (
-            (each.settings.tolist(), each.dim, each.device, each.count_range, each._whole)
-            for each in (self, other)
+            (each.settings.tolist(), each.dim, each.device, each._whole) for each in (self, other)
         )
         table, count = self.load(TokenTable), self.load(SequenceCount)
         return (
-            arguments == others == (*arguments[:-2], None, None)
+            self.count_range is None
+            and arguments == others == (*arguments[:-1], None)
             and table.mean.numel() <= _FEW_NUMBERS
             and len(table.typed().n) == len(table.n)
             and table.has_counts_of(other.load(TokenTable))
@@ -500,44 +465,3 @@ def _is_in_range(types: TokenTable, count_range: tuple[int, int]) -> Tensor:
 
 def _in_range(types: TokenTable, count_range: tuple[int, int] | None) -> TokenTable:
     return types if count_range is None else types.select(_is_in_range(types, count_range))
-
-
-def _gaussian_regressions(counts: Array, Q: Array, dim: Array) -> dict[str, Array]:
-    """Means of the values over token types: drawn a few times for each width at Q = 1, then
-    scaled.
-    """
-    import pandas as pd
-
-    scale = np.log(np.where(Q > 0, Q, np.nan))
-    least, most = REGRESSION_COUNT_RANGE
-    is_regressed = (counts >= least) & (counts <= most)
-    expected: dict[str, Array] = {}
-    for width in pd.unique(dim[~np.isnan(dim)]):
-        rows = dim == width
-        low, high = pd.Series(scale[rows]).agg(["min", "max"])
-        grid = np.linspace(low, high, 64 if low < high else 2)
-        draws = [
-            {
-                key: torch.from_numpy(x[is_regressed])
-                for key, x in _gaussian_types(counts, int(width), seed).items()
-            }
-            for seed in range(_DRAWS)
-        ]
-        n, sizes = torch.from_numpy(counts[is_regressed]), torch.from_numpy(np.exp(grid))[:, None]
-        drawn = [
-            type_regressions({"n": n, **{key: x * sizes for key, x in types.items()}})
-            for types in draws
-        ]
-        for key in drawn[0]:
-            values = torch.stack([each[key].expand(len(grid)) for each in drawn]).nanmean(0)
-            column = expected.setdefault(key, np.full(len(Q), np.nan))
-            column[rows] = np.interp(scale[rows], grid, values)
-    return expected
-
-
-def _gaussian_types(counts: Array, dim: int, seed: int) -> dict[str, Array]:
-    """Q, M and V of the token types of Gaussian rows at Q = 1."""
-    random = np.random.default_rng(seed)
-    M = random.chisquare(dim, len(counts)) / counts / dim
-    V = 2 * random.standard_gamma(dim * (counts - 1) / 2) / counts / dim
-    return {"Q": M + V, "M": M, "V": V}

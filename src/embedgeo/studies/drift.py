@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
-from embedgeo.functional import cka_matrix, drift_values, linearity_values
 from embedgeo.layer_names import is_along, layers_below, side
 from embedgeo.results.files import remove_leftovers
 from embedgeo.results.folder import CKA, SweepFolder, cka_file, drift_file
 from embedgeo.results.parquet import RECORD_COLUMNS, SCHEMA, read_metadata, to_frame, write_parquet
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample, read_sample, sample_file
+from embedgeo.studies.representations import cka_matrix, drift_values, linearity_values
 
 _MOST_STEPS = 24  # that are compared each with each
 _MOST_LAYERS = 40

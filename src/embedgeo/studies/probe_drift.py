@@ -11,7 +11,6 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import is_distributed, reduce_states
 from embedgeo.functional.precision import on_one_device
-from embedgeo.functional.representations import NEIGHBORS, drift_values, linearity_values
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.geometry.computing import MeasuredLayer
@@ -20,6 +19,7 @@ from embedgeo.layer_names import layers_below
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.records import Record
+from embedgeo.studies.representations import NEIGHBORS, drift_values, linearity_values
 
 
 class KeptRows(NamedTuple):
@@ -110,14 +110,14 @@ class Drift:
     """Compares the rows of each measurement with those of the one before, of the first one, and of
     the layer below.
 
-    Values are those of `embedgeo.functional.drift_values` of some rows of a layer, drawn once and
-    for all: ``cka_to_previous``, ``procrustes_to_previous``, ``neighbor_overlap_to_previous``, the
-    same with ``_to_first``, and with ``_to_below``, beside the ``linearity`` and
-    ``linearity_without_residual`` of `embedgeo.functional.linearity_values`, which are NaN unless
-    there are more rows than the layer is wide. The layer below is the one measured before it in
-    forward order; those of an encoder and a decoder, means of layers, and layers of other rows have
-    none of each other. What a layer is not compared with is absent, so at the first measurement the
-    first six are.
+    Values are those of `embedgeo.studies.representations.drift_values` of some rows of a layer,
+    drawn once and for all: ``cka_to_previous``, ``procrustes_to_previous``,
+    ``neighbor_overlap_to_previous``, the same with ``_to_first``, and with ``_to_below``, beside
+    the ``linearity`` and ``linearity_without_residual`` of
+    `embedgeo.studies.representations.linearity_values`, which are NaN unless there are more rows
+    than the layer is wide. The layer below is the one measured before it in forward order; those of
+    an encoder and a decoder, means of layers, and layers of other rows have none of each other.
+    What a layer is not compared with is absent, so at the first measurement the first six are.
 
     Rows are told by their numbers and token ids. Where these change, one warning says so, and the
     next measurement is compared with this one.

@@ -20,10 +20,10 @@ from embedgeo.formatting import number, with_minus
 from embedgeo.functional import (
     REGRESSION_COUNT_RANGE,
     least_squares,
-    types_by_frequency,
 )
 from embedgeo.report.page import Section, TableData, of_each
 from embedgeo.report.runs import Run
+from embedgeo.text.frequency import types_by_frequency
 
 WORDS_TEXT = (
     "Rows are words here, a token type is a word, and |T_w| is how many tokens it is made of. A "
@@ -134,7 +134,9 @@ def mean_against_variance(
     with these texts, of which there is one at least, have a ring and their name (figure 8 and
     table 2).
     """
-    run, step, table = known.run, known.step, known.table
+    run = known.run
+    step = known.step
+    table = known.table
     layers = layers or known.layers_to_draw()
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
@@ -209,7 +211,9 @@ def raw_against_frequency(known: Types) -> FigureData:
     Colours are those of `mean_against_variance`; types outside of the range of the regression are
     pale.
     """
-    run, step, table = known.run, known.step, known.table
+    run = known.run
+    step = known.step
+    table = known.table
     layer = two_layers(run, table)[0]
     types = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
     values = types.assign(n=np.log10(types["n"]))
@@ -262,7 +266,9 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
 
 def histograms(known: Types) -> FigureData:
     """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer."""
-    run, step, table = known.run, known.step, known.table
+    run = known.run
+    step = known.step
+    table = known.table
     present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
     subtitle = "share of the token types in each bin; at most nine of the layers"
@@ -376,7 +382,9 @@ def words(known: Types, layer: str) -> FigureData:
     """Q, M and V of the words against log frequency, and V against M, coloured by their number of
     tokens.
     """
-    run, step, table = known.run, known.step, known.table
+    run = known.run
+    step = known.step
+    table = known.table
     least = 2  # a single occurrence has no variance
     types = table[(table["layer"] == layer) & (table["n"] >= least) & table["num_tokens"].notna()]
     types = types.set_index("token_id")[["n", "Q", "M", "V", "num_tokens"]]
@@ -413,7 +421,9 @@ def extremes(known: Types, layer: str) -> TableData:
     """Token types that vary most and least, and lie nearest the mean, at a layer of the last
     checkpoint.
     """
-    run, step, table = known.run, known.step, known.table
+    run = known.run
+    step = known.step
+    table = known.table
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
     by_variance = types.sort_values(["V", "n"], ascending=[False, False], kind="stable")
     lists = {"varies most": (by_variance.head(_LISTED), "V", "V")}
@@ -453,7 +463,9 @@ def examples(known: Types, names: Sequence[str]) -> TableData | None:
     """Q, M and V of token types at the last checkpoint (table 2): see `chosen_types`; None where
     there are none.
     """
-    run, step, table = known.run, known.step, known.table
+    run = known.run
+    step = known.step
+    table = known.table
     layers = two_layers(run, table)
     types = table[table["token_id"].isin(chosen_types(known, names)) & table["layer"].isin(layers)]
     if types.empty:

@@ -196,18 +196,18 @@ class Worker:
         model = loaded.model  # with a device map, accelerate's hooks move what enters each part
         if settings.device_map is None:
             model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(model))
+        make = metrics_function(settings)
+        types = text.occurrence_types
         with torch.inference_mode():
             geometry = Geometry(
                 model,
                 settings.layer_patterns,
-                metrics_function(settings),
+                (lambda dim: [*make(dim), TokenOccurrences(dim, types)]) if types else make,
                 settings.skip_first_positions,
                 settings.ignore_token_ids,
                 rows=settings.rows,
                 jackknife=settings.jackknife,
             )
-        if text.occurrence_types:
-            geometry.add_metric(lambda dim: TokenOccurrences(dim, text.occurrence_types))
         try:
             with torch.inference_mode(), self.fabric.autocast():
                 with all_agree(self.fabric):

@@ -22,9 +22,9 @@ from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
 from embedgeo.checkpoints.sources import is_local
 from embedgeo.formatting import listed, reason
-from embedgeo.functional import types_by_frequency
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SweepSettings
+from embedgeo.text.frequency import types_by_frequency
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import (
     SpelledWords,

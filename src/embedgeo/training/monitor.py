@@ -24,6 +24,7 @@ from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restor
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import LayerSpec
 from embedgeo.capture.structure import is_compiled
+from embedgeo.capture.units import RowUnit, require_word_ids
 from embedgeo.formatting import listed, reason, shell_command, suggesting
 from embedgeo.functional.distributed import (
     Group,
@@ -39,7 +40,6 @@ from embedgeo.functional.distributed import (
     own_group,
     together,
 )
-from embedgeo.functional.rows import RowUnit, require_word_ids
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import ComparesRows
 from embedgeo.metrics import streaming_metrics

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from embedgeo.capture.structure import measured_model, model_width
+from embedgeo.capture.units import RowUnit
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, size
-from embedgeo.functional.rows import RowUnit
 from embedgeo.geometry import Geometry
 from embedgeo.glossary import headlines, term
 from embedgeo.metrics.base import GeometryMetric

@@ -1,0 +1,98 @@
+"""The folder of a sweep, written by hand: one checkpoint after the other."""
+
+import platform
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from embedgeo.results.files import file_name
+from embedgeo.results.records import Record
+from embedgeo.results.samples import LayerSample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from embedgeo.results.folder import SweepFolder
+
+_WRITER = "Geometry.save"
+_PACKAGES = ("embedgeo", "torch", "torchmetrics", "transformers")
+_LONGEST_NAME = 200  # of a checkpoint, whose files are named after it: file systems allow 255 bytes
+
+
+def checkpoint_name(model: Any, step: Any) -> str:
+    """Name of a checkpoint that stands in the names of its files."""
+    if not isinstance(model, str) or not model:
+        raise ValueError(f"model must be a name, such as the repository's; got {model!r}.")
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise ValueError(
+            f"step must be a number of optimizer steps, 0 or more, or None for none; got {step!r}."
+        )
+    name = (model if step is None else f"{model}--step{step}").replace("/", "--")
+    name = file_name(name)
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(
+            f"model must be a name that fits into those of files, {_LONGEST_NAME} characters with "
+            f"the step and with others than English ones as %XX; got {len(name)}: {model[:20]}…"
+        )
+    return name
+
+
+def open_folder(folder: Path, settings: Mapping[str, Any]) -> "SweepFolder":
+    """Make the folder of a sweep, or open one that was made with these settings, by `Geometry.save`
+    too.
+    """
+    from embedgeo.results.folder import SweepFolder
+
+    out = SweepFolder(folder)
+    before = out.manifest().get("asked")
+    if before is not None and before.get("by") != _WRITER:
+        raise ValueError(
+            f"folder must be new or one that {_WRITER} made; {folder} is that of a sweep. Give "
+            f"another folder."
+        )
+    installed = [name for name in _PACKAGES if find_spec(name)]
+    versions = {"python": platform.python_version(), **{name: version(name) for name in installed}}
+    out.open({"by": _WRITER, **settings}, {"versions": versions})
+    return out
+
+
+def write_checkpoint(
+    out: "SweepFolder",
+    name: str,
+    model: str,
+    step: int | None,
+    records: Sequence[Record],
+    tables: "Mapping[str, pd.DataFrame]",
+    facts: Mapping[str, str],
+    samples: Mapping[str, LayerSample] | None,
+) -> None:
+    """Write the results of a model into a folder of its own or beside other models' and steps'."""
+    from embedgeo.results.parquet import to_frame
+
+    revision = "main" if step is None else f"step{step}"
+    if name in out.done():
+        before = out.read(name).iloc[0]
+        # ``a/b`` and ``a--b`` share a name
+        if (before["model"], before["revision"]) != (model, revision):
+            raise ValueError(
+                f"a folder holds one checkpoint of a name; {name} in {out.path} is "
+                f"{before['revision']} of {before['model']}. Give another model, or another folder."
+            )
+        warnings.warn(
+            f"save replaces {name}, which {out.path} has already. To keep both, give another "
+            f"model, step or folder.",
+            stacklevel=3,
+        )
+    origin = {
+        "model": model,
+        "revision": revision,
+        "step": step or 0,
+        "commit": "",
+        "series": model,
+    }
+    frame = to_frame(records, **origin, weights_sha256="", duplicate_of=None)
+    out.write(name, frame, tables, facts, samples)
+    out.rebuild()
