@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, strategies as st
 from scipy import linalg
 
-from embedgeo.functional import (
+from embedgeo.studies.representations import (
     biased_cka,
     cka_matrix,
     debiased_cka,

@@ -15,10 +15,10 @@ from embedgeo.functional import (
     token_table,
     type_regressions,
     type_values,
-    types_by_frequency,
     variance_split,
     within_variance,
 )
+from embedgeo.text.frequency import types_by_frequency
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
 from tests.strategies import splits

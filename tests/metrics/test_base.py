@@ -144,7 +144,7 @@ OTHERS = {
         "method": "mle",
         "neighbors": "other_sequences",
     },
-    TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000), "labels": "next"},
+    TokenMoments: {"count_range": (2, 9), "regression_count_range": (2, 1000)},
     NextTokenGeometry: {"min_count": 2, "max_types": 3},
 }
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from embedgeo import observe
+from embedgeo.functional.next_tokens import labelled_by_next
+from embedgeo.functional.rows import select_rows
 from embedgeo.metrics import NextTokenGeometry, TokenMoments
 from tests.data import all_nan, assert_values, floats, gaussian, generator, texts
 from tests.models import gpt_neox, token_batch
@@ -111,24 +113,10 @@ def test_the_most_frequent_types_are_compared():
     assert_values(updated(metric, x, ids, sequences).compute(), expected, rtol=1e-9)
 
 
-def test_the_token_moments_by_the_next_token_are_those_of_rows_with_these_ids():
-    x, ids, sequences = texts(N, DIM)
-    values = updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute()
-    rows, labels, of = labelled(x, ids, sequences)
-    assert_values(values, updated(TokenMoments(DIM), rows, labels, of).compute(), rtol=1e-9)
-    x[sequences == sequences.max(), 0] = math.nan
-    rows, labels, of = (each[of < sequences.max()] for each in (rows, labels, of))
-    expected = updated(TokenMoments(DIM), rows, labels, of).compute() | {
-        "n_nonfinite": x.isnan().sum()
-    }
-    assert_values(
-        updated(TokenMoments(DIM, labels="next"), x, ids, sequences).compute(), expected, rtol=1e-9
-    )
-
-
 def types_seen(ids, **given):
-    metric = TokenMoments(1, labels="next")
-    metric.update(torch.ones(*ids.shape, 1), ids, **given)
+    found = labelled_by_next(select_rows(torch.ones(*ids.shape, 1), ids, dim=1, **given))
+    metric = TokenMoments(1)
+    metric.update(found)
     table = metric.table()
     return dict(zip(table["token_id"].tolist(), table["n"].int().tolist(), strict=True))
 
@@ -203,10 +191,6 @@ def test_wrong_arguments_are_refused():
         NextTokenGeometry(DIM, 1)
     with pytest.raises(ValueError, match=r"max_types must be .*; got 2.0"):
         NextTokenGeometry(DIM, 2, 2.0)
-    with pytest.raises(ValueError, match='labels must be "own" or "next"; got \'both\''):
-        TokenMoments(DIM, labels="both")
-    with pytest.raises(ValueError, match='labels="next" needs token_ids in every update; got none'):
-        TokenMoments(DIM, labels="next").update(gaussian(3, DIM))
 
 
 def test_a_model_gives_its_own_output_embedding():

@@ -27,19 +27,6 @@ def widths(values: pd.DataFrame) -> pd.Series:
     return pd.Series(float(DIM), values.index)
 
 
-def test_is_the_same_beside_embeddings_of_other_sizes() -> None:
-    seen = np.round(1000 / np.arange(1.0, 201))
-    keys = ("M_freq_slope", "V_freq_slope", "V_on_M_slope", "Q_t_cv")
-    rows = pd.DataFrame(
-        {"n": 3000.0, "Q": [0.05, 3.0, 40.0, 700.0, 1400.0], **dict.fromkeys(keys, 1.0)}
-    )
-    together = baseline_values(rows, widths(rows), seen)
-    for i in rows.index:
-        alone = baseline_values(rows.loc[[i]], widths(rows.loc[[i]]), seen)
-        for metric in keys:
-            assert together[metric][i] == pytest.approx(alone[metric][i], rel=0.005, abs=1e-4)
-
-
 def test_is_unknown_without_what_it_needs() -> None:
     values = pd.DataFrame({"M": [1.0], "norm_cv": [0.1], "mine": [3.0]})
     assert baseline_values(values, widths(values)).isna().all(axis=None)
