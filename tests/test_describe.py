@@ -211,3 +211,26 @@ def test_sequences_have_one_row_each():
     assert found.num_rows == 6
     with pytest.raises(ValueError, match="must be positive; got 0, 512 and 1"):
         embedgeo.describe(GeometryMonitor(), gpt_neox(), batch_size=0)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "albert", "opt", "t5"])
+def test_hidden_states_are_compared_with_the_models_own(name):
+    family = FAMILIES[name]
+    expected = f"compared with output_hidden_states: equal at {4 * len(family.final_norm)} layers"
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            model = family.build()
+        assert embedgeo.describe(GeometryMonitor(), model).compared == expected
+    assert embedgeo.describe(GeometryMonitor(), NanoGPT()).compared == ""
+
+
+def test_hidden_states_that_are_not_the_models_own_are_named():
+    def copy_last(module, args, output):
+        if output.hidden_states is not None:
+            *first, third, last = output.hidden_states
+            output["hidden_states"] = (*first, third + 0, last + 0)
+
+    model = gpt_neox()
+    model.register_forward_hook(copy_last)
+    compared = embedgeo.describe(GeometryMonitor(), model).compared
+    assert compared.endswith("equal at 2 layers; other than the model's: hidden.02, hidden.03")

@@ -113,6 +113,11 @@ def without_a_weight():
     return save_safetensors(weights, {"format": "pt"})
 
 
+def weights_of_a_wrapper():
+    weights = {f"_orig_mod.{k}": v.contiguous() for k, v in model(1).state_dict().items()}
+    return save_safetensors(weights, {"format": "pt"})
+
+
 def test_a_broken_checkpoint_fails_alone(hub, options):
     endless = {"num_hidden_layers": 10**12}
     changes = [
@@ -120,6 +125,7 @@ def test_a_broken_checkpoint_fails_alone(hub, options):
         ({WEIGHTS: checkpoint_files(1)[WEIGHTS][:-100]}, "Safetensor"),
         ({WEIGHTS: None}, "must have weights"),
         ({WEIGHTS: without_a_weight()}, "must hold all weights"),
+        ({WEIGHTS: weights_of_a_wrapper()}, "Its keys have '_orig_mod.', as the state dict of a"),
         ({"config.json": None}, "must have a config.json"),
         ({"config.json": b"{"}, "JSON"),
         ({"config.json": changed_config(**endless)}, "num_hidden_layers must be at most"),

@@ -54,6 +54,8 @@ DeviceMap = str | Mapping[str, Any]
 when it is needed.
 """
 
+_PREFIXES = "_orig_mod.", "_fsdp_wrapped_module.", "module."  # of wrappers, in keys
+
 
 def load_config(
     folder: Path, *, trust_remote_code: bool = False, may_be_both: bool = False
@@ -285,8 +287,15 @@ def load_model(
     lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
     if lacking or info["mismatched_keys"]:
         first = lacking or sorted(map(str, info["mismatched_keys"]))
+        unused = info["unexpected_keys"]
+        wrapped = next((each for each in _PREFIXES if any(each in name for name in unused)), "")
+        remedy = (
+            f" Its keys have {wrapped!r}, as the state dict of a wrapper has (torch.compile, DDP, "
+            "FSDP): save that of the model inside, or take this out of the keys."
+        )
         raise ValueError(
             f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}."
+            f"{remedy if wrapped else ''}"
         )
     has_head = auto_class not in (AutoModel, AutoModelForTextEncoding) and not missing
     model.config.use_cache = False  # nothing is generated

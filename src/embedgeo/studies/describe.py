@@ -21,7 +21,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
-from embedgeo.studies.inspection import Inspection, inspect_forward
+from embedgeo.studies.inspection import Inspection, compared_states, inspect_forward
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.opening import expected_rows, without_tables
 
@@ -56,6 +56,8 @@ class Description:
     metrics: Mapping[str, int] = field(default_factory=dict)
     num_ranks: int = 1  # that have different rows
     exchange_bytes: int = 0  # that a rank sends in a measurement, by reductions in a ring
+    # how `layers="hidden_states"` compares with the model's own; empty where it has none
+    compared: str = ""
     warnings: tuple[str, ...] = ()  # what to change, or to know, before training starts
 
     @property
@@ -70,6 +72,7 @@ class Description:
             tables[0] += [
                 ["token ids", self.token_ids],
                 ["mask", self.mask],
+                *([["states", self.compared]] if self.compared else []),
                 ["rows", f"{self.num_rows:,} a measurement"],
                 ["memory", f"{size(self.state_bytes)}{sent if self.num_ranks > 1 else ''}"],
             ]
@@ -169,6 +172,7 @@ def describe(
         kept.callback(mode_restorer(model))
         model.eval()
         found = inspect_forward(model, geometry.layers, batch)
+        compared = compared_states(model)
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     tables = list(dict.fromkeys(paths[table] for table, _ in found.token_ids))
     masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
@@ -202,6 +206,7 @@ def describe(
         num_ranks=ranks,
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
         exchange_bytes=2 * sent * (ranks - 1) // ranks,
+        compared=compared,
         warnings=(*_warnings(geometry, found, batch, has_ids=has_ids), *notes),
     )
 

@@ -3,8 +3,10 @@ meta device.
 """
 
 import inspect
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from embedgeo.capture.calls import eager_mode, first_float, first_input
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
-from embedgeo.capture.layers import Layer
+from embedgeo.capture.layers import Layer, resolve_layers
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model
 
 _SHAPE = 2, 8  # sequences and positions of synthetic token ids
@@ -101,6 +103,68 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
     if all(layer.name in found.hidden for layer in layers):
         found.error = None
     return found
+
+
+def compared_states(model: nn.Module) -> str:
+    """Compare ``layers="hidden_states"`` with what a Hugging Face model itself returns.
+
+    The clause that is returned says what is equal, and is empty where there is nothing to compare.
+    A copy on the meta device runs, since transformers leaves hooks on a model that is asked for its
+    hidden states. Equal is what is the same tensor.
+    """
+    measured = measured_model(model)
+    if not is_hugging_face(measured):
+        return ""
+    weights = [*measured.parameters(), *measured.buffers()]
+    memo = {id(each): each.to("meta") for each in weights if each is not None}
+    try:
+        copied = deepcopy(measured, memo)
+        layers = resolve_layers(copied, "hidden_states")
+    except Exception:  # it has no blocks, or cannot be copied
+        return ""
+    for given in _token_batches(copied):
+        found = defaultdict[str, list[Tensor | None]](list)
+        with torch.no_grad(), ExitStack() as hooks, suppress(Exception):
+            hooks.enter_context(eager_mode)
+            for layer in layers:
+                module = layer.calls[-1].module
+                read = partial(_keep, found, layer)
+                if layer.takes_input:
+                    module.register_forward_pre_hook(read, with_kwargs=True)
+                else:
+                    module.register_forward_hook(read, with_kwargs=True)
+            return _comparison(layers, found, copied(**given, output_hidden_states=True))
+    return ""
+
+
+def _comparison(
+    layers: Sequence[Layer], found: Mapping[str, list[Tensor | None]], output: Any
+) -> str:
+    kinds = "hidden_states", "encoder_hidden_states", "decoder_hidden_states"
+    own = [state for kind in kinds for state in getattr(output, kind, None) or ()]
+    if not own:
+        return ""
+    differ = list[str]()
+    for layer, state in zip(layers, own, strict=False):
+        calls = found[layer.name]
+        index = -1 if layer.is_last_call else layer.calls[-1].index
+        if not -1 <= index < len(calls) or calls[index] is not state:
+            differ.append(layer.name)
+    num_equal = min(len(layers), len(own)) - len(differ)
+    apart = f"; other than the model's: {', '.join(differ)}" if differ else ""
+    return f"compared with output_hidden_states: equal at {num_equal} layers{apart}"
+
+
+def _keep(
+    found: dict[str, list[Tensor | None]],
+    layer: Layer,
+    _: nn.Module,
+    args: Any,
+    kwargs: Any,
+    output: Any = None,
+) -> None:
+    hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
+    found[layer.name].append(hidden)
 
 
 def _token_batches(module: nn.Module) -> list[Any]:
