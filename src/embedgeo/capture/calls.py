@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import deepcopy
 from functools import wraps
 from typing import Any, ClassVar
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 # for one call
 CallContext = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], AbstractContextManager[None]]
+# the ``forward`` inside of what watches it
+_inside: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
 
 
 @contextmanager
@@ -72,7 +74,7 @@ class _Watched:
                     stack.enter_context(make_context(module, args, kwargs))
                 return forward(*args, **kwargs)
 
-        watched._embedgeo_forward = forward  # type: ignore[attr-defined]
+        _inside[watched] = forward
         return watched
 
     @forward.setter
@@ -103,11 +105,8 @@ class _Watched:
 
 
 def _unwatched(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward`` without what watches it; what others wrap around one, with the attributes of
-    the inside, stays.
-    """
-    inside = getattr(forward, "_embedgeo_forward", None)
-    return inside if inside is not None and forward.__wrapped__ is inside else forward  # type: ignore[attr-defined]
+    """A ``forward`` without what watches it; what others wrap around one stays."""
+    return _inside.get(forward, forward)
 
 
 def first_float(value: Any) -> Tensor | None:
