@@ -191,7 +191,7 @@ def test_each_token_is_counted_once_under_activation_checkpointing(form, no_grad
     with repeated.register_forward_pre_hook(lambda module, args: calls.append(module)):
         geometry = measured(backward=True)
     assert len(calls) > len(batches)  # something was repeated
-    assert len(geometry.compute()) >= 5
+    assert len(geometry.compute()) >= 4
     for layer in geometry.compute():
         for seen, expected in zip(
             rows_seen(geometry, layer), rows_seen(forward_only, layer), strict=True
