@@ -456,6 +456,72 @@ def assert_equal_or_refused(plan):
             assert_equal(values, states[name])
 
 
+class Added(nn.Module):
+    """A block that adds to what it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Small(nn.Module):
+    """A model that may turn its states, or put a prompt in front of its token ids."""
+
+    def __init__(self, *, turns=False, has_prompt=False):
+        super().__init__()
+        self.word, self.turns, self.has_prompt = nn.Embedding(64, 8), turns, has_prompt
+        self.layers = nn.ModuleList([Added(), Added()])
+
+    def forward(self, ids, padding_mask=None, position_ids=None):
+        if self.has_prompt:
+            ids = torch.cat([torch.full((len(ids), 1), 3), ids], 1)
+        x = self.word(ids)
+        x = x.transpose(0, 1) if self.turns else x
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("layers", ["block.01", "layers.00"])
+def test_states_that_look_turned_are_refused_at_any_layer(layers):
+    ids = torch.arange(36).view(6, 6)
+    with pytest.raises(ValueError, match="its rows look turned"):
+        measured(Small(turns=True), ids, layers=layers)
+    assert [values["n"] for values in measured(Small(), ids, layers=layers).values()] == [36]
+
+
+@pytest.mark.parametrize("name", ["padding_mask", "pad_mask", "input_mask"])
+def test_a_mask_that_does_not_tell_which_way_is_refused(name):
+    class Masked(Small):
+        def forward(self, ids, **masks):
+            return super().forward(ids)
+
+    ids = torch.arange(12).view(3, 4)
+    with pytest.raises(ValueError, match=f"argument {name} does not tell whether 1 is padding"):
+        measured(Masked(), ids, **{name: ids > 5})
+
+
+def test_token_ids_at_several_places_are_refused():
+    with pytest.raises(ValueError, match="at several places"):
+        measured(Small(has_prompt=True), torch.full((2, 4), 3))
+    ids = torch.arange(8).view(2, 4)
+    assert measured(Small(has_prompt=True), ids)["block.01"]["n"] == 8
+
+
+def test_an_image_among_positions_of_several_axes_is_no_text():
+    time = torch.tensor([0, 1, 2, 2, 2, 2, 4, 5, 0, 1, 2])
+    height = torch.tensor([0, 1, 2, 2, 3, 3, 4, 5, 0, 1, 2])
+    width = torch.tensor([0, 1, 2, 3, 2, 3, 4, 5, 0, 1, 2])
+    positions = torch.stack([time, height, width])[:, None]
+    ids = torch.arange(11)[None]
+    with torch.no_grad(), observe(Small(), rows="last") as geometry:
+        geometry.model(ids, position_ids=positions)
+    assert geometry.compute()["block.01"]["n"] == 2
+
+
 @pytest.mark.filterwarnings("ignore:No forward pass reached")
 @settings(max_examples=60, deadline=None)
 @given(plans())

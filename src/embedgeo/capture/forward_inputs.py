@@ -3,6 +3,7 @@ state.
 """
 
 import inspect
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Shard
+from torch.nn.functional import pad
 
 from embedgeo.capture import structure
 from embedgeo.capture.layers import Layer
@@ -33,14 +35,11 @@ PerToken = Tensor | Callable[[Any], Tensor]
 # 1, True or, of one that is added to scores, 0 counts; the second is read beside token ids of its
 # shape, for elsewhere it may be of pairs of positions
 _MASKS = ("attention_mask", "mask")
-# True, or −∞, is padding: of torch's own, and XLNet's
-_PADDING_MASKS = (
-    "src_key_padding_mask",
-    "tgt_key_padding_mask",
-    "key_padding_mask",
-    "decoder_padding_mask",
-    "input_mask",
-)
+# True, or −∞, is padding: of torch's own, and of transformers' FSMT and XLNet
+_PADDING_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "key_padding_mask")
+_PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "input_mask")
+# elsewhere 1 may be padding or a token
+_UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
 READ_ARGUMENTS = (
@@ -49,7 +48,7 @@ READ_ARGUMENTS = (
     "positions",
     "inputs_embeds",
     *_MASKS,
-    *_PADDING_MASKS,
+    *_PADDING_MASKS_OF_TRANSFORMERS,
     *_TEXT_ENDS,
 )
 
@@ -131,6 +130,7 @@ class _RunningCall(NamedTuple):
     # its only argument, if that is given without a name, otherwise the arguments by name
     batch: Any
     mask: Tensor | None  # (batch, positions), True = count
+    untold_mask: str  # name of a mask of which nothing tells whether 1 is padding; or empty
     position_ids: Tensor | None  # (batch or 1, positions)
     integers: list[Tensor]  # those of its arguments that may be token ids, (batch, positions)
     embeddings: Tensor | None  # in place of those of token ids: (batch, positions, d)
@@ -158,12 +158,22 @@ class _RunningCall(NamedTuple):
         if other is not None and any(each.shape == other.shape for each in integers):
             mask = other if usual is None else usual
         mask = None if mask is None else _counted(mask)
-        if padding := [name for name in _PADDING_MASKS if by_name.get(name) is not None]:
+        is_of_transformers = structure.is_hugging_face(module)
+        known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else [*_PADDING_MASKS]
+        untold = [
+            name
+            for name, each in by_name.items()
+            if name not in known
+            and _UNTOLD.fullmatch(name)
+            and isinstance(each, Tensor)
+            and any(ids.shape == each.shape for ids in integers if ids is not each)
+        ]
+        if padding := [name for name in known if by_name.get(name) is not None]:
             mask = tensors.get((padding[0], 2))
             mask = None if mask is None else mask.logical_not()
         position_ids = tensors.get(("position_ids", 2))
         if (several := tensors.get(("position_ids", 3))) is not None:
-            position_ids = several[0]  # of text, height and width: those of the text come first
+            position_ids = _text_positions(several)
         if "position_ids" not in by_name:
             # torchtitan's name; elsewhere it may be of coordinates
             positions = tensors.get(("positions", 2))
@@ -175,6 +185,7 @@ class _RunningCall(NamedTuple):
             module=module,
             batch=args[0] if len(args) == 1 and not kwargs else by_name,
             mask=mask,
+            untold_mask="".join(untold[:1]),
             position_ids=position_ids,
             integers=integers,
             embeddings=tensors.get(("inputs_embeds", 3)),
@@ -191,11 +202,24 @@ def _counted(mask: Tensor) -> Tensor:
     return mask != 0
 
 
+def _text_positions(several: Tensor) -> Tensor:
+    """Positions within texts, (batch, positions), of ids of several axes, (axes, batch, positions),
+    such as time, height and width of images: a text begins where none grows.
+    """
+    starts = pad((several.diff(dim=2) <= 0).all(0), (1, 0), value=True)
+    places = torch.arange(several.shape[2], device=several.device).expand_as(starts)
+    return places - places.where(starts, 0).cummax(1).values
+
+
 def _packed_positions(ends: Tensor) -> Tensor:
     """The position ids, shape (1, positions), of texts that end there, shape (1 + texts,)."""
     lengths = ends.diff()
     starts = ends[:-1].repeat_interleave(lengths)
     return (torch.arange(len(starts), device=ends.device) - starts)[None]
+
+
+# by which the cosine with embeddings that are turned has to be more than with these as they are
+_LIKE = 0.1
 
 
 class TokenGrid(NamedTuple):
@@ -228,6 +252,13 @@ class TokenGrid(NamedTuple):
                 if len(each) == len(rows) and 0 < each.shape[1] <= rows.shape[1]:
                     windows = rows.unfold(1, each.shape[1], 1)
                     starts = (windows == each[:, None]).all(2).all(0).nonzero().flatten().tolist()
+                    if len(starts) > 1:
+                        raise ValueError(
+                            f"the embedding table is called with {tuple(ids.shape)} token ids for "
+                            f"{tuple(each.shape)} of the model's call, which are at several places "
+                            "among them. Take texts that are not all alike, or give token_ids= and "
+                            "mask= in the order of the rows."
+                        )
                     if starts:
                         return cls(each, ids.shape, starts[0], is_turned)
         return None
@@ -255,6 +286,7 @@ class ForwardPass:
 
     called: set[nn.Module]  # enclosing modules
     mask: Tensor | None = None  # as of a call
+    untold_mask: str = ""
     position_ids: Tensor | None = None
     # by shape, positions_first and versions
     row_tokens: dict[Hashable, RowTokens] = field(default_factory=dict)
@@ -355,6 +387,7 @@ class ForwardInputs:
         for each in self._running:
             if self.forward.mask is None:
                 self.forward.mask = each.mask
+            self.forward.untold_mask = self.forward.untold_mask or each.untold_mask
             if self.forward.position_ids is None:
                 self.forward.position_ids = each.position_ids
         if self._lookup is not None and call.embeddings is not None:
@@ -414,7 +447,7 @@ class ForwardInputs:
             if is_returned and hidden.shape[:2] == grid.ids.shape:
                 return hidden
             if hidden.ndim == 3 and (found := grid.aligned(hidden)) is not None:
-                if layer.place == 0 and not grid.is_turned and self._looks_turned(hidden):
+                if not grid.is_turned and self._looks_turned(hidden):
                     raise ValueError(
                         f"layer {layer.name!r} must have the order of its token ids, (batch, "
                         f"positions); with {hidden.shape[0]} of both its rows look turned. Take "
@@ -551,6 +584,12 @@ class ForwardInputs:
             # more are in a cache
             if token_ids is None or not (is_of_batch and mask.shape[1] > token_ids.shape[1]):
                 mask = rows.require_fit(mask, "mask", is_batch_first=True)
+        elif self.forward.untold_mask:
+            raise ValueError(
+                f"layer {rows.layer.name!r} must tell padding from tokens; the model's argument "
+                f"{self.forward.untold_mask} does not tell whether 1 is padding. Give mask=, or "
+                "name it attention_mask (1 = token) or key_padding_mask (1 = padding)."
+            )
         elif (
             not self.forward.called
             and self._is_hugging_face
@@ -574,16 +613,15 @@ class ForwardInputs:
         return mask if mask is None or token_ids is None else mask[..., -token_ids.shape[-1] :]
 
     def _looks_turned(self, hidden: Tensor) -> bool:
-        """Tell whether what enters the blocks is like the embeddings of its tokens only once it is
-        turned, of as many sequences as positions.
+        """Tell whether a hidden state is like the embeddings of its tokens only once it is turned,
+        of as many sequences as positions; the first one of a forward pass tells.
         """
-        rows = self._square_rows
+        rows, self._square_rows = self._square_rows, None
         if rows is None or rows.shape != hidden.shape:
             return False
-        turned, own = (
-            float((hidden * each.to(hidden)).sum()) for each in (rows.transpose(0, 1), rows)
-        )
-        return own < 0.9 * turned
+        wide, own, turned = hidden.float(), rows.float(), rows.float().transpose(0, 1)
+        likeness = (wide * (turned - own)).sum() / (wide.norm() * own.norm())
+        return float(likeness) > _LIKE
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
         """A mask or position ids without what the model adds to the tokens."""
