@@ -198,7 +198,8 @@ def compare(model: nn.Module, batch: dict[str, Tensor]) -> tuple[str, int, str]:
     if wrong:
         return "wrong", num_equal, "; ".join(wrong)[:300]
     missing = sorted(own.keys() - found.keys())
-    return "equal", num_equal, f"absent: {', '.join(missing)}" if missing else ""
+    outcome = "equal" if num_equal else "absent"
+    return outcome, num_equal, f"absent: {', '.join(missing)}" if missing else ""
 
 
 def families(wanted: Sequence[str] = ()) -> Iterator[Family]:

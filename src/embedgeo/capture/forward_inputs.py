@@ -619,8 +619,8 @@ class ForwardInputs:
         rows, self._square_rows = self._square_rows, None
         if rows is None or rows.shape != hidden.shape:
             return False
-        wide, own, turned = hidden.float(), rows.float(), rows.float().transpose(0, 1)
-        likeness = (wide * (turned - own)).sum() / (wide.norm() * own.norm())
+        wide, own = hidden.float(), rows.float()
+        likeness = (wide * (own.transpose(0, 1) - own)).sum() / (wide.norm() * own.norm())
         return float(likeness) > _LIKE
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
