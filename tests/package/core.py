@@ -137,7 +137,6 @@ def observed(folder):
     named("report", "pandas", geometry.to_frame)
     named("report", "pandas", geometry.token_tables)
     value = {"Q": torch.tensor(1.0)}
-    named("report", "matplotlib", lambda: embedgeo.TokenMoments(2).plot(value))
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
     named(
         "report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1)))
