@@ -206,9 +206,9 @@ class HistoryFile:
     """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its
     prefix is another.
 
-    Records of earlier steps than the first one that is added stay in it, up to the step at which the
-    run ``start``s, so that a resumed run goes on with it and leaves out those of the run that was
-    given up. Where there are none, or the run ``is_new``, the file is another run's, which is
+    Records of earlier steps than the first one that is added stay in it, up to the step at which
+    the run ``start``s, so that a resumed run goes on with it and leaves out those of the run that
+    was given up. Where there are none, or the run ``is_new``, the file is another run's, which is
     kept beside it as ``history.1.parquet`` (the next free number). It is written whole, and as this
     takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
     ``origin`` says what the values depend on, in texts by name, which are in the file's metadata,

@@ -88,8 +88,9 @@ class Media:
     and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
-    logger gets pictures. ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn; ``scalars`` are those that
-    loggers get. The run has begun at the step ``start``: records before it are of other runs.
+    logger gets pictures. ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn;
+    ``scalars`` are those that loggers get. The run has begun at the step ``start``: records before
+    it are of other runs.
     """
 
     def __init__(
