@@ -136,7 +136,6 @@ def observed(folder):
     assert geometry.compute()["embed"]["n"] == 48
     named("report", "pandas", geometry.to_frame)
     named("report", "pandas", geometry.token_tables)
-    value = {"Q": torch.tensor(1.0)}
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
     named(
         "report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1)))
@@ -175,7 +174,7 @@ def main(folder):
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
     for module, extra in (
-        ("plotting", "report"),
+        ("studies.plotting", "report"),
         ("report", "report"),
         ("text", "sweep"),
         ("checkpoints", "sweep"),
