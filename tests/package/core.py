@@ -25,6 +25,7 @@ from torch.utils.tensorboard import SummaryWriter
 import embedgeo
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_events
+from embedgeo.studies import commands
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
@@ -191,7 +192,7 @@ def main(folder):
     named(
         "report,sweep",
         "matplotlib",
-        lambda: embedgeo.studies.commands.demo(embedgeo.studies.commands.DemoSettings()),
+        lambda: commands.demo(commands.DemoSettings()),
     )
     for arguments in (["--help"], ["report", str(folder)], []):
         refused(arguments, r"jsonargparse.*pip install 'embedgeo\[report,sweep\]'")
