@@ -64,6 +64,23 @@ def twonn_beside_a_product(n: int, d: int, rounds: int) -> Line:
     return Line(name, seconds, over="embedgeo", under=faster, at_most=0.7)
 
 
+def few_rows(n: int, d: int, rounds: int) -> Line:
+    """The nearest two of few rows beside a search that is not exact."""
+    x = gaussian(n, d)
+    sides = {
+        "embedgeo": clocked(partial(two_nearest_distances, x)),
+        "cdist + topk": clocked(partial(peers.cdist_nearest, x)),
+    }
+    seconds = take_turns(sides, rounds)
+    return Line(
+        f"nearest two, {n:,} × {d}",
+        seconds,
+        over="embedgeo",
+        under="cdist + topk",
+        at_most=2.5,
+    )
+
+
 def product(x: torch.Tensor) -> torch.Tensor:
     return x @ x.T
 

@@ -23,6 +23,7 @@ def peers() -> Iterator[Record]:
     yield from estimators.published(rounds=3)
     yield estimators.anisotropies(4096, 768, rounds=11)
     yield estimators.token_tables(65_536, 768, rounds=11)
+    yield estimators.few_rows(256, 64, rounds=51)
     yield from estimators.engines([(4096, 512), (2048, 768), (2048, 4096)], rounds=5)
     yield estimators.updates((8, 512), 512, 8, rounds=11)
     yield estimators.updates((4, 512), 768, 14, rounds=11)
@@ -31,6 +32,8 @@ def peers() -> Iterator[Record]:
 def training_steps() -> Iterator[Record]:
     yield from steps.eager_runs(steps.SHAPE_70M, 1.06, 1.12, runs=9, rounds=3)
     yield steps.eager(steps.SHAPE_12, 1.08, rounds=7)
+    yield steps.eager(steps.DEMO, 1.8, rounds=11)
+    yield steps.eager(steps.SMALL, 4.0, rounds=21)
     yield from steps.parts(steps.SMALL, rounds=11)
     yield from steps.residual(steps.SHAPE_70M, rounds=3)
 

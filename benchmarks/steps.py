@@ -33,6 +33,7 @@ class Shape:
 
 SHAPE_70M = Shape("Pythia-70m's shape, 8 × 512 tokens", 6, 512, (8, 512))
 SHAPE_12 = Shape("12 layers of width 768, 4 × 512 tokens", 12, 768, (4, 512), heads=12)
+DEMO = Shape("6 layers of width 128, 8 × 128 tokens", 6, 128, (8, 128), heads=4, vocabulary=4096)
 SMALL = Shape("2 layers of width 64, 4 × 64 tokens", 2, 64, (4, 64), heads=2, vocabulary=512)
 
 

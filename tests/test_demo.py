@@ -59,7 +59,7 @@ def test_the_sweep_gives_the_monitors_numbers_again_and_says_so(
     printed = " ".join(demo.printed.split())
     assert f"The sweep gives the monitor's {len(records):,} numbers again" in printed
     assert names(swept / "tokens") == names(swept / "projections") == NAMES
-    assert {"tokens-projection", "after-processing"} <= names(swept / "report" / "figures")
+    assert {"tokens-occurrences", "after-processing"} <= names(swept / "report" / "figures")
 
 
 def test_numbers_that_differ_are_owned_up_to(records: pd.DataFrame) -> None:

@@ -94,6 +94,9 @@ GONE = {
         "It is gone: passes without gradients do not count in training, and observe counts all."
     ),
     "ablate": "It is gone: embedgeo ablate is the command.",
+    "sketch": "It is gone: sample_size= bounds an Anisotropy.",
+    "labels": "It is gone: NextTokenGeometry takes rows by the token that follows.",
+    "alpha_window": "It is gone: embedgeo.functional.power_law(eigenvalues, window) fits another.",
     "logit_lens": "It is gone: embedgeo ablate --parts logit_lens measures it.",
 }
 """Remedies, by the names of arguments that earlier versions had."""

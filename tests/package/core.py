@@ -25,6 +25,7 @@ from torch.utils.tensorboard import SummaryWriter
 import embedgeo
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_events
+from embedgeo.studies import commands
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
@@ -136,8 +137,6 @@ def observed(folder):
     assert geometry.compute()["embed"]["n"] == 48
     named("report", "pandas", geometry.to_frame)
     named("report", "pandas", geometry.token_tables)
-    value = {"Q": torch.tensor(1.0)}
-    named("report", "matplotlib", lambda: embedgeo.TokenMoments(2).plot(value))
     named("report", "pandas, pyarrow", lambda: geometry.save(folder / "saved", model="mine"))
     named(
         "report", "scipy", lambda: baseline_values(GaussianRows(frozenset({"M"}), {}, np.ones(1)))
@@ -176,7 +175,7 @@ def main(folder):
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
     for module, extra in (
-        ("plotting", "report"),
+        ("studies.plotting", "report"),
         ("report", "report"),
         ("text", "sweep"),
         ("checkpoints", "sweep"),
@@ -193,7 +192,7 @@ def main(folder):
     named(
         "report,sweep",
         "matplotlib",
-        lambda: embedgeo.studies.commands.demo(embedgeo.studies.commands.DemoSettings()),
+        lambda: commands.demo(commands.DemoSettings()),
     )
     for arguments in (["--help"], ["report", str(folder)], []):
         refused(arguments, r"jsonargparse.*pip install 'embedgeo\[report,sweep\]'")

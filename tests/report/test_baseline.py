@@ -1,12 +1,7 @@
 import numpy as np
 import pandas as pd
-import pytest
-import torch
 
-from embedgeo.functional import gride_dimensions
-from embedgeo.functional.dimension import SCALES
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values as values_of_rows
-from tests.data import gaussian
 
 DIM = 24
 
@@ -55,14 +50,3 @@ def test_is_that_of_the_width_at_each_row() -> None:
     values = pd.DataFrame({"n": [500.0, 500.0], "participation_ratio": [3.0, 3.0]})
     found = baseline_values(values, pd.Series([8.0, 64.0]))["participation_ratio"]
     assert found.tolist() == [(d * 499 + 2) / (499 + d + 1) for d in (8, 64)]
-
-
-@pytest.mark.parametrize(("n", "dim"), [(256, 8), (1024, 300)])
-def test_dimensions_at_scales_are_those_of_gaussian_rows(n, dim):
-    keys = [f"intrinsic_dimension_at_{scale}" for scale in SCALES]
-    values = pd.DataFrame([{"n": n, "n_points": n, "Q": 1.0, **dict.fromkeys(keys, 1.0)}])
-    found = baseline_values(values, pd.Series([dim])).iloc[0][keys].to_numpy()
-    drawn = torch.stack(
-        [gride_dimensions(gaussian(n, dim, seed=seed)).dimensions for seed in range(4)]
-    ).mean(0)
-    np.testing.assert_allclose(found, drawn, rtol=0.08)

@@ -18,6 +18,7 @@ from embedgeo import GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY
+from tests.models import token_batch
 from tests.training.loops import go_on, run_whole
 from tests.training.runs import (
     UserError,
@@ -281,3 +282,31 @@ def test_processes_that_were_launched_together_but_do_not_know_of_each_other_hav
     records = load_results(tmp_path).query("metric == 'n'")
     numbers = {run: set(of_run) for run, of_run in records.groupby("run")["value"]}
     assert numbers == {tmp_path.name: {3.0}, f"{tmp_path.name} rank1": {4.0}}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended"
+)
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+def test_a_run_resumed_with_a_probe_leaves_out_what_the_abandoned_run_measured_later(tmp_path):
+    def run(every, **options):
+        probe = [token_batch()]
+        monitor = GeometryMonitor(every, folder=tmp_path, probe=probe, **OPTIONS)
+        saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=4, save_top_k=-1)
+        fit(tmp_path, monitor, saving, data=loader(16), **options)
+
+    run(1, max_steps=7, enable_checkpointing=True)
+    assert written(tmp_path) == {"history.parquet": [*range(8)]}
+    saved = tmp_path / "saved" / "epoch=0-step=4.ckpt"
+    run(4, max_steps=9, ckpt_path=saved, enable_checkpointing=True)
+    assert written(tmp_path) == {"history.parquet": [0, 1, 2, 3, 4, 8, 9]}
+
+
+def test_a_second_fit_has_a_step_once(tmp_path):
+    monitor = GeometryMonitor(2, **OPTIONS)
+    module, run = fit(tmp_path, monitor, data=loader(16), max_epochs=1)
+    run.fit_loop.max_epochs = 2
+    run.fit(module, loader(16))
+    keys = [(each["step"], each["layer"], each["metric"]) for each in monitor.history]
+    assert len(keys) == len(set(keys))
+    assert steps(monitor) == [0, 2, 4, 6, 8]

@@ -186,6 +186,10 @@ def test_a_resumed_run_goes_on_with_the_tidy_file(tmp_path, end):
     second = layer_records(4, value=2.0)
     Csv(tmp_path).write_charts(Charts("geometry", ["V"]), second)
     assert_is_history(tmp_path / "geometry.csv", [*first[:4], *second])
+    # one that has started at step 0 leaves out what another one has measured later
+    Csv(tmp_path).write_charts(Charts("geometry", ["V"], start=0), layer_records(5))
+    kept = [*first[: len(layer_records(0))], *layer_records(5)]
+    assert_is_history(tmp_path / "geometry.csv", kept)
     Csv(tmp_path).write_charts(Charts("geometry", ["V"]), layer_records(0))
     assert_is_history(tmp_path / "geometry.csv", layer_records(0))
 

@@ -17,6 +17,7 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
+from embedgeo.formatting import GONE
 from embedgeo.functional.distributed import (
     Found,
     Group,
@@ -162,6 +163,8 @@ class GeometryMetric(Metric):
                 "dist_sync_fn must be left out, for states are reduced and not gathered; got "
                 f"{gather!r}. Choose the ranks by process_group=."
             )
+        if gone := [name for name in kwargs if name in GONE]:
+            raise TypeError(f"{type(self).__name__} has no argument {gone[0]!r}. {GONE[gone[0]]}")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._arguments = settings
@@ -440,6 +443,16 @@ class GeometryMetric(Metric):
                 without.store(state)
             without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
             yield without
+
+    def plot(self, *args: Any, **kwargs: Any) -> Any:
+        """Metrics do not draw themselves.
+
+        Raises:
+            NotImplementedError: always; it says what does.
+        """
+        raise NotImplementedError(
+            "metrics have no plot(): embedgeo.plot(results, kind) draws them."
+        )
 
     def __getitem__(self, key: str) -> "KeyMetric":  # type: ignore[override]
         return KeyMetric(self, key)

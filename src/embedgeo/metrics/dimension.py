@@ -15,7 +15,6 @@ from embedgeo.functional.dimension import (
     LabelledEstimates,
     RowLabels,
     estimated_dimension,
-    gride_dimensions,
     labelled_dimensions,
     twonn_dimension,
 )
@@ -369,9 +368,6 @@ class IntrinsicDimension(GeometryMetric):
         return {
             **rows.simulated(_OF_TWONN, lambda n, dim: _gaussian_twonn(_power(n), dim), num_points),
             **rows.simulated(
-                _at_scales(), lambda n, dim: _gaussian_gride(_power(n), dim), num_points
-            ),
-            **rows.simulated(
                 _BETWEEN,
                 lambda n, dim: _gaussian_between(_power(n), dim),
                 rows.value("n_points_between"),
@@ -558,11 +554,3 @@ def _gaussian_between(power: int, dim: int) -> dict[str, float]:
         for _ in range(2 ** (12 - power))
     ]
     return dict.fromkeys(_BETWEEN, float(f"{sum(found) / len(found):.4g}"))
-
-
-@cache
-def _gaussian_gride(power: int, dim: int) -> dict[str, float]:
-    """GRIDE of 2**power Gaussian rows at each scale."""
-    rows = torch.randn(2**power, dim, generator=torch.Generator().manual_seed(0))
-    found = gride_dimensions(rows).dimensions.tolist()
-    return {key: float(f"{value:.4g}") for key, value in zip(_at_scales(), found, strict=True)}

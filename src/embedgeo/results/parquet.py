@@ -2,6 +2,7 @@
 
 import atexit
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from math import nan
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 import pandas as pd
@@ -205,8 +206,9 @@ class HistoryFile:
     """The file of a monitor's records: ``history.parquet``, or ``history.{prefix}.parquet`` if its
     prefix is another.
 
-    Records of earlier steps than the first one that is added stay in it, so that a resumed run goes
-    on with it. Where there are none, or the run ``is_new``, the file is another run's, which is
+    Records of earlier steps than the first one that is added stay in it, up to the step at which
+    the run ``start``s, so that a resumed run goes on with it and leaves out those of the run that
+    was given up. Where there are none, or the run ``is_new``, the file is another run's, which is
     kept beside it as ``history.1.parquet`` (the next free number). It is written whole, and as this
     takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
     ``origin`` says what the values depend on, in texts by name, which are in the file's metadata,
@@ -220,28 +222,18 @@ class HistoryFile:
         origin: Mapping[str, str] = MappingProxyType({}),
         *,
         is_new: bool = False,
+        start: float = math.inf,
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         self.path = folder / f"history{suffix}.parquet"
         self._metadata = {_ORIGIN: json.dumps({"date": today(), **origin}), _PREFIX: prefix}
         self._is_new = is_new
+        self._start = start
         self._is_other_runs = False  # the file at the path
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
         atexit.register(self.write)
-
-    def before(self, step: int) -> dict[int, list[Record]]:
-        """The steps before this one that the file at the path has, unless the run is new, with
-        their records.
-        """
-        if self._is_new or not self.path.exists():
-            return {}
-        written = read_parquet(self.path, HISTORY.names)
-        found: dict[int, list[Record]] = {}
-        for record in written[written["step"] < step].sort_values("step").to_dict("records"):
-            found.setdefault(record["step"], []).append(cast(Record, record))
-        return found
 
     def add(self, records: Sequence[Record]) -> Path | None:
         """Add the records of one measurement, if there are any; see `write`."""
@@ -249,7 +241,8 @@ class HistoryFile:
             return None
         if not self._tables and self.path.exists():
             written = read_parquet(self.path, HISTORY.names)
-            earlier = written[:0] if self._is_new else written[written["step"] < records[0]["step"]]
+            is_earlier = (written["step"] < records[0]["step"]) & (written["step"] <= self._start)
+            earlier = written[:0] if self._is_new else written[is_earlier]
             self._is_other_runs = earlier.empty and not written.empty
             self._tables.append(pa.Table.from_pandas(earlier, HISTORY, preserve_index=False))
         self._tables.append(pa.Table.from_pylist(records, HISTORY))

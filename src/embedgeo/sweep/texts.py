@@ -70,6 +70,9 @@ class ProbeText:
     type_sizes: Mapping[int, float] = field(default_factory=dict)
     occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
+    num_ordinary: int = 0  # tokens that are not special
+    num_types: int = 0  # of these tokens
+    num_types_once: int = 0  # that occur once
     text_sha256: str = ""  # of the documents, or of the texts taken from a dataset
 
     @property
@@ -278,6 +281,8 @@ def _tokenize(
     if settings.token_tables:
         typed = tokenized if types is None else tokenized._replace(token_ids=types)
         occurrence_types = frequent_types(typed, token_texts, special, settings)
+    ordinary = ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
+    counts = (token_ids if types is None else types)[ordinary].unique(return_counts=True)[1]
     return ProbeText(
         token_ids,
         tokenized.lengths,
@@ -289,6 +294,9 @@ def _tokenize(
         type_sizes=_type_sizes(tokenized, settings),
         occurrence_types=occurrence_types,
         num_cut=tokenized.num_cut,
+        num_ordinary=int(counts.sum()),
+        num_types=len(counts),
+        num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
     )
 

@@ -4,9 +4,11 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
 from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,6 +28,7 @@ from embedgeo.formatting import listed, reason
 from embedgeo.functional.distributed import (
     OwnGroup,
     all_gather_object,
+    all_reduce_max,
     current_rank,
     num_ranks,
     own_group,
@@ -85,8 +88,9 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
 
 def require_same_modules(model: nn.Module, ranks: OwnGroup) -> None:
     """Raise ValueError if ranks have models of other modules; each of them must call this."""
-    names = [*module_names(model)]
-    if any(each != names for each in all_gather_object(names, ranks)):
+    number = int.from_bytes(blake2b(" ".join(module_names(model)).encode(), digest_size=7).digest())
+    largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
+    if largest != -least:
         raise ValueError(
             "model must have the same modules on every rank; they differ, as those of pipeline "
             "stages do. Give device_mesh= a mesh with the pipeline's dimension, named pp."

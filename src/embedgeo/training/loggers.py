@@ -2,12 +2,15 @@
 
 import csv
 import glob
+import math
 import sys
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -52,6 +55,7 @@ class Charts(NamedTuple):
     tag_start: str = ""  # in front of the tags of scalars: "train/" in the Hugging Face Trainer
     # all pictures are due now: the time to write again what holds the whole history
     is_due: bool = True
+    start: float = math.inf  # the step at which the run has started
 
 
 class Adapter:
@@ -84,23 +88,23 @@ class Media:
     and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
-    logger gets pictures. ``num_earlier`` records in the monitor's history are of other runs;
-    ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn; ``scalars`` are those that
-    loggers get.
+    logger gets pictures. ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn;
+    ``scalars`` are those that loggers get. The run has begun at the step ``start``: records before
+    it are of other runs.
     """
 
     def __init__(
         self,
         prefix: str,
-        num_earlier: int = 0,
         tag_start: str = "",
         on_error: Literal["warn", "raise"] = "warn",
         *,
         pictures: bool = True,
         scalars: Scalars = "headlines",
+        start: int = 0,
     ) -> None:
+        self._start = start
         self._prefix = prefix
-        self._num_earlier = num_earlier
         self._tag_start = tag_start
         self._on_error = on_error
         self._can_draw = pictures
@@ -114,7 +118,7 @@ class Media:
         self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
     ) -> None:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
-        history = history[self._num_earlier :]
+        history = history[bisect_left(history, self._start, key=itemgetter("step")) :]
         if history and self._adapters is None:
             self._adapters = []
             for logger in loggers:
@@ -131,7 +135,7 @@ class Media:
         if is_first:
             logged = (record for record in history if is_logged(record, self._scalars))
             self._metrics = in_order(record["metric"] for record in logged)
-        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due)
+        charts = Charts(self._prefix, self._metrics, self._tag_start, is_due, self._start)
         self._write_to_all("write_charts", charts, history)
         if is_first:
             tag = f"{self._prefix}/what the numbers mean"
@@ -357,7 +361,8 @@ class Csv(Adapter):
         path = self._folder / f"geometry{middle}.csv"
         if not self._num_written:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_earlier(path, new[0]["step"])
+            # a resumed run leaves out what the run that was given up has measured later
+            _keep_earlier(path, min(new[0]["step"], charts.start + 1))
         rows = ([record.get(column) for column in COLUMNS] for record in new)
         with path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(
@@ -367,7 +372,7 @@ class Csv(Adapter):
         self._num_written = len(history)
 
 
-def _keep_earlier(path: Path, step: int) -> None:
+def _keep_earlier(path: Path, step: float) -> None:
     """Begin a file with the columns and those lines of it that are whole and of earlier steps."""
     header = f"{','.join(COLUMNS)}\n".encode()
     found = path.read_bytes() if path.exists() else b""

@@ -404,11 +404,11 @@ class Monitor(ABC):
             self._window_start = None
         self._media = Media(
             self.prefix,
-            len(self.history),
             self._tag_start,
             self.on_error,
             pictures=self.pictures,
             scalars=self.scalars,
+            start=step,
         )
         prefix = self._file_prefix()
         folder = self.folder or run.folder
@@ -417,7 +417,7 @@ class Monitor(ABC):
                 from embedgeo.results.parquet import HistoryFile
 
                 self._file = HistoryFile(
-                    Path(folder), prefix, self._geometry.origin(), is_new=self._is_new
+                    Path(folder), prefix, self._geometry.origin(), is_new=self._is_new, start=step
                 )
 
     def _open(self, batch: Any) -> None:
@@ -728,6 +728,8 @@ class Monitor(ABC):
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]
         measured = [Record(**{"step": step, **record}) for record in [*records, *means]]
         measured += self._hear(step, measured)
+        if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
+            self.history = [record for record in self.history if record["step"] < step]
         self.history += measured
         self._is_new = False
         if self._file is not None:
