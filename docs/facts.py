@@ -1,15 +1,14 @@
-"""The facts of the keys in definitions.md, as the metrics know them: what is quoted below each
-heading of keys.
+"""The facts of the keys in definitions.md, as the metrics know them: the box below each heading of
+keys, which mkdocs puts there when it builds the site.
 
-``python docs/facts.py`` writes them into the page, and ``tests/docs/test_definitions.py`` holds the
-page to them. A new key needs a heading, such as ``### `key```, and a text; its facts come by
-themselves.
+A new key needs a heading, such as ``### `key```, and a text; its facts come by themselves.
 """
 
 import re
 import textwrap
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ PAGE = Path(__file__).parent / "definitions.md"
 FAMILIES = {"scale": SCALES, "other": ("previous", "first", "below"), "part": replacements()}
 """Values of the words in braces, which stand for all keys of a family."""
 
-_HEADING = re.compile(r"^### (`\w[\w{}]*`(?:, `\w[\w{}]*`)*)\n\n(?:(?:>.*\n)+\n)?", re.MULTILINE)
+_HEADING = re.compile(r"^### (`\w[\w{}]*`(?:, `\w[\w{}]*`)*)\n\n", re.MULTILINE)
 _NUM_ROWS, _NUM_TYPES, _DIM = 65_536, 8_000, 768  # of the Gaussian rows whose values are told
 
 
@@ -44,6 +43,11 @@ def with_facts(page: str) -> str:
         LookupError: a heading has a key that no metric has.
     """
     return _HEADING.sub(lambda found: f"### {found[1]}\n\n{_facts(found[1])}\n", page)
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
+    """The text of a page; mkdocs calls this for each."""
+    return with_facts(markdown) if page.file.src_uri == PAGE.name else markdown
 
 
 def _family(name: str) -> list[str]:
@@ -167,7 +171,3 @@ def _gaussian() -> dict[str, float]:
     return {
         key: float(value) for key, (value,) in baseline_values(rows).items() if not np.isnan(value)
     }
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_facts(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
