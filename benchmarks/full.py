@@ -4,7 +4,7 @@ an hour or so.
     make bench-full   or   python -m benchmarks.full [--only peers steps compiled scaling long]
     [--json FILE]
 
-`docs/benchmarks.md` says what each part does, and what the JSON holds.
+`benchmarks/README.md` says what each part does, and what the JSON holds.
 """
 
 from collections.abc import Callable, Iterator

@@ -2,7 +2,7 @@
 
     python -m benchmarks.within_token_variance [--seeds 8] [--max_steps 600] [--draws 8]
 
-Prints the tables of docs/benchmarks.md. "MS_W" pools the squared deviations from the means of the
+Prints the tables of benchmarks/README.md. "MS_W" pools the squared deviations from the means of the
 token types over their degrees of freedom, as embedgeo did before: unbiased if all types have one
 variance and all rows are independent.
 """

@@ -76,7 +76,7 @@ def test_what_is_found_is_printed_and_has_the_documented_fields(name, tmp_path, 
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert {"torch", "processors", "threads"} <= set(found["machine"])
-    page = Path(ROOT, "docs/benchmarks.md").read_text()
+    page = Path(ROOT, "benchmarks/README.md").read_text()
     for record, fields in zip(records, found["records"], strict=True):
         (row,) = re.findall(rf"^\| `{fields['kind']}` \|.*$", page, re.MULTILINE)
         assert set(fields) == {"kind", *re.findall(r"`(\w+)`", row)[1:]}
