@@ -24,7 +24,6 @@ from embedgeo.report.runs import runs_of_records
 CURVES = ("V_W_over_V_unbiased", "anisotropy", "intrinsic_dimension_between")
 PAGES = {
     "tensorboard": ("images", 615),
-    "tensorboard-scalars": ("custom_scalars&_smoothingWeight=0", 680),
 }
 """Name of the picture: page, and height of the window."""
 
