@@ -236,7 +236,7 @@ def _scales(run: Run, options: _Options) -> FigureData | None:
     if not scales.measured_scales(run):
         return None
     draw = scales.scales_by_layer if options.by == "layer" else scales.scales_by_step
-    return draw(with_baseline(run), options.ax)
+    return draw(run, options.ax)
 
 
 def _similarity(run: Run, options: _Options) -> FigureData | None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
-from embedgeo.glossary import GAUSSIAN, term
+from embedgeo.glossary import term
 from embedgeo.report.figures import with_errors
 from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
@@ -52,8 +52,8 @@ def measured_scales(run: Run) -> dict[int, str]:
 
 
 def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
-    """The dimension against the scale at the last step: a line for each layer, and the mean of the
-    baseline.
+    """The dimension against the scale at the last step: a line for each layer, and their mean
+    over blocks.
     """
     scales = measured_scales(run)
     step = run.steps[-1]
@@ -71,7 +71,7 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
             .T.rename_axis("scale")
         )
 
-    table, gaussian = at_last(run.values), run.means(at_last(run.baseline))
+    table = at_last(run.values)
     errors = at_last(run.errors).combine_first(at_last(run.values, "_error"))[run.depth]
     means = run.means(table)
     title = run.titled("Intrinsic dimension against scale", step)
@@ -86,12 +86,15 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     )
     draw.mean_lines(ax, means, run.means(errors))
     draw.value_axis(
-        ax, term("intrinsic_dimension"), table.to_numpy(), gaussian, run.depth, errors.to_numpy()
+        ax,
+        term("intrinsic_dimension"),
+        table.to_numpy(),
+        layers=run.depth,
+        errors=errors.to_numpy(),
     )
     _scale_axis(ax, list(scales))
     draw.legend(ax)
     numbers, bands = with_errors(table.join(means), errors)
-    numbers = numbers.join(gaussian.add_prefix(f"{GAUSSIAN}, "))
     alt = f"Intrinsic dimension against scale, a line for each of {len(run.depth)} layers."
     text = " ".join(f"{str(name).capitalize()}: {_ends(means[name])}." for name in means) + bands
     return FigureData("intrinsic-dimension-scales", figure, numbers, alt, text)
