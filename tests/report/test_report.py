@@ -517,6 +517,14 @@ def test_near_copies_are_flagged_where_they_move_the_intrinsic_dimension(
     assert all(re.fullmatch(said, line) for line in found)
 
 
+def test_a_larger_dimension_of_twonn_is_no_sign_of_near_copies(tmp_path: Path) -> None:
+    usual = {"intrinsic_dimension": 9.0, "intrinsic_dimension_next_scale": 3.0, "n_points": 4000.0}
+    places = [(step, layer) for step in (0, 8) for layer in layer_names(2)]
+    changes = {(*place, key): value for place in places for key, value in usual.items()}
+    folder = make_sweep(tmp_path, (0, 8), 2, metrics=("n", *usual), changes=changes)
+    assert "Near copies in the intrinsic dimension" not in raised(folder)
+
+
 def test_whatever_ends_it_the_earlier_report_stays(plain: Path, tmp_path: Path) -> None:
     def fails(fault: BaseException, words: str) -> None:
         broken = mock.patch("pyarrow.csv.write_csv", side_effect=fault)

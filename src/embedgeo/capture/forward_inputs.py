@@ -158,7 +158,7 @@ class _RunningCall(NamedTuple):
         if other is not None and any(each.shape == other.shape for each in integers):
             mask = other if usual is None else usual
         mask = None if mask is None else _counted(mask)
-        is_of_transformers = structure.is_hugging_face(module)
+        is_of_transformers = type(module).__module__.startswith("transformers.")
         known = _PADDING_MASKS_OF_TRANSFORMERS if is_of_transformers else [*_PADDING_MASKS]
         untold = [
             name

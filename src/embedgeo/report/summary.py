@@ -260,8 +260,9 @@ def _near_copies(run: Run) -> list[str]:
     error = np.sqrt(
         (1.2 * dimension) ** 2 / num_points + at_next**2 / (2 * num_points.clip(upper=FAR_SIGHTED))
     )
-    factor = np.maximum(at_next / dimension, dimension / at_next)
-    found = factor[(factor > OTHER_DIMENSION) & ((at_next - dimension).abs() > 3 * error)]
+    # where TwoNN is the larger one, near copies are not the cause
+    factor = at_next / dimension
+    found = factor[(factor > OTHER_DIMENSION) & (at_next - dimension > 3 * error)]
     details = []
     for layer in run.layers:
         of_layer = found[found.index.get_level_values("layer") == layer]
