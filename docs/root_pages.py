@@ -20,6 +20,6 @@ def on_page_markdown(markdown: str, *, page: Any, **_: object) -> str:
     if page.file.src_uri not in SOURCES:
         return markdown
     source = Path(__file__).parents[1] / SOURCES[page.file.src_uri]
-    text = _PICTURE.sub(r"![\g<text>](\g<path>)", source.read_text(encoding="utf-8"))
+    text = _PICTURE.sub(r"![\g<text>](docs/\g<path>)", source.read_text(encoding="utf-8"))
     text = _ELSEWHERE.sub(r"\g<text>", text)
     return text.replace("](docs/", "](").replace("](CHANGELOG.md", "](changelog.md")
