@@ -8,6 +8,7 @@ Sources: Facco et al. 2017 (TwoNN); Denti et al. 2022 (GRIDE); Razzhigaev et al.
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -121,11 +122,14 @@ def _nearest_points(
     third and fourth neighbour.
     """
     kept, place = rows.distinct(duplicate_tolerance)
-    nearest = rows.nearest(4, None if len(kept) == len(place) else kept, apart)
+    points = None if len(kept) == len(place) else kept
     if len(kept) <= FAR_SIGHTED:
-        return nearest, place
+        return rows.nearest(4, points, apart), place
     least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
-    nearest.distances[least.argsort()[FAR_SIGHTED:], 2:] = torch.nan
+    is_far_sighted = torch.zeros_like(least, dtype=torch.bool)
+    is_far_sighted[least.argsort()[:FAR_SIGHTED]] = True
+    nearest = rows.nearest(4, points, apart, far=is_far_sighted)
+    nearest.distances[~is_far_sighted, 2:] = torch.nan
     return nearest, place
 
 
@@ -169,6 +173,12 @@ def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
     return torch.where(least == most, least, -1)
 
 
+@lru_cache(maxsize=16)  # layers have as many points, most of them
+def _log_ranks(n: int) -> Tensor:
+    """-log(1 - i/n) of i = 1 … n, float64."""
+    return -torch.log1p(-torch.arange(1, n + 1, dtype=torch.float64, device="cpu") / n)
+
+
 def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> float:
     """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``."""
     num_used = math.floor(len(log_mu) * (1 - discard_fraction) + 1e-9)
@@ -179,10 +189,7 @@ def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> flo
     if num_used < 2 or not total > _EQUAL * num_used:
         return math.nan
     if method == "fit":
-        log_rank = -torch.log1p(
-            -torch.arange(1, num_used + 1, dtype=used.dtype, device="cpu") / len(log_mu)
-        )
-        return float(used @ log_rank / (used @ used))
+        return float(used @ _log_ranks(len(log_mu))[:num_used]) / float(used @ used)
     return (num_used - 1) / (total + (len(log_mu) - num_used) * float(used[-1]))
 
 
@@ -435,18 +442,25 @@ def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
     return by_order[at[is_first]]
 
 
+def _has_no_copies(place: Tensor) -> bool:
+    return len(place) > 0 and int(place.amax()) == len(place) - 1
+
+
 def _one_of_each_type(labels: RowLabels, place: Tensor) -> Tensor:
     """Indices of an occurrence of each token type; of those that are copies of each other, one."""
     assert labels.types is not None
     rows = first_of_each(labels.types, labels.order)
     rows = rows[labels.types[rows] >= 0]
-    return rows[first_of_each(place[rows], labels.order[rows])]
+    return rows if _has_no_copies(place) else rows[first_of_each(place[rows], labels.order[rows])]
 
 
 def _repeated(labels: RowLabels, place: Tensor) -> Tensor:
     """Indices of the rows of token types with enough of them; of a type's copies of a row, one."""
     assert labels.types is not None
     of_type = labels.types.unique(return_inverse=True)[1]
-    rows = first_of_each(place * (len(of_type) + 1) + of_type, labels.order)
+    if _has_no_copies(place):
+        rows = torch.arange(len(place), device=place.device)
+    else:
+        rows = first_of_each(place * (len(of_type) + 1) + of_type, labels.order)
     counts = of_type[rows].bincount(minlength=1)
     return rows[counts[of_type[rows]] >= _FEWEST_OCCURRENCES]

@@ -22,9 +22,9 @@ from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_normal,
+    matmul_precision,
     power_of_two,
-    row_norms,
-    scaled_row_norms,
+    quick_row_norms,
     search_dtype,
 )
 
@@ -114,6 +114,10 @@ class Neighbors:
     def _distances(self) -> Tensor:
         return Float64Rows.of(self.x).distances(self.every)
 
+    @property
+    def _are_apart(self) -> bool:
+        return bool(self._distances.amin() > 0)
+
     @cached_property
     def _rounded(self) -> "RoundedRows":
         return RoundedRows.of(self.x)
@@ -130,8 +134,8 @@ class Neighbors:
         projected = None if is_small else Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
         for most, share in ((1, 0.0), (len(self.x), tolerance)):
-            if len(kept) < 2:
-                break
+            if len(kept) < 2 or (projected is None and not share and self._are_apart):
+                continue
             points = self.x if len(kept) == len(self.x) else self.x[kept]
             reach = share * float(_distances_from_mean(points).median()) if share else 0.0
             reach = reach if reach < torch.inf else 0.0
@@ -158,6 +162,7 @@ class Neighbors:
         rows: Tensor | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
+        far: Tensor | None = None,
     ) -> Nearest:
         """Find the k nearest of some rows among these.
 
@@ -166,6 +171,7 @@ class Neighbors:
             rows: indices of these rows, shape (m,); default: all. Places are among them.
             apart: labels of all rows, shape (n,), int64: see `nearest_distances`.
             together: labels of all rows.
+            far: marks of some rows, shape (m,), where only these need more than two neighbours.
         """
         if rows is not None:
             apart, together = (None if each is None else each[rows] for each in (apart, together))
@@ -176,7 +182,7 @@ class Neighbors:
             return _smallest(distances, k)
         rows = self.every if rows is None else rows
         if together is None:
-            return self._nearest(k, rows, apart)
+            return self._nearest(k, rows, apart, far=far)
         order, windows = _windows(together)
         found = [
             self._nearest(
@@ -192,7 +198,12 @@ class Neighbors:
         return Nearest(distances[back], places[back])
 
     def _nearest(
-        self, k: int, rows: Tensor, apart: Tensor | None, together: Tensor | None = None
+        self,
+        k: int,
+        rows: Tensor,
+        apart: Tensor | None,
+        together: Tensor | None = None,
+        far: Tensor | None = None,
     ) -> Nearest:
         """Find the k nearest of these rows among each other; labels are theirs."""
         every = torch.arange(len(rows), device=rows.device)
@@ -201,7 +212,7 @@ class Neighbors:
             x = Float64Rows.of(self.x if is_all else self.x[rows])
             return x.nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(self.x, rows, k, apart, together)
+        nearest, is_known = rounded.nearest(self.x, rows, k, apart, together, far)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
             x = Float64Rows.of(self.x if is_all else self.x[rows])
@@ -250,7 +261,7 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     step = chunk_length(x.shape[1], x.device)
     parts = [
-        scaled_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)), x.dtype)
+        quick_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)))
         for i, j in zip(rows.split(step), others.split(step), strict=True)
     ]
     return torch.cat(parts)
@@ -332,10 +343,10 @@ class RoundedRows(NamedTuple):
     How large can the product of a and b be, if the rows that they were rounded from are at a
     distance of at most r? Rounding moved the rows by at most ρ‖a‖ and ρ‖b‖, so that ‖a - b‖ is at
     most r + ρ (‖a‖ + ‖b‖). Then ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), from which it follows that
-    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. The sum of the
-    products of coordinates, in float32, is wrong by at most (d + 24) ε (‖a‖ + B)². So the product
-    is at most (r + ρ (‖a‖ + B))² + (d + 24) ε (‖a‖ + B)², or what that is rounded to, as rounding
-    keeps the order. No norm but ‖a‖ is in it: a row far off does not blur the others.
+    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. Rounding of the
+    product's sum in float32, and of the squared norms, is at most (d + 48) ε (‖a‖ + B)². So the
+    product is at most (r + ρ (‖a‖ + B))² + (d + 48) ε (‖a‖ + B)², or what that is rounded to, as
+    rounding keeps the order. No norm but ‖a‖ is in it: a row far off does not blur the others.
     """
 
     values: Tensor  # shape (n, d + 6)
@@ -351,15 +362,16 @@ class RoundedRows(NamedTuple):
         center = x.mean(0, dtype=precise)
         largest = torch.stack(x.aminmax()).abs().max() if dim else x.new_ones(())
         unit = power_of_two(largest.to(precise))
-        values = torch.ones(n, dim + 2 * _NORM_PARTS, dtype=search_dtype(x.device), device=x.device)
+        values = x.new_empty(n, dim + 2 * _NORM_PARTS, dtype=search_dtype(x.device))
+        values[:, -_NORM_PARTS:] = 1
         norms = torch.empty(n, dtype=accumulator_dtype(x.device), device=x.device)
         lost = torch.empty_like(norms)
         for chunk in row_chunks(x):
             rows = ((x[chunk] - center) / unit).float()
             rounded = rows.bfloat16()
             values[chunk, :dim] = rounded
-            norms[chunk] = row_norms(rounded.float())
-            lost[chunk] = row_norms(rows.sub_(rounded))
+            norms[chunk] = quick_row_norms(rounded.float())
+            lost[chunk] = quick_row_norms(rows.sub_(rounded))
         rest = norms.square()
         for part in values[:, dim:-_NORM_PARTS].unbind(1):
             part.copy_(rest.bfloat16())
@@ -377,7 +389,7 @@ class RoundedRows(NamedTuple):
         """The largest product of each of these rows with a row that is at most that far away."""
         distances, own = distances / self.unit, self.norms[rows]
         both = own + (own + distances) * (1 + 4 * self.rounding)
-        error = (self.values.shape[1] + 18) * torch.finfo(torch.float32).eps
+        error = (self.values.shape[1] + 42) * torch.finfo(torch.float32).eps
         largest = (distances + self.rounding * both).square() + error * both.square()
         dtype = self.values.dtype
         return largest.clamp(max=torch.finfo(dtype).max).to(dtype)
@@ -397,12 +409,21 @@ class RoundedRows(NamedTuple):
             for start in range(0, n, _STRIP_ROWS):
                 stop = min(start + _STRIP_ROWS, n)
                 torch.mm(left[start:stop], self.values[start:].T, out=out[start:stop, start:])
-                out[stop:, start:stop] = out[start:stop, stop:].T
+                for row in range(stop, n, _STRIP_ROWS):
+                    tile = out[start:stop, row : row + _STRIP_ROWS].contiguous()
+                    # torch turns a tile over fast only if source and result are contiguous
+                    out[row : row + _STRIP_ROWS, start:stop] = tile.T.contiguous()
         out[:, rows].fill_diagonal_(torch.inf)
         return out
 
     def nearest(
-        self, x: Tensor, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        k: int,
+        apart: Tensor | None,
+        together: Tensor | None,
+        far: Tensor | None,
     ) -> tuple[Nearest, Tensor]:
         """Find the k nearest of these rows, whose indices in ``x`` are ``rows``, shape (m,).
 
@@ -421,8 +442,12 @@ class RoundedRows(NamedTuple):
             _exclude(self.products(own, of_block[:, :n]), own, apart, together)
             groups = of_block.unflatten(1, (_GROUP, -1))
             minima = groups.amin(1)
-            guessed, guessed_distances = self._guess(x, rows, own, groups, minima, k)
-            limit = self.largest_products(own, guessed_distances.amax(1))
+            near = None if far is None else ~far[own]  # those that need two neighbours
+            guessed, guessed_distances = self._guess(x, rows, own, groups, minima, k, near)
+            reach = guessed_distances.amax(1)
+            if near is not None:
+                reach = torch.where(near, guessed_distances[:, :2].amax(1), reach)
+            limit = self.largest_products(own, reach)
             of_block[torch.arange(len(of_block), device=x.device)[:, None], guessed] = torch.inf
             # of a group of products only the smallest is looked at, unless that is small enough
             is_near = minima <= limit[:, None]
@@ -438,15 +463,26 @@ class RoundedRows(NamedTuple):
         return Nearest(distances, places), is_known
 
     def _guess(
-        self, x: Tensor, rows: Tensor, own: slice, groups: Tensor, minima: Tensor, k: int
+        self,
+        x: Tensor,
+        rows: Tensor,
+        own: slice,
+        groups: Tensor,
+        minima: Tensor,
+        k: int,
+        near: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Take the smallest products of k groups of each row.
+        """Take the smallest products of k groups of each row, and of two of those that ``near``
+        marks.
 
         Returns:
             Their columns, and the distances of these rows, infinite where products are; both of
             shape (m, k).
         """
         least, group = minima.topk(k, largest=False)
+        if near is not None:
+            least[near, 2:] = torch.inf
+            group[near, 2:] = group[near, :1]
         members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
         columns = members.argmin(1) * minima.shape[1] + group
         i, at = (least < torch.inf).nonzero(as_tuple=True)
@@ -492,27 +528,28 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
 
 def _distances_from_mean(x: Tensor) -> Tensor:
     center = x.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.cat([row_norms(x[chunk] - center) for chunk in row_chunks(x)])
+    return torch.cat([quick_row_norms(x[chunk] - center) for chunk in row_chunks(x)])
 
 
 class Projections(NamedTuple):
     """Projections of rows on some directions. Rows that are near to each other have near ones."""
 
-    places: Tensor  # shape (n, 4), float64 (float32 on a device without)
+    places: Tensor  # shape (n, 4), float32 (float64 where the rows are)
     rounding: Tensor  # the largest error of each row's places, shape (n,)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
         """Project the rows of ``x``, shape (n, d)."""
-        dtype = accumulator_dtype(x.device)
-        center = x.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        center = x.mean(0, dtype=dtype)
         directions = _generic_directions(x.shape[1], dtype, x.device)
         places = torch.empty(len(x), _DIRECTIONS, dtype=dtype, device=x.device)
         norms = torch.empty_like(places[:, 0])
-        for chunk in row_chunks(x):
-            rows = x[chunk].to(dtype) - center
-            norms[chunk] = row_norms(rows)
-            torch.mm(rows, directions, out=places[chunk])  # which autocast leaves alone
+        with matmul_precision(x.device):
+            for chunk in row_chunks(x):
+                rows = x[chunk] - center
+                norms[chunk] = quick_row_norms(rows)
+                torch.mm(rows, directions, out=places[chunk])
         return cls(places, 8 * x.shape[1] ** 0.5 * torch.finfo(dtype).eps * norms)
 
     def pairs(self, rows: Tensor, reach: float, most: int) -> tuple[Tensor, Tensor]:

@@ -343,11 +343,12 @@ class GeometryMetric(Metric):
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
         prefix, empty = self._declared[kind]
         held = vars(self) if tensors is None else tensors
-        cpu = torch.device("cpu")
+        cpu, own = torch.device("cpu"), self.device
         fields: dict[str, Tensor] = {}
         for field, value in empty._asdict().items():
-            if isinstance(value, Tensor) and (name := prefix + field) in held:
-                fields[field] = sent(held[name], cpu if name in self._on_cpu else self.device)
+            if isinstance(value, Tensor) and (tensor := held.get(prefix + field)) is not None:
+                device = cpu if prefix + field in self._on_cpu else own
+                fields[field] = tensor if tensor.device == device else sent(tensor, device)
         return empty._replace(**fields)
 
     def store(self, state: State) -> None:
