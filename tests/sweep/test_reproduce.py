@@ -141,7 +141,7 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
             for value in values
         ]
         given = ["--model", BERT, "--claims", claims("yamagiwa2025", *entries)]
-        return reproduced("yamagiwa2025", tmp_path / "out", *given, num_tokens=30000)
+        return reproduced("yamagiwa2025", tmp_path / "out", *given, num_tokens=10**6)
 
     slope, of_token, occurrences = rows([["-0.5"], ["1.0"], ["1000"]])["measured"]
     table = pd.read_parquet(tmp_path / "out" / "tokens" / "main.parquet")
@@ -165,7 +165,7 @@ def test_printed_values_hold_where_they_are_right_and_do_not_where_they_are_wron
 
 @pytest.mark.slow
 def test_another_text_and_another_model_are_not_compared_with_what_is_printed(
-    texts, options, tmp_path, claims
+    texts, options, tmp_path, claims, capsys
 ):
     texts.add("lab/other", "main", model_files("bert", 1))
     value = {**VALUE, "printed": "1"}
@@ -173,11 +173,28 @@ def test_another_text_and_another_model_are_not_compared_with_what_is_printed(
     given = ["--model", "lab/other", "--claims", claims("yamagiwa2025", *entries)]
     rows = reproduced("yamagiwa2025", tmp_path / "out", *given, text=options["text"])
     assert set(rows["verdict"]) == {"not comparable"}
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said.startswith("yamagiwa2025: steps final, text ")
+    assert f"{options['text']} (preset: hf://datasets/rojagtap/bookcorpus)" in said
+    assert "unit line, max_words 63, sample 1.0 (preset: 0.01), " in said
+    assert "only a share" not in said
     assert rows["why"].tolist() == [
         "another text: text.txt",
         "another model: gpt2 was not measured",
         "another model: a model known to be a decoder was not measured",
     ]
+
+
+def test_a_share_that_a_preset_takes_of_its_own_text_is_said_of_another(texts, tmp_path, capsys):
+    texts.add("lab/other", "main", model_files("bert", 1))
+    own = tmp_path / "mine.txt"
+    own.write_text("a line of words\n" * 50)
+    given = ["--model", "lab/other", "--text", str(own), "--dry-run", "--out", str(tmp_path / "o")]
+    assert main(["reproduce", "yamagiwa2025", *given]) == 0
+    said = capsys.readouterr().out
+    assert "only a share of 0.01 is taken, as the preset takes of its own: --sample 1" in said
+    assert main(["reproduce", "yamagiwa2025", *given, "--sample", "1"]) == 0
+    assert "only a share" not in capsys.readouterr().out
 
 
 @pytest.mark.slow
