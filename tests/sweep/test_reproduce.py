@@ -410,6 +410,14 @@ def test_a_claim_of_each_rule_holds_where_it_is_planted_and_not_where_its_opposi
         assert np.isfinite([found.measured, found.error]).all()
 
 
+def test_a_dip_is_told_as_the_smallest_value():
+    found = verdict(
+        planted({"Q": SAGS}, errors=1e-6), rule="peak", metric="Q", over="layers", direction="down"
+    )
+    assert found.why.startswith("the smallest value of the middle half, at hidden.03, less the")
+    assert (found.measured, found.difference) == (1.0, -4.0)
+
+
 def test_the_last_layer_can_be_left_out_of_a_trend():
     long = [*FALLS_LAST[:-1], 5.5, 0.5]
     claim = {"rule": "trend", "direction": "up", "metric": "V"}

@@ -129,7 +129,8 @@ def _why_open(verdict: str, error: float) -> str:
 def falling(rule: Callable[[Series], Verdict], of: Series) -> Verdict:
     """The verdict of a rule about growth on values that fall instead."""
     found = rule(of._replace(values=-of.values))
-    return found._replace(measured=-found.measured, difference=-found.difference)
+    why = found.why.replace("larger", "smaller").replace("largest", "smallest")
+    return found._replace(why=why, measured=-found.measured, difference=-found.difference)
 
 
 def peak(of: Series, *, in_the_middle: bool = False) -> Verdict:
