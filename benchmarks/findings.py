@@ -25,7 +25,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import stats
 
-from benchmarks.findings_runs import EVENTS, KINDS, SIZES, STARTS, Size, do_runs, read_runs
+from benchmarks.findings_runs import (
+    COUNT_RANGES,
+    EVENTS,
+    KINDS,
+    PROCESSED,
+    SIZES,
+    STARTS,
+    Size,
+    do_runs,
+    read_runs,
+)
 from docs.dark import save
 from embedgeo import GeometryAlarm
 from embedgeo.drawing import RUNS, step_axis, style
@@ -60,6 +70,9 @@ would see.
 
 LEAST_TAU = 0.5
 """Kendall's correlation with the depth that is a trend."""
+
+SETTLED = 0.8
+"""Share of its rise that a number which has stabilised keeps."""
 
 TRUST = 0.95
 COLOURS = dict(zip(KINDS, RUNS, strict=False))
@@ -171,6 +184,16 @@ def second_fall(curve: Array) -> float:
     return float(1 - curve[-1] / np.nanmax(curve[int(np.nanargmin(curve)) :]))
 
 
+def kept(curve: Array) -> float:
+    """Share of its largest rise that a curve over steps in half octaves has kept at the end and
+    throughout the second half of the training; 0 where the rise is too small to see.
+    """
+    largest = float(np.nanmax(curve)) - curve[0]
+    if largest < VISIBLE * abs(curve[0]):
+        return 0.0
+    return float((np.nanmin(curve[-3:]) - curve[0]) / largest)
+
+
 def tau(curve: Array) -> float:
     """Kendall's correlation of a number with the depth."""
     return float(stats.kendalltau(np.arange(len(curve)), curve).statistic)
@@ -253,6 +276,16 @@ CLAIMS = (
         1,
         ENCODERS,
         True,
+    ),
+    Claim(
+        RAZZHIGAEV,
+        "decoder: anisotropy grows over training, then stabilises (keeps 0.8 of its rise)",
+        "anisotropy",
+        kept,
+        "steps",
+        SETTLED,
+        1,
+        KINDS[:1],
     ),
     Claim(YAMAGIWA, "M / Q grows with depth", "M_over_Q", tau, "depth", LEAST_TAU),
     Claim(YAMAGIWA, "V_W / V grows with depth", "V_W_over_V", tau, "depth", LEAST_TAU),
@@ -887,6 +920,36 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
     return figure
 
 
+def frequency_range(values: Frame) -> str:
+    """The regression of V on M over token types of other frequencies, at the middle block."""
+    rows = []
+    for kind in KINDS:
+        block = middle(chosen(values, kind, "training"))
+        for least, most in COUNT_RANGES:
+            frame = chosen(values, kind, f"types {least} to {most}")
+            found = [
+                shown(*mean_and_error(at_block(frame, metric, block)))
+                for metric in ("token_types_regressed", "V_on_M_slope", "V_on_M_r2")
+            ]
+            rows.append((NAMES[kind], f"{least:,} to {most:,} times", *found))
+    return markdown(("", "token types", "number", "slope of V on M", "R²"), rows)
+
+
+def cosines(values: Frame) -> str:
+    """Cosines of rows at the middle block, as they are and after processing."""
+    rows = []
+    for kind in KINDS:
+        for name in PROCESSED:
+            frame = chosen(values, kind, f"rows {name}")
+            found = [
+                shown(*mean_and_error(at_block(frame, metric, str(frame["layer"].iloc[0]))))
+                for metric in ("cosine", "cosine_std", "cosine_same", "cosine_pooled")
+            ]
+            rows.append((NAMES[kind], name, *found))
+    head = ("two rows", "their spread", "two of one token", "means of two sequences")
+    return markdown(("", "rows", *head), rows)
+
+
 # ── the page
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -900,6 +963,8 @@ def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[s
         "beyond": beyond_the_loss(values, losses),
         "equal loss": equal_loss(values, losses),
         "final loss": of_final_loss(values, losses),
+        "frequency range": frequency_range(values),
+        "cosines": cosines(values),
         "alarms": alarms(replays, int(values.loc[values["is_alarm"], "onset"].iloc[0])),
         "from the start": from_the_start(values, losses),
     }

@@ -35,6 +35,14 @@ from transformers import (
 
 import embedgeo
 from benchmarks.small_models import MASKED
+from embedgeo.functional import (
+    pca_whitening,
+    principal_axes,
+    row_scatter,
+    top_removal,
+    type_regressions,
+    z_scoring,
+)
 from embedgeo.metrics import Anisotropy, IntrinsicDimension, default_metrics
 from embedgeo.results.files import replacing
 from embedgeo.studies.commands import DemoSettings
@@ -53,6 +61,11 @@ STARTS = ("rate × 10", "no warm-up", "weights × 4")
 
 EVENTS = ("rate jumps × 10", "noise for text", "float16 underflow", "dead head", "labels shifted")
 """Faults that begin half way through a run."""
+
+
+PROCESSED = ("as it is", "z-scored", "whitened", "3 directions removed")
+COUNT_RANGES = ((2, 100000), (5, 100000), (10, 100000), (20, 100000), (50, 100000), (10, 50))
+"""How often token types occur that regressions are over; the third is that of the metrics."""
 
 
 @dataclass(frozen=True)
@@ -274,6 +287,59 @@ def measure(model: PreTrainedModel, input_ids: Tensor, **options: Any) -> pd.Dat
     return geometry.to_frame()
 
 
+def of_ranges(model: PreTrainedModel, token_ids: Tensor) -> Iterator[pd.DataFrame]:
+    """Regressions over the token types of several frequencies."""
+    with torch.no_grad(), embedgeo.observe(model.base_model) as geometry:
+        model.base_model(input_ids=token_ids)
+    table = geometry.token_tables()
+    for least, most in COUNT_RANGES:
+        for layer, types in table[table["n"].between(least, most)].groupby("layer"):
+            columns = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in "nQMV"}
+            found = {key: float(value) for key, value in type_regressions(columns).items()}
+            frame = pd.DataFrame({"metric": found.keys(), "value": found.values()})
+            yield frame.assign(layer=layer, variant=f"types {least} to {most}")
+
+
+def of_processing(setting: Setting, model: PreTrainedModel, token_ids: Tensor) -> pd.DataFrame:
+    """Cosines of rows at the middle block, as they are and after processing that is fitted on them:
+    of two rows (mean and spread), of two of one token, and of the means of two sequences.
+    """
+    half_way = setting.training.num_layers // 2
+    with torch.no_grad():
+        hidden = model.base_model(input_ids=token_ids, output_hidden_states=True).hidden_states
+    x = hidden[half_way].double()
+    fitted = row_scatter(x.flatten(0, 1))
+    axes = principal_axes(fitted)
+    processed = (
+        x,
+        z_scoring(fitted)(x),
+        pca_whitening(axes)(x),
+        top_removal(axes, 3)(x),
+    )
+    frames = []
+    for name, rows in zip(PROCESSED, processed, strict=True):
+        unit = nn.functional.normalize(rows.flatten(0, 1), dim=-1)
+        pooled = nn.functional.normalize(rows.mean(1), dim=-1)
+        generator = torch.Generator().manual_seed(0)
+        pairs = torch.randint(len(unit), (2, 100_000), generator=generator)
+        cosines = (unit[pairs[0]] * unit[pairs[1]]).sum(-1)[pairs[0] != pairs[1]]
+        sums = torch.zeros(int(token_ids.max()) + 1, unit.shape[1], dtype=unit.dtype)
+        sums.index_add_(0, token_ids.flatten(), unit)
+        n = token_ids.flatten().bincount().double()
+        found = {
+            "cosine": cosines.mean(),
+            "cosine_std": cosines.std(),
+            "cosine_same": (sums.square().sum() - n.sum()) / (n * (n - 1)).sum(),
+            "cosine_pooled": (pooled.sum(0).square().sum() - len(pooled))
+            / (len(pooled) * (len(pooled) - 1)),
+        }
+        values = [float(value) for value in found.values()]
+        frames.append(
+            pd.DataFrame({"metric": found.keys(), "value": values, "variant": f"rows {name}"})
+        )
+    return pd.concat(frames).assign(layer=f"block.{half_way - 1:02}", layer_index=half_way)
+
+
 _WITH_SPECTRUM = partial(default_metrics, spectrum=True)
 
 
@@ -325,6 +391,8 @@ def final_measurements(
         word_types = nn.functional.pad(word_types, (1, 1))
     yield large("words", rows="words", word_ids=word_ids, token_ids=word_types)
     yield from gaussian_rows(setting, model, token_ids, seed)
+    yield from of_ranges(model, token_ids)
+    yield of_processing(setting, model, token_ids)
     if seed:  # errors are compared for one run of each kind
         return
     for num_tokens in size.probe_sizes:

@@ -15,7 +15,7 @@ LEDGER = "ledger"
 """Layer of a block that is all terms of its output, side by side: see `embedgeo.ResidualLedger`."""
 
 _LAYER = re.compile(
-    r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+\))"
+    r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+(?:_hidden|)\))"
     rf"(?:(?<=\d)\.({'|'.join((*PARTS, LEDGER))})|)"
 )
 _SHORT = {"attention": "attn", "middle": "mid"}

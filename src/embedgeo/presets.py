@@ -38,7 +38,7 @@ def preset(name: str) -> dict[str, Any]:
         ValueError: there is no such preset.
 
     >>> preset("yamagiwa2025")["unit"]
-    'sentence'
+    'line'
     """
     import yaml
 

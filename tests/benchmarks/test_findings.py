@@ -9,7 +9,19 @@ import numpy as np
 import pytest
 
 from benchmarks import findings
-from benchmarks.findings import CLAIMS, PAGE, Claim, bell, fall, peak, rise, second_fall, span, tau
+from benchmarks.findings import (
+    CLAIMS,
+    PAGE,
+    Claim,
+    bell,
+    fall,
+    kept,
+    peak,
+    rise,
+    second_fall,
+    span,
+    tau,
+)
 from benchmarks.findings_runs import SIZES, do_runs, tasks
 
 
@@ -68,6 +80,10 @@ def test_shapes_are_told_by_their_size():
     # not half way
     assert bell(np.array([1.0, 4.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0])) == pytest.approx(-0.25)
     assert span(np.array([1.0, 4.0, 3.0])) == 3
+    assert kept(np.array([1.0, 2.0, 2.9, 3.0, 3.0])) == pytest.approx(0.95)
+    assert kept(np.array([1.0, 3.0, 2.0, 2.0, 2.0])) == pytest.approx(0.5)  # falls back
+    assert kept(np.array([1.0, 1.2, 1.5, 2.0, 3.0])) == pytest.approx(0.25)  # still grows
+    assert kept(np.array([1.0, 1.05, 1.05, 1.05, 1.05])) == 0  # nothing that can be seen
 
 
 @pytest.mark.parametrize(

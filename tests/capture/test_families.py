@@ -109,6 +109,13 @@ def assert_numbered_hidden_states(family, build):
     assert layer_names(model, "hidden_states") == list(expected)
     for name, state in expected.items():
         assert torch.equal(rows_seen(geometry, name)[0], state.flatten(0, 1)), (family, name)
+    if len({state.shape[-1] for each in states.values() for state in each[-2:]}) > 1:
+        return  # what it projects its states to is their mean with nothing
+    means = observed(model, batch, "mean(last2_hidden)")
+    for prefix in prefixes:
+        mean = torch.stack(list(states[prefix][-2:])).mean(0).flatten(0, 1)
+        found, _ = rows_seen(means, f"{prefix}mean(last2_hidden)")
+        torch.testing.assert_close(found, mean, rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_without_token_ids_gives_what_needs_none():

@@ -2,12 +2,18 @@
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
 import yaml
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from embedgeo.report.runs import runs_of_records
+from embedgeo.studies.reproduce import Measured
+from embedgeo.sweep import SweepSettings
 from embedgeo.text import builtin_corpus
 from embedgeo.text.reading import parse_address
 from tests.sweep.tiny import checkpoint_files, model, saved_files, tokenizer_files
@@ -90,3 +96,38 @@ def ranked_files(kept):
     with torch.no_grad():
         network.gpt_neox.final_layer_norm.weight[kept:] = 0
     return tokenizer_files("gpt") | saved_files(network.save_pretrained)
+
+
+def planted(values, steps=(0,), group="", tokens=None, facts=(), errors=0.0, **text):
+    """What was measured of a model without a model: values of metrics by layer, of the input and
+    blocks, and for several steps by step and layer; and a table of token types.
+    """
+    records = []
+    for metric, of_metric in values.items():
+        for step, at_layers in zip(steps, np.reshape(of_metric, (len(steps), -1)), strict=True):
+            for i, value in enumerate(at_layers):
+                layer = f"hidden.{i:02d}" if len(steps) == 1 else f"blocks.{i}"
+                places = {"layer": layer, "layer_index": i, "width": 8}
+                number = {"metric": metric, "value": float(value), "stderr": errors}
+                records.append({"run": "m", "model": "m", "step": step, **places, **number})
+    frame = pd.DataFrame(records)
+    (run,) = runs_of_records(frame, **({} if tokens is None else {"tokens": tokens}))
+    run = replace(run, has_steps=len(steps) > 1, facts=dict(facts))
+    settings = SweepSettings(model="m", num_tokens=10**9)
+    return Measured(run, "m", group, settings, {"model": "m"}, text)
+
+
+def planted_types(num_types, slope, layers=5, seed=0, noise=0.01, outliers=()):
+    """A table of token types whose V is 10 and the slope times M; with outliers (M, V)."""
+    random = np.random.default_rng(seed)
+    parts = []
+    for i in range(layers):
+        m = random.uniform(1, 2, num_types)
+        v = 10 + slope * m + noise * random.standard_normal(num_types)
+        m = np.concatenate([m, [each[0] for each in outliers]])
+        v = np.concatenate([v, [each[1] for each in outliers]])
+        n = 10 ** random.uniform(1, 4, len(m))
+        part = {"layer": f"hidden.{i:02d}", "token_id": np.arange(len(m)), "n": n.round()}
+        token = [f"t{j}" for j in range(len(m))]
+        parts.append(pd.DataFrame({**part, "token": token, "Q": m + v, "M": m, "V": v}))
+    return pd.concat(parts, ignore_index=True)

@@ -51,7 +51,7 @@ PRESETS = {
 }
 
 
-PAPERS = {"yamagiwa2025": 6, "razzhigaev2024": 6, "li2025": 32}
+PAPERS = {"yamagiwa2025": 6, "razzhigaev2024": 5, "li2025": 32}
 """Presets of several models, on a dataset: how many checkpoints they take."""
 
 

@@ -24,7 +24,7 @@ from embedgeo.cli import main
 from embedgeo.metrics import streaming_metrics
 from embedgeo.report.runs import read_runs
 from embedgeo.studies.commands import VocabularySettings, vocabulary
-from embedgeo.studies.vocabulary import read_matrices
+from embedgeo.studies.vocabulary import about_centroid, read_matrices
 from tests.data import floats
 from tests.models import t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
@@ -141,6 +141,32 @@ def test_both_matrices_are_measured_and_the_rows_to_be_known_are_named(tmp_path,
     assert model_records.to_dict() == {"tied_embeddings": 0.0}
 
 
+def test_norms_about_the_centroid_stand_beside_those_of_random_rows(tmp_path, capsys):
+    model = write_files(tmp_path / "mine", files())
+    assert run(model, tmp_path / "out") == 0
+    weight = built().get_input_embeddings().weight.detach().double()
+    distances = (weight - weight.mean(0)).norm(dim=1)
+    got = values(tmp_path / "out", "mine", "input_embedding")
+    assert got["centroid_norm_mean"] == pytest.approx(float(distances.mean()))
+    spread = float(distances.std(correction=0) / distances.mean())
+    assert got["centroid_norm_cv"] == pytest.approx(spread)
+    table = named(tmp_path / "out", "mine", "input_embedding")
+    nearest = distances.argsort()[:6].tolist()
+    assert set(table.sort_values("from_centroid").head(6).index) == set(nearest)
+    assert table["from_centroid"][nearest[0]] == pytest.approx(float(distances.min()))
+    assert "nearest to the centroid: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 30.0])
+def test_gaussian_rows_have_the_spread_of_norms_that_is_expected_of_them(offset):
+    rows = offset + torch.randn(20000, 128, generator=torch.Generator().manual_seed(0))
+    found, _ = about_centroid(rows)
+    norms = rows.norm(dim=1)
+    spread = float(norms.std() / norms.mean())
+    assert found["norm_cv_gaussian"] == pytest.approx(spread, rel=0.03)
+    assert found["centroid_norm_cv"] == pytest.approx(found["centroid_norm_cv_gaussian"], rel=0.03)
+
+
 def test_of_tied_matrices_both_layers_have_the_same_numbers(tmp_path, capsys):
     for kind in ("gpt2", "bert"):
         out = tmp_path / f"out-{kind}"
@@ -245,4 +271,6 @@ def test_without_a_tokenizer_rows_go_by_their_numbers(tmp_path, capsys):
     assert "mine has no tokenizer: rows go by their numbers" in capsys.readouterr().out
     got = values(tmp_path / "out", "mine", "input_embedding")
     assert got[["untrained_rows", "rows_without_token"]].isna().all()
-    assert named(tmp_path / "out", "mine", "input_embedding").index.tolist() == [30, 31]
+    noted = named(tmp_path / "out", "mine", "input_embedding")
+    assert noted[noted["same_as"] >= 0].index.tolist() == [30, 31]
+    assert set(noted["token"]) == {""}

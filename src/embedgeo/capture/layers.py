@@ -44,7 +44,7 @@ or a callable on the model that returns one of these or a mapping of names to mo
 ``"residual"``, or a `Residual`.
 """
 
-_MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)\)")
+_MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)(_hidden|)\)")
 # whose last hidden state is wider than the others, and is left out
 _WIDER_AT_THE_END = {"reformer"}
 # whose first hidden state is the first block's output
@@ -98,7 +98,8 @@ def resolve_layers(
     one, or the final norm. Patterns match these names and the names of modules inside the outermost
     Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
     checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, without
-    the final norm.
+    the final norm; ``"mean(last4_hidden)"`` that of the last four ``hidden_states``, of which the
+    last one is behind it.
 
     ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give
     for ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the
@@ -223,7 +224,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         )
     if mean:
         return [
-            _mean(submodel, pattern, int(mean[2]))
+            _mean(submodel, pattern, int(mean[2]), of_hidden=bool(mean[3]))
             for submodel in found
             if mean[1] in ("", submodel.prefix)
         ]
@@ -282,13 +283,16 @@ def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
         )
 
 
-def _mean(submodel: _Submodel, pattern: str, count: int) -> Layer:
+def _mean(submodel: _Submodel, pattern: str, count: int, *, of_hidden: bool) -> Layer:
     if not 1 <= count <= len(submodel.blocks):
         raise ValueError(
             f"layers={pattern!r} must average at least one block and at most all; the model has "
             f"{len(submodel.blocks)}."
         )
-    return Layer(f"{submodel.prefix}mean(last{count})", submodel.blocks[-count:])
+    calls = submodel.blocks[-count:]
+    if of_hidden:
+        calls = tuple(layer.calls[0] for layer in _hidden_states(submodel))[-count:]
+    return Layer(f"{submodel.prefix}mean(last{count}{'_hidden' * of_hidden})", calls)
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:

@@ -104,7 +104,7 @@ class Probe:
         self._inputs = inputs
         self._on_hidden = on_hidden
         self._attached: ExitStack | None = None
-        self._read_inside = dict[str, bool]()  # by layer, since attached: in the model's own call
+        self._read_inside = dict[tuple[str, int], bool]()  # since attached: in the model's own call
         self.left_out = set[str]()  # layers that are not measured, while others are
         # layers of each block that is divided into its streams
         self._streams = dict[ModuleCall, list[Layer]]()
@@ -258,7 +258,7 @@ class Probe:
             return
         call = layer.calls[i]
         is_inside = self._inputs.depth > 0
-        if self._read_inside.setdefault(layer.name, is_inside) != is_inside:
+        if self._read_inside.setdefault((layer.name, i), is_inside) != is_inside:
             if not is_inside:
                 return  # of the training step, on an inner state
             raise ValueError(

@@ -13,62 +13,71 @@ from embedgeo.formatting import did_you_mean, listed
 VISIBLE = 0.1
 """Share of a value by which a shape has to rise or fall for a reader of the figure to see it."""
 LEAST_SLOPE = 0.05
-"""Slope below zero that counts as one."""
+"""Distance from a limit that counts as one."""
 LEAST_TAU = 0.5
 """Kendall's τ of what a reader of the figure would call a trend: three pairs of layers in order for
 one that is not.
 """
+LEAST_CHANGE = 0.02
+"""Share of the largest value by which those of a trend differ at least."""
+SETTLED = 0.25
+"""Share of its growth by which a number that has settled may still change."""
+LEAST_TYPES = 150
+"""Token types that a regression over them needs."""
 
+_LIMITED = (
+    f"by more than z standard errors, and {LEAST_SLOPE} or what the row names as the least, at "
+    "every layer that the row is about"
+)
 RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "value": (
-        ("layer", "printed"),
-        "A value holds if it is no farther from the printed one than z standard errors and half a "
-        "unit of the last printed digit. It is not comparable with another text, or where z "
-        "standard errors are more than a quarter of the printed value.",
+        ("metric", "printed"),
+        "A value holds if it is no farther from the printed one than z standard errors and what "
+        "rounding may have changed, or, where the paper says about, the tolerance that the row "
+        "names. It is not comparable with another text, or where z standard errors are more than a "
+        "quarter of the printed value. Values of one token type have no standard error; numbers of "
+        "occurrences and texts have that of the difference of two random samples, and of types the "
+        "root of twice the number of those that occur once.",
     ),
-    "token": (
-        ("layer", "printed", "token"),
-        "A value of one token type, which has no standard error, holds if it is within the share "
-        "of the printed one that the row names.",
+    "fact": (
+        ("metric", "printed"),
+        "A fact of a model (layers, width, parameters, the place of its norms) holds if it is the "
+        "printed one, but for rounding.",
     ),
-    "count": (
-        ("printed",),
-        "A count holds if it is no farther from the printed one than z standard errors of the "
-        "difference of two such samples: of occurrences, of texts drawn at random; of types, the "
-        "root of twice the number of those that occur once. Special tokens do not count. It is "
-        "comparable only of the whole of the same share of the text.",
-    ),
-    "below": (
-        ("layer",),
-        "A slope is below zero if it is by more than z standard errors, at every layer that the "
-        f"row is about; it is not if it may be no more than {LEAST_SLOPE} below at one of them: by "
-        "its value and z standard errors.",
+    "above": (("metric", "layer"), f"A value is above a limit if it is {_LIMITED}."),
+    "below": (("metric", "layer"), f"A value is below a limit if it is {_LIMITED}."),
+    "order": (
+        ("metric", "layer", "than", "direction"),
+        "A model is above (below) the other group if its value differs from their mean that way by "
+        f"more than z standard errors and {VISIBLE:.0%} of the mean; of another order of magnitude "
+        "if it is so many times the mean as the row names. A span is the largest less the smallest "
+        "value over the layers.",
     ),
     "trend": (
-        ("direction",),
-        "A trend through the layers holds if Kendall's τ of value and depth has the sign and is "
-        "more than two of its standard errors from 0, which follow from the number of layers; it "
-        f"does not hold if, with two of them more, it is less than {LEAST_TAU}. Values that differ "
-        "by less than z of their largest errors are not comparable, unless those would have left "
-        f"{VISIBLE:.0%} to be seen. Where no errors are known, a trend fails only if the opposite "
-        "one holds.",
+        ("metric", "direction"),
+        "A trend through the layers holds if Kendall's τ of value and depth has the sign, is more "
+        f"than two of its standard errors from 0, which follow from the number of layers, and is "
+        f"{LEAST_TAU} or more; it does not hold if, with two of them more, it is less, or if the "
+        f"values differ by less than {LEAST_CHANGE:.0%}. Where no errors are known, a trend fails "
+        "only if the opposite one holds.",
+    ),
+    "settles": (
+        ("metric", "direction"),
+        "A number grows over training and then stabilises if its last value exceeds the first by "
+        f"more than z standard errors and {VISIBLE:.0%}, and if it neither changes by more than "
+        f"{SETTLED:.0%} of that growth over the second half of the steps, nor falls by more from "
+        "its highest value.",
     ),
     "peak": (
-        ("over",),
-        "A peak holds if the largest value between the ends exceeds both ends by more than z "
-        "standard errors of the difference; it does not hold if, within z of them, it exceeds one "
-        f"by less than {VISIBLE:.0%} of that end. Through the layers the peak is the largest value "
-        "of the middle half, and does not hold if one outside of that is larger by more than z "
+        ("metric", "over", "direction"),
+        "A peak (a dip) holds if the largest (smallest) value between the ends exceeds both ends "
+        "by more than z standard errors of the difference; it does not hold if, within z of them, "
+        f"it exceeds one by less than {VISIBLE:.0%} of that end. Through the layers it is that of "
+        "the middle half, and does not hold if one outside of that is larger by more than z "
         "standard errors; if one is larger by less, it is not comparable.",
     ),
-    "flatter": (
-        ("than",),
-        "A profile is flatter if its span over the layers (largest less smallest value) is less "
-        "than the mean span of the other group by more than z standard errors of the difference; "
-        f"it is not if, within z of them, it is less by under {VISIBLE:.0%} of that.",
-    ),
     "phase": (
-        ("phase", "start"),
+        ("metric", "phase", "start"),
         "Phases are told apart by the two steps between which the number grows most (where it "
         "starts by growing: falls most): before them is the first, between them the second, after "
         "them the third. A phase holds if the number changes as claimed by more than z standard "
@@ -76,29 +85,22 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
         f"{VISIBLE:.0%} of the larger value. Where none is before the second, or after it, that is "
         "asked of each change within the second, and the least clear one is named.",
     ),
-    "unprinted": (
-        ("layer",),
-        "Where nothing but a picture is known of the paper, what was measured stands beside that "
-        "of Gaussian rows that are independent of their tokens, if that is known.",
-    ),
-    "picture": (
-        (),
-        "A picture is for a reader to compare: the one of what was measured here stands below it.",
+    "unchecked": (
+        ("why",),
+        "What cannot be checked says why. A picture is for a reader to compare with that of what "
+        "was measured here, below it.",
     ),
 }
-"""The fields that a claim of each rule needs beside ``metric``, which a picture has none of, and
-the rule in words.
-"""
+"""The fields that a claim of each rule needs, and the rule in words."""
 
 _CHOICES = {
     "direction": ("", "up", "down"),
     "over": ("", "layers", "steps"),
-    "start": ("", "down", "up"),
     "phase": (0, 1, 2, 3),
+    "start": ("", "down", "up"),
     "group": ("", "encoder", "decoder"),
     "than": ("", "encoder", "decoder"),
 }
-_COUNTS = ("types", "occurrences")
 
 
 @dataclass(frozen=True)
@@ -113,14 +115,19 @@ class Claim:
     claim: str
     rule: str
     metric: str = ""
+    why: str = ""
     source: str = ""
     note: str = ""
     models: tuple[str, ...] = ()
     group: str = ""
     layer: str = ""
     printed: str = ""
+    within: float = 0.0
     token: str = ""
-    within: float = 0.05
+    rows: str = ""
+    limit: float = 0.0
+    least: float = LEAST_SLOPE
+    times: float = 1.0
     least_types: int = 0
     least_rows: int = 0
     direction: str = ""
@@ -133,8 +140,7 @@ class Claim:
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}; got {self.rule!r}")
-        needed = RULES[self.rule][0] if self.rule == "picture" else ("metric", *RULES[self.rule][0])
-        if missing := [name for name in needed if not getattr(self, name)]:
+        if missing := [name for name in RULES[self.rule][0] if not getattr(self, name)]:
             raise ValueError(f"rule {self.rule} needs {', '.join(missing)}")
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
@@ -142,13 +148,9 @@ class Claim:
                     f"{name} must be one of {', '.join(map(str, choices[1:]))}; got "
                     f"{getattr(self, name)!r}"
                 )
-        if self.rule == "count" and self.metric not in _COUNTS:
-            raise ValueError(
-                f"metric of a count must be one of {', '.join(_COUNTS)}; got {self.metric!r}"
-            )
-        if self.rule == "token" and self.metric not in ("Q", "M", "V"):
+        if self.token and self.metric not in ("Q", "M", "V"):
             raise ValueError(f"metric of a token must be Q, M or V; got {self.metric!r}")
-        if self.printed:
+        if self.rule == "value":
             self.number  # noqa: B018  # it is one
 
     @property
@@ -157,11 +159,13 @@ class Claim:
         return float(self._decimal)
 
     @property
-    def rounding(self) -> float:
-        """The most that rounding has changed: half a unit of the last printed digit."""
+    def tolerance(self) -> float:
+        """The tolerance of what the paper gives as about so much; else the most that rounding has
+        changed: half a unit of the last printed digit.
+        """
         exponent = self._decimal.as_tuple().exponent
         assert isinstance(exponent, int)  # of a finite number
-        return float(0.5 * 10.0**exponent)
+        return self.within or float(0.5 * 10.0**exponent)
 
     @property
     def _decimal(self) -> Decimal:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from embedgeo.extras import require_extra
+from embedgeo.formatting import listed
 from embedgeo.presets import preset
 from embedgeo.results.groups import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings, require_sources, sweep
@@ -112,6 +113,7 @@ def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
 
     claims = read_claims(paper.paper, paper.claims)
     settings = _with_groups_of_these(settings, paper.paper)
+    print(_options(settings, paper.paper))
     status = sweep(settings)
     if settings.dry_run:
         return status
@@ -119,6 +121,28 @@ def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
 
     write_comparison(claims, settings)
     return status
+
+
+def _options(settings: SweepSettings, name: str) -> str:
+    """The options of a preset as they are here, in a line, with those that are given in their
+    place.
+    """
+    asked = SweepSettings(**preset(name))
+    shown = []
+    for option in (field for field in preset(name) if field not in ("model", "model_group", "out")):
+        here, there = (_in_words(getattr(each, option)) for each in (settings, asked))
+        shown.append(f"{option} {here}" + ("" if here == there else f" (preset: {there})"))
+    line = f"{name}: {', '.join(shown)}"
+    if settings.texts != asked.texts and settings.sample == asked.sample < 1:
+        line += (
+            f". Of this text, too, only a share of {settings.sample:g} is taken, as the preset "
+            "takes of its own: --sample 1 takes all"
+        )
+    return line
+
+
+def _in_words(value: object) -> str:
+    return listed(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _with_groups_of_these(settings: SweepSettings, name: str) -> SweepSettings:

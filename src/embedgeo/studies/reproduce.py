@@ -2,12 +2,12 @@
 their page.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
-from math import ceil, inf, isfinite, isnan, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,8 +20,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from numpy.typing import NDArray
 
 from embedgeo.formatting import listed, number, with_error
-from embedgeo.functional import REGRESSION_COUNT_RANGE, type_regressions
-from embedgeo.functional.jackknife import standard_error
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares, type_regressions
 from embedgeo.glossary import term
 from embedgeo.layer_names import is_input, side
 from embedgeo.presets import preset
@@ -29,14 +28,27 @@ from embedgeo.report import write_report
 from embedgeo.report.runs import Run, read_folder, with_baseline
 from embedgeo.results.files import replacing
 from embedgeo.results.folder import SweepFolder
-from embedgeo.studies.claims import LEAST_SLOPE, LEAST_TAU, RULES, VISIBLE, Claim, Paper
+from embedgeo.studies.claims import LEAST_TYPES, RULES, VISIBLE, Claim, Paper
 from embedgeo.studies.sections import report_sections
 from embedgeo.studies.token_types import Types, chosen_types, text_lengths, types_of
+from embedgeo.studies.verdicts import (
+    FAILS,
+    FEW,
+    HOLDS,
+    OPEN,
+    Contrast,
+    Series,
+    Verdict,
+    decide,
+    falling,
+    near,
+    peak,
+    phase,
+    settles,
+    trend,
+)
 from embedgeo.sweep import SweepSettings
 
-HOLDS = "holds"
-FAILS = "does not hold"
-OPEN = "not comparable"
 _OF_PRINTED = (
     "unit",
     "min_words",
@@ -47,29 +59,12 @@ _OF_PRINTED = (
     "count_range",
     "skip_first_positions",
 )
-_OF_COUNTS = ("sample", "seq_len")  # beside these
-# rules about printed values, which another text gives otherwise
-_PRINTED = ("value", "token", "count")
-_GROUPS = 32  # of token types, for standard errors over them
-_LARGEST_SHARE = 0.25  # of a printed value that z standard errors may be
-_LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
-_KINDS = {HOLDS: "holds", FAILS: "fails", OPEN: "open"}  # as the page's style calls them
+_COUNTS = ("texts", "occurrences", "types")  # of the sample, not of a layer
+_DRAWS = 100  # of token types, with replacement
+_KINDS = {HOLDS: "holds", FAILS: "fails", FEW: "open", OPEN: "open"}  # as the page calls them
 # of all models, in the report
 _TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}
-_TOO_FEW = "; not enough tokens to tell"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
-
-
-class Verdict(NamedTuple):
-    """A verdict, the reason, and the numbers that it rests on; NaN where there are none."""
-
-    verdict: str
-    why: str
-    measured: float = nan
-    error: float = nan
-    difference: float = nan
-    error_of_difference: float = nan
-    where: str = ""  # the layers or steps that were measured
 
 
 @dataclass(frozen=True)
@@ -88,14 +83,15 @@ class Measured:
         """Its layers from the input up; none for a model of two sides, which has two such ways."""
         return self.run.depth if len({side(layer) for layer in self.run.depth}) == 1 else []
 
-    @property
-    def unlike_rows(self) -> str:
-        """The kind of rows, if it is not that of the preset, in words."""
-        rows = self.asked.get("rows", "tokens")
+    def unlike_rows(self, rows: str) -> str:
+        """The kind of rows, if it is neither this one nor, without it, that of the preset, in
+        words.
+        """
+        asked = rows or self.asked.get("rows", "tokens")
         return (
             ""
-            if self.settings.rows == rows
-            else f"other rows: rows is {self.settings.rows!r}, the preset has {rows!r}"
+            if self.settings.rows == asked
+            else f"other rows: rows is {self.settings.rows!r}, the paper has {asked!r}"
         )
 
     def unlike(self, options: Sequence[str]) -> str:
@@ -112,26 +108,11 @@ class Measured:
                 return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
         return ""
 
-    def layer(self, name: str) -> str:
-        """A layer by name; ``middle`` is the paper's, of which L / 2 blocks are below, ``last`` the
-        last one.
-        """
+    @property
+    def middle(self) -> str:
+        """The paper's middle layer, of which L / 2 blocks are below."""
         stream = [layer for layer in self.layers if not layer.endswith("final_norm")] or self.layers
-        if name not in ("middle", "last") or not stream:
-            return name
-        return stream[len(stream) // 2] if name == "middle" else self.layers[-1]
-
-    def last_value(self, metric: str, layer: str) -> tuple[float, float]:
-        """Value and standard error of a metric at a layer of the last step; NaN where there is
-        none.
-        """
-        if metric not in self.run.values or layer not in self.run.layers:
-            return nan, nan
-        value = float(self.run.table(metric)[layer].iloc[-1])
-        error = float(self.run.table(metric, self.run.errors)[layer].iloc[-1])
-        if isnan(error):
-            error = type_errors(self.types(layer)).get(metric, nan)
-        return value, error
+        return stream[len(stream) // 2]
 
     def baseline(self, metric: str, layer: str) -> float:
         """The value of Gaussian rows with the same counts at a layer of the last step; NaN where
@@ -154,7 +135,90 @@ class Measured:
             return pd.DataFrame(columns=["token_id", "token", "n", "Q", "M", "V"])
         return known.table[known.table["layer"] == layer]
 
-    def errors(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    @cached_property
+    def over_types(self) -> dict[str, Series]:
+        """What `regressions` finds over the token types of the last checkpoint, at all layers, with
+        what the choice of types does to it.
+        """
+        if self.known_types is None:
+            return {}
+        table = self.known_types.table
+        table = table[table["n"].between(*REGRESSION_COUNT_RANGE)]
+        layers = [layer for layer in self.layers if layer in set(table["layer"])]
+        if not layers:
+            return {}
+        columns = [name for name in ("n", "Q", "M", "V", "num_tokens") if name in table]
+        wide = table.pivot(index="layer", columns="token_id", values=columns).dropna(axis=1)
+        values = {
+            name: torch.tensor(wide.loc[layers, name].to_numpy(dtype=float)) for name in columns
+        }
+        whole = regressions(values)
+        count = values["n"].shape[-1]
+        drawn = np.random.default_rng(0).integers(count, size=(_DRAWS, count))
+        samples = [
+            regressions({name: each[:, places] for name, each in values.items()})
+            for places in drawn
+        ]
+        found = {}
+        for name, value in whole.items():
+            draws = torch.stack([sample[name] for sample in samples], -1)
+            deviations = (draws - draws.mean(-1, keepdim=True)) / sqrt(_DRAWS - 1)
+            found[name] = Series(layers, value.numpy(), deviations.numpy())
+        return found
+
+    def num_types(self) -> float:
+        """Token types in the regressions of the last checkpoint."""
+        if "token_types_regressed" not in self.run.values:
+            return nan
+        return float(self.run.table("token_types_regressed").iloc[-1].max())
+
+    def profile(self, metric: str) -> Series:
+        """A metric at the layers of the last step where it has a value."""
+        of_types = self.over_types.get(metric)
+        if metric not in self.run.values:
+            return of_types or Series([], np.empty(0), np.empty((0, 1)))
+        values = self.run.table(metric)[self.layers].iloc[-1].dropna()
+        errors = self._errors(metric)[0].iloc[-1][values.index]
+        places = [(self.run.steps[-1], layer) for layer in values.index]
+        found = self._series(metric, values, errors, self._deviations(metric, places))
+        if of_types is None or [*of_types.names] != found.names:
+            return found
+        parts = [of_types.deviations]
+        if np.isfinite(found.deviations).all():
+            parts.append(found.deviations)
+        return found._replace(deviations=np.hstack(parts))
+
+    def course(self, metric: str, layer: str = "") -> tuple[Series, list[int]]:
+        """A metric over the steps where it has a value, at a layer or as the mean over blocks."""
+        table = self.run.table(metric)
+        errors, of_means = self._errors(metric)
+        if layer:
+            values, widths = table[layer].dropna(), errors[layer]
+        else:
+            values, widths = self.run.means(table).iloc[:, 0].dropna(), of_means.iloc[:, 0]
+        steps = [int(step) for step in values.index]
+        layers = [layer] if layer else next(iter(self.run.blocks.values()))
+        found = self._deviations(metric, [(step, each) for step in steps for each in layers])
+        if found is not None:
+            of_layers = found.reshape(len(steps), len(layers), -1)
+            found = np.asarray(of_layers.mean(axis=1), dtype=np.float64)
+        named = values.set_axis([f"step {step:,}" for step in steps])
+        return self._series(metric, named, widths.loc[steps], found), steps
+
+    def _series(
+        self,
+        metric: str,
+        values: "pd.Series[float]",
+        errors: "pd.Series[float]",
+        deviations: NDArray[np.float64] | None,
+    ) -> Series:
+        if deviations is None:
+            deviations = np.diag(errors.to_numpy(dtype=float))
+        names = [str(name) for name in values.index]
+        found = np.asarray(values, dtype=np.float64)
+        return Series(names, found, deviations, self._degrees(metric))
+
+    def _errors(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Standard errors of a metric, and of its means over blocks: the jackknife's, or from the
         spread of batches.
         """
@@ -185,17 +249,7 @@ class Measured:
         of_metrics = pd.concat(parts, names=["step"]).groupby("metric")
         return {str(metric): of_metric.droplevel("metric") for metric, of_metric in of_metrics}
 
-    def deviations_of_blocks(self, metric: str, steps: Sequence[int]) -> NDArray[np.float64] | None:
-        """The `deviations` of the first mean over blocks, shape (steps, groups), where they are
-        known of all its blocks.
-        """
-        blocks = next(iter(self.run.blocks.values()))
-        known = self.deviations(metric, [(step, block) for step in steps for block in blocks])
-        if known is None or known.shape[1] < 2:
-            return None
-        return known.reshape(len(steps), len(blocks), -1).mean(axis=1)
-
-    def deviations(
+    def _deviations(
         self, metric: str, places: Sequence[tuple[int, str]]
     ) -> NDArray[np.float64] | None:
         """Deviations of the jackknife's groups of a metric at steps and layers; None where any is
@@ -206,16 +260,16 @@ class Measured:
         found = (
             self._groups[metric].reindex(pd.MultiIndex.from_tuples(places)).to_numpy(dtype=float)
         )
-        return found if np.isfinite(found).all() else None
+        return found if np.isfinite(found).all() and found.shape[1] > 1 else None
 
-    def degrees(self, metric: str) -> float:
+    def _degrees(self, metric: str) -> float:
         """Degrees of freedom of the standard errors of a metric: the groups or batches that they
         are from, less one.
         """
         if self.settings.jackknife:
             of_groups = self._groups.get(metric, pd.DataFrame()).fillna(0.0)
             return max(1, (int(of_groups.ne(0).any().sum()) or self.settings.jackknife) - 1)
-        return max(1, (self._batches(metric) if self._has_spread(metric) else _GROUPS) - 1)
+        return max(1, self._batches(metric) - 1) if self._has_spread(metric) else inf
 
     def _batches(self, metric: str) -> float:
         of_dimension = term(metric).spread == "intrinsic_dimension_std"
@@ -226,313 +280,107 @@ class Measured:
         )
 
 
-def type_errors(types: pd.DataFrame) -> dict[str, float]:
-    """Standard errors of numbers over token types, in the range of the regressions, without groups
-    of types in turn.
+def regressions(types: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Numbers over token types at each layer, shape (layers, types): those of `type_regressions`,
+    and the slopes of Q, M and V as they are, in shares of their means: on log10 n
+    (``Q_raw_slope``), and on the number of tokens of words (``Q_size_slope``).
     """
-    types = types[types["n"].between(*REGRESSION_COUNT_RANGE)].sort_values("token_id")
-    if len(types) < 2 * _GROUPS:
-        return {}
-    columns = {key: torch.tensor(types[key].to_numpy(dtype=float)) for key in "nQMV"}
-    groups = torch.arange(len(types)) % _GROUPS
-    parts = [
-        type_regressions({key: each[groups != i] for key, each in columns.items()})
-        for i in range(_GROUPS)
-    ]
-    sizes = groups.bincount(minlength=_GROUPS)
-    whole = type_regressions(columns)
-    return {
-        key: float(standard_error(value, torch.stack([part[key] for part in parts]), sizes))
-        for key, value in whole.items()
-    }
-
-
-Errors = Sequence[float] | NDArray[np.float64]
-"""Standard errors of some values, or their deviations, shape (values, groups), of which pairs of
-values have errors.
-"""
-
-
-def _own_and_of_difference(
-    errors: Errors,
-) -> tuple[Callable[[int], float], Callable[[int, int], float]]:
-    """The standard error of a value, and that of the difference of two, by their places."""
-    given = np.asarray(errors, dtype=float)
-    if given.ndim == 1:
-        return lambda i: float(given[i]), lambda i, j: float(np.hypot(given[i], given[j]))
-    return lambda i: float(np.linalg.norm(given[i])), lambda i, j: float(
-        np.linalg.norm(given[i] - given[j])
-    )
-
-
-def exceeds(difference: float, error: float, visible: float, z: float) -> str:
-    """Verdict on a difference that should be above 0, and would be ``visible`` if it were what the
-    paper shows.
-    """
-    if not (isfinite(difference) and isfinite(error)):
-        return OPEN
-    if difference > z * error:
-        return HOLDS
-    return FAILS if difference + z * error < visible else OPEN
-
-
-def widened(choices: int, degrees: float = inf) -> float:
-    """Number of standard errors that the largest of so many differences exceeds by chance in one
-    case of forty.
-
-    By Student's t: errors from G groups have G - 1 degrees of freedom.
-    """
-    from scipy import stats
-
-    return float(stats.t.isf(0.025 / max(1, choices), degrees))
-
-
-def peak(
-    values: Sequence[float],
-    errors: Errors,
-    names: Sequence[object] = (),
-    degrees: float = inf,
-    *,
-    in_the_middle: bool = False,
-) -> Verdict:
-    """Verdict on values that rise to a peak between their ends, or in the middle half, and fall
-    again; with names.
-    """
-    own, of_difference = _own_and_of_difference(errors)
-    last = len(values) - 1
-    if last < 2:
-        return Verdict(OPEN, f"a peak between two ends needs three values; there are {last + 1}")
-    first, end_of_middle = (ceil(last / 4), last * 3 // 4) if in_the_middle else (1, last - 1)
-    top = first + int(np.argmax(values[first : end_of_middle + 1]))
-    outside = max(
-        (i for i in range(1, last) if not first <= i <= end_of_middle),
-        key=lambda i: values[i],
-        default=top,
-    )
-    z = widened(last - 1, degrees)
-    differences = {end: values[top] - values[end] for end in (0, last)}
-    end = min(differences, key=lambda i: differences[i])
-    verdicts = [
-        exceeds(differences[i], of_difference(top, i), VISIBLE * abs(values[i]), z)
-        for i in differences
-    ]
-    names = names or range(1, len(values) + 1)
-    of_top = "of the middle half" if in_the_middle else "between the ends"
-    other = "the larger end"
-    if values[outside] > values[top]:
-        verdicts.append(
-            FAILS if values[outside] - values[top] > z * of_difference(top, outside) else OPEN
-        )
-        if _weakest(verdicts) == verdicts[-1]:
-            end, other = outside, "a larger value outside of it"
-            differences[end] = values[top] - values[end]
-    verdict = _weakest(verdicts)
-    error = of_difference(top, end)
-    why = f"the largest value {of_top}, at {names[top]}, less {other}, at {names[end]}, z = {z:.2f}"
-    return Verdict(
-        verdict, why + _why_open(verdict, error), values[top], own(top), differences[end], error
-    )
-
-
-def phase(
-    values: Sequence[float],
-    errors: Errors,
-    which: int,
-    steps: Sequence[object] = (),
-    degrees: float = inf,
-) -> Verdict:
-    """Verdict on one of three phases of values over steps: they fall, grow and fall again."""
-    own, of_difference = _own_and_of_difference(errors)
-    if len(values) < 4:
-        return Verdict(OPEN, f"three phases need four steps; there are {len(values)}")
-    pairs = [(i, j) for i in range(len(values) - 1) for j in range(i + 1, len(values))]
-    low, high = max(pairs, key=lambda pair: values[pair[1]] - values[pair[0]])
-    start, end, sign = {1: (0, low, -1), 2: (low, high, 1), 3: (high, len(values) - 1, -1)}[which]
-    # both ends are chosen, or one
-    z = widened(len(pairs) if which == 2 else len(values) - 1, degrees)
-    spans = [(start, end)]
-    # the one of those that the growth leaves no room for that its errors leave most room for
-    if start == end:
-        spans = [(low, i) if which == 1 else (i, high) for i in range(low, high + 1) if i != start]
-
-    def most(span: tuple[int, int]) -> float:
-        i, j = span
-        room = sign * (values[j] - values[i]) + z * of_difference(i, j)
-        return inf if isnan(room) else room
-
-    start, end = max(spans, key=most)
-    change = values[end] - values[start]
-    error = of_difference(start, end)
-    verdict = exceeds(sign * change, error, VISIBLE * max(abs(values[start]), abs(values[end])), z)
-    steps = steps or range(1, len(values) + 1)
-    why = f"from step {steps[start]} to step {steps[end]}, z = {z:.2f}" + _why_open(verdict, error)
-    return Verdict(verdict, why, values[end], own(end), change, error)
-
-
-def trend(
-    values: Sequence[float], direction: str, errors: Sequence[float] = (), degrees: float = inf
-) -> Verdict:
-    """Verdict on values that grow (``up``) or fall (``down``) through the layers, by Kendall's
-    τ.
-    """
-    count = len(values)
-    if count < _LEAST_LAYERS:
-        return Verdict(OPEN, f"a trend needs {_LEAST_LAYERS} layers; there are {count}")
-    signs = [np.sign(values[j] - values[i]) for i in range(count) for j in range(i + 1, count)]
-    tau = float(np.mean(signs))
-    error = sqrt(2 * (2 * count + 5) / (9 * count * (count - 1)))
-    why = f"Kendall's τ over {count} layers; none would be 0"
-    verdict = exceeds(tau if direction == "up" else -tau, error, LEAST_TAU, 2)
-    blur = widened(len(signs), degrees) * sqrt(2) * float(np.max(errors)) if errors else 0.0
-    if verdict == OPEN:
-        why += "; too few layers to tell"
-    elif isnan(blur):
-        is_opposite = exceeds(-tau if direction == "up" else tau, error, LEAST_TAU, 2) == HOLDS
-        if verdict == FAILS and not is_opposite:  # few tokens may have hidden one
-            verdict = OPEN
-            why += _why_open(verdict, blur)
-    elif max(values) - min(values) <= blur and (
-        verdict == HOLDS or blur >= VISIBLE * float(np.max(np.abs(values)))
-    ):
-        verdict = OPEN
-        why += _TOO_FEW
-    return Verdict(verdict, why, tau, error, tau, error)
-
-
-def flatter(
-    span: float,
-    error: float,
-    others: Sequence[tuple[float, float]],
-    num_layers: int,
-    degrees: float = inf,
-) -> Verdict:
-    """Verdict on a span over the layers that is less than the mean of others, of at most so many
-    layers.
-
-    Noise alone makes a span, of each of the others too: the error of their mean is taken as that of
-    one of them.
-    """
-    mean, error_of_mean = (float(np.mean(each)) for each in zip(*others, strict=True))
-    both = sqrt(error**2 + error_of_mean**2)
-    z = widened(num_layers * (num_layers - 1) // 2, degrees)  # both ends of a span are chosen
-    verdict = exceeds(mean - span, both, VISIBLE * mean, z)
-    why = f"its span less the mean span of {len(others)} others, {number(mean)}, z = {z:.2f}"
-    return Verdict(verdict, why + _why_open(verdict, both), span, error, span - mean, both)
-
-
-def printed_value(claim: Claim, measured: float, error: float, degrees: float = inf) -> Verdict:
-    """Verdict on a value that the paper prints."""
-    z = widened(1, degrees)
-    difference = measured - claim.number
-    numbers = (measured, error, difference, error)
-    if not (isfinite(measured) and isfinite(error)):
-        return Verdict(
-            OPEN, "no standard error: sweep with --jackknife 16 or --token-tables true", *numbers
-        )
-    if z * error > _LARGEST_SHARE * abs(claim.number):
-        return Verdict(
-            OPEN,
-            f"not enough tokens: z errors are over {_LARGEST_SHARE:.0%} of the value",
-            *numbers,
-        )
-    is_so = abs(difference) <= z * error + claim.rounding
-    return Verdict(
-        HOLDS if is_so else FAILS, f"within z errors and rounding, z = {z:.2f}", *numbers
-    )
-
-
-def _weakest(verdicts: Collection[str]) -> str:
-    """The verdict on all of several."""
-    return next(verdict for verdict in (FAILS, OPEN, HOLDS) if verdict in verdicts)
-
-
-def _why_open(verdict: str, error: float) -> str:
-    if verdict != OPEN:
-        return ""
-    return (
-        "; no standard error: sweep with --jackknife 16, or more tokens"
-        if isnan(error)
-        else _TOO_FEW
-    )
+    found = type_regressions({key: types[key] for key in "nQMV"})
+    del found["token_types_regressed"]
+    abscissae = {"raw": types["n"].log10()}
+    if "num_tokens" in types:
+        abscissae["size"] = types["num_tokens"]
+    for name, x in abscissae.items():
+        for key in "QMV":
+            slope, _ = least_squares(x, types[key])
+            found[f"{key}_{name}_slope"] = slope / types[key].mean(-1)
+    return found
 
 
 def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
     """Verdict on a claim about one model; ``others`` are all that were measured with it."""
-    options = (*_OF_PRINTED, *_OF_COUNTS) if claim.rule == "count" else _OF_PRINTED
-    unlike = measured.unlike(options)
-    reason = unlike if claim.rule in _PRINTED else measured.unlike_rows
-    if claim.rule != "count" and not measured.layers:
+    if claim.rule == "fact":
+        return _fact(claim, measured)
+    is_count = claim.metric in _COUNTS
+    unlike = measured.unlike((*_OF_PRINTED, *(("sample", "seq_len") if is_count else ())))
+    reason = measured.unlike_rows(claim.rows)
+    if claim.rule == "value" and not (claim.rows and reason):
+        reason = unlike
+    if is_count:
+        return Verdict(OPEN, reason) if reason else _count(claim, measured)
+    if not measured.layers:
         reason = "an encoder and its decoder: the paper has models of one side"
-    if (
-        not reason
-        and claim.rule not in ("count", "token")
-        and claim.metric not in measured.run.values
-    ):
+    over_steps = claim.over == "steps" or claim.rule in ("phase", "settles")
+    if not reason and over_steps and not measured.run.has_steps:
+        reason = "a final model has no steps"
+    is_known = claim.token or claim.metric in measured.run.values
+    if not reason and not is_known and claim.metric not in measured.over_types:
         reason = f"{claim.metric} was not measured"
     if reason:
         return Verdict(OPEN, reason)
-    if claim.rule == "flatter":
-        found = _flatter(claim, measured, others)
+    if claim.token:
+        found = _token(claim, measured)
+    elif over_steps:
+        found = _over_steps(claim, measured)
     else:
-        found = _FOUND_BY[claim.rule](claim, measured)
+        found = _over_layers(claim, measured, others)
+    least = claim.least_types or (LEAST_TYPES if claim.metric in measured.over_types else 0)
+    if not claim.token and least and not measured.num_types() >= least:
+        why = f"{number(measured.num_types())} token types in the range, and {least} are needed"
+        found = found._replace(verdict=FEW, why=why)
+    elif measured.run.num_rows < claim.least_rows:
+        why = f"too few rows: {measured.run.num_rows:,.0f}, and {claim.least_rows:,} are needed"
+        found = found._replace(verdict=OPEN, why=why)
     return found._replace(why=f"{found.why}; {unlike}") if unlike else found
 
 
-def _through_layers(claim: Claim, measured: Measured) -> Verdict:
-    """Verdict on the profile of a metric at the last step."""
-    values = measured.run.table(claim.metric)[measured.layers].iloc[-1]
-    errors = measured.errors(claim.metric)[0][measured.layers].iloc[-1]
-    known = values.notna()
-    numbers = values[known].tolist()
-    widths = errors[known].tolist()
-    degrees = measured.degrees(claim.metric)
-    if claim.rule == "trend":
-        found = trend(numbers, claim.direction, widths, degrees)
-    else:
-        layers = values[known].index.tolist()
-        of_groups = measured.deviations(
-            claim.metric, [(measured.run.steps[-1], layer) for layer in layers]
-        )
-        found = peak(
-            numbers, widths if of_groups is None else of_groups, layers, degrees, in_the_middle=True
-        )
-    return found._replace(where=f"{len(numbers)} layers")
-
-
-def _too_few(*needed: tuple[float, int, str]) -> str:
-    """What there is less of than a claim needs, in words; empty where there is enough."""
-    found = [
-        f"{number(count)} {what}, and {least:,} are needed"
-        for count, least, what in needed
-        if least and not count >= least
-    ]
-    return f"not enough tokens: {'; '.join(found)}" if found else ""
+def _fact(claim: Claim, measured: Measured) -> Verdict:
+    """Verdict on what is known of a model without any text."""
+    run = measured.run
+    if claim.metric == "architecture":
+        kind = run.facts.get("architecture", "")
+        verdict = (HOLDS if kind == claim.printed else FAILS) if kind else OPEN
+        return Verdict(verdict, f"the outputs of its blocks make it {kind or 'neither'}")
+    numbers = {
+        "layers": float(len(measured.layers)),
+        "width": float(run.widths.max()),
+        "parameters": float(run.facts.get("num_parameters") or nan),
+    }
+    return near(numbers[claim.metric], 0.0, claim.number, claim.tolerance, inf)
 
 
 def _count(claim: Claim, measured: Measured) -> Verdict:
-    """Verdict on the number of token types, or of their occurrences."""
+    """Verdict on the number of texts, of token types, or of their occurrences."""
     text = measured.text
     if "num_types" not in text:
         return Verdict(OPEN, "the sweep has not counted them: it is one of an earlier version")
     if measured.settings.num_tokens - text["num_tokens"] < measured.settings.length:
         most = f"num tokens is {measured.settings.num_tokens:,}"
         return Verdict(OPEN, f"other rows: the sample may go on where they end, for {most}")
-    if claim.metric == "types":
-        value = float(text["num_types"])
-        error = sqrt(2 * text["num_types_once"])
-    else:
-        value = float(text["num_ordinary_tokens"])
-        lengths = text_lengths(measured.run) or {measured.settings.length: text["num_sequences"]}
-        error = sqrt(2 * sum(count * length**2 for length, count in lengths.items()))
+    lengths = text_lengths(measured.run) or {measured.settings.length: text["num_sequences"]}
+    types = float(text["num_types"])
+    if "token_types" in measured.run.values:  # with special tokens, where these are rows
+        types = float(measured.run.table("token_types").iloc[-1].max())
+    counted = {
+        "texts": (text["num_sequences"], text["num_sequences"]),
+        "occurrences": (
+            text["num_tokens"],
+            sum(count * length**2 for length, count in lengths.items()),
+        ),
+        "types": (types, text["num_types_once"]),
+    }
+    value, variance = map(float, counted[claim.metric])
     where = f"{text['num_sequences']:,} texts"
-    if why := _too_few((text["num_ordinary_tokens"], claim.least_rows, "rows")):
-        return Verdict(OPEN, why, value, error, value - claim.number, error, where)
-    return printed_value(claim, value, error)._replace(where=where)
+    found = near(value, sqrt(2 * variance), claim.number, claim.tolerance, inf)
+    if text["num_tokens"] < claim.least_rows:
+        why = f"too few rows: {text['num_tokens']:,}, and {claim.least_rows:,} are needed"
+        found = found._replace(verdict=OPEN, why=why)
+    return found._replace(where=where)
 
 
 def _token(claim: Claim, measured: Measured) -> Verdict:
     """Verdict on a value of one token type."""
-    layer = measured.layer(claim.layer)
+    layer = measured.middle if claim.layer == "middle" else claim.layer
     types = measured.types(layer)
     found = types[types["token"].astype(str).str.strip() == claim.token]
     if found.empty:
@@ -542,155 +390,123 @@ def _token(claim: Claim, measured: Measured) -> Verdict:
             where=layer,
         )
     row = found.sort_values("n").iloc[-1]
-    value = float(row[claim.metric])
     where = f"{layer}, n = {row['n']:,.0f}"
-    difference = value - claim.number
-    if why := _too_few((row["n"], claim.least_types, "occurrences")):
-        return Verdict(OPEN, why, value, nan, difference, nan, where)
-    is_so = abs(difference) <= claim.within * abs(claim.number) + claim.rounding
-    return Verdict(
-        HOLDS if is_so else FAILS, f"within {claim.within:.1%}", value, nan, difference, nan, where
-    )
+    judged = near(float(row[claim.metric]), 0.0, claim.number, claim.tolerance, inf)
+    if row["n"] < claim.least_rows:
+        why = f"not enough tokens: {row['n']:,.0f} occurrences, and {claim.least_rows} are needed"
+        judged = judged._replace(verdict=OPEN, why=why)
+    return judged._replace(error=nan, error_of_difference=nan, where=where)
 
 
-def _unprinted(claim: Claim, measured: Measured) -> Verdict:
-    layer = measured.layer(claim.layer)
-    value, error = measured.last_value(claim.metric, layer)
-    why = (
-        "the paper shows a picture; no number of it is known here"
-        if isfinite(value)
-        else "it has no value here"
-    )
-    if isfinite(value) and isfinite(random := measured.baseline(claim.metric, layer)):
-        why += f". Gaussian rows, independent of their tokens: {number(random)}"
-    return Verdict(OPEN, why, value, error, where=layer)
-
-
-def _value(claim: Claim, measured: Measured) -> Verdict:
-    """Verdict on a value at one layer."""
-    layer = measured.layer(claim.layer)
-    value, error = measured.last_value(claim.metric, layer)
-    types = measured.last_value("token_types_regressed", layer)[0]
-    rows = float(measured.text.get("num_ordinary_tokens", measured.run.num_rows))
-    if why := _too_few(
-        (types, claim.least_types, "token types in the regression"),
-        (rows, claim.least_rows, "rows"),
-    ):
-        return Verdict(OPEN, why, value, error, value - claim.number, error, layer)
-    return printed_value(claim, value, error, measured.degrees(claim.metric))._replace(where=layer)
-
-
-def _below(claim: Claim, measured: Measured) -> Verdict:
-    """Verdict on the sign of a value at one layer, or at all above the input."""
-    layers = [measured.layer(claim.layer)]
-    if claim.layer == "all":
-        layers = [layer for layer in measured.layers if not is_input(layer)]
-    values = {layer: measured.last_value(claim.metric, layer) for layer in layers}
-    values = {layer: pair for layer, pair in values.items() if isfinite(pair[0])}
-    if not values:
-        return Verdict(
-            OPEN,
-            "no value: the token types that occur often enough are too few",
-            where=listed(layers, 1),
+def _over_layers(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
+    """Verdict on a metric at the layers of the last step."""
+    of = measured.profile(claim.metric)
+    if claim.rule in ("trend", "peak"):
+        last = measured.layers[-1:] if claim.layer == "all but the last" else []
+        of = of.only([i for i, name in enumerate(of.names) if name not in last])
+        rule = trend if claim.rule == "trend" else partial(peak, in_the_middle=True)
+        found = rule(of) if claim.direction == "up" else falling(rule, of)
+        return found._replace(where=f"{len(of.names)} layers")
+    places = _places(claim.layer, of, measured)
+    if not places:
+        return Verdict(OPEN, "it has no value here", where=claim.layer)
+    weights = places[0]
+    where = of.names[next(iter(weights))] if len(weights) == 1 else claim.layer
+    value, error = of.weighted(weights)
+    if claim.rule == "unchecked":
+        random = measured.baseline(claim.metric, where)
+        rows = f". Gaussian rows, independent of their tokens: {number(random)}"
+        why = f"{claim.why}{rows if isfinite(random) else ''}"
+        return Verdict(OPEN, why, value, error, where=where)
+    if claim.rule == "value":
+        return near(value, error, claim.number, claim.tolerance, of.degrees)._replace(where=where)
+    if claim.rule == "order":
+        return _order(claim, measured, others)._replace(where=where)
+    sign = 1.0 if claim.rule == "above" else -1.0
+    contrasts = [
+        Contrast(
+            f"the difference from {number(claim.limit)} at {_named(each, of, claim)}",
+            {place: sign * weight for place, weight in each.items()},
+            claim.least,
+            -sign * claim.limit,
         )
-    z = widened(len(values), measured.degrees(claim.metric))
-    verdicts = {
-        layer: exceeds(-value, error, LEAST_SLOPE, z) for layer, (value, error) in values.items()
+        for each in places
+    ]
+    found = decide(of, contrasts, len(places))
+    value = sign * found.difference + claim.limit
+    difference, error = sign * found.difference, found.error_of_difference
+    return found._replace(measured=value, error=error, difference=difference, where=where)
+
+
+def _order(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
+    """Verdict on a value that is above or below the mean of another group, or so many times it."""
+    of = measured.profile(claim.metric)
+    value, error = of.weighted(_places(claim.layer, of, measured)[0])
+    rest = []
+    for each in others:
+        if each is not measured and each.group == claim.than:
+            series = each.profile(claim.metric)
+            rest += [series.weighted(place) for place in _places(claim.layer, series, each)]
+    if not rest:
+        return Verdict(OPEN, f"no {claim.than} was measured beside it", value, error)
+    # noise alone makes a span, of each of the others too: their mean may err as one of them
+    mean, error_of_mean = (float(np.mean(each)) for each in zip(*rest, strict=True))
+    sign = 1.0 if claim.direction == "up" else -1.0
+    pair = Series(
+        [measured.model, f"the mean of {len(rest)} others, {number(mean)}"],
+        np.array([value, mean]),
+        np.diag([error, error_of_mean]),
+        of.degrees,
+    )
+    times = claim.times
+    what = f"its value less {f'{times:g} times ' if times != 1 else ''}{pair.names[1]}"
+    choices = len(of.names) * (len(of.names) - 1) // 2 if claim.layer == "span" else 1
+    least = VISIBLE * abs(mean) if times == 1 else 0.0
+    found = decide(pair, [Contrast(what, {0: sign, 1: -sign * times}, least)], choices)
+    return found._replace(difference=sign * found.difference)
+
+
+def _places(layer: str, of: Series, measured: Measured) -> list[dict[int, float]]:
+    """The layers that a claim is about, as weights of the values that they have; several where it
+    is about each of them.
+    """
+    if not of.names:
+        return []
+    indices = range(len(of.names))
+    above = [i for i in indices if not is_input(of.names[i])]
+    deeper = [i for i in indices if i >= len(of.names) // 2]
+    low, high = int(np.argmin(of.values)), int(np.argmax(of.values))
+    names = {"middle": measured.middle, "last": measured.layers[-1]}
+    known: dict[str, list[dict[int, float]]] = {
+        "all": [{i: 1.0} for i in above],
+        "deeper": [{i: 1 / len(deeper) for i in deeper}],
+        "min": [{low: 1.0}],
+        "max": [{high: 1.0}],
+        "span": [{high: 1.0, low: -1.0}],
     }
-    verdict = _weakest(verdicts.values())
-    weakest = max(
-        (layer for layer in verdicts if verdicts[layer] == verdict),
-        key=lambda layer: values[layer][0],
-    )
-    value, error = values[weakest]
-    why = f"less 0, z = {z:.2f}" + (
-        f"; the weakest of {len(values)} layers" if len(values) > 1 else ""
-    )
-    return Verdict(verdict, why + _why_open(verdict, error), value, error, value, error, weakest)
+    own = [{i: 1.0} for i in indices if of.names[i] == names.get(layer, layer)]
+    return known.get(layer, own)
 
 
-def _flatter(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
-    compared = [_span(claim.metric, each) for each in others if each.group == claim.than]
-    compared = [pair for pair in compared if isfinite(pair[0])]
-    span, error = _span(claim.metric, measured)
-    if not compared:
-        return Verdict(OPEN, f"no {claim.than} was measured beside it", span, error)
-    most = max(len(each.layers) for each in (measured, *others))
-    degrees = min(
-        each.degrees(claim.metric)
-        for each in (measured, *others)
-        if claim.metric in each.run.values
-    )
-    return flatter(span, error, compared, most, degrees)._replace(
-        where=f"{len(measured.layers)} layers"
-    )
-
-
-def _span(metric: str, measured: Measured) -> tuple[float, float]:
-    """Largest less smallest value of a metric over the layers, and its standard error."""
-    if metric not in measured.run.values or not measured.layers:
-        return nan, nan
-    values = measured.run.table(metric)[measured.layers].iloc[-1].dropna()
-    if values.empty:
-        return nan, nan
-    errors = measured.errors(metric)[0][values.index].iloc[-1].to_numpy()
-    ends = int(values.to_numpy().argmax()), int(values.to_numpy().argmin())
-    of_groups = measured.deviations(
-        metric, [(measured.run.steps[-1], layer) for layer in values.index]
-    )
-    _, of_difference = _own_and_of_difference(errors if of_groups is None else of_groups)
-    return float(values.max() - values.min()), of_difference(*ends)
+def _named(weights: Mapping[int, float], of: Series, claim: Claim) -> str:
+    return of.names[next(iter(weights))] if len(weights) == 1 else f"the {claim.layer} layers"
 
 
 def _over_steps(claim: Claim, measured: Measured) -> Verdict:
-    run = measured.run
-    if not run.has_steps:
-        return Verdict(OPEN, "a final model has no steps")
-    table = run.table(claim.metric)
-    errors, errors_of_means = measured.errors(claim.metric)
-    if claim.rule == "phase":
-        where = measured.layers[-1]
-        values = table[where].dropna()
-        steps = [int(step) for step in values.index]
-        widths = errors.loc[steps, where]
-        of_groups = measured.deviations(claim.metric, [(step, where) for step in steps])
-    else:
-        where = "mean over blocks"
-        values = run.means(table).iloc[:, 0].dropna()
-        steps = [int(step) for step in values.index]
-        widths = errors_of_means.iloc[:, 0].loc[steps]
-        of_groups = measured.deviations_of_blocks(claim.metric, steps)
-    known = widths.tolist() if of_groups is None else of_groups
-    sign = -1 if claim.rule == "phase" and claim.start == "up" else 1
-    signed = (sign * values).tolist()
-    at = [f"{step:,}" for step in steps]
-    degrees = measured.degrees(claim.metric)
-    if claim.rule == "phase":
-        found = phase(signed, known, claim.phase, at, degrees)
-    else:
-        found = peak(signed, known, [f"step {step}" for step in at], degrees)
-    where += f", steps {run.steps[0]:,} to {run.steps[-1]:,}" if run.steps else ""
-    return found._replace(
-        measured=sign * found.measured, difference=sign * found.difference, where=where
-    )
-
-
-def _peak(claim: Claim, measured: Measured) -> Verdict:
-    find = _over_steps if claim.over == "steps" else _through_layers
-    return find(claim, measured)
-
-
-_FOUND_BY: Mapping[str, Callable[[Claim, Measured], Verdict]] = {
-    "count": _count,
-    "token": _token,
-    "value": _value,
-    "unprinted": _unprinted,
-    "below": _below,
-    "trend": _through_layers,
-    "peak": _peak,
-    "phase": _over_steps,
-}
-"""What finds a verdict, by rule; `_flatter` needs all runs."""
+    """Verdict on a metric over the steps, at the last layer or as the mean over blocks."""
+    layer = measured.layers[-1] if claim.rule == "phase" else ""
+    of, steps = measured.course(claim.metric, layer)
+    rules: dict[str, Callable[[Series], Verdict]] = {
+        "phase": partial(phase, which=claim.phase),
+        "settles": partial(settles, steps=steps),
+        "peak": peak,
+    }
+    rule = rules[claim.rule]
+    grows = "down" if claim.start == "up" else claim.direction
+    found = falling(rule, of) if grows == "down" else rule(of)
+    where = layer or "mean over blocks"
+    where += f", steps {steps[0]:,} to {steps[-1]:,}" if steps else ""
+    return found._replace(where=where)
 
 
 class Row(NamedTuple):
@@ -714,14 +530,9 @@ def rows(paper: Paper, measured: Sequence[Measured], drawn: Sequence[str] = ()) 
     found = []
     models = [each.model for each in measured]
     for claim in paper.claims:
-        if claim.rule == "picture":
-            why = "nothing that is measured belongs to it"
-            if claim.shown:
-                why = (
-                    "a picture, for you to compare"
-                    if shown(claim, drawn)
-                    else "it is of what was not measured"
-                )
+        if not claim.metric:
+            is_drawn = not claim.shown or shown(claim, drawn)
+            why = claim.why if is_drawn else "it is of what was not measured"
             found.append(Row(claim, "", Verdict(OPEN, why)))
             continue
         about = [each for each in measured if not claim.models or each.model in claim.models]
@@ -807,7 +618,7 @@ _COLUMNS = {
 def as_table(found: Sequence[Row]) -> pd.DataFrame:
     """The rows as a table of plain columns."""
     columns = {name: [*map(attrgetter(path), found)] for name, path in _COLUMNS.items()}
-    printed = [row.claim.number if row.claim.printed else nan for row in found]
+    printed = [row.claim.printed or nan for row in found]
     return pd.DataFrame(columns | {"printed": printed})
 
 
@@ -840,10 +651,7 @@ def write_comparison(paper: Paper, settings: SweepSettings) -> None:
     )
     with replacing(page.with_suffix(".csv")) as temporary:
         as_table(found).to_csv(temporary, index=False)
-    counts = {
-        verdict: sum(row.found.verdict == verdict for row in found)
-        for verdict in (HOLDS, FAILS, OPEN)
-    }
+    counts = {verdict: sum(row.found.verdict == verdict for row in found) for verdict in _KINDS}
     with replacing(page) as temporary:
         text = environment.get_template("reproduce.html.jinja").render(
             paper=paper,
@@ -891,7 +699,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 def _lines(found: Sequence[Row]) -> Iterator[str]:
     """A line of each verdict that could be found, for the terminal."""
-    decided = [row for row in found if row.found.verdict != OPEN]
+    decided = [row for row in found if row.found.verdict in (HOLDS, FAILS)]
     width = max((len(row.claim.at) for row in decided), default=0)
     for row in decided:
         cells = _cells(row)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.capture.structure import input_embedding, output_embedding
 from embedgeo.checkpoints.files import Contents, reading, weight_files
 from embedgeo.checkpoints.loading import described_model, load_model
-from embedgeo.formatting import listed, short
+from embedgeo.formatting import listed, number, short
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
@@ -138,11 +138,16 @@ def _row_kinds(
         "untrained_rows": torch.nan if untrained is None else float(untrained.sum()),
     }
     untrained = torch.zeros_like(is_copy) if untrained is None else untrained
-    ids = (is_copy | without_token | untrained).nonzero().flatten()
+    of_centroid, distances = about_centroid(matrix)
+    counts |= of_centroid
+    is_near = torch.zeros_like(is_copy)
+    is_near[distances.argsort(stable=True)[:_MOST_NAMED]] = True
+    ids = (is_copy | without_token | untrained | is_near).nonzero().flatten()
     columns = {
         "same_as": first.where(is_copy, -1),
         "without_token": without_token,
         "untrained": untrained,
+        "from_centroid": distances,
     }
     table = pd.DataFrame(
         {"token_id": ids.numpy(), **{key: each[ids].numpy() for key, each in columns.items()}}
@@ -151,6 +156,26 @@ def _row_kinds(
         token=["" if names is None else names.texts.get(i, "") for i in ids.tolist()]
     )
     return counts, table, (~(without_token | untrained)).nonzero().flatten()
+
+
+def about_centroid(matrix: Tensor) -> tuple[dict[str, float], Tensor]:
+    """Mean and spread of the rows' norms about the centroid, beside the spread of Gaussian rows of
+    the same mean and variance, with and without that offset; and these norms.
+    """
+    rows = matrix.to(accumulator_dtype(matrix.device))
+    center = rows.mean(0)
+    norms = row_norms(rows - center)
+    offset = float(center.square().sum())
+    variance = float(norms.square().mean())
+    dim = matrix.shape[1]
+    # of |x|²; that of |x| follows where it is small beside the mean
+    of_squares = (2 * variance + 4 * offset) * variance / dim
+    return {
+        "centroid_norm_mean": float(norms.mean()),
+        "centroid_norm_cv": float(norms.std(correction=0) / norms.mean()),
+        "centroid_norm_cv_gaussian": (2 * dim) ** -0.5,
+        "norm_cv_gaussian": of_squares**0.5 / (2 * (variance + offset)),
+    }, norms
 
 
 def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
@@ -180,6 +205,14 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
             parts.append(f"{len(untrained)} look untrained ({', '.join(_row_names(untrained))})")
         if values["untrained_rows"] != values["untrained_rows"]:
             parts.append("untrained rows cannot be told from the others")
+        spreads = ("norm_cv", "norm_cv_gaussian", "centroid_norm_cv", "centroid_norm_cv_gaussian")
+        own, of_random, centred, of_centred = (number(values[key]) for key in spreads)
+        parts.append(
+            f"norms spread by {own} (Gaussian rows with this offset: {of_random}), about the "
+            f"centroid by {centred} (without: {of_centred})"
+        )
+        nearest = rows.sort_values("from_centroid").head(_MOST_NAMED)
+        parts.append(f"nearest to the centroid: {', '.join(_row_names(nearest))}")
         yield f"  {layer}: {'; '.join(parts)}"
 
 

@@ -162,7 +162,8 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
     many = f"{len(text.lengths):,} {what}"
     lines = []
     if used < settings.num_tokens:
-        lines.append(f"{settings.num_tokens:,} tokens asked for, {used:,} used: {many}")
+        share = f" of a share of {settings.sample:g} (--sample)" if settings.sample < 1 else ""
+        lines.append(f"{settings.num_tokens:,} tokens asked for, {used:,} used: {many}{share}")
     if text.num_cut:
         lines.append(f"{text.num_cut:,} of {many} are cut to {longest:,} tokens (--seq-len)")
     return "; ".join(lines)
