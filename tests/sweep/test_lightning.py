@@ -91,11 +91,21 @@ def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
     assert "loss" not in metrics
 
 
+class Short(Forward):
+    def forward(self, token_ids):
+        assert token_ids.shape[1] < 14
+        return self.run(token_ids)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
         (Blocks(), r"Blocks has no forward\. Give it one"),
-        (Forward(num_positions=13), "seq_len must be what the model can be run on, .* got 16 "),
+        (
+            Forward(num_positions=13),
+            r"at most the model's 13 positions; got 16\. Give --seq-len 13",
+        ),
+        (Short(), "seq_len must be what the model can be run on, .* got 16 "),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked, model, why):

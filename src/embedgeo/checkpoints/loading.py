@@ -32,7 +32,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.capture.structure import input_embedding, measured_model
+from embedgeo.capture.structure import (
+    input_embedding,
+    is_hugging_face,
+    measured_model,
+    num_positions,
+)
 from embedgeo.checkpoints.files import (
     Contents,
     harmless_allowed,
@@ -389,10 +394,12 @@ def num_token_types(model: nn.Module) -> int | None:
 
 
 def stated_positions(model: nn.Module) -> int | None:
-    """Positions that the configuration of a model says it has; None if it says none."""
+    """Positions that the configuration of a model says it has, or else its table of positions;
+    None if neither does.
+    """
     stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if not isinstance(stated, int):
-        return None
+        return None if is_hugging_face(model) else num_positions(model)
     # RoBERTa's table has positions up to that of padding, which it never uses
     tables = (
         module for name, module in model.named_modules() if name.endswith("position_embeddings")

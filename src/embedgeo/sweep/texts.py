@@ -388,7 +388,7 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     most = loading.stated_positions(network)
     if most is not None and needed > most:
         raise _too_long(most, settings)
-    if most is None and not any(parameter.is_meta for parameter in network.parameters()):
+    if not any(parameter.is_meta for parameter in network.parameters()):
         rule = "seq_len must be what the model can be run on, as smaller ones may be"
         with torch.inference_mode(), loading.requiring(rule, needed):
             network(text.token_ids[:needed][None])
