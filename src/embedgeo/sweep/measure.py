@@ -80,11 +80,13 @@ class Study:
         options: what the results depend on, as recorded in ``manifest.json``.
         measure: gives the further records of a checkpoint; every process calls it.
         announce: gives a sentence on what the study takes, for a model without weights.
+        values: what is printed of a checkpoint in place of the headlines: headings by key.
     """
 
     options: Mapping[str, Any]
     measure: Callable[[RunningCheckpoint], list[Record]]
     announce: Callable[[nn.Module, SweepSettings, ProbeText], str]
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 class Downloads:

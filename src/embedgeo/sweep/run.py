@@ -4,7 +4,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -28,7 +28,8 @@ from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
 POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
-_VALUES = ("loss", *headlines()[:4], "unseen_type_share")  # as many as fit in a line
+# the keys that are printed of a checkpoint, as many as fit in a line, and what heads them
+_VALUES = {key: key for key in ("loss", *headlines()[:4])}
 
 
 def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
@@ -66,7 +67,8 @@ def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
             work = fabric.broadcast(work)
             assert work is not None
             plan, texts = work
-            sweep = Sweep(fabric, settings, plan, texts, folder)
+            shown = _VALUES if study is None else study.values
+            sweep = Sweep(fabric, settings, plan, texts, folder, shown)
             with sweep.at_work():
                 if on_ray:
                     measure_on_cluster(sweep, study)
@@ -196,6 +198,8 @@ class Sweep:
     plan: SweepPlan
     texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     folder: SweepFolder
+    # keys that are printed of a checkpoint, and their headings
+    shown: Mapping[str, str] = field(default_factory=lambda: _VALUES)
 
     def __post_init__(self) -> None:
         pending = self.plan.pending
@@ -389,7 +393,9 @@ class Sweep:
         of_model = records["layer"] == MODEL
         means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
         values = {**means, **records[of_model].set_index("metric")["value"]}
-        cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
+        cells = {
+            heading: f"{values[key]:.4g}" for key, heading in self.shown.items() if key in values
+        }
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left
         cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}
