@@ -179,7 +179,7 @@ class Worker:
         dtype = getattr(torch, self.settings.dtype)
         if path.is_file():
             assert self.settings.model_class is not None
-            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
+            return loading.load_file(path, self.settings.model_class, dtype=dtype)
         assert planned.contents is not None
         if self.settings.device_map is not None:
             gc.collect()  # accelerate's hooks keep the model before this one in reference cycles

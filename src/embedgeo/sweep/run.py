@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from lightning.fabric import Fabric
 from rich.console import Console
 
+from embedgeo.checkpoints.files import hashed_file
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.metrics.defaults import width_notes
@@ -38,7 +40,9 @@ def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
     documents = Documents(settings.texts)
     folder = SweepFolder(settings.folder)
     settings = replace(settings, **as_recorded(settings, folder))
-    manifest = settings.as_manifest(documents.sha256)
+    tokens = settings.tokens
+    sha256 = documents.sha256 if tokens is None else hashed_file(Path(tokens).expanduser()).digest
+    manifest = settings.as_manifest(sha256)
     if study is not None:
         manifest = {**manifest, "study": dict(study.options)}
     folder.require_settings(manifest)
@@ -104,7 +108,7 @@ def _prepared(
             if less := shortfall(settings, text):
                 lines.append(f"{model}: {less}" if len(texts) > 1 else less)
         print(*lines, sep="\n", end="\n" if lines else "")
-    _open(folder, manifest, texts, settings.texts)
+    _open(folder, manifest, texts, settings.texts if settings.tokens is None else [settings.tokens])
     return plan, texts
 
 
