@@ -1,6 +1,7 @@
 """Ablation of hidden states, against float64 computations by hand and what must not matter."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -204,6 +205,54 @@ def test_every_family_has_all_changes_and_an_identity_of_zero():
         assert changes["loss_change_identity"] == 0, name
         assert all(math.isfinite(value) for value in changes.values()), name
         assert any(changes.values()), name
+
+
+class Answering(Tiny):
+    """Gives its logits together with others, as the function says."""
+
+    def __init__(self, answer, vocabulary=VOCABULARY):
+        super().__init__(vocabulary=vocabulary)
+        self.answer = answer
+
+    def forward(self, token_ids):
+        hidden = []
+        hook = self.layers[1].register_forward_hook(lambda *call: hidden.append(call[2]))
+        logits = super().forward(token_ids)
+        hook.remove()
+        return self.answer(hidden[0], logits, logits.mean())
+
+
+@pytest.mark.parametrize("vocabulary", [5, VOCABULARY])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda hidden, logits, loss: (hidden, logits),
+        lambda hidden, logits, loss: (logits, hidden),
+        lambda hidden, logits, loss: (loss, logits),
+        lambda hidden, logits, loss: (logits, None),
+        lambda hidden, logits, loss: {"loss": loss, "logits": logits},
+        lambda hidden, logits, loss: {"hidden": hidden, "scores": logits},
+        lambda hidden, logits, loss: SimpleNamespace(hidden=hidden, logits=logits),
+    ],
+)
+def test_logits_are_found_in_what_a_model_returns(answer, vocabulary):
+    model = Answering(answer, vocabulary).double()
+    plain = Tiny(vocabulary=vocabulary).double()
+    plain.load_state_dict(model.state_dict())
+    ids = tokens(high=vocabulary)
+    assert values(model, [ids]) == values(plain, [ids])
+
+
+def test_what_might_be_logits_or_has_too_few_of_them_is_refused():
+    both = Answering(lambda hidden, logits, loss: (hidden, logits), DIM).double()
+    with pytest.raises(ValueError, match=r"gives \(6, 9, 6\), \(6, 9, 6\)\. .* name one, as in"):
+        values(both, [tokens(high=DIM)])
+    named = Answering(lambda hidden, logits, loss: {"logits": logits[..., :3]}).double()
+    with pytest.raises(ValueError, match=r"up to 10; Answering gives \(6, 9, 3\)"):
+        values(named, [tokens()])
+    wordless = Answering(lambda hidden, logits, loss: loss).double()
+    with pytest.raises(ValueError, match=r"Answering gives \(\)\."):
+        values(wordless, [tokens()])
 
 
 def test_rows_of_unseen_types_keep_what_they_are(tiny):

@@ -1,14 +1,19 @@
 """The command ``embedgeo doctor``."""
 
+import json
+import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from embedgeo import GeometryMonitor, describe
 from embedgeo.cli import main
-from tests.models import gpt_neox, t5
+from tests.models import VOCABULARY, gpt_neox, linear_block, t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
 from tests.sweep.hub_server import Hub
 
@@ -62,6 +67,85 @@ def test_a_folder_is_described_by_its_configuration_alone(
     capsys.readouterr()
     assert main(["doctor", str(tmp_path)]) == 2
     assert "must be a folder with a config.json" in capsys.readouterr().err
+
+
+CONFIGURATIONS = {
+    "GPTNeoXForCausalLM": {"model_type": "gpt_neox"},
+    "Gemma2ForCausalLM": {"model_type": "gemma2", "head_dim": 8, "num_key_value_heads": 2},
+    "MixtralForCausalLM": {"model_type": "mixtral", "num_key_value_heads": 2},
+    "GptOssForCausalLM": {"model_type": "gpt_oss", "num_key_value_heads": 2, "head_dim": 8},
+    "BertForMaskedLM": {"model_type": "bert"},
+}
+
+
+@pytest.mark.parametrize("architecture", CONFIGURATIONS)
+def test_a_trainers_checkpoint_and_a_mixture_of_experts_are_run_without_memory(
+    architecture: str, tmp_path: Path
+) -> None:
+    config = {
+        **CONFIGURATIONS[architecture],
+        "architectures": [architecture],
+        "use_cache": False,
+        **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+        **{"intermediate_size": 32, "vocab_size": 300, "max_position_embeddings": 48},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "embedgeo.cli", "doctor", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.rstrip().endswith("No warnings."), done.stdout
+    assert f"mask       attention_mask of {architecture}" in done.stdout
+    assert "rows       384 a measurement" in done.stdout
+    assert done.stderr == ""
+
+
+class Shifted(nn.Module):
+    """A table of positions alone tells how many there are; a step of training takes more than
+    token ids.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, 8)
+        self.shift = nn.Parameter(torch.zeros(8, 8))
+        self.pos_emb = nn.Parameter(torch.zeros(1, 40, 8))
+        self.blocks = nn.ModuleList(linear_block(8) for _ in range(2))
+        self.head = nn.Linear(8, 50)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = self.tokens(batch["ids"])
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden)
+
+
+@pytest.mark.parametrize(("name", "length"), [("Shifted", 40), ("NanoGPT", 2 * VOCABULARY)])
+def test_sequences_are_as_long_as_a_table_of_positions(
+    name: str, length: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = "tests.test_doctor" if name == "Shifted" else "tests.models"
+    assert main(["doctor", f"{module}:{name}", "--batch-size", "3"]) == 0
+    assert f"rows       {3 * length:,} a measurement" in capsys.readouterr().out
+
+
+def test_advice_names_options_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def advice(*arguments: str) -> str:
+        assert main(["doctor", *arguments]) == 0
+        return " ".join(capsys.readouterr().out.split("\n\n")[-1].split())
+
+    cannot_run = advice("tests.test_doctor:Shifted")
+    assert (
+        "Name what makes a model that takes token ids, as package.module:make_model" in cannot_run
+    )
+    without_tables = advice("tests.models:gpt_neox", "--batch-size", "10000000", "--ranks", "9")
+    unreached = advice("tests.models:gpt_neox", "--layers", "*drop*,blocks")
+    for printed in (cannot_run, without_tables, unreached):
+        assert not re.search(r"\b(layers|metrics)=", printed), printed
 
 
 def test_a_repository_is_described_without_its_weights(

@@ -43,6 +43,7 @@ FOREIGN = {
         "_current_graph_task_id",
         "_is_fwd_grad_enabled",
         "_orig_mod",
+        "_python_dispatch",
         "_version",
     },
     "metrics/base.py": {"_apply"},  # of `torch.nn.Module`, which torchmetrics overrides, too

@@ -24,6 +24,9 @@ GROUPS = (
 """Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the
 headlines.
 """
+ALARM = "alarm_"
+"""What begins the keys of a monitor's alarms."""
+
 GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 
 
@@ -181,10 +184,13 @@ def _other_changes(key: str) -> Term | None:
 
 def _alarm(key: str) -> Term | None:
     """The term of what an alarm adds to a monitor's history."""
-    metric = key.removeprefix("alarm_")
+    metric = key.removeprefix(ALARM)
     if metric == key:
         return None
-    meaning = "By how many of its usual deviations the number was off when it alarmed."
+    meaning = (
+        "By how many of its usual deviations the number was off when it alarmed; undefined where "
+        "it was no longer finite."
+    )
     return Term(f"alarm: {term(metric).name}", "deviations", meaning, is_drawn=False)
 
 

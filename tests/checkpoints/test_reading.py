@@ -17,8 +17,8 @@ import torch
 from embedgeo.checkpoints.files import (
     Contents,
     StoredFile,
-    lightning_step,
     require_readable,
+    stored_step,
     stored_values,
 )
 from embedgeo.checkpoints.loading import import_named, load_model, load_tokenizer, placement
@@ -128,7 +128,7 @@ def test_hyperparameters_may_be_paths_and_namespaces(tmp_path):
     assert {name: loaded[name] for name in kept} == kept
     assert loaded["posix"] == Path("/a/b")
     assert loaded["windows"] == Path("c", "d")
-    assert lightning_step(tmp_path / "last.ckpt") == 7
+    assert stored_step(tmp_path / "last.ckpt") == 7
 
 
 @pytest.mark.parametrize("is_archive", [True, False])
@@ -140,7 +140,7 @@ def test_what_may_run_code_is_named_and_not_run(tmp_path, is_archive):
     with pytest.raises(
         ValueError, match=r"^last\.ckpt cannot be read: it (holds a pickled \w+\.mkdir|is damaged)"
     ) as error:
-        lightning_step(path)
+        stored_step(path)
     said(error)
     assert not target.exists()
 
@@ -149,7 +149,7 @@ def test_what_may_run_code_is_named_and_not_run(tmp_path, is_archive):
 def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
     torch.save(value, tmp_path / "last.ckpt")
     with pytest.raises(ValueError, match=r"must say its step .* last\.ckpt does neither"):
-        lightning_step(tmp_path / "last.ckpt")
+        stored_step(tmp_path / "last.ckpt")
 
 
 def test_what_is_named_is_imported_also_from_the_working_directory(tmp_path, monkeypatch):

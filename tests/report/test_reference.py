@@ -112,7 +112,7 @@ def test_other_settings_are_refused(changed, said, tmp_path):
 def test_other_numbers_of_rows_and_final_models_are_refused(own, tmp_path, capsys):
     few = scaled(tmp_path / "few", 1.0, n=10_000.0)
     assert main(["report", str(own), "--reference", str(few)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    *_, line = capsys.readouterr().err.splitlines()
     assert line.endswith("few is not like own: number of rows 10,000 in place of 65,536.")
     assert not (own / "report").exists()
     with pytest.raises(ValueError, match="measured at several steps; one is not"):

@@ -27,7 +27,6 @@ def test_the_numbers_of_directions_are_chosen_for_both_and_drawn(tmp_path, optio
     assert ablate(str(run), **options, after_processing=True, **chosen) == 0
     printed = capsys.readouterr().out
     assert "38 forward passes (2 batches, 1 + 18 × 1 layers)" in printed
-    assert "unseen_type_share" in printed
     metrics = set(pd.read_csv(f"{options['out']}/metrics.csv")["metric"])
     numbers = {
         int(found[1])
@@ -55,6 +54,26 @@ def test_wrong_numbers_of_directions_are_refused_before_anything_is_measured(
     run = local_run(tmp_path / "run", (0,))
     with pytest.raises(ValueError, match=message):
         sweep(str(run), **options, **asked)
+
+
+def test_the_change_of_the_loss_is_printed(tmp_path, options):
+    run = local_run(tmp_path / "run", (0, 8))
+    asked = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
+    command = [sys.executable, "-m", "embedgeo.cli", "ablate", "--model", str(run), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (head,) = [line for line in done.stdout.splitlines() if "means over blocks" in line]
+    (row,) = [line for line in done.stdout.splitlines() if line.startswith("    2/2")]
+    found = changes(options["out"]).query(
+        "step == 8 and layer != 'embed' and layer != 'final_norm'"
+    )
+    for metric, heading in (
+        ("without_offset", "Δ no offset"),
+        ("without_context", "Δ no context"),
+        ("as_noise", "Δ Gaussian rows"),
+    ):
+        mean = found[found["metric"] == f"loss_change_{metric}"]["value"].mean()
+        end = head.index(heading) + len(heading)
+        assert row[:end].split()[-1] == f"{mean:.4g}"
 
 
 def test_an_encoder_has_the_masks_of_its_loss(tmp_path, options):

@@ -1,6 +1,8 @@
 """`embedgeo drift`: what saved rows say of the same tokens at other checkpoints and layers."""
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -64,6 +66,22 @@ def drift(folder, *options):
 
 def records(folder, step):
     return load_results(folder).set_index(["step", "layer", "metric"])["value"].loc[step]
+
+
+def test_the_command_says_what_it_has_found_and_where(folder):
+    command = [sys.executable, "-m", "embedgeo.cli", "drift", str(folder), "--rows", "50"]
+    for num_new in (3, 0):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        *lines, count, report = done.stdout.splitlines()
+        assert len(lines) == num_new
+        if num_new:
+            found = records(folder, 4).unstack("metric").loc[["block.00", "block.01"]].mean()
+            assert lines[2].startswith(
+                f"step4, cka_to_previous {found['cka_to_previous']:.4g}, cka_to"
+            )
+        assert count == f"{num_new} of 3 checkpoints compared now: {folder / 'drift'}"
+        assert report == f"embedgeo report {folder}"
+        assert done.stderr == ""
 
 
 def test_a_checkpoint_is_compared_with_the_one_before_and_the_first_and_a_layer_with_that_below(

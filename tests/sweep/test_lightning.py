@@ -75,6 +75,17 @@ def test_a_broken_last_file_fails_alone(tmp_path, asked, capsys):
     assert capsys.readouterr().out.splitlines()[0].split()[:2] == ["?", "last.ckpt"]
 
 
+def test_a_loggers_folder_is_looked_into(tmp_path, asked):
+    model = Forward()
+    version = tmp_path / "lightning_logs" / "version_0"
+    version.mkdir(parents=True)
+    (version / "hparams.yaml").write_text("{}\n")
+    for step in (1, 2):
+        save(version / "checkpoints" / f"epoch=0-step={step}.ckpt", model, step)
+    assert sweep(str(version), **asked, model_class=class_of(model)) == 0
+    assert set(pd.read_csv(Path(asked["out"]) / "metrics.csv")["step"]) == {1, 2}
+
+
 class Hidden(Forward):
     def forward(self, token_ids):
         return self.embedding(token_ids) + sum(
@@ -91,11 +102,21 @@ def test_a_model_that_gives_no_logits_has_no_loss(tmp_path, asked):
     assert "loss" not in metrics
 
 
+class Short(Forward):
+    def forward(self, token_ids):
+        assert token_ids.shape[1] < 14
+        return self.run(token_ids)
+
+
 @pytest.mark.parametrize(
     ("model", "why"),
     [
         (Blocks(), r"Blocks has no forward\. Give it one"),
-        (Forward(num_positions=13), "seq_len must be what the model can be run on, .* got 16 "),
+        (
+            Forward(num_positions=13),
+            r"at most the model's 13 positions; got 16\. Give --seq-len 13",
+        ),
+        (Short(), "seq_len must be what the model can be run on, .* got 16 "),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked, model, why):
@@ -111,7 +132,8 @@ def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_wit
     model = Forward()
     save(tmp_path / "step=1.ckpt", model, 1)
     with pytest.raises(
-        ValueError, match=r"step=1\.ckpt; got none\. Give --model-class package\.module\.Class\."
+        ValueError,
+        match=r"step=1\.ckpt, or .*; got none\. Give --model-class package\.module\.Class,",
     ):
         sweep(str(tmp_path / "step=1.ckpt"), **asked)
     torch.save(model.state_dict(), tmp_path / "step=2.ckpt")
@@ -120,12 +142,12 @@ def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_wit
         "what Lightning saves, with a state_dict; step=2.ckpt has none. Save it by"
         in capsys.readouterr().out
     )
-    torch.save(model.state_dict(), tmp_path / "model.pt")
+    (tmp_path / "model.txt").write_text("no weights")
     with pytest.raises(
         FileNotFoundError,
-        match=r"a folder with config\.json, a \.ckpt file, or .*model\.pt is none",
+        match=r"a folder with config\.json, a \.ckpt, \.pt or \.pth file, or .*model\.txt is none",
     ):
-        sweep(str(tmp_path / "model.pt"), **{**asked, "out": str(tmp_path / "new")})
+        sweep(str(tmp_path / "model.txt"), **{**asked, "out": str(tmp_path / "new")})
 
 
 def test_a_module_in_the_working_directory_is_found(tmp_path, asked, monkeypatch):

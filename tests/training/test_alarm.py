@@ -2,10 +2,14 @@
 
 import json
 import math
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import lightning as L
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -175,6 +179,39 @@ def test_an_alarm_in_a_loop_is_in_the_history_and_the_report(tmp_path, capsys):
     assert {record["step"] for record in added} == {JUMP + 1}
     flag = next(each for each in flags(read_folder(tmp_path)[0]) if each.title == "Alarms")
     assert flag.details[0].startswith(f"step {JUMP + 1}: Q rose by ")
+
+
+def test_alarms_of_means_and_of_what_is_no_longer_finite_are_told_by_the_report(tmp_path):
+    row = {"layer_index": 0, "width": 4, "stderr": math.nan, "layer": "block.00", "metric": "Q"}
+    rows = [
+        *({**row, "step": step, "value": 1.0 + step} for step in range(3)),
+        {**row, "step": 1, "layer": "mean", "layer_index": -1, "metric": "alarm_Q", "value": -9.0},
+        {**row, "step": 2, "metric": "alarm_Q", "value": math.nan},
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "history.parquet")
+    command = [sys.executable, "-m", "embedgeo.cli", "report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    page = Path(done.stdout.strip()).read_text(encoding="utf-8")
+    for line in (
+        "step 1: Q fell by 9.0 of its usual deviations at mean",
+        "step 2: Q is no longer finite at block.00",
+    ):
+        assert f"alarm: {line}" in done.stderr
+        assert line in page
+    assert "Alarm at step 1, 2." in page
+    assert "Missing numbers" not in page
+    # piped, it says how far it is
+    assert done.stderr.startswith("drawing 1 of ")
+
+
+def test_a_number_that_is_lost_is_in_the_history_too():
+    alarm = GeometryAlarm()
+    offsets = [10.0] * 50 + [math.nan] * 2
+    steps = [alarm(step, records(step, offset=offset)) for step, offset in enumerate(offsets)]
+    (told,) = alarm.alarms
+    added = [record for of_step in steps for record in of_step]
+    assert {record["layer"] for record in added} == {*told.layers}
+    assert all(math.isnan(record["value"]) for record in added)
 
 
 def test_every_monitor_calls_its_listeners(tmp_path):

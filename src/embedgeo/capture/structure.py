@@ -4,11 +4,11 @@ around modules.
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from embedgeo.capture.torch_names import WRAPPERS, is_compiled_in_place, is_compiled_wrapper
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NO_TOKENS = re.compile(r"wpe|pos(?!t).*|seg.*|types?|time.*|rel|relative")
+_POSITIONS = re.compile(r"(?!.*rel)(?:.*[._])?(?:wpe|pos(?!t|_tag)[a-z]*)(?:[._].*)?")
 _TOKENS = re.compile(r"wte|tok(en)?s?|words?|vocab.*")
 
 
@@ -281,9 +282,7 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
             # T5's encoder calls another
             tied = [each for each in tables if each.weight is getattr(table, "weight", 0)]
             return tied or ([table] if isinstance(table, nn.Module) else [])
-    stack = find_stack(submodel)
-    in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
-    outside = {module: name for name, module in submodel.named_modules() if module not in in_blocks}
+    outside = _outside_blocks(submodel)
     heads = [module for module in outside if isinstance(module, nn.Linear)]
     head_weights = {id(head.weight) for head in heads}
     head_rows = {head.out_features for head in heads}
@@ -302,6 +301,13 @@ def token_embeddings(submodel: nn.Module) -> Sequence[nn.Module]:
     return (
         named or tied or [table for table in tables if table.num_embeddings in head_rows] or tables
     )
+
+
+def _outside_blocks(submodel: nn.Module) -> dict[nn.Module, str]:
+    """The modules of a model that are not in its blocks, with their names."""
+    stack = find_stack(submodel)
+    in_blocks = {inner for block in (stack.blocks if stack else []) for inner in block.modules()}
+    return {module: name for name, module in submodel.named_modules() if module not in in_blocks}
 
 
 def _words(module: nn.Module, path: str) -> list[str]:
@@ -329,6 +335,55 @@ def output_embedding(model: nn.Module) -> nn.Module | None:
     """The module that makes the logits, as the model itself tells; None if it tells none."""
     head = getattr(measured_model(model), "get_output_embeddings", lambda: None)()
     return head if isinstance(head, nn.Module) else None
+
+
+def find_logits(model: nn.Module, output: Any) -> Tensor | None:
+    """The logits in the output of a model, shape (batch, positions, vocabulary).
+
+    They are what the output names so. Where it names none, they are the tensor that is as wide as
+    the embedding table has rows, or else as a linear module outside of the blocks makes it. None is
+    found where several are that wide.
+    """
+    parts = named_parts(output)
+    if isinstance(parts.get("logits"), Tensor):
+        return parts["logits"]
+    tensors = [each for each in parts.values() if isinstance(each, Tensor) and each.ndim == 3]
+    table = input_embedding(model)
+    heads = {
+        module.out_features
+        for module in _outside_blocks(measured_model(model))
+        if isinstance(module, nn.Linear)
+    }
+    for widths in ({getattr(table, "num_embeddings", 0)}, heads - {model_width(model)}):
+        found = [each for each in tensors if each.shape[-1] in widths]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+def named_parts(output: Any) -> Mapping[Any, Any]:
+    """What the output of a model consists of, by name where there are names, or else by place."""
+    if isinstance(output, Mapping):
+        return output
+    if hasattr(output, "_asdict"):
+        return output._asdict()
+    if isinstance(output, tuple | list):
+        return dict(enumerate(output))
+    return {0: output} if isinstance(output, Tensor) else getattr(output, "__dict__", {})
+
+
+def num_positions(model: nn.Module) -> int | None:
+    """Rows of the shortest table outside of the blocks that is named after positions; None if there
+    is none.
+    """
+    tables = {
+        f"{name}.{own}": parameter
+        for module, name in _outside_blocks(model).items()
+        for own, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim > 1 and (isinstance(module, nn.Embedding) or own != "weight")
+    }
+    rows = (table.shape[-2] for name, table in tables.items() if _POSITIONS.fullmatch(name))
+    return min(rows, default=None)
 
 
 def model_width(model: nn.Module) -> int | None:

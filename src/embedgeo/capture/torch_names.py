@@ -9,7 +9,7 @@ is gone.
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -80,6 +80,36 @@ def is_compiled_in_place(module: nn.Module) -> bool:
     elsewhere hides.
     """
     return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def meta_values() -> AbstractContextManager[Any]:
+    """Context in which tensors on the meta device have values, so that a model runs that asks for
+    some.
+
+    A number is 1, no element is zero, and products of groups of rows, as of a mixture of experts,
+    are made in every dtype. A torch without dispatch modes raises as before.
+    """
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        return nullcontext()
+
+    class MetaValues(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            first: Any = args[0] if args else None
+            name = str(func) if isinstance(first, Tensor) and first.is_meta else ""
+            if name == "aten._local_scalar_dense.default":
+                return 1
+            if name == "aten.nonzero.default":
+                return first.new_empty((first.numel(), first.ndim), dtype=torch.int64)
+            if name == "aten._grouped_mm.default":
+                return first.new_empty((len(first), args[1].shape[-1]))
+            return func(*args, **(kwargs or {}))
+
+    make: Callable[[], AbstractContextManager[Any]] = MetaValues
+    return make()
 
 
 class StageRun(NamedTuple):

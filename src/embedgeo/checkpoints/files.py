@@ -42,6 +42,7 @@ TOKENIZER_FILES = VOCABULARIES | {
     "special_tokens_map.json",
     "tokenizer_config.json",
 }
+_STEPS = ("global_step", "step", "iter_num")  # the names under which files hold their step
 _MOST_BYTES = 256 * 2**20  # larger files, other than weights, are refused
 
 _PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
@@ -215,12 +216,14 @@ def require_readable(path: Path) -> None:
         raise ValueError(f"{path.name} must hold weights by their names; it does not.")
 
 
-def lightning_step(path: Path) -> int:
-    """Optimizer steps taken, as stored in a Lightning checkpoint."""
+def stored_step(path: Path) -> int:
+    """Optimizer steps taken, as stored in a file of Lightning or of a training loop."""
     stored = stored_values(path)
-    try:
-        return int(stored["global_step"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"a .ckpt must say its step in its name or as global_step; {path.name} does neither."
-        ) from error
+    steps = [stored.get(key) for key in _STEPS] if isinstance(stored, dict) else []
+    for step in steps:
+        if isinstance(step, int | str) and str(step).isdecimal():
+            return int(step)
+    raise ValueError(
+        f"a file must say its step in its name or as {' or '.join(_STEPS)}; {path.name} does "
+        "neither."
+    )

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,12 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.capture.structure import input_embedding, measured_model
+from embedgeo.capture.structure import (
+    input_embedding,
+    is_hugging_face,
+    measured_model,
+    num_positions,
+)
 from embedgeo.checkpoints.files import (
     Contents,
     harmless_allowed,
@@ -42,7 +48,7 @@ from embedgeo.checkpoints.files import (
     stored_values,
     weight_files,
 )
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 
 _LAYERS = re.compile(r"layers?$|blocks?$|depth|stages?$|layers_|blocks_")
 # a configuration expands their number into lists before there is a model to compare with the files
@@ -324,35 +330,83 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
     return tokenizer
 
 
-def load_lightning(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
-    """Load a Lightning checkpoint."""
-    module_class = import_class(model_class)
-    stored = stored_values(path)
-    if not isinstance(stored, dict) or "state_dict" not in stored:
-        raise ValueError(
-            f"a .ckpt must be what Lightning saves, with a state_dict; {path.name} has none. Save "
-            f"it by "
-            "trainer.save_checkpoint, or a Hugging Face model as a folder by its save_pretrained."
-        )
-    with harmless_allowed():
-        module = module_class.load_from_checkpoint(path, map_location="cpu", weights_only=True)
-    config = getattr(measured_model(module), "config", None)
+def load_file(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
+    """Load a checkpoint of Lightning, or a state dict of the model that ``model_class`` makes."""
+    maker = import_maker(model_class)
+    is_lightning = path.suffix == ".ckpt" and hasattr(maker, "load_from_checkpoint")
+    if is_lightning:
+        stored = stored_values(path)
+        if not isinstance(stored, dict) or "state_dict" not in stored:
+            raise ValueError(
+                f"a .ckpt must be what Lightning saves, with a state_dict; {path.name} has none. "
+                "Save it by trainer.save_checkpoint, a state dict as .pt, or a Hugging Face model "
+                "as a folder by its save_pretrained."
+            )
+        with harmless_allowed():
+            model = maker.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+    else:
+        model = make_model(model_class)
+        with reading(path.name), harmless_allowed():
+            stored = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+        weights = _weights_of(model, stored)
+        try:
+            model.load_state_dict(weights)
+        except RuntimeError as error:
+            different = sorted(weights.keys() ^ model.state_dict().keys())
+            raise ValueError(
+                f"{path.name} must hold the weights of the model that {model_class} makes; "
+                f"{listed(different, 4) or reason(error)} "
+                f"{'are in one of them alone' if different else ''}."
+            ) from error
+    config = getattr(measured_model(model), "config", None)
     return LoadedModel(
-        module.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config)
+        model.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config)
     )
 
 
-def import_class(model_class: str) -> Any:
-    """The LightningModule of this name, ``package.module.Class``."""
+def _weights_of(model: nn.Module, stored: Any) -> dict[str, Any]:
+    """What a training loop has saved of a model: its state dict alone or beside others, under its
+    own names or inside of another module.
+    """
+    wanted = model.state_dict().keys()
+    first = next(iter(wanted), "")
+    inner = [*stored.values()] if isinstance(stored, dict) else []
+    found: list[dict[str, Any]] = [{}]
+    for weights in (stored, *inner):
+        if isinstance(weights, dict) and all(isinstance(key, str) for key in weights):
+            ends = {key.removesuffix(first) for key in weights if f".{key}".endswith(f".{first}")}
+            found += [
+                {key.removeprefix(start): weights[key] for key in weights if key.startswith(start)}
+                for start in sorted(ends)
+            ]
+    return min(found, key=lambda weights: len(weights.keys() ^ wanted))
+
+
+def import_maker(model_class: str) -> Any:
+    """The LightningModule of this name, ``package.module.Class``, or what makes a model,
+    ``package.module:make``.
+    """
     rule = (
-        "model_class must name a LightningModule as package.module.Class, in a module that can be "
-        "imported"
+        "model_class must name a LightningModule as package.module.Class, or what makes a torch "
+        "module without arguments as package.module:make, in a module that can be imported"
     )
     with requiring(rule, model_class):
-        found = import_named(model_class)
-        if not hasattr(found, "load_from_checkpoint"):
+        found = import_named(model_class.replace(":", "."))
+        if not callable(found):
             raise TypeError(f"it is a {type(found).__name__}")
     return found
+
+
+def make_model(name: str) -> nn.Module:
+    """The model that a function or class of this name makes."""
+    rule = "model_class must name what makes a torch module without arguments"
+    with requiring(rule, name):
+        model = import_maker(name)()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"it makes a {type(model).__name__}")
+    return model
 
 
 @contextmanager
@@ -389,10 +443,12 @@ def num_token_types(model: nn.Module) -> int | None:
 
 
 def stated_positions(model: nn.Module) -> int | None:
-    """Positions that the configuration of a model says it has; None if it says none."""
+    """Positions that the configuration of a model says it has, or else its table of positions;
+    None if neither does.
+    """
     stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if not isinstance(stated, int):
-        return None
+        return None if is_hugging_face(model) else num_positions(model)
     # RoBERTa's table has positions up to that of padding, which it never uses
     tables = (
         module for name, module in model.named_modules() if name.endswith("position_embeddings")

@@ -19,8 +19,8 @@ from embedgeo.checkpoints.files import (
     Contents,
     StoredFile,
     hashed_file,
-    lightning_step,
     needed_files,
+    stored_step,
     stored_values,
 )
 from embedgeo.formatting import listed
@@ -39,6 +39,9 @@ _LIKE_STEP = re.compile(
     r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$",
     re.IGNORECASE,
 )
+# state dicts, unless they are those of an optimizer and the like
+_STATES = (".pt", ".pth")
+_NO_WEIGHTS = re.compile(r"optim|sched|rng|scaler|training_args", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _REPOSITORY = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}(/[\w*?\[][\w.*?\[\]-]{0,95})?", re.ASCII)
 
@@ -138,7 +141,7 @@ class Checkpoint:
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
         if self.step == UNREADABLE:
-            lightning_step(self.path)
+            stored_step(self.path)
         return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
 
     def weights_state(self) -> str:
@@ -290,29 +293,34 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
     """
     folder = _absolute(model)
     own = "" if is_only else folder.name
+    if (folder / "checkpoints").is_dir() and not any(map(_named_position, folder.iterdir())):
+        folder /= "checkpoints"  # of a Lightning logger's folder of a run
     candidates = (
         [folder]
         if folder.is_file()
         else sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     )
-    paths = [p for p in candidates if p.is_dir() or p.suffix == ".ckpt"]
-    positions = {
-        path: position
-        for path in paths
-        if (position := parse_position(path.name.removesuffix(".ckpt")))
-    }
+    is_model = (folder / "config.json").is_file()
+    paths = [
+        p
+        for p in candidates
+        if p.is_dir() or p.suffix == ".ckpt" or (_is_state(p) and not is_model)
+    ]
+    positions = {path: position for path in paths if (position := _named_position(path))}
     positions.update(_unnamed_positions(paths, positions))
-    if not positions and (folder / "config.json").is_file():
+    if not positions and is_model:
         itself = folder if parse_position(folder.name) else folder.resolve()
         if position := parse_position(itself.name):
             positions[itself] = position
+    if not positions and len(states := list(filter(_is_state, paths))) == 1:
+        folder = states[0]
     is_final = _is_final(folder, positions)
     if is_final:
         positions.pop(folder, None)
     elif not positions:
         raise FileNotFoundError(
-            "model must be a folder with config.json, a .ckpt file, or a folder of checkpoints "
-            "with their steps in their names, such as step1000 or checkpoint-1000; "
+            "model must be a folder with config.json, a .ckpt, .pt or .pth file, or a folder of "
+            "checkpoints with their steps in their names, such as step1000 or step=1000.pt; "
             f"{model} is none of these. Of a folder of models, name each."
         )
     _warn_of_others(
@@ -330,19 +338,31 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         )
 
 
+def _is_state(path: Path) -> bool:
+    """Tell a file that may be a state dict of a model from others."""
+    return path.suffix in _STATES and path.is_file() and not _NO_WEIGHTS.search(path.name)
+
+
+def _named_position(path: Path) -> Position | None:
+    """The position in the name of a folder or file."""
+    return parse_position(path.stem if path.suffix in (".ckpt", *_STATES) else path.name)
+
+
 def _unnamed_positions(
     paths: Sequence[Path], named: Mapping[Path, Position]
 ) -> dict[Path, Position]:
-    """Positions of Lightning files with no step in their name, as ``last.ckpt``, unless another
-    file has their step.
+    """Positions of files with no step in their name, as ``last.ckpt``, unless another file has
+    their step; a state dict need not say it.
     """
     steps = {position.step for position in named.values()}
     found: dict[Path, Position] = {}
     for path in paths:
         if path.is_file() and path not in named:
             try:
-                step = lightning_step(path)
+                step = stored_step(path)
             except ValueError:
+                if path.suffix in _STATES:
+                    continue
                 step = UNREADABLE
             if step not in steps:
                 steps |= {step} - {UNREADABLE}
@@ -353,6 +373,8 @@ def _unnamed_positions(
 def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
     """Tell a folder or file that is itself a model, and not one of the steps that were found."""
     if folder.is_file():
+        if folder.suffix in _STATES:
+            return folder not in positions
         if folder in positions and positions[folder].step == UNREADABLE:
             with suppress(ValueError, TypeError):
                 return "state_dict" in stored_values(folder)

@@ -4,7 +4,9 @@ from embedgeo.extras import require_extra
 
 require_extra("report", "embedgeo.report")
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,14 +18,16 @@ from rich.progress import Progress
 
 from embedgeo.drawing import style
 from embedgeo.formatting import did_you_mean, listed
-from embedgeo.glossary import in_order
-from embedgeo.report.page import FigureWriter, Section, page_plan, write_page
+from embedgeo.glossary import ALARM, in_order
+from embedgeo.report.page import FigureWriter, Panel, Plan, Section, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
+from embedgeo.report.summary import alarm_lines
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
 
+_SECONDS = 5.0  # between lines on progress
 _MARK = '<meta name="generator" content="embedgeo report">'
 
 
@@ -76,10 +80,10 @@ def write_report(
             with replacing_contents(out) as new, style():
                 writer = FigureWriter(new / "figures")
                 plan = page_plan(runs, writer, sections, metrics)
-                panels = [
-                    (title, draw())
-                    for title, draw in progress.track(plan, description="Drawing figures")
-                ]
+                drawn = progress.track(
+                    _said(console, plan), len(plan), description="Drawing figures"
+                )
+                panels = [(title, draw()) for title, draw in drawn]
                 _write_records(new / "metrics.csv", runs)
                 write_page(new / page.name, runs, panels, writer.plots)
         except OSError as error:
@@ -88,11 +92,22 @@ def write_report(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was "
                 f"there is as it was."
             ) from error
-    for label, sentences in stories(runs):
+    alarms = [(run.label, [f"alarm: {line}" for line in alarm_lines(run)]) for run in runs]
+    for label, sentences in [*stories(runs), *alarms]:
         for sentence in sentences:
             line = f"{label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     return page
+
+
+def _said(console: Console, plan: Plan) -> Iterator[tuple[str, Callable[[], Panel]]]:
+    """The panels of a plan; where no bar shows it, a line says every few seconds which is drawn."""
+    said = -inf
+    for i, (title, draw) in enumerate(plan, 1):
+        if not console.is_terminal and time.monotonic() > said + _SECONDS:
+            console.print(f"drawing {i} of {len(plan)}: {title}", soft_wrap=True)
+            said = time.monotonic()
+        yield title, draw
 
 
 def _write_records(path: Path, runs: Sequence[Run]) -> None:
@@ -107,6 +122,8 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
             "gaussian": gaussian.reindex(values.index),
         }
         at_layers = pd.DataFrame({"value": values, **beside}).reset_index()
+        alarms = run.alarms.assign(metric=ALARM + run.alarms["metric"], run=run.label)
+        parts.append(alarms)
         parts += [
             frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)
         ]

@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm, Normalize
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData, Lines
-from embedgeo.formatting import number
+from embedgeo.formatting import listed, number
 from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
@@ -44,6 +44,11 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     draw.lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, errors.to_numpy().T)
     draw.mean_lines(ax, means, mean_errors)
     draw.value_axis(ax, named, table.to_numpy(), gaussian, run.layers, errors.to_numpy())
+    alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
+    for step in alarms:
+        ax.axvline(
+            step, color="#d55e00", ls=":", lw=1.2, label=None if step > alarms[0] else "alarm"
+        )
     draw.legend(ax)
     numbers, bands = with_errors(table.join(means), errors.join(mean_errors))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
@@ -52,6 +57,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         for name in run.blocks
     )
     text += bands
+    if alarms:
+        text += f" Alarm at step {listed([f'{step:,}' for step in alarms], 4)}."
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
     lines = [
         Lines("layer", table, colours, errors),

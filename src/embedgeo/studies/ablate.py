@@ -24,6 +24,18 @@ from embedgeo.sweep.processes import all_agree
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText
 
+SHOWN = {
+    "loss": "loss",
+    "loss_change_without_offset": "Δ no offset",
+    "loss_change_without_1_directions": "Δ no top direction",
+    "loss_change_without_context": "Δ no context",
+    "loss_change_without_token": "Δ no token mean",
+    "loss_change_as_noise": "Δ Gaussian rows",
+    "logit_lens_loss": "logit lens",
+    "unseen_type_share": "unseen types",
+}
+"""What is printed of a checkpoint, with headings: changes of the loss have a Δ."""
+
 
 def announcement(
     model: nn.Module, settings: SweepSettings, text: ProbeText, *, parts: AblationParts

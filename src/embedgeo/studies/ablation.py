@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from embedgeo.capture.calls import eager_mode, first_float, first_input, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
-from embedgeo.capture.structure import is_hugging_face, measured_model, submodels, weights_device
+from embedgeo.capture.structure import (
+    find_logits,
+    is_hugging_face,
+    measured_model,
+    named_parts,
+    submodels,
+    weights_device,
+)
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import all_reduce_sum, reduce_states
 from embedgeo.functional.precision import accumulator_dtype, matmul_precision, on_one_device
@@ -221,7 +228,8 @@ def ablation(
 
     Args:
         model: a Hugging Face model with a language model head, or one that gives logits of shape
-            (batch, positions, vocabulary) for token ids.
+            (batch, positions, vocabulary) for token ids. Of several tensors they are the one named
+            ``logits``, or else the one as wide as its embedding table or head.
         batches: token ids of shape (batch, positions), or mappings with ``input_ids`` and, if need
             be, ``attention_mask``, ``position_ids`` and ``labels`` (-100 does not count; default:
             the tokens themselves). A causal model's labels are shifted.
@@ -636,15 +644,19 @@ class Ablation:
             )
         else:
             output = self._network(batch.token_ids)
-        logits = getattr(output, "logits", output)
-        # those of no head have hidden states alone
-        logits = None if isinstance(logits, dict) else first_float(logits)
-        if logits is None or logits.ndim != 3 or logits.shape[:2] != batch.token_ids.shape:
-            got = "none" if logits is None else f"shape {tuple(logits.shape)}"
+        logits = find_logits(self._network, output)
+        token_ids = batch.token_ids
+        # a head of fewer types than there are tokens predicts something else
+        fits = logits is not None and logits.shape[:2] == token_ids.shape
+        if logits is None or not fits or int(batch.targets.max()) >= logits.shape[2]:
+            parts = named_parts(output).values()
+            shapes = [str(tuple(each.shape)) for each in parts if isinstance(each, Tensor)]
             raise ValueError(
                 "a model is needed that gives logits of shape (batch, positions, vocabulary) for "
-                "token ids; "
-                f"{type(self._network).__name__} gives {got}. Take one with a language model head."
+                f"token ids of shape {tuple(token_ids.shape)} up to {int(token_ids.max())}; "
+                f"{type(self._network).__name__} gives {listed(shapes, 4) or 'no tensor'}. Take "
+                "one with a language model head; of several tensors of its width name one, as in "
+                '{"logits": logits}.'
             )
         return logits
 

@@ -112,7 +112,8 @@ class GeometryAlarm:
     learning rate is a departure, too: it alarms.
 
     An alarm is printed, and is in the monitor's history as records of the metric ``alarm_<key>``,
-    whose values are the deviations where the number is finite; the report lists them. State and
+    whose values are the deviations, and NaN where the number is not finite; the report lists and
+    draws them. State and
     alarms are part of the monitor's checkpoint, where it has one.
 
     Args:
@@ -195,7 +196,7 @@ class GeometryAlarm:
             records: of the layers and of their means over blocks.
 
         Returns:
-            A record ``alarm_<metric>`` for each finite number that alarms.
+            A record ``alarm_<metric>`` for each number that alarms.
         """
         if self._last_step is not None and step <= self._last_step:
             return []
@@ -250,15 +251,15 @@ class GeometryAlarm:
         )
         self.alarms.append(alarm)
         for deviation, layer, _ in places:
-            if not math.isfinite(deviation):
-                continue
-            del self._past[metric, layer][:-2]
+            is_finite = math.isfinite(deviation)
+            if is_finite:
+                del self._past[metric, layer][:-2]
             record = watched[metric, layer]
             yield Record(
                 **{
                     **record,
                     "metric": f"alarm_{metric}",
-                    "value": deviation,
+                    "value": deviation if is_finite else math.nan,
                     "stderr": math.nan,
                 }
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed
+from embedgeo.formatting import listed, shell_command
 from embedgeo.presets import preset
 from embedgeo.results.groups import groups_of, parse_groups
 from embedgeo.sweep import SweepSettings, require_sources, sweep
@@ -62,7 +62,7 @@ def ablate(ablation: AblationSettings, settings: SweepSettings) -> int:
     """
     require_extra("sweep", "embedgeo ablate")
     require_sources(settings.models, settings.tokenizer)
-    from embedgeo.studies.ablate import announcement, checkpoint_records
+    from embedgeo.studies.ablate import SHOWN, announcement, checkpoint_records
     from embedgeo.sweep.measure import Study
 
     if settings.out is None:
@@ -70,7 +70,7 @@ def ablate(ablation: AblationSettings, settings: SweepSettings) -> int:
         settings = replace(settings, out=f"runs/ablate-{name}")
     measure = partial(checkpoint_records, parts=ablation.parts)
     announce = partial(announcement, parts=ablation.parts)
-    return sweep(settings, Study({"ablate": ablation.parts}, measure, announce))
+    return sweep(settings, Study({"ablate": ablation.parts}, measure, announce, SHOWN))
 
 
 @dataclass(frozen=True)
@@ -297,12 +297,14 @@ def drift(folder: Path, rows: int = 1024) -> None:
     from embedgeo.studies.drift import Comparison
 
     comparison = Comparison(Path(folder), rows)
-    comparison.write()
+    num_new, num_all = comparison.write()
     if comparison.fewest_rows < rows:
         print(
             f"compared down to {comparison.fewest_rows} rows instead of {rows}: no more were "
             f"saved, or are in both"
         )
+    print(f"{num_new} of {num_all} checkpoints compared now: {Path(folder) / 'drift'}")
+    print(shell_command("embedgeo", "report", folder))
 
 
 @dataclass(frozen=True)

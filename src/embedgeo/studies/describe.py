@@ -25,6 +25,9 @@ from embedgeo.studies.inspection import Inspection, compared_states, inspect_for
 from embedgeo.training.monitor import Monitor
 from embedgeo.training.opening import expected_rows, without_tables
 
+GIVE_BATCH = "Give a batch: embedgeo.describe(monitor, model, batch)."
+"""The advice where a model cannot be run on token ids."""
+
 _TEXT_WIDTH = 100
 
 
@@ -219,7 +222,7 @@ def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: boo
         tried = "synthetic token ids" if batch is None else "this batch"
         yield (
             f"The model could not be run on {tried} ({reason(found.error)}): widths and sources "
-            f"may be missing or guessed. Give a batch: embedgeo.describe(monitor, model, batch)."
+            f"may be missing or guessed. {GIVE_BATCH}"
         )
     elif silent:
         yield (
@@ -229,13 +232,13 @@ def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: boo
     if found.token_ids and misfits:
         yield (
             f"The rows of {listed(misfits)} are not one for each token id: the monitor would turn "
-            f"off there. Leave that out of layers=, or give token_ids= and mask= in the order of "
-            f"its rows."
+            f"off there. Leave that out of layers=, or give the monitor token_ids= and mask= in "
+            f"the order of its rows."
         )
     elif not (has_ids or found.error):
         yield (
             "No token ids were found: values over token types (V_W, V_B …) will be absent. Give "
-            "token_ids=, a function of the batch."
+            "the monitor token_ids=, a function of the batch."
         )
     for width in dict.fromkeys(found.hidden[layer.name][-1] for layer in reached):
         yield from width_notes(geometry.make_metrics, width)

@@ -1,7 +1,9 @@
 """The command ``embedgeo doctor``."""
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from embedgeo.checkpoints.loading import described_model, import_named, requirin
 from embedgeo.checkpoints.sources import is_local, require_source
 from embedgeo.formatting import reason
 from embedgeo.studies.commands import DoctorSettings
-from embedgeo.studies.describe import describe
+from embedgeo.studies.describe import GIVE_BATCH, describe
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
@@ -27,6 +29,10 @@ _MOST_PARAMETERS = 100_000_000
 _METRICS_RULE = (
     "metrics must be auto, or name a function of a layer's width as package.function, in a module "
     "that can be imported"
+)
+_GIVE_MODEL = (
+    "Name what makes a model that takes token ids, as package.module:make_model; in Python "
+    "embedgeo.describe takes a batch."
 )
 # which a file gives by their names
 _FUNCTIONS = ("metrics", "probe_forward", "token_ids", "mask", "word_ids")
@@ -80,7 +86,13 @@ def _described(model: nn.Module, arguments: dict[str, Any], sizes: dict[str, int
         ) from error
     if not description.layers:
         raise ValueError(description.warnings[0])
-    return str(description)
+    return str(replace(description, warnings=tuple(map(_on_command_line, description.warnings))))
+
+
+def _on_command_line(advice: str) -> str:
+    """Advice that names options in place of arguments."""
+    with_values = re.sub(r"\b(layers|metrics)=(?=\w)", r"--\1 ", advice)
+    return re.sub(r"\b(layers|metrics)=", r"--\1", with_values).replace(GIVE_BATCH, _GIVE_MODEL)
 
 
 def _pretrained(source: str, *, trust_remote_code: bool) -> nn.Module:

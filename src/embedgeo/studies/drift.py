@@ -19,10 +19,12 @@ from embedgeo.layer_names import is_along, layers_below, side
 from embedgeo.results.files import remove_leftovers
 from embedgeo.results.folder import CKA, SweepFolder, cka_file, drift_file
 from embedgeo.results.parquet import RECORD_COLUMNS, SCHEMA, read_metadata, to_frame, write_parquet
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 from embedgeo.results.samples import LayerSample, read_sample, sample_file
 from embedgeo.studies.representations import cka_matrix, drift_values, linearity_values
 
+# of each checkpoint the means over blocks are printed
+_SHOWN = ("cka_to_previous", "cka_to_first", "cka_to_below", "linearity_without_residual")
 _MOST_STEPS = 24  # that are compared each with each
 _MOST_LAYERS = 40
 _AT_LAYERS = 5  # at which the steps are compared
@@ -59,34 +61,52 @@ class Comparison:
             )
         self.fewest_rows = num_rows
 
-    def write(self) -> None:
+    def write(self) -> tuple[int, int]:
         """Write what is not there yet, a checkpoint at a time, then ``metrics.csv`` and
         ``tensorboard/`` with it.
+
+        A line is printed for each checkpoint that is written. Their number, and that of all, are
+        returned.
         """
         path = self._folder.path
         remove_leftovers(path, drift_file(path, "").parent)
-        console = Console(stderr=True)
+        console = Console()
+        num_new = 0
         checkpoints = [(run, i) for run in self._runs for i in range(len(run))]
         is_silent = not console.is_terminal
         for run, i in track(
             checkpoints, "Comparing rows", console=console, transient=True, disable=is_silent
         ):
-            self._write_drift(run[i], {"previous": run[i - 1], "first": run[0]} if i else {})
+            others = {"previous": run[i - 1], "first": run[0]} if i else {}
+            records = self._write_drift(run[i], others)
+            if records:
+                num_new += 1
+                means = {
+                    each["metric"]: f"{each['metric']} {each['value']:.4g}"
+                    for each in block_means(records)
+                }
+                shown = [means[key] for key in _SHOWN if key in means]
+                line = ", ".join([run[i], *shown])
+                console.print(line, markup=False, highlight=False, soft_wrap=True)
         origin = self._origin([name for run in self._runs for name in run])
         if not _is_current(cka_file(path), origin):
             rows = [row for run in self._runs for row in self._cka_rows(run)]
             write_parquet(cka_file(path), pd.DataFrame(rows, columns=CKA.names), CKA, origin)
         self._folder.rebuild()
+        return num_new, len(checkpoints)
 
-    def _write_drift(self, name: str, others: Mapping[str, str]) -> None:
+    def _write_drift(self, name: str, others: Mapping[str, str]) -> list[Record]:
+        """Write the records of a checkpoint, which are returned; none where they are there
+        already.
+        """
         path = drift_file(self._folder.path, name)
         origin = self._origin([name, *others.values()])
         if _is_current(path, origin):
-            return
+            return []
         layers = self._layers(name)
         measured = self._folder.read(name)
         places = measured.drop_duplicates("layer").set_index("layer")
-        records = []
+        records: list[Record] = []
         for layer, below in zip(layers, layers_below(layers), strict=True):
             references = {
                 suffix: self._layers(other).get(layer) for suffix, other in others.items()
@@ -119,6 +139,7 @@ class Comparison:
             str(key): value for key, value in measured.iloc[0].drop([*RECORD_COLUMNS]).items()
         }
         write_parquet(path, to_frame(records, **shared), SCHEMA, origin)
+        return records
 
     def _cka_rows(self, run: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Rows of `CKA`: of steps with steps at some layers, then of layers with layers at some

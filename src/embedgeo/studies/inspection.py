@@ -18,6 +18,7 @@ from embedgeo.capture.calls import eager_mode, first_float, first_input
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
 from embedgeo.capture.layers import Layer, resolve_layers
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model
+from embedgeo.capture.torch_names import meta_values
 
 _SHAPE = 2, 8  # sequences and positions of synthetic token ids
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
@@ -64,7 +65,8 @@ class Inspection:
     def runs(self, module: nn.Module, batch: Any) -> bool:
         """Run a module on a batch; tell whether it could be, and keep the first error."""
         try:
-            module(**batch) if hasattr(batch, "keys") else module(batch)
+            with meta_values():
+                module(**batch) if hasattr(batch, "keys") else module(batch)
         except Exception as error:
             self.error = self.error or error
             return False
@@ -133,6 +135,7 @@ def compared_states(model: nn.Module) -> str:
                     module.register_forward_pre_hook(read, with_kwargs=True)
                 else:
                     module.register_forward_hook(read, with_kwargs=True)
+            hooks.enter_context(meta_values())
             return _comparison(layers, found, copied(**given, output_hidden_states=True))
     return ""
 

@@ -267,8 +267,8 @@ class MatrixWorker:
             path = self.downloads.start(planned).result()
             if path.is_file():
                 raise ValueError(
-                    f"a vocabulary is that of a Hugging Face model; {path.name} is a file of "
-                    f"Lightning's."
+                    f"a vocabulary is that of a Hugging Face model; {path.name} is a file of other "
+                    f"weights."
                 )
             assert planned.contents is not None
             trusted = self.settings.trust_remote_code

@@ -48,6 +48,8 @@ def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
             raise ValueError(
                 f"text must be files that exist; got {path!r}. A dataset is hf://datasets/NAME."
             )
+    if settings.tokens is not None and not os.path.isfile(os.path.expanduser(settings.tokens)):
+        raise ValueError(f"tokens must be a file that exists; got {settings.tokens!r}.")
     if settings.removed_directions and not settings.after_processing and study is None:
         raise ValueError(
             "removed_directions are those of after_processing, which is not asked for."

@@ -23,7 +23,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from embedgeo.capture.structure import measured_model, output_embedding, weights_device
+from embedgeo.capture.structure import find_logits, measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import reason
 from embedgeo.functional.rows import sequence_positions
@@ -80,11 +80,13 @@ class Study:
         options: what the results depend on, as recorded in ``manifest.json``.
         measure: gives the further records of a checkpoint; every process calls it.
         announce: gives a sentence on what the study takes, for a model without weights.
+        values: what is printed of a checkpoint in place of the headlines: headings by key.
     """
 
     options: Mapping[str, Any]
     measure: Callable[[RunningCheckpoint], list[Record]]
     announce: Callable[[nn.Module, SweepSettings, ProbeText], str]
+    values: Mapping[str, str] = field(default_factory=dict)
 
 
 class Downloads:
@@ -177,7 +179,7 @@ class Worker:
         dtype = getattr(torch, self.settings.dtype)
         if path.is_file():
             assert self.settings.model_class is not None
-            return loading.load_lightning(path, self.settings.model_class, dtype=dtype)
+            return loading.load_file(path, self.settings.model_class, dtype=dtype)
         assert planned.contents is not None
         if self.settings.device_map is not None:
             gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
@@ -348,11 +350,6 @@ class TokenLoss:
         self._mask_token_id = mask_token_id
         self._measured = measured  # which run on all positions
         self._head: nn.Linear | None = None
-        self._width = (
-            None
-            if isinstance(self._model, PreTrainedModel)
-            else loading.num_token_types(self._model)
-        )
 
     def find_head(self, token_ids: Tensor) -> None:
         """Find the linear module whose output is the logits, with nothing that scales or caps them,
@@ -363,7 +360,7 @@ class TokenLoss:
             return
         # an error of the model shows when it is measured
         with suppress(Exception), _shortened(head) as inputs:
-            logits = _logits(self._forward(token_ids))
+            logits = find_logits(self._model, self._forward(token_ids))
             product = F.linear(inputs[0][:, -1:], head.weight, head.bias)
             # not of weights that are elsewhere, or of a subclass with a forward pass of its own
             if logits is not None and torch.equal(product, logits):
@@ -374,7 +371,7 @@ class TokenLoss:
         without logits.
         """
         if self._head is None:
-            return _logits(self._forward(token_ids, mask))
+            return find_logits(self._model, self._forward(token_ids, mask))
         with _shortened(self._head) as inputs:
             self._forward(token_ids, mask)
         return inputs[0]
@@ -391,7 +388,7 @@ class TokenLoss:
         """
         if self.is_wanted and masked is not None and self._mask_token_id is not None:
             states = self.run(token_ids.masked_fill(masked, self._mask_token_id), mask)
-        if not self.is_wanted or states is None or not self._are_logits(states, token_ids):
+        if not self.is_wanted or states is None or states.shape[:-1] != token_ids.shape:
             self.is_wanted = False
             return
         if masked is None:  # at each position the next token
@@ -407,10 +404,6 @@ class TokenLoss:
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(_POSITIONS):
             loss = self._loss(states[part], targets[part])
             self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
-
-    def _are_logits(self, states: Tensor, token_ids: Tensor) -> bool:
-        is_wide = self._head is not None or self._width in (None, states.shape[-1])
-        return is_wide and states.shape[:-1] == token_ids.shape
 
     def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
         """The sum of the losses at some positions, without logits of more than some token types at
@@ -441,11 +434,6 @@ class TokenLoss:
             return self._model(token_ids)
         padding = {} if mask is None else {"attention_mask": mask.long()}
         return self._model(input_ids=token_ids, **padding)
-
-
-def _logits(output: Any) -> Tensor | None:
-    logits = getattr(output, "logits", output)
-    return logits if isinstance(logits, Tensor) else None
 
 
 @contextmanager

@@ -4,14 +4,16 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from lightning.fabric import Fabric
 from rich.console import Console
 
+from embedgeo.checkpoints.files import hashed_file
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.metrics.defaults import width_notes
@@ -28,7 +30,8 @@ from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
 POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
-_VALUES = ("loss", *headlines()[:4], "unseen_type_share")  # as many as fit in a line
+# the keys that are printed of a checkpoint, as many as fit in a line, and what heads them
+_VALUES = {key: key for key in ("loss", *headlines()[:4])}
 
 
 def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
@@ -37,7 +40,9 @@ def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
     documents = Documents(settings.texts)
     folder = SweepFolder(settings.folder)
     settings = replace(settings, **as_recorded(settings, folder))
-    manifest = settings.as_manifest(documents.sha256)
+    tokens = settings.tokens
+    sha256 = documents.sha256 if tokens is None else hashed_file(Path(tokens).expanduser()).digest
+    manifest = settings.as_manifest(sha256)
     if study is not None:
         manifest = {**manifest, "study": dict(study.options)}
     folder.require_settings(manifest)
@@ -66,7 +71,8 @@ def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
             work = fabric.broadcast(work)
             assert work is not None
             plan, texts = work
-            sweep = Sweep(fabric, settings, plan, texts, folder)
+            shown = _VALUES if study is None else study.values
+            sweep = Sweep(fabric, settings, plan, texts, folder, shown)
             with sweep.at_work():
                 if on_ray:
                     measure_on_cluster(sweep, study)
@@ -102,7 +108,7 @@ def _prepared(
             if less := shortfall(settings, text):
                 lines.append(f"{model}: {less}" if len(texts) > 1 else less)
         print(*lines, sep="\n", end="\n" if lines else "")
-    _open(folder, manifest, texts, settings.texts)
+    _open(folder, manifest, texts, settings.texts if settings.tokens is None else [settings.tokens])
     return plan, texts
 
 
@@ -197,6 +203,8 @@ class Sweep:
     plan: SweepPlan
     texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     folder: SweepFolder
+    # keys that are printed of a checkpoint, and their headings
+    shown: Mapping[str, str] = field(default_factory=lambda: _VALUES)
 
     def __post_init__(self) -> None:
         pending = self.plan.pending
@@ -390,7 +398,9 @@ class Sweep:
         of_model = records["layer"] == MODEL
         means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
         values = {**means, **records[of_model].set_index("metric")["value"]}
-        cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
+        cells = {
+            heading: f"{values[key]:.4g}" for key, heading in self.shown.items() if key in values
+        }
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left
         cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}

@@ -16,7 +16,7 @@ _LEAST = {
     **dict.fromkeys(("max_words", "min_words", "seed"), 0),
 }
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
-    *("text", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
+    *("text", "tokens", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
     *("device_map", "on", "ray_address", "workers", "resources"),
 )
 
@@ -28,8 +28,9 @@ class SweepSettings:
     Args:
         model: a repository on the Hub whose branches or tags name steps, a pattern
             (``author/name-step_*``) or a list of repositories, or a local folder of checkpoints
-            (``step100/``, ``checkpoint-100/``, ``*.ckpt``). One without steps is one checkpoint, of
-            step 0: the branch ``main``, or the folder itself.
+            (``step100/``, ``checkpoint-100/``, ``*.ckpt``, state dicts as ``step100.pt``, also
+            ``.pth``). One without steps is one checkpoint, of step 0: the branch ``main``, or the
+            folder itself.
         steps: ``all``; ``log``: the first, the last and those nearest to powers of two; steps, as
             ``0,1,512``; or ``final``: the branch ``main`` of a repository, also of one with steps,
             and a folder that is itself a model; of a folder of checkpoints the last step. A model
@@ -53,6 +54,8 @@ class SweepSettings:
             ``[CLS]`` and ``[SEP]``), or ``default``: as the tokenizer adds them.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint,
             else of ``main``.
+        tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
+            cut into sequences, or a row for each.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
             ones as fit.
         seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model
@@ -114,7 +117,8 @@ class SweepSettings:
         evict: download into the folder of the sweep, and remove each checkpoint once it is
             measured; if false, download into the Hugging Face cache, and keep the files there.
         dry_run: only print the plan.
-        model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``.
+        model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``; of
+            state dicts a function or class that makes the model, as ``package.module:make``.
         trust_remote_code: run code that comes with a repository.
         trainer: options of lightning's Fabric: accelerator, devices, num_nodes, plugins, precision,
             and strategy, which must be auto or ddp.
@@ -135,6 +139,7 @@ class SweepSettings:
     seed: int = 0
     special_tokens: Literal["none", "bos", "bos+eos", "default"] = "default"
     tokenizer: str | None = None
+    tokens: str | None = None
     num_tokens: int = 65536
     seq_len: int | None = None
     batch_size: int = 8
@@ -215,6 +220,15 @@ class SweepSettings:
 
     def _require_texts(self) -> None:
         """Check which texts are chosen."""
+        others = ("text", "tokenizer", "unit", "sample", "special_tokens", "types")
+        if self.tokens is not None and (
+            any(getattr(self, name) != getattr(SweepSettings, name) for name in others)
+            or self.rows == "words"
+        ):
+            raise ValueError(
+                f"tokens are ids that need no text; leave out {', '.join(others)}, and rows of "
+                "words."
+            )
         if not 0 < self.sample <= 1:
             raise ValueError(
                 f"sample must be a share above 0 and at most 1, such as 0.01; got {self.sample}."

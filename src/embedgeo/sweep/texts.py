@@ -12,6 +12,7 @@ from itertools import tee
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -142,11 +143,11 @@ def prepare_texts(
     """
     models = by_model(plan)
     if settings.model_class is not None:
-        loading.import_class(settings.model_class)
-    elif file := next(filter(None, map(_lightning_file, plan)), None):
+        loading.import_maker(settings.model_class)
+    elif file := next(filter(None, map(_weights_file, plan)), None):
         raise ValueError(
-            f"model_class must name the LightningModule of {file}; got none. Give --model-class "
-            f"package.module.Class."
+            f"model_class must name the LightningModule of {file}, or what makes its model; got "
+            f"none. Give --model-class package.module.Class, or package.module:make."
         )
     cut = cut_texts(
         documents,
@@ -162,9 +163,11 @@ def prepare_texts(
     prepared: dict[tuple[bool, Identity, int], ProbeText] = {}
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as name:
         folder = Path(name)
-        tokenizers, lines = find_tokenizers(models, settings, folder)
+        tokenizers: dict[str, IdentifiedTokenizer] = {}
+        lines: list[str] = []
+        if settings.tokens is None:
+            tokenizers, lines = find_tokenizers(models, settings, folder)
         for model_name, checkpoints in models.items():
-            tokenizer, identity = tokenizers[model_name]
             model, for_encoder = _first_model(checkpoints, settings, folder)
             fitted = settings if model is None else _with_positions(settings, model)
             if fitted.length < settings.length:
@@ -172,10 +175,14 @@ def prepare_texts(
                     f"{model_name} has {fitted.length} positions: seq_len is {fitted.length} in "
                     f"place of 512"
                 )
-            key = for_encoder, identity, fitted.length
-            if key not in prepared:
-                prepared[key] = _tokenize(copy(cut), tokenizer, fitted, for_encoder, sha256)
-            texts[model_name] = prepared[key]
+            if settings.tokens is not None:
+                texts[model_name] = _given_tokens(Path(settings.tokens).expanduser(), fitted)
+            else:
+                tokenizer, identity = tokenizers[model_name]
+                key = for_encoder, identity, fitted.length
+                if key not in prepared:
+                    prepared[key] = _tokenize(copy(cut), tokenizer, fitted, for_encoder, sha256)
+                texts[model_name] = prepared[key]
             if model is not None:
                 require_fit(model, texts[model_name], fitted)
                 if announce is not None:
@@ -213,7 +220,7 @@ def by_model(plan: Iterable[Planned]) -> dict[str, list[Planned]]:
     return models
 
 
-def _lightning_file(planned: Planned) -> Path | None:
+def _weights_file(planned: Planned) -> Path | None:
     path = planned.checkpoint.path
     return path if path and path.is_file() and not planned.error else None
 
@@ -227,8 +234,8 @@ def _first_model(
     trusted = settings.trust_remote_code
     for planned in plan:
         with suppress(Exception):
-            if settings.model_class is not None and (path := _lightning_file(planned)):
-                loaded = loading.load_lightning(
+            if settings.model_class is not None and (path := _weights_file(planned)):
+                loaded = loading.load_file(
                     path, settings.model_class, dtype=getattr(torch, settings.dtype)
                 )
                 return loaded.model, loaded.is_encoder
@@ -298,6 +305,36 @@ def _tokenize(
         num_types=len(counts),
         num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
+    )
+
+
+def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
+    """The text of a file of token ids: of one row, cut into sequences; or of a sequence a row."""
+    rule = (
+        "tokens must be a .npy file of token ids, whole numbers from 0 up in one row or in one of "
+        "each sequence"
+    )
+    with loading.requiring(rule, str(path)):
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+        if ids.ndim not in (1, 2) or ids.dtype.kind not in "iu":
+            raise TypeError(f"it has numbers of {ids.dtype}, shape {ids.shape}")
+        length = min(settings.length, ids.shape[-1])
+        num_sequences = min(ids.size, settings.num_tokens) // max(1, length)
+        if ids.ndim == 1:
+            ids = ids[: num_sequences * length].reshape(-1, length)
+        ids = torch.from_numpy(ids[:num_sequences, :length].astype(np.int64))
+        if not ids.numel() or int(ids.min()) < 0:
+            raise ValueError(f"{settings.num_tokens} tokens make no sequence, or one is negative")
+    counts = ids.unique(return_counts=True)[1]
+    has_tables = settings.token_tables or settings.save_means
+    return ProbeText(
+        ids.flatten(),
+        torch.full((len(ids),), length),
+        token_texts={i: str(i) for i in ids.unique().tolist()} if has_tables else {},
+        num_ordinary=ids.numel(),
+        num_types=len(counts),
+        num_types_once=int((counts == 1).sum()),
+        text_sha256=hashed_file(path).digest,
     )
 
 
@@ -388,7 +425,7 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     most = loading.stated_positions(network)
     if most is not None and needed > most:
         raise _too_long(most, settings)
-    if most is None and not any(parameter.is_meta for parameter in network.parameters()):
+    if not any(parameter.is_meta for parameter in network.parameters()):
         rule = "seq_len must be what the model can be run on, as smaller ones may be"
         with torch.inference_mode(), loading.requiring(rule, needed):
             network(text.token_ids[:needed][None])

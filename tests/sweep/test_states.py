@@ -1,0 +1,162 @@
+"""State dicts of training loops as checkpoints, and token ids in place of a text."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import embedgeo
+from embedgeo.cli import main
+from tests.models import VOCABULARY, NanoGPT
+
+MAKE = ("--model-class", "tests.models:NanoGPT")
+
+
+@pytest.fixture
+def ids(tmp_path):
+    drawn = np.random.default_rng(0).integers(VOCABULARY, size=400).astype(np.uint16)
+    np.save(tmp_path / "ids.npy", drawn)
+    return drawn
+
+
+def arguments(folder, options):
+    out = folder.parent / "out"
+    tokens = folder.parent / "ids.npy"
+    given = ("--tokens", str(tokens), "--seq-len", "16", "--out", str(out), *options)
+    return ["sweep", "--model", str(folder), *given]
+
+
+def sweep(capsys, folder, *options, status=0):
+    """What the command says."""
+    assert main(arguments(folder, options)) == status
+    printed = capsys.readouterr()
+    return printed.out + printed.err
+
+
+def model(step):
+    with torch.random.fork_rng():
+        torch.manual_seed(step)
+        return NanoGPT()
+
+
+class Wrapped(nn.Module):
+    """A model inside of others, whose parts have names of their own."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.model = nn.ModuleDict({"_orig_mod": inner})
+        self.loss = nn.Linear(2, 2)
+
+
+def test_state_dicts_named_by_their_step_are_measured_on_given_tokens(tmp_path, ids):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    states = [model(step).state_dict() for step in range(4)]
+    optimizer = torch.optim.AdamW(model(0).parameters()).state_dict()
+    torch.save(states[0], folder / "step0.pt")
+    torch.save(
+        {"epoch": 1, "optimizer": optimizer, "model": states[1]}, folder / "model_step10.pth"
+    )
+    torch.save({"state_dict": Wrapped(model(2)).state_dict()}, folder / "step=20.ckpt")
+    torch.save({"model": states[3], "step": 30}, folder / "last.pt")
+    torch.save(optimizer, folder / "optimizer_step10.pt")
+    options = arguments(folder, (*MAKE, "--token-tables", "true"))
+    subprocess.run([sys.executable, "-m", "embedgeo.cli", *options], check=True)
+    found = embedgeo.load_results(tmp_path / "out")
+    assert sorted(found["step"].unique()) == [0, 10, 20, 30]
+    inputs = torch.from_numpy(ids.astype(np.int64)).view(-1, 16)
+    for seed, step in enumerate((0, 10, 20, 30)):
+        with torch.no_grad(), embedgeo.observe(made := model(seed)) as geometry:
+            logits = made(inputs)
+        records = found[found["step"] == step].set_index(["layer", "metric"])["value"]
+        for layer, values in geometry.compute().items():
+            for key in ("Q", "V_W_unbiased", "intrinsic_dimension"):
+                assert records[layer, key] == pytest.approx(float(values[key]), rel=1e-6)
+        loss = nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), inputs[:, 1:])
+        assert records["model", "loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_one_file_without_a_step_is_one_checkpoint(tmp_path, ids, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save({"model": model(0).state_dict(), "monitor": {"steps": 3}}, folder / "checkpoint.pt")
+    np.save(tmp_path / "ids.npy", ids[:96].reshape(4, 24))
+    for source in (folder, folder / "checkpoint.pt"):
+        (source.parent / "ids.npy").write_bytes((tmp_path / "ids.npy").read_bytes())
+        sweep(capsys, source, *MAKE)
+        (metrics,) = source.parent.glob("out/metrics.csv")
+        found = pd.read_csv(metrics)
+        assert set(found["step"]) == {0}
+        assert set(found.query("metric == 'n'")["value"]) == {4 * 16}
+
+
+class Touches:
+    """Makes a file where it is loaded by code that runs what a file says."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "options", "said"),
+    [
+        (lambda path: model(0).state_dict(), 2, (), "Give --model-class package.module.Class, or"),
+        (
+            lambda path: model(0).state_dict(),
+            2,
+            ("--model-class", "tests.models:no"),
+            "model_class must",
+        ),
+        (
+            lambda path: model(0).state_dict(),
+            2,
+            (*MAKE, "--tokens", "nowhere.npy"),
+            "a file that exists",
+        ),
+        (
+            lambda path: model(0).state_dict(),
+            2,
+            (*MAKE, "--unit", "line"),
+            "leave out text, tokenizer",
+        ),
+        (
+            lambda path: Touches(path / "touched"),
+            3,
+            MAKE,
+            "which is not loaded, as that may run code",
+        ),
+        (lambda path: {"model": {"a": torch.ones(2)}}, 3, MAKE, "are in one of them alone"),
+        (
+            lambda path: NanoGPT(width=8).state_dict(),
+            3,
+            MAKE,
+            "must hold the weights of the model that tests.models:NanoGPT makes; ",
+        ),
+        (lambda path: [1.0], 3, MAKE, "step1.pt must hold the weights"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(tmp_path, ids, capsys, content, status, options, said):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save(content(tmp_path), folder / "step1.pt")
+    assert said in sweep(capsys, folder, *options, status=status)
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((2, 2, 2), int), np.ones(40), np.full(40, -1), np.zeros(0, int)]
+)
+def test_what_is_no_file_of_tokens_is_said(tmp_path, capsys, wrong):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    torch.save(model(0).state_dict(), folder / "step1.pt")
+    np.save(tmp_path / "ids.npy", wrong)
+    assert "tokens must be a .npy file of token ids" in sweep(capsys, folder, *MAKE, status=2)
