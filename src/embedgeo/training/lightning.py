@@ -76,11 +76,11 @@ class GeometryMonitor(Monitor, Callback):
             ``"max"``, the ``"first"`` or the ``"last"`` of its tokens that count; or a word
             (``"words"``), by the mean of its tokens that count: see `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at:
-            on the probe, or on the training batches of the last step (the last ``window`` steps),
-            which are run again as in training and without gradients. References to these batches
-            are kept until then. Where the module has no ``forward``, its ``training_step`` runs:
-            what it logs is dropped, what it does to weights, buffers, metrics and attributes is
-            undone. Under manual optimization give ``probe_forward``.
+            on the probe, or on the last full training batches (of ``window`` steps, not those left
+            over at the end of an epoch), which are run again as in training and without gradients.
+            References to these batches are kept until then. Where the module has no ``forward``,
+            its ``training_step`` runs: what it logs is dropped, what it does to weights, buffers,
+            metrics and attributes is undone. Under manual optimization give ``probe_forward``.
         folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix
             than the default one); default: the folder of the first logger. See
             `embedgeo.results.parquet.HistoryFile`.

@@ -47,6 +47,7 @@ from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.records import Record, block_means
+from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
 from embedgeo.training.opening import expected_rows, missing_for_history, opening, without_tables
@@ -318,8 +319,7 @@ class Monitor(ABC):
         # scheduled steps up to this one are done; None before the start
         self._last_step: int | None = None
         self._window_start: int | None = None  # of the window that is open
-        # the batches of the last window, for `measure_last`
-        self._recent: list[tuple[int, Any]] = []
+        self._last_batches = LastBatches(self.schedule.window)
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
@@ -504,7 +504,7 @@ class Monitor(ABC):
         if self._geometry is None:
             return
         if self._keeps_batches and batch is not None:
-            self._keep(step, batch)
+            self._last_batches.add(step, batch)
         if self._window_start is None and self._take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
@@ -513,11 +513,6 @@ class Monitor(ABC):
         if self._window_start is not None:
             with self._guarded():
                 self._attach(batch)
-
-    def _keep(self, step: int, batch: Any) -> None:
-        while self._recent and self._recent[0][0] <= step - self.schedule.window:
-            del self._recent[0]
-        self._recent.append((step, batch))
 
     def _take_due(self, step: int) -> bool:
         """Tell whether there is a scheduled step up to this one that has not been taken yet, and
@@ -600,7 +595,7 @@ class Monitor(ABC):
         self._run = None
         self._geometry = None
         self._file = None
-        self._recent = []
+        self._last_batches = LastBatches(self.schedule.window)
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
@@ -623,15 +618,16 @@ class Monitor(ABC):
             )
 
     def _measure_recent(self, step: int) -> None:
-        """Measure the last weights on the last training batches, if there are any, run again as in
-        a training step.
+        """Measure the last weights on the last full training batches, if there are any, run again
+        as in a training step.
         """
-        if not self._recent:
+        batches = self._last_batches.full()
+        if not batches:
             return
         assert self._geometry is not None
         try:
             with kept_random_states():
-                self._run_model([batch for _, batch in self._recent], as_training=True)
+                self._run_model(batches, as_training=True)
         except Exception as error:
             if self.on_error == "raise":
                 raise

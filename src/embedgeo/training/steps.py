@@ -20,6 +20,7 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
+from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import (
     PipelineStage,
     data_parallel_group,
@@ -143,7 +144,7 @@ class StepMonitor(Monitor):
         after, before = self._idle_between
         if after < step < before:
             if self._keeps_batches and batch is not None:
-                self._keep(step, batch)
+                self._last_batches.add(step, batch)
             return _NOT_MEASURED
         return self._measured(step, batch)
 
@@ -314,7 +315,7 @@ class StepMonitor(Monitor):
     def _go_idle(self) -> None:
         self._idle_between = -inf, inf
         self._keeps_batches = False
-        self._recent = []
+        self._last_batches = LastBatches(self.schedule.window)
 
     def _set_train_mode(self) -> None:
         self._set_modes()
