@@ -1,5 +1,6 @@
 """StepMonitor in loops written by hand."""
 
+import copy
 import gc
 from contextlib import ExitStack
 from inspect import signature
@@ -20,6 +21,9 @@ from tests.training.runs import (
     BreaksLate,
     UserError,
     assert_same_training,
+    assert_same_values,
+    by_step,
+    in_one_process,
     loader,
     moments,
     n_at,
@@ -36,6 +40,26 @@ def test_the_batches_of_one_optimizer_step_are_one_measurement():
     _, outside = loop(**options)
     assert n_at(inside) == dict.fromkeys((0, 4, 7), 2 * 3 * 48)
     assert_same_history(inside, outside)
+
+
+def test_of_a_closure_that_is_evaluated_several_times_the_first_is_measured():
+    model, batch = gpt_neox(), token_batch()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    evaluations = []
+
+    def closure():
+        optimizer.zero_grad()
+        evaluations.append(loss := model(**batch, labels=batch["input_ids"]).loss)
+        loss.backward()
+        return loss
+
+    expected = in_one_process(copy.deepcopy(model), [batch], metrics=moments)
+    with StepMonitor(model, 4, metrics=moments, on_error="raise") as monitor:
+        for step in range(2):
+            with monitor.step(step, batch):
+                optimizer.step(closure)
+    assert len(evaluations) > 4
+    assert_same_values(by_step(monitor.history)[0], expected)
 
 
 def test_hooks_are_on_the_model_inside_of_measured_steps_alone():

@@ -19,6 +19,9 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
@@ -258,6 +261,7 @@ class Monitor(ABC):
         self._file: HistoryFile | None = None
         self._ranks: OwnGroup | None = None  # all, where there are several
         self._row_group: Group = None  # those that have different rows
+        self._closure_hook: RemovableHandle | None = None
         self._reset()
 
     def describe(self, *args: Any, **options: Any) -> NoReturn:
@@ -532,8 +536,42 @@ class Monitor(ABC):
         probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
         if self._stage is not None:
             self._stage.attach(probe, batch)
+        if self._closure_hook is None:
+            self._closure_hook = register_optimizer_step_pre_hook(self._read_closures_once)
+
+    def _read_closures_once(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Read the first evaluation of an optimizer's closure alone, for the others are of other
+        weights.
+        """
+        if not self._trains_model(optimizer):
+            return None
+
+        def once(closure: Any) -> Any:
+            def evaluate() -> Any:
+                loss = closure()
+                if self._geometry is not None:
+                    self._geometry.probe.detach()
+                return loss
+
+            return evaluate if callable(closure) else closure
+
+        return (
+            (optimizer, *map(once, args[1:])),
+            {name: once(value) for name, value in kwargs.items()},
+        )
+
+    def _trains_model(self, optimizer: Optimizer) -> bool:
+        own = set() if self._run is None else set(self._run.model.parameters())
+        return any(
+            parameter in own for group in optimizer.param_groups for parameter in group["params"]
+        )
 
     def _detach(self) -> None:
+        if self._closure_hook is not None:
+            self._closure_hook.remove()
+            self._closure_hook = None
         if self._geometry is not None:
             self._geometry.probe.detach()
         if self._stage is not None:

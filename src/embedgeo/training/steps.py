@@ -294,10 +294,7 @@ class StepMonitor(Monitor):
             self._optimizer_hook = None
 
     def _after_optimizer(self, optimizer: Optimizer) -> None:
-        own = set(self._model.parameters())
-        if any(
-            parameter in own for group in optimizer.param_groups for parameter in group["params"]
-        ):
+        if self._trains_model(optimizer):
             self._has_stepped = True
             # ranks must agree on when; one of them may skip a step
             if not (self._is_inside or has_other_ranks()):
