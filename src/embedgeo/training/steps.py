@@ -30,7 +30,14 @@ from embedgeo.training.distributed import (
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
-_NOT_MEASURED = nullcontext()
+
+class _NotMeasured(nullcontext[None]):
+    """Context of a step, which knows whether the last one has failed."""
+
+    has_failed = False
+
+    def __exit__(self, *error: object) -> None:
+        self.has_failed = any(error)
 
 
 class StepMonitor(Monitor):
@@ -125,6 +132,7 @@ class StepMonitor(Monitor):
         self._idle_between: tuple[float, float] = (inf, -inf)  # these steps
         self._now = -1
         self._is_inside = False
+        self._not_measured = _NotMeasured()
         self._has_stepped = False
         self._saves_alone = False  # without the other ranks
         self._handled: BaseException | None = None  # when the run began
@@ -145,7 +153,7 @@ class StepMonitor(Monitor):
         if after < step < before:
             if self._keeps_batches and batch is not None:
                 self._last_batches.add(step, batch)
-            return _NOT_MEASURED
+            return self._not_measured
         return self._measured(step, batch)
 
     def close(self, step: int | None = None) -> None:
@@ -157,12 +165,16 @@ class StepMonitor(Monitor):
 
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than
-                the last `step`.
+                the last `step`, or in one process that one, if it has ended with an exception.
         """
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
-            self._finish(self._now + 1 if step is None else step)
+            # all ranks must end alike, also if one alone has failed
+            has_failed = self._not_measured.has_failed and self._ranks is None
+            if has_failed:
+                self._window_start = None  # nothing of it is left
+            self._finish(self._now + (not has_failed) if step is None else step)
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
@@ -219,8 +231,10 @@ class StepMonitor(Monitor):
         self._begin(step, batch)
         self._is_inside = True
         try:
-            yield
+            with self._not_measured:
+                yield
         except BaseException:
+            self._not_measured.has_failed = not self._has_stepped
             if self._geometry is not None:
                 self._geometry.reset()  # of what failed, some layers would have rows and others not
             raise
