@@ -216,6 +216,29 @@ def test_what_cannot_be_run_on_a_batch_is_told_once(tmp_path):
     assert steps(by_hand) == [0, 2, 4, 5]
 
 
+class OnPairs(TinyLM):
+    """Batches are lists of ids and labels, and a sweep calls the module with ids."""
+
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.last = ids
+        return self.model(input_ids=ids, labels=labels).loss
+
+    def forward(self, input_ids):
+        return self.model(input_ids=input_ids).logits
+
+
+def test_a_training_step_is_run_where_the_forward_does_not_take_a_batch(tmp_path):
+    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
+    module, ids = OnPairs(), token_batch(32)["input_ids"]
+    module.model = gpt_neox()
+    data = torch.utils.data.DataLoader([(row, row) for row in ids], batch_size=4)
+    fit(tmp_path, monitor, module=module, data=data, max_steps=6)
+    assert steps(monitor) == [0, 4, 6]
+    expected = in_one_process(module.model, [{"input_ids": module.last}], metrics=moments)
+    assert_same_values(by_step(monitor.history)[6], expected)
+
+
 class OnIds(TinyLM):
     """A module without a forward, on batches of ids alone, as in examples/pretrain.py."""
 
