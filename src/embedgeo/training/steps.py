@@ -24,6 +24,7 @@ from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import (
     PipelineStage,
     data_parallel_group,
+    mesh_of,
     require_same_modules,
     sequence_mesh,
 )
@@ -70,7 +71,8 @@ class StepMonitor(Monitor):
         process_group: the ranks that have different rows, if these are not all ranks.
         device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of
             ``process_group``; dimensions are told by their names: see
-            `embedgeo.training.distributed.data_parallel_group`.
+            `embedgeo.training.distributed.data_parallel_group`. Default: under tensor parallelism
+            that of the parameters, otherwise none.
         options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the
             last step, is given to the model by keyword if it is a mapping, otherwise as one
             argument; ``probe_forward``, of the model and the batch, runs it in another way (under
@@ -110,6 +112,8 @@ class StepMonitor(Monitor):
             )
         self._model = model
         self._process_group: Group = process_group
+        if process_group is None and device_mesh is None and has_other_ranks():
+            device_mesh = mesh_of(model)
         if device_mesh is not None:
             self._process_group = data_parallel_group(device_mesh)
             self._sequence_mesh = sequence_mesh(device_mesh)
@@ -222,9 +226,11 @@ class StepMonitor(Monitor):
 
     def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
         """As of all monitors; ranks must have the same modules."""
+        geometry = super().make_geometry(model, run)
         if run is not None and self._ranks is not None:
-            require_same_modules(model, self._ranks if self._stage is None else self._stage.ranks)
-        return super().make_geometry(model, run)
+            ranks = self._ranks if self._stage is None else self._stage.ranks
+            require_same_modules(geometry, ranks)
+        return geometry
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
