@@ -181,6 +181,7 @@ def refusals():
     said = {}
     meshes = {
         "context": {"mesh_shape": (2,), "mesh_dim_names": ("cp",)},
+        "other": {"mesh_shape": (2,), "mesh_dim_names": ("x",)},
         "unnamed": {"mesh_shape": (1, 2)},
     }
     made = {name: dist.init_device_mesh("cpu", **options) for name, options in meshes.items()}
@@ -198,6 +199,78 @@ def refusals():
     except ValueError as error:
         said["stage"] = str(error)
     return said
+
+
+class Experts(nn.Module):
+    """A block in which each rank has experts of its own, under their numbers in the whole model."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.experts = nn.ModuleDict({str(rank + i): nn.Linear(16, 16).double() for i in (0, 2)})
+
+    def forward(self, x):
+        return x + sum(expert(x) for expert in self.experts.values())
+
+
+class Written(nn.Module):
+    """A block that adds what an MLP writes, whose inner layer is as wide as the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.mlp_down = nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return x + self.mlp_down(self.act(self.up(x)))
+
+
+class Summed(Residual):
+    def __init__(self):
+        super().__init__()
+        self.h = nn.ModuleList(Written().double() for _ in range(2))
+
+
+def own_experts(rank, layers, mesh_names=None):
+    """A monitor's history and what it says of experts that differ from rank to rank."""
+    model = Residual()
+    model.h = nn.ModuleList(Experts(rank) for _ in range(2))
+    mesh = mesh_names and dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=mesh_names)
+    monitor = StepMonitor(model, metrics=token_moments, layers=layers, device_mesh=mesh)
+    try:
+        with monitor.step(0):
+            model(**batch_of(rank, 0))
+    except ValueError as error:
+        return str(error)
+    monitor.close()
+    return monitor.history
+
+
+def split_in_sums(mesh):
+    """A model that adds plain tensors, inside of whose blocks there are DTensors."""
+    model = Summed()
+    plan = {"up": ColwiseParallel(use_local_output=False), "mlp_down": RowwiseParallel()}
+    for block in model.h:
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+def by_themselves():
+    """What is measured of models in tensor parallel whose mesh is given by their parameters alone,
+    and what is said of one without names.
+    """
+    mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    made = {"blocks": split(new_model(), mesh), "residual": split_in_sums(mesh)}
+    histories = {}
+    for layers, model in made.items():
+        options = {"metrics": token_moments, "measure_last": False, "on_error": "raise"}
+        with StepMonitor(model, layers=layers, **options) as monitor, monitor.step(0):
+            model(**batch_of(0, 0))
+        histories[layers] = monitor.history
+    unnamed = dist.init_device_mesh("cpu", (2,))
+    try:
+        StepMonitor(split(new_model(), unnamed))
+    except ValueError as error:
+        histories["unnamed"] = str(error)
+    return histories
 
 
 def many_rows(rank, num_ranks=1):
@@ -256,6 +329,13 @@ def everything(rank, folder):
     for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
         results[place] = run(form, rank, metrics=partial(out_of_memory_on, 1, place))
     results["refused"] = refusals()
+    results["by themselves"] = by_themselves()
+    results["experts"] = {
+        "blocks": own_experts(rank, "blocks"),
+        "on a mesh": own_experts(rank, "blocks", ("ep", "cp")),
+        "of data and model": own_experts(rank, "blocks", ("data", "model")),
+        "each": own_experts(rank, "*.experts.*"),
+    }
     results["collectives"] = counted_collectives(rank)
     return results | {"failing": with_failures(rank), **at_the_ends(rank, folder)}
 

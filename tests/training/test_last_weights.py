@@ -10,8 +10,8 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torchmetrics import MeanMetric
 
-from embedgeo import GeometryMonitor, observe
-from tests.models import linear_block, token_batch
+from embedgeo import GeometryMonitor, StepMonitor, observe
+from tests.models import gpt_neox, linear_block, token_batch
 from tests.training.runs import (
     TinyLM,
     WithoutDropout,
@@ -53,6 +53,35 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     expected = in_one_process(module.model, module.seen[-window * accumulate :], metrics=moments)
     assert_same_values(by_step(monitor.history)[6], expected)
     assert not any(ids() is not None for ids in module.ids)  # the batches are let go
+
+
+@pytest.mark.parametrize(("window", "accumulate"), [(1, 1), (2, 1), (1, 2)])
+def test_they_are_measured_on_full_batches_where_an_epoch_leaves_some_rows_over(
+    tmp_path, window, accumulate
+):
+    monitor = GeometryMonitor(4, window=window, metrics=moments, on_error="raise")
+    module = KeepsBatches()
+    options = {"max_epochs": 2, "accumulate_grad_batches": accumulate, "data": loader(22)}
+    fit(tmp_path, monitor, module=module, **options)  # 4, 4, 4, 4, 4, 2 rows of 12 tokens
+    last = steps(monitor)[-1]
+    number = window * accumulate
+    full = module.seen[-1 - number : -1] if accumulate == 1 else module.seen[-4:-2]
+    assert_same_values(
+        by_step(monitor.history)[last], in_one_process(module.model, full, metrics=moments)
+    )
+    assert value(monitor, last, "block.00", "n") == 48 * number
+    assert not any(ids() is not None for ids in module.ids)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 4, 2, 2), (4, 6, 5, 4, 4, 3)])
+def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
+    model = gpt_neox()
+    with StepMonitor(model, 100, metrics=moments, on_error="raise") as monitor:
+        for step, rows in enumerate(sizes):
+            with monitor.step(step, batch := token_batch(rows)["input_ids"]):
+                model(batch)
+    assert monitor.history[-1]["step"] == len(sizes)
+    assert value(monitor, len(sizes), "block.00", "n") == 48
 
 
 def test_they_are_left_out_where_told_and_where_they_are_measured_already(tmp_path):
@@ -185,6 +214,29 @@ def test_what_cannot_be_run_on_a_batch_is_told_once(tmp_path):
     )
     fit(tmp_path, by_hand, module=ByHandTwice(), logger=CSVLogger(tmp_path), max_steps=5)
     assert steps(by_hand) == [0, 2, 4, 5]
+
+
+class OnPairs(TinyLM):
+    """Batches are lists of ids and labels, and a sweep calls the module with ids."""
+
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.last = ids
+        return self.model(input_ids=ids, labels=labels).loss
+
+    def forward(self, input_ids):
+        return self.model(input_ids=input_ids).logits
+
+
+def test_a_training_step_is_run_where_the_forward_does_not_take_a_batch(tmp_path):
+    monitor = GeometryMonitor(4, metrics=moments, on_error="raise")
+    module, ids = OnPairs(), token_batch(32)["input_ids"]
+    module.model = gpt_neox()
+    data = torch.utils.data.DataLoader([(row, row) for row in ids], batch_size=4)
+    fit(tmp_path, monitor, module=module, data=data, max_steps=6)
+    assert steps(monitor) == [0, 4, 6]
+    expected = in_one_process(module.model, [{"input_ids": module.last}], metrics=moments)
+    assert_same_values(by_step(monitor.history)[6], expected)
 
 
 class OnIds(TinyLM):

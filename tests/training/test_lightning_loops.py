@@ -1,5 +1,7 @@
 """Every way to drive a Trainer: what is measured when, and at which step."""
 
+import copy
+
 import lightning as L
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.training.runs import (
     Manual,
     TinyLM,
     ValidatedLM,
+    WithoutDropout,
     assert_same_values,
     by_step,
     fit,
@@ -59,6 +62,31 @@ def test_each_loop_is_measured_at_its_optimizer_steps(tmp_path, module, options,
     made, _ = fit(tmp_path, monitor, module=module(), **options)
     assert n_at(monitor) == {step: batches * BATCH for step, batches in expected.items()}
     assert hooks(made) == 0
+
+
+class WithLBFGS(WithoutDropout):
+    """Evaluates its closure several times a step, at other weights each time."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = copy.deepcopy(self.model)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.before.load_state_dict(self.model.state_dict())
+        self.batch = batch
+
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.model.parameters(), lr=0.1, max_iter=4)
+
+
+def test_of_an_optimizer_that_evaluates_a_step_several_times_the_first_is_measured(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, measure_last=False, on_error="raise")
+    module, _ = fit(tmp_path, monitor, module=WithLBFGS(), max_steps=3)
+    assert len(module.losses) > 6
+    assert n_at(monitor) == {0: BATCH, 2: BATCH}
+    assert_same_values(
+        by_step(monitor.history)[2], in_one_process(module.before, [module.batch], metrics=moments)
+    )
 
 
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):

@@ -1,5 +1,6 @@
 """StepMonitor in loops written by hand."""
 
+import copy
 import gc
 from contextlib import ExitStack
 from inspect import signature
@@ -11,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import GeometryMonitor, StepMonitor
+from embedgeo import GeometryMonitor, StepMonitor, observe
 from embedgeo.training.monitor import MonitorOptions
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.loops import assert_same_history, go_on, loop
@@ -20,6 +21,9 @@ from tests.training.runs import (
     BreaksLate,
     UserError,
     assert_same_training,
+    assert_same_values,
+    by_step,
+    in_one_process,
     loader,
     moments,
     n_at,
@@ -36,6 +40,26 @@ def test_the_batches_of_one_optimizer_step_are_one_measurement():
     _, outside = loop(**options)
     assert n_at(inside) == dict.fromkeys((0, 4, 7), 2 * 3 * 48)
     assert_same_history(inside, outside)
+
+
+def test_of_a_closure_that_is_evaluated_several_times_the_first_is_measured():
+    model, batch = gpt_neox(), token_batch()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    evaluations = []
+
+    def closure():
+        optimizer.zero_grad()
+        evaluations.append(loss := model(**batch, labels=batch["input_ids"]).loss)
+        loss.backward()
+        return loss
+
+    expected = in_one_process(copy.deepcopy(model), [batch], metrics=moments)
+    with StepMonitor(model, 4, metrics=moments, on_error="raise") as monitor:
+        for step in range(2):
+            with monitor.step(step, batch):
+                optimizer.step(closure)
+    assert len(evaluations) > 4
+    assert_same_values(by_step(monitor.history)[0], expected)
 
 
 def test_hooks_are_on_the_model_inside_of_measured_steps_alone():
@@ -250,3 +274,29 @@ def test_the_last_batch_runs_in_the_modes_of_training_also_after_an_evaluation()
     monitor.close()
     assert_same_history(monitor, expected)
     assert not any(module.training for module in made.model.modules())
+
+
+@pytest.mark.parametrize("fails_at", [5, 6])
+@pytest.mark.parametrize("with_probe", [True, False])
+def test_a_step_that_failed_is_not_counted_as_taken(fails_at, with_probe):
+    """The weights after an exception are those before the step."""
+    probe = [token_batch(2)["input_ids"]] if with_probe else None
+    model = gpt_neox()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = StepMonitor(model, every_n_steps=3, probe=probe, **OPTIONS)
+
+    def train():
+        for step in range(8):
+            with monitor.step(step, batch := token_batch(2)["input_ids"]):
+                model(batch, labels=batch).loss.backward()
+                if step == fails_at:
+                    raise UserError
+            optimizer.step()
+
+    with pytest.raises(UserError):
+        train()
+    monitor.close()
+    assert steps(monitor) == [0, 3, fails_at]
+    with observe(model, metrics=moments) as geometry, torch.no_grad():
+        model(token_batch(2)["input_ids"])
+    assert_same_values(by_step(monitor.history)[fails_at], geometry.compute())

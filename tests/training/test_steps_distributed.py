@@ -14,6 +14,7 @@ from tests.training.steps_on_ranks import (
     REPEATED,
     STEPS,
     WITHOUT_MESH,
+    Summed,
     batch_at,
     everything,
     many_rows,
@@ -120,11 +121,35 @@ def test_hidden_states_in_parts_are_refused_where_it_is_unknown_who_has_the_othe
             assert "layer 'embed' must have a row for each token; its rows have shape (" in warning
 
 
+def test_the_mesh_of_tensor_parallelism_is_that_of_the_parameters(two):
+    batches = [batch_at("tensor parallel", 0, 0)]
+    expected = {
+        "blocks": in_one_process(plain("tensor parallel"), batches, metrics=token_moments),
+        "residual": in_one_process(Summed(), batches, metrics=token_moments, layers="residual"),
+    }
+    for rank in two:
+        found = rank["by themselves"]
+        for layers, table in expected.items():
+            assert_same_values(by_step(found[layers])[0], table)
+        assert "device_mesh= must be given" in found["unnamed"]
+
+
+def test_each_rank_may_have_experts_of_its_own_inside_of_blocks_that_are_measured(two):
+    first, second = (rank["experts"] for rank in two)
+    rows = 12 * sum(len(batch_at("ddp", rank, 0)["input_ids"]) for rank in range(WORLD_SIZE))
+    for name in ("blocks", "on a mesh", "of data and model"):
+        assert repr(first[name]) == repr(second[name])
+        assert by_step(first[name])[0]["block.01"]["n"] == rows
+    for outcome in (first, second):
+        assert "must have the same modules on every rank" in outcome["each"]
+
+
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):
     for rank in two:
         refused = rank["refused"]
         assert "got cp. Under context parallelism sweep" in refused["context"]
-        assert "got unnamed ones." in refused["unnamed"]
+        assert "got an unnamed one. Name them so, or give" in refused["unnamed"]
+        assert "got x. Name them so, or give process_group=" in refused["other"]
         assert "must be the mesh of all 2 ranks, not a part of it; got one of 1" in refused["part"]
         assert (
             "same modules on every rank; they differ, as those of pipeline stages do. Give "

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.calls import first_float, first_input
 from embedgeo.capture.layers import Layer
@@ -333,15 +334,20 @@ def _normed(norm: _Call, inside: Sequence[tuple[str, Tensor]]) -> list[tuple[str
     entered = _wide(norm.entered)
     scale = (entered.var(1, correction=0, keepdim=True) + module.eps).rsqrt()
     if module.weight is not None:
-        scale = scale * module.weight.detach().to(entered.dtype)
+        scale = scale * _whole(module.weight).to(entered.dtype)
     streams = [(name, (rows - rows.mean(1, keepdim=True)) * scale) for name, rows in inside]
     if module.bias is not None:
-        streams.append(("norm_bias", module.bias.detach().to(entered.dtype).expand_as(entered)))
+        streams.append(("norm_bias", _whole(module.bias).to(entered.dtype).expand_as(entered)))
     return streams
 
 
 def _rows(hidden: Tensor) -> Tensor:
-    return hidden.detach().reshape(-1, hidden.shape[-1])
+    return _whole(hidden).reshape(-1, hidden.shape[-1])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """All of a tensor of which this rank may have a part."""
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _few(rows: Tensor) -> Tensor:

@@ -43,6 +43,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
     draw.lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, errors.to_numpy().T)
     draw.mean_lines(ax, means, mean_errors)
+    few = means[means.index.isin(run.few_rows.index)]
+    ax.plot(few, "o", color="black", mfc="white")
     draw.value_axis(ax, named, table.to_numpy(), gaussian, run.layers, errors.to_numpy())
     alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
     for step in alarms:
@@ -53,10 +55,11 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     numbers, bands = with_errors(table.join(means), errors.join(mean_errors))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
     text = " ".join(
-        f"{name.capitalize()}: {trend(means[name])}{_gaussian_text(gaussian[name])}"
+        f"{name.capitalize()}: {trend(means[name], run.comparable(means[name]))}"
+        f"{_gaussian_text(gaussian[name])}"
         for name in run.blocks
     )
-    text += bands
+    text += bands + (" Hollow: steps of few rows." if len(few) else "")
     if alarms:
         text += f" Alarm at step {listed([f'{step:,}' for step in alarms], 4)}."
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
@@ -257,14 +260,22 @@ def _named_gaussian(values: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def trend(values: pd.Series) -> str:
-    """The first, last, lowest and highest value of a curve, in words."""
+def trend(values: pd.Series, comparable: pd.Series | None = None) -> str:
+    """The first, last, lowest and highest value of a curve, in words; the last two among the
+    comparable ones.
+    """
     finite = values.dropna()
     if finite.empty:
         return "undefined."
+    among = finite if comparable is None else comparable
     first, last, lowest, highest = (
-        f"{number(finite.iloc[i])} at {_place(finite.index[int(i)])}"
-        for i in (0, -1, finite.argmin(), finite.argmax())
+        f"{number(known.iloc[i])} at {_place(known.index[int(i)])}"
+        for known, i in (
+            (finite, 0),
+            (finite, -1),
+            (among, among.argmin()),
+            (among, among.argmax()),
+        )
     )
     return f"{first}, {last}; lowest {lowest}, highest {highest}."
 

@@ -67,6 +67,7 @@ SETTINGS = {
 }
 _OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
+_FEW_ROWS = 0.75  # of those that steps have as a rule: fewer than that make other values
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
@@ -200,6 +201,20 @@ class Run:
     def num_rows(self) -> float:
         """Rows at a layer, as a rule; NaN where unknown."""
         return float(self.values["n"].median()) if "n" in self.values else nan
+
+    @property
+    def few_rows(self) -> pd.Series:
+        """Rows of the steps that have far fewer than others, by step."""
+        if "n" not in self.values:
+            return pd.Series(dtype=float)
+        rows = self.values["n"].groupby(level="step").max()
+        return rows[rows < _FEW_ROWS * rows.median()]
+
+    def comparable(self, means: pd.Series) -> pd.Series:
+        """The means by step that are known, without those of few rows, which are no extremes."""
+        known = means.dropna()
+        kept = known.drop(self.few_rows.index, errors="ignore")
+        return kept if len(kept) else known
 
     def differences_of(self, other: "Run") -> dict[str, tuple[str, str]]:
         """The settings, by name, in which another run was not measured like this one, and both

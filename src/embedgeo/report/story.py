@@ -12,6 +12,7 @@ from embedgeo.report.runs import Run
 def story(run: Run) -> list[str]:
     """A sentence on each headline number: its mean over blocks at the first step, where that was
     lowest and highest, and at the last step, and there the blocks of its least and largest value.
+    Steps of few rows are neither lowest nor highest.
 
     Values have their standard errors, where these are known. There are no sentences on a final
     model, and none on a number that was measured once.
@@ -41,10 +42,11 @@ def _sentences(run: Run, metric: str) -> Iterator[str]:
         texts = [with_error(value, error) for value, error in zip(means, errors, strict=True)]
         name = term(metric).name + (f" ({side})" if len(run.blocks) > 1 else "")
         first, last = (f"{texts[at]} at step {steps[at]:,}" for at in (0, -1))
+        comparable = run.comparable(means)
         extremes = "".join(
             f", {which} {texts[at]} at step {steps[at]:,}"
-            for which, at in (("lowest", means.argmin()), ("highest", means.argmax()))
-            if 0 < at < len(steps) - 1
+            for which, i in (("lowest", comparable.argmin()), ("highest", comparable.argmax()))
+            if 0 < (at := steps.index(comparable.index[int(i)])) < len(steps) - 1
         )
         yield f"{name}: {first}{extremes}, {last}{_over_blocks(table[blocks].T[steps[-1]])}."
 

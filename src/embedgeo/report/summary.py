@@ -121,6 +121,12 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
             details.append(f"{layer}: {_count(int(n.max()), 'row')}{when}")
     text = "Rows with a NaN or an infinity were left out at these layers: a fault in the run."
     yield Flag("Non-finite rows", text, details)
+    details = [f"step {step:,}: {_count(int(n), 'row')}" for step, n in run.few_rows.items()]
+    text = (
+        f"These steps have far fewer rows than the {number(run.num_rows)} of others, which alone "
+        "moves a dimension: their values are not counted as lowest or highest."
+    )
+    yield Flag("Steps of few rows", text, details)
     text = (
         f"The intrinsic dimension rests on fewer than {FEW_POINTS:,} distinct rows at these "
         f"layers: read trends only."
@@ -411,18 +417,18 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
         gaussian = run.means(run.table(metric, run.baseline))[name].dropna()
         errors = run.mean_errors(table, run.table(metric, run.errors))[name]
         if len(mean):
-            places = {
-                "first": 0,
-                "lowest (step)": int(mean.argmin()),
-                "highest (step)": int(mean.argmax()),
-                "last": -1,
+            comparable = run.comparable(mean)
+            steps = {
+                "first": mean.index[0],
+                "lowest (step)": comparable.idxmin(),
+                "highest (step)": comparable.idxmax(),
+                "last": mean.index[-1],
             }
             of_metric = {
-                column: with_error(mean.iloc[i], errors[mean.index[i]])
-                for column, i in places.items()
+                column: with_error(mean[step], errors[step]) for column, step in steps.items()
             }
             for column in ("lowest (step)", "highest (step)"):
-                step = f" ({mean.index[places[column]]:,})"
+                step = f" ({steps[column]:,})"
                 of_metric[column] = of_metric[column] + step if mean.nunique() > 1 else _UNKNOWN
             at_last = number(gaussian.iloc[-1]) if len(gaussian) else _UNKNOWN
             cells[metric] = of_metric | {

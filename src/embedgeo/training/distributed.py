@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from embedgeo.capture.calls import watched_calls
 from embedgeo.capture.probe import Probe
@@ -39,31 +41,37 @@ from embedgeo.results.records import Record
 
 T = TypeVar("T")
 
-_ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard", re.I)
-_REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*", re.I)
+_ROWS = re.compile(r"dp.*|ddp.*|fsdp.*|hsdp.*|data.*|.*replicate|.*shard|ep|expert.*", re.I)
+_REPEATED = re.compile(r"tp|tensor.*|sp|sequence.*|mp|model.*", re.I)
 _STAGES = re.compile(r"pp|pipe.*|stages?", re.I)
 
 
 def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     """A new group of the ranks that have other rows than this one; every rank must call this.
 
-    Rows differ along dimensions of data parallelism, told by their names (``dp``, ``dp_replicate``,
-    ``dp_shard``, ``data_parallel``, ``fsdp`` …), and repeat along those of tensor and sequence
-    parallelism (``tp``, ``tensor_parallel``, ``sp`` …) and of the stages of a pipeline (``pp``,
-    ``pipeline`` …). A mesh of one dimension without a name is of data parallelism.
+    Rows differ along dimensions of data and expert parallelism, told by their names (``dp``,
+    ``dp_replicate``, ``dp_shard``, ``data_parallel``, ``fsdp``, ``ep`` …), and repeat along those
+    of tensor and sequence parallelism (``tp``, ``tensor_parallel``, ``sp``, ``model`` …) and of the
+    stages of a pipeline (``pp``, ``pipeline`` …). A mesh of one dimension without a name is of data
+    parallelism. Dimensions of size 1 may have any name.
     """
-    names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ())
+    names = mesh.mesh_dim_names or (("dp",) if mesh.ndim == 1 else ("",) * mesh.ndim)
     other = [
-        name
-        for name in names
-        if not any(kind.fullmatch(name) for kind in (_ROWS, _REPEATED, _STAGES))
+        name or "an unnamed one"
+        for name, size in zip(names, mesh.shape, strict=True)
+        if size > 1 and not any(kind.fullmatch(name) for kind in (_ROWS, _REPEATED, _STAGES))
     ]
-    if other or not names:
+    if other:
+        under_context = any(re.fullmatch("cp|context.*", name, re.I) for name in other)
+        remedy = (
+            "Under context parallelism sweep over the checkpoints."
+            if under_context
+            else "Name them so, or give process_group=, the ranks that have different rows."
+        )
         raise ValueError(
-            "device_mesh must have dimensions of data parallelism (named dp, data_parallel, fsdp "
-            "…), of tensor or sequence parallelism (tp, tensor_parallel, sp …) and of a pipeline "
-            f"(pp, pipeline …); got {listed(other) if other else 'unnamed ones'}. Under context "
-            "parallelism sweep over the checkpoints."
+            "device_mesh must have dimensions of data or expert parallelism (named dp, "
+            "data_parallel, fsdp, ep …), of tensor or sequence parallelism (tp, tensor_parallel, "
+            f"sp, model …) and of a pipeline (pp, pipeline …); got {listed(other)}. {remedy}"
         )
     if mesh.size() != dist.get_world_size():
         raise ValueError(
@@ -76,6 +84,25 @@ def data_parallel_group(mesh: DeviceMesh) -> OwnGroup:
     return group
 
 
+def mesh_of(model: nn.Module) -> DeviceMesh | None:
+    """The mesh of a model in tensor parallel, which its parameters tell; None of another one."""
+    parameters = [each for each in model.parameters() if isinstance(each, DTensor)]
+    mesh = max((each.device_mesh for each in parameters), key=lambda each: each.ndim, default=None)
+    if mesh is None:
+        return None
+    names = mesh.mesh_dim_names or ()
+    if any(isinstance(module, FSDPModule) for module in model.modules()) and not any(
+        map(_REPEATED.fullmatch, names)
+    ):
+        return None
+    if not names:
+        raise ValueError(
+            "device_mesh= must be given of a model whose parameters are on a mesh without names; "
+            "got none. Name its dimensions: init_device_mesh(…, mesh_dim_names=…)."
+        )
+    return mesh
+
+
 def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     """The ranks of tensor parallelism, of which each may have a part of the positions."""
     names = [
@@ -86,9 +113,17 @@ def sequence_mesh(mesh: DeviceMesh) -> DeviceMesh | None:
     return mesh[names[0]] if len(names) == 1 else None
 
 
-def require_same_modules(model: nn.Module, ranks: OwnGroup) -> None:
-    """Raise ValueError if ranks have models of other modules; each of them must call this."""
-    number = int.from_bytes(blake2b(" ".join(module_names(model)).encode(), digest_size=7).digest())
+def require_same_modules(geometry: Geometry, ranks: OwnGroup) -> None:
+    """Raise ValueError if ranks have models of other modules, but for what is inside of blocks and
+    is not measured, such as experts of their own; each of them must call this.
+    """
+    stack = find_stack(measured_model(geometry.model))
+    blocks = stack.blocks if stack else []
+    inside = {module for block in blocks for module in block.modules()} - {*blocks}
+    modules = module_names(geometry.model).items()
+    names = [name for name, module in modules if module not in inside]
+    text = " ".join([*names, *(layer.name for layer in geometry.layers)])
+    number = int.from_bytes(blake2b(text.encode(), digest_size=7).digest())
     largest, least = all_reduce_max(torch.tensor([number, -number]), ranks).tolist()
     if largest != -least:
         raise ValueError(

@@ -76,11 +76,12 @@ class GeometryMonitor(Monitor, Callback):
             ``"max"``, the ``"first"`` or the ``"last"`` of its tokens that count; or a word
             (``"words"``), by the mean of its tokens that count: see `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at:
-            on the probe, or on the training batches of the last step (the last ``window`` steps),
-            which are run again as in training and without gradients. References to these batches
-            are kept until then. Where the module has no ``forward``, its ``training_step`` runs:
-            what it logs is dropped, what it does to weights, buffers, metrics and attributes is
-            undone. Under manual optimization give ``probe_forward``.
+            on the probe, or on the last full training batches (of ``window`` steps, not those left
+            over at the end of an epoch), which are run again as in training and without gradients.
+            References to these batches are kept until then. Where the module has no ``forward``
+            that takes a batch, its ``training_step`` runs: what it logs is dropped, what it does to
+            weights, buffers, metrics and attributes is undone. Under manual optimization give
+            ``probe_forward``.
         folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix
             than the default one); default: the folder of the first logger. See
             `embedgeo.results.parquet.HistoryFile`.
@@ -174,6 +175,7 @@ class GeometryMonitor(Monitor, Callback):
             batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
+        self._needs_step = False  # to run the model on a batch of training
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
@@ -230,11 +232,19 @@ class GeometryMonitor(Monitor, Callback):
     def _to_device(self, batch: Any) -> Any:
         return self._trainer.strategy.batch_to_device(batch)
 
+    def _finds_another_way(self) -> bool:
+        is_new = not self._needs_step and self.probe_forward is None
+        self._needs_step = True
+        return is_new and self._trainer.lightning_module.automatic_optimization
+
     def _forward(self, batch: Any) -> None:
         assert self._geometry is not None
         pl_module = self._trainer.lightning_module
         model = measured_model(self._geometry.model)
         sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
+        if self._needs_step:
+            self._run_training_step(batch)
+            return
         if self.probe_forward is not None:
             call = partial(self.probe_forward, pl_module, batch)
         elif model is not pl_module and isinstance(batch, Mapping):
@@ -249,18 +259,20 @@ class GeometryMonitor(Monitor, Callback):
         elif self._has_forward or self.probe is not None or not pl_module.automatic_optimization:
             call = partial(pl_module, batch)
         else:
-            with _without_traces(self._trainer):
-                has_index = is_param_in_hook_signature(
-                    pl_module.training_step, "batch_idx", min_args=2
-                )
-                index = (self._trainer.fit_loop.batch_idx,) if has_index else ()
-                self._trainer.strategy.training_step(batch, *index)
+            self._run_training_step(batch)
             return
         with self._trainer.precision_plugin.forward_context():
             if isinstance(self._trainer.model, sharded):
                 _call_inside(self._trainer.model, pl_module, call)
             else:
                 call()
+
+    def _run_training_step(self, batch: Any) -> None:
+        with _without_traces(self._trainer):
+            training_step = self._trainer.lightning_module.training_step
+            has_index = is_param_in_hook_signature(training_step, "batch_idx", min_args=2)
+            index = (self._trainer.fit_loop.batch_idx,) if has_index else ()
+            self._trainer.strategy.training_step(batch, *index)
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)

@@ -19,6 +19,9 @@ from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
 from embedgeo.capture.forward_inputs import require_exclusions
@@ -47,6 +50,7 @@ from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
 from embedgeo.results.records import Record, block_means
+from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
 from embedgeo.training.opening import expected_rows, missing_for_history, opening, without_tables
@@ -257,6 +261,7 @@ class Monitor(ABC):
         self._file: HistoryFile | None = None
         self._ranks: OwnGroup | None = None  # all, where there are several
         self._row_group: Group = None  # those that have different rows
+        self._closure_hook: RemovableHandle | None = None
         self._reset()
 
     def describe(self, *args: Any, **options: Any) -> NoReturn:
@@ -292,6 +297,10 @@ class Monitor(ABC):
         assert self._run is not None
         return move_data_to_device(batch, self._run.device)
 
+    def _finds_another_way(self) -> bool:
+        """Tell whether `_forward`, which has failed on a training batch, runs it otherwise now."""
+        return False
+
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
 
@@ -318,8 +327,7 @@ class Monitor(ABC):
         # scheduled steps up to this one are done; None before the start
         self._last_step: int | None = None
         self._window_start: int | None = None  # of the window that is open
-        # the batches of the last window, for `measure_last`
-        self._recent: list[tuple[int, Any]] = []
+        self._last_batches = LastBatches(self.schedule.window)
         self._measured_step: int | None = None  # the last one
         self._has_tables: bool | None = None  # as chosen at the first batch
         self._opened = False  # what is measured has been said
@@ -504,7 +512,7 @@ class Monitor(ABC):
         if self._geometry is None:
             return
         if self._keeps_batches and batch is not None:
-            self._keep(step, batch)
+            self._last_batches.add(step, batch)
         if self._window_start is None and self._take_due(step):
             if self.probe is not None:
                 self._measure_probe(step)
@@ -513,11 +521,6 @@ class Monitor(ABC):
         if self._window_start is not None:
             with self._guarded():
                 self._attach(batch)
-
-    def _keep(self, step: int, batch: Any) -> None:
-        while self._recent and self._recent[0][0] <= step - self.schedule.window:
-            del self._recent[0]
-        self._recent.append((step, batch))
 
     def _take_due(self, step: int) -> bool:
         """Tell whether there is a scheduled step up to this one that has not been taken yet, and
@@ -537,8 +540,42 @@ class Monitor(ABC):
         probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
         if self._stage is not None:
             self._stage.attach(probe, batch)
+        if self._closure_hook is None:
+            self._closure_hook = register_optimizer_step_pre_hook(self._read_closures_once)
+
+    def _read_closures_once(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Read the first evaluation of an optimizer's closure alone, for the others are of other
+        weights.
+        """
+        if not self._trains_model(optimizer):
+            return None
+
+        def once(closure: Any) -> Any:
+            def evaluate() -> Any:
+                loss = closure()
+                if self._geometry is not None:
+                    self._geometry.probe.detach()
+                return loss
+
+            return evaluate if callable(closure) else closure
+
+        return (
+            (optimizer, *map(once, args[1:])),
+            {name: once(value) for name, value in kwargs.items()},
+        )
+
+    def _trains_model(self, optimizer: Optimizer) -> bool:
+        own = set() if self._run is None else set(self._run.model.parameters())
+        return any(
+            parameter in own for group in optimizer.param_groups for parameter in group["params"]
+        )
 
     def _detach(self) -> None:
+        if self._closure_hook is not None:
+            self._closure_hook.remove()
+            self._closure_hook = None
         if self._geometry is not None:
             self._geometry.probe.detach()
         if self._stage is not None:
@@ -600,7 +637,7 @@ class Monitor(ABC):
         self._run = None
         self._geometry = None
         self._file = None
-        self._recent = []
+        self._last_batches = LastBatches(self.schedule.window)
 
     def _measure_probe(self, step: int) -> None:
         assert self.probe is not None
@@ -623,19 +660,23 @@ class Monitor(ABC):
             )
 
     def _measure_recent(self, step: int) -> None:
-        """Measure the last weights on the last training batches, if there are any, run again as in
-        a training step.
+        """Measure the last weights on the last full training batches, if there are any, run again
+        as in a training step.
         """
-        if not self._recent:
+        batches = self._last_batches.full()
+        if not batches:
             return
         assert self._geometry is not None
         try:
             with kept_random_states():
-                self._run_model([batch for _, batch in self._recent], as_training=True)
+                self._run_model(batches, as_training=True)
         except Exception as error:
+            self._geometry.reset()
+            if not self._failed and self._finds_another_way():
+                self._measure_recent(step)
+                return
             if self.on_error == "raise":
                 raise
-            self._geometry.reset()
             if self._failed:
                 return
             self._warn(

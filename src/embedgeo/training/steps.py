@@ -20,16 +20,25 @@ from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
+from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import (
     PipelineStage,
     data_parallel_group,
+    mesh_of,
     require_same_modules,
     sequence_mesh,
 )
 from embedgeo.training.loggers import logger_folder, wandb_scalar_writer
 from embedgeo.training.monitor import Monitor, MonitorOptions, TrainingRun
 
-_NOT_MEASURED = nullcontext()
+
+class _NotMeasured(nullcontext[None]):
+    """Context of a step, which knows whether the last one has failed."""
+
+    has_failed = False
+
+    def __exit__(self, *error: object) -> None:
+        self.has_failed = any(error)
 
 
 class StepMonitor(Monitor):
@@ -62,7 +71,8 @@ class StepMonitor(Monitor):
         process_group: the ranks that have different rows, if these are not all ranks.
         device_mesh: the whole mesh of a model that runs in parallel on several ranks, instead of
             ``process_group``; dimensions are told by their names: see
-            `embedgeo.training.distributed.data_parallel_group`.
+            `embedgeo.training.distributed.data_parallel_group`. Default: under tensor parallelism
+            that of the parameters, otherwise none.
         options: all other arguments of `embedgeo.GeometryMonitor`. A batch of the probe, and of the
             last step, is given to the model by keyword if it is a mapping, otherwise as one
             argument; ``probe_forward``, of the model and the batch, runs it in another way (under
@@ -102,6 +112,8 @@ class StepMonitor(Monitor):
             )
         self._model = model
         self._process_group: Group = process_group
+        if process_group is None and device_mesh is None and has_other_ranks():
+            device_mesh = mesh_of(model)
         if device_mesh is not None:
             self._process_group = data_parallel_group(device_mesh)
             self._sequence_mesh = sequence_mesh(device_mesh)
@@ -124,6 +136,7 @@ class StepMonitor(Monitor):
         self._idle_between: tuple[float, float] = (inf, -inf)  # these steps
         self._now = -1
         self._is_inside = False
+        self._not_measured = _NotMeasured()
         self._has_stepped = False
         self._saves_alone = False  # without the other ranks
         self._handled: BaseException | None = None  # when the run began
@@ -143,8 +156,8 @@ class StepMonitor(Monitor):
         after, before = self._idle_between
         if after < step < before:
             if self._keeps_batches and batch is not None:
-                self._keep(step, batch)
-            return _NOT_MEASURED
+                self._last_batches.add(step, batch)
+            return self._not_measured
         return self._measured(step, batch)
 
     def close(self, step: int | None = None) -> None:
@@ -156,12 +169,16 @@ class StepMonitor(Monitor):
 
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than
-                the last `step`.
+                the last `step`, or in one process that one, if it has ended with an exception.
         """
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
-            self._finish(self._now + 1 if step is None else step)
+            # all ranks must end alike, also if one alone has failed
+            has_failed = self._not_measured.has_failed and self._ranks is None
+            if has_failed:
+                self._window_start = None  # nothing of it is left
+            self._finish(self._now + (not has_failed) if step is None else step)
         self._stop()
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,17 +226,21 @@ class StepMonitor(Monitor):
 
     def make_geometry(self, model: nn.Module, run: TrainingRun | None = None) -> Geometry:
         """As of all monitors; ranks must have the same modules."""
+        geometry = super().make_geometry(model, run)
         if run is not None and self._ranks is not None:
-            require_same_modules(model, self._ranks if self._stage is None else self._stage.ranks)
-        return super().make_geometry(model, run)
+            ranks = self._ranks if self._stage is None else self._stage.ranks
+            require_same_modules(geometry, ranks)
+        return geometry
 
     @contextmanager
     def _measured(self, step: int, batch: Any) -> Iterator[None]:
         self._begin(step, batch)
         self._is_inside = True
         try:
-            yield
+            with self._not_measured:
+                yield
         except BaseException:
+            self._not_measured.has_failed = not self._has_stepped
             if self._geometry is not None:
                 self._geometry.reset()  # of what failed, some layers would have rows and others not
             raise
@@ -293,10 +314,7 @@ class StepMonitor(Monitor):
             self._optimizer_hook = None
 
     def _after_optimizer(self, optimizer: Optimizer) -> None:
-        own = set(self._model.parameters())
-        if any(
-            parameter in own for group in optimizer.param_groups for parameter in group["params"]
-        ):
+        if self._trains_model(optimizer):
             self._has_stepped = True
             # ranks must agree on when; one of them may skip a step
             if not (self._is_inside or has_other_ranks()):
@@ -314,7 +332,7 @@ class StepMonitor(Monitor):
     def _go_idle(self) -> None:
         self._idle_between = -inf, inf
         self._keeps_batches = False
-        self._recent = []
+        self._last_batches = LastBatches(self.schedule.window)
 
     def _set_train_mode(self) -> None:
         self._set_modes()

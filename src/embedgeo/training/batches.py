@@ -1,0 +1,53 @@
+"""The training batches on which the last weights are measured."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+
+class LastBatches:
+    """The batches of the last full window of steps.
+
+    A window is full if it has at least as many sequences as most windows had. The batches that are
+    left over at the end of an epoch are fewer or smaller, and make no full window.
+    """
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._recent: list[tuple[int, Any]] = []  # steps and batches of the window that ends now
+        self._full: list[Any] = []
+        self._sizes = Counter[int]()  # numbers of sequences of all windows so far
+
+    def add(self, step: int, batch: Any) -> None:
+        """Add a batch of a step, or another batch of the last step."""
+        if self._recent and self._recent[-1][0] != step:
+            self._end_step()
+        while self._recent and self._recent[0][0] <= step - self._window:
+            del self._recent[0]
+        self._recent.append((step, batch))
+
+    def full(self) -> list[Any]:
+        """The batches of the last full window; empty if there are none."""
+        if self._recent:
+            self._end_step()
+        return self._full
+
+    def _end_step(self) -> None:
+        batches = [batch for _, batch in self._recent]
+        size = sum(map(_num_sequences, batches))
+        self._sizes[size] += 1
+        if size >= max(self._sizes, key=lambda each: (self._sizes[each], each)):
+            self._full = batches
+
+
+def _num_sequences(batch: Any) -> int:
+    """Length of the first tensor in a batch; 0 where none is found."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 0
+    if isinstance(batch, Mapping):
+        batch = [*batch.values()]
+    if isinstance(batch, list | tuple):
+        return next(filter(None, map(_num_sequences, batch)), 0)
+    return 0
