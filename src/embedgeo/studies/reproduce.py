@@ -42,6 +42,7 @@ _OF_PRINTED = (
     "min_words",
     "max_words",
     "special_tokens",
+    "count_special",
     "rows",
     "types",
     "count_range",
