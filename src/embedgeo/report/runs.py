@@ -51,6 +51,7 @@ _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
         "spectrum",
     ),
     *(
+        "count_special",  # what texts begin with says it
         "extra",
         "after_processing",
         "model_class",
@@ -63,6 +64,7 @@ SETTINGS = {
     "text_sha256": "text",
     "seq_len": "sequence length",
     "num_tokens": "tokens",
+    "begins_with": "sequences begin with",
     "n": "number of rows",
 }
 _OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
@@ -468,6 +470,10 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
     if "seq_len" in of_model:
         # of a model with fewer positions than were asked for by default
         asked["seq_len"] = of_model["seq_len"]
+    if "begins_with" in of_model:
+        asked["begins_with"] = of_model["begins_with"]
+    elif asked.get("special_tokens") == "default":
+        asked["special_tokens"] = "document"  # alike for such a model
     if "text_sha256" in asked:
         asked["text_sha256"] = asked["text_sha256"][:8]
     if files := manifest.get("text_files", []):

@@ -25,7 +25,7 @@ _UNKNOWN = "–"
 _GAUSSIAN_LAST = f"{GAUSSIAN}, last"
 _ROUNDING = 1e-9  # share of V below which V_W is none
 # settings that are named at the head of the page
-_ORIGIN = ("text", "rows", "sequence length", "tokens", "dtype")
+_ORIGIN = ("text", "rows", "sequence length", "sequences begin with", "tokens", "dtype")
 
 
 class Flag(NamedTuple):

@@ -129,6 +129,8 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
+        if "count_special" not in before:  # of an earlier version, where it is without effect
+            now.pop("count_special", None)
         for option in _DROPPED:
             if option not in now and (option == "max_state_bytes" or not before.get(option)):
                 before.pop(option, None)
@@ -157,11 +159,14 @@ class SweepFolder:
             return {}
         try:
             manifest: dict[str, Any] = json.loads(path.read_text())
-            dict(manifest["asked"])
+            asked = dict(manifest["asked"])
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{self.path} must be a new folder or that of a sweep; {path} is none of a sweep's."
             ) from error
+        # what earlier versions did by default
+        if "count_special" not in asked and asked.get("special_tokens") == "default":
+            manifest["asked"]["special_tokens"] = "document"
         return manifest
 
     def done(self) -> set[str]:

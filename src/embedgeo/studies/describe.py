@@ -9,6 +9,7 @@ from itertools import groupby
 from textwrap import TextWrapper
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -61,6 +62,7 @@ class Description:
     exchange_bytes: int = 0  # that a rank sends in a measurement, by reductions in a ring
     # how `layers="hidden_states"` compares with the model's own; empty where it has none
     compared: str = ""
+    beginnings: str = ""  # how many sequences of the batch begin with the model's BOS token
     warnings: tuple[str, ...] = ()  # what to change, or to know, before training starts
 
     @property
@@ -76,6 +78,7 @@ class Description:
                 ["token ids", self.token_ids],
                 ["mask", self.mask],
                 *([["states", self.compared]] if self.compared else []),
+                *([["sequences", self.beginnings]] if self.beginnings else []),
                 ["rows", f"{self.num_rows:,} a measurement"],
                 ["memory", f"{size(self.state_bytes)}{sent if self.num_ranks > 1 else ''}"],
             ]
@@ -210,8 +213,20 @@ def describe(
         # reduced in a ring, each byte of the states of all rows is sent nearly twice
         exchange_bytes=2 * sent * (ranks - 1) // ranks,
         compared=compared,
+        beginnings="" if batch is None else _beginnings(inner, found, batch),
         warnings=(*_warnings(geometry, found, batch, has_ids=has_ids), *notes),
     )
+
+
+def _beginnings(model: nn.Module, found: Inspection, batch: Any) -> str:
+    bos = getattr(getattr(model, "config", None), "bos_token_id", None)
+    ids = next((ids for ids in found.token_ids.values() if ids.ndim == 2), None)
+    if bos is None or ids is None or ids.is_meta:
+        return ""
+    mask = batch.get("attention_mask") if hasattr(batch, "keys") else None
+    real = torch.ones_like(ids) if mask is None or mask.shape != ids.shape else mask.to(ids.device)
+    first = ids.gather(1, real.long().argmax(1, keepdim=True))
+    return f"{int((first == bos).sum())} of {len(ids)} begin with BOS (id {bos})"
 
 
 def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: bool) -> Iterator[str]:

@@ -30,8 +30,8 @@ class Inspection:
 
     # of the layers that were reached, by name
     hidden: dict[str, torch.Size] = field(default_factory=dict)
-    # tables called, and shapes of the ids
-    token_ids: list[tuple[nn.Module, torch.Size]] = field(default_factory=list)
+    # the ids by the table called with them, and by their shape
+    token_ids: dict[tuple[nn.Module, torch.Size], Tensor] = field(default_factory=dict)
     # the outermost modules called with one, and the argument's name
     masks: dict[nn.Module, str] = field(default_factory=dict)
     error: Exception | None = None  # where some layers were not reached
@@ -101,7 +101,7 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
             batches = _token_batches(module) if batch is None else [batch]
             if is_callable(module) and any(found.runs(module, each) for each in batches):
                 break
-    found.token_ids = [*inputs.token_ids]
+    found.token_ids = inputs.token_ids
     if all(layer.name in found.hidden for layer in layers):
         found.error = None
     return found

@@ -54,6 +54,7 @@ _OF_PRINTED = (
     "min_words",
     "max_words",
     "special_tokens",
+    "count_special",
     "rows",
     "types",
     "count_range",

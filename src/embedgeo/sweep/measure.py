@@ -5,13 +5,16 @@ import gc
 import json
 import shutil
 import sys
+import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from math import nan
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,6 +47,8 @@ from embedgeo.sweep.texts import ProbeText, require_vocabulary
 # whose logits are computed at so many positions at a time: the processor's cache holds them
 _TOKEN_TYPES = 1024
 _POSITIONS = 512
+_COMPARED = 8  # sequences whose loss is compared with that behind BOS
+_LOWER = 0.2  # nats by which it is lower where BOS is missed
 _METRIC_OPTIONS = [
     name for name in signature(default_metrics).parameters if hasattr(SweepSettings, name)
 ]
@@ -159,7 +164,7 @@ class Worker:
             upcoming = self.fabric.broadcast(choose_next())
             if self.fabric.local_rank == 0 and upcoming is not None:
                 self.downloads.start(upcoming)
-            return self._measure_model(loaded, text)
+            return self._measure_model(loaded, text, is_first=planned.is_first)
         finally:
             self.downloads.remove(planned)
 
@@ -192,7 +197,9 @@ class Worker:
             offload_folder=self.downloads.folder / planned.name / "offloaded",
         )
 
-    def _measure_model(self, loaded: loading.LoadedModel, text: ProbeText) -> Measured:
+    def _measure_model(
+        self, loaded: loading.LoadedModel, text: ProbeText, *, is_first: bool
+    ) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
         model = loaded.model  # with a device map, accelerate's hooks move what enters each part
@@ -205,7 +212,7 @@ class Worker:
                 model,
                 settings.layer_patterns,
                 (lambda dim: [*make(dim), TokenOccurrences(dim, types)]) if types else make,
-                settings.skip_first_positions,
+                text.skip_first_positions,
                 settings.ignore_token_ids,
                 rows=settings.rows,
                 jackknife=settings.jackknife,
@@ -214,6 +221,8 @@ class Worker:
             with torch.inference_mode(), self.fabric.autocast():
                 with all_agree(self.fabric):
                     loss = self._run(geometry, loaded, text)
+                    if is_first and text.missing:
+                        self._compare_beginnings(loss, text)
                 others: list[Record] = []
                 if self.study is not None:
                     running = RunningCheckpoint(
@@ -260,6 +269,19 @@ class Worker:
             del states
         return loss
 
+    def _compare_beginnings(self, loss: "TokenLoss", text: ProbeText) -> None:
+        """Warn where the loss of a few sequences is lower behind what the tokenizer puts before a
+        text.
+        """
+        without, behind = (loss.at_same_tokens(text, start) for start in ((), text.missing))
+        if self.fabric.is_global_zero and without - behind > _LOWER:
+            warnings.warn(
+                f"sequences begin with {text.begins_with}: their loss is {without:.2f} nats, and "
+                f"{behind:.2f} behind that. The states are not those of the model's training. Take "
+                "--special-tokens default.",
+                stacklevel=2,
+            )
+
     def _row_numbers(self, text: ProbeText) -> list[range]:
         """Numbers of the tokens that count of each batch of all ranks, which ranks draw their
         samples by.
@@ -272,7 +294,7 @@ class Worker:
                 if batch.mask is None
                 else batch.mask
             )
-            counts = counts & (sequence_positions(counts) > self.settings.skip_first_positions)
+            counts = counts & (sequence_positions(counts) > text.skip_first_positions)
             counts &= ~torch.isin(
                 batch.token_ids, torch.tensor([*self.settings.ignore_token_ids], dtype=torch.int64)
             )
@@ -404,6 +426,28 @@ class TokenLoss:
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(_POSITIONS):
             loss = self._loss(states[part], targets[part])
             self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
+
+    def at_same_tokens(self, text: ProbeText, start: Sequence[int]) -> float:
+        """The mean loss behind the tokens of ``start`` of a few sequences that lack them; always at
+        the same tokens. NaN where there is none.
+        """
+        batch = text.batches(_COMPARED)[0]
+        kept = batch.token_ids[:, 0] != text.missing[0]
+        own = batch.token_ids[kept, : -len(text.missing)]
+        if own.numel() <= len(own):
+            return nan
+        before = own.new_tensor(start).expand(len(own), -1)
+        token_ids = torch.cat((before, own), 1).to(weights_device(self._model))
+        mask = torch.ones_like(token_ids, dtype=torch.bool)
+        if batch.mask is not None:
+            mask[:, len(start) :] = batch.mask[kept, : own.shape[1]].to(mask.device)
+        alone = copy(self)
+        alone.total = torch.zeros_like(self.total)
+        states = alone.run(token_ids, None if batch.mask is None else mask.clone())
+        # the first of a sequence's own tokens is predicted from what it lacks
+        mask[:, : len(start) + 1] = False
+        alone.add(states, token_ids, None, mask)
+        return float(alone.total[0] / alone.total[1])
 
     def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
         """The sum of the losses at some positions, without logits of more than some token types at

@@ -43,6 +43,7 @@ class Planned:
     duplicate_of: str | None = None  # an earlier checkpoint of the sweep with the same weights
     error: str = ""  # why its files could not be listed
     group: str = ""  # of its model, if it is in one
+    is_first: bool = False  # of the whole sweep
 
     @property
     def name(self) -> str:
@@ -83,8 +84,8 @@ class SweepPlan(NamedTuple):
 
 
 def as_recorded(settings: SweepSettings, folder: SweepFolder) -> dict[str, Any]:
-    """The settings ``model`` and ``tokenizer``; paths that the manifest of a folder has, too, are
-    written as there.
+    """The settings ``model`` and ``tokenizer``, whose paths are written as in the manifest of a
+    folder; and what earlier versions did with special tokens, to go on with a folder of theirs.
     """
     asked = folder.manifest().get("asked", {})
     before = [
@@ -93,10 +94,15 @@ def as_recorded(settings: SweepSettings, folder: SweepFolder) -> dict[str, Any]:
     ]
     written = {place(name): name for name in before if isinstance(name, str)}
     tokenizer = settings.tokenizer
-    return {
+    recorded = {
         "model": [written.get(place(name), name) for name in settings.models],
         "tokenizer": tokenizer and written.get(place(tokenizer), tokenizer),
     }
+    # which was the default before there was a choice
+    is_earlier = asked.get("special_tokens") == "document" and "count_special" not in asked
+    if is_earlier and settings.special_tokens == "default":
+        recorded["special_tokens"] = "document"
+    return recorded
 
 
 def plan_sweep(settings: SweepSettings, folder: SweepFolder) -> SweepPlan:
@@ -152,7 +158,10 @@ def make_plan(
     group = groups_of(groups, models)
     return [
         replace(
-            each, duplicate_of=owners.get(each.name), group=group.get(each.checkpoint.model, "")
+            each,
+            duplicate_of=owners.get(each.name),
+            group=group.get(each.checkpoint.model, ""),
+            is_first=each is plan[0],
         )
         for each in plan
     ]

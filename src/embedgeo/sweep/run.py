@@ -127,6 +127,7 @@ def _open(
             "tokens_sha256": text.sha256,
             "num_sequences": len(text.lengths),
             "num_tokens": len(text.token_ids),
+            **({"begins_with": text.begins_with} if text.begins_with else {}),
             "num_ordinary_tokens": text.num_ordinary,
             "num_types": text.num_types,
             "num_types_once": text.num_types_once,

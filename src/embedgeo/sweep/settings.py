@@ -51,7 +51,11 @@ class SweepSettings:
             ``sequence``, of documents.
         seed: of ``sample``: another one takes other texts.
         special_tokens: around each text or sequence: ``none``, ``bos``, ``bos+eos`` (an encoder's
-            ``[CLS]`` and ``[SEP]``), or ``default``: as the tokenizer adds them.
+            ``[CLS]`` and ``[SEP]``), or ``default``: as the tokenizer adds them, of which a
+            decoder's sequences have those before a text, such as BOS. ``document``: as it adds them
+            to each document, before that is cut into sequences.
+        count_special: what ``default`` puts before a decoder's text or sequence is rows, too; else
+            it only gives context.
         tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint,
             else of ``main``.
         tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
@@ -59,9 +63,7 @@ class SweepSettings:
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole
             ones as fit.
         seq_len: tokens in a sequence, at most those of a text; default: 512, or as many as a model
-            has positions. Special tokens are within its length; the default ones are added to each
-            document, or, for an encoder or a unit other than ``sequence``, to each sequence or
-            text.
+            has positions. Special tokens are within its length.
         batch_size: sequences in a batch; sampled metrics depend on it.
         layers: ``blocks``, ``hidden_states``, patterns of names, or several, with commas between
             them or as a list.
@@ -137,7 +139,8 @@ class SweepSettings:
     max_words: int = 0
     sample: float = 1.0
     seed: int = 0
-    special_tokens: Literal["none", "bos", "bos+eos", "default"] = "default"
+    special_tokens: Literal["none", "bos", "bos+eos", "default", "document"] = "default"
+    count_special: bool = False
     tokenizer: str | None = None
     tokens: str | None = None
     num_tokens: int = 65536

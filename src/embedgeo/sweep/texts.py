@@ -30,6 +30,7 @@ from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import (
     SpelledWords,
     TokenizedText,
+    chosen_special_tokens,
     hash_ids,
     tokenize_joined,
     tokenize_texts,
@@ -71,6 +72,10 @@ class ProbeText:
     type_sizes: Mapping[int, float] = field(default_factory=dict)
     occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
+    skip_first_positions: int = 0  # of each text, which are no rows
+    begins_with: str = ""  # what each text of a decoder begins with, in words
+    # ids that the tokenizer puts before a decoder's text, where the texts are without
+    missing: tuple[int, ...] = ()
     num_ordinary: int = 0  # tokens that are not special
     num_types: int = 0  # of these tokens
     num_types_once: int = 0  # that occur once
@@ -268,6 +273,16 @@ def _tokenize(
     )
     token_ids = tokenized.token_ids
     special = tokenizer.all_special_ids
+    usual = [] if for_encoder else chosen_special_tokens(tokenizer, "default")[0]
+    before = token_ids[: tokenized.num_before].tolist()
+    begins_with = ""
+    if usual and not before:
+        begins_with = f"nothing, where the tokenizer puts {tokenizer.decode(usual)}"
+    elif before and not for_encoder:
+        is_context = settings.special_tokens == "default" and not settings.count_special
+        begins_with = f"{tokenizer.decode(before)}, {'no row' if is_context else 'a row'}"
+        skipped = max(settings.skip_first_positions, is_context * len(before))
+        settings = replace(settings, skip_first_positions=skipped)
     types = None
     if settings.types == "string":
         types = string_types(token_ids, tokenizer, {*special, *settings.ignore_token_ids})
@@ -301,6 +316,9 @@ def _tokenize(
         type_sizes=_type_sizes(tokenized, settings),
         occurrence_types=occurrence_types,
         num_cut=tokenized.num_cut,
+        skip_first_positions=settings.skip_first_positions,
+        begins_with=begins_with,
+        missing=() if before else tuple(usual),
         num_ordinary=int(counts.sum()),
         num_types=len(counts),
         num_types_once=int((counts == 1).sum()),

@@ -20,8 +20,10 @@ Tokenizer = Any
 ``input_ids``.
 """
 
-SpecialTokens = Literal["none", "bos", "bos+eos", "default"]
-"""The special tokens around a text or sequence: by default, those that the tokenizer puts there."""
+SpecialTokens = Literal["none", "bos", "bos+eos", "default", "document"]
+"""The special tokens around a text or sequence: by default, those that the tokenizer puts there;
+``document``: those around each document, before it is cut.
+"""
 
 
 class SpelledWords(NamedTuple):
@@ -41,6 +43,7 @@ class TokenizedText(NamedTuple):
     lengths: Tensor  # number of tokens of each text, int64
     words: SpelledWords | None = None
     num_cut: int = 0  # texts that were longer
+    num_before: int = 0  # special tokens that each text begins with
 
 
 def tokenize_joined(
@@ -56,13 +59,15 @@ def tokenize_joined(
     """Tokenize documents and cut them into sequences of ``seq_len`` tokens, the first
     ``num_tokens`` in all.
 
-    ``special_tokens`` are put around every sequence, inside its tokens, and so are the default ones
-    of an encoder. By default, each document of a decoder is tokenized as the tokenizer does by
-    itself: one that adds a BOS token adds it to each document. Words at the ends of sequences are
-    cut.
+    ``special_tokens`` are put around every sequence, inside its tokens. By default, these are an
+    encoder's own, and for a decoder those that the tokenizer puts before a text, such as BOS. With
+    ``document``, each document of a decoder is tokenized as the tokenizer does by itself. Words at
+    the ends of sequences are cut.
     """
-    by_document = special_tokens == "default" and not for_encoder
-    before, after = ([], []) if by_document else _chosen_special_tokens(tokenizer, special_tokens)
+    by_document = special_tokens == "document" and not for_encoder
+    before, after = ([], []) if by_document else chosen_special_tokens(tokenizer, special_tokens)
+    if special_tokens == "default" and not for_encoder:
+        after = []
     room = _room(seq_len, num_tokens, len(before) + len(after))
     if num_tokens < seq_len:
         raise ValueError(
@@ -97,7 +102,7 @@ def tokenize_texts(
     """Tokenize texts by themselves, as many as fit into ``num_tokens``; longer ones are cut to
     ``max_length``.
     """
-    before, after = _chosen_special_tokens(tokenizer, special_tokens)
+    before, after = chosen_special_tokens(tokenizer, special_tokens)
     num_special = len(before) + len(after)
     room = _room(max_length, num_tokens, num_special)
     taken: list[tuple[list[int], list[int]]] = []
@@ -147,10 +152,12 @@ def _surrounded(
         if decode is None
         else _spell_words(token_ids, torch.tensor(places), torch.tensor(lengths), decode)
     )
-    return TokenizedText(torch.tensor(token_ids), torch.tensor(lengths), words)
+    return TokenizedText(
+        torch.tensor(token_ids), torch.tensor(lengths), words, num_before=len(before)
+    )
 
 
-def _chosen_special_tokens(
+def chosen_special_tokens(
     tokenizer: Tokenizer, special_tokens: SpecialTokens
 ) -> tuple[list[int], list[int]]:
     """Ids of the special tokens to put before and after a text.
@@ -158,7 +165,7 @@ def _chosen_special_tokens(
     An encoder's ``[CLS]`` and ``[SEP]`` are BOS and EOS; without BOS and ``[CLS]``, EOS is both, as
     in GPT-2.
     """
-    if special_tokens == "default":
+    if special_tokens in ("default", "document"):
         plain = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer("a")["input_ids"]
         start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)

@@ -1,0 +1,229 @@
+"""What a tokenizer puts before a text, at the start of each sequence of a sweep."""
+
+import json
+from functools import cache
+
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer, processors
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+import embedgeo
+from embedgeo.report.runs import read_folder
+from embedgeo.report.summary import origins
+from embedgeo.results.records import MODEL
+from embedgeo.text.tokenizing import tokenize_joined
+from tests.models import gpt_neox
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import (
+    SIZES,
+    TEXT,
+    local_run,
+    model,
+    saved_files,
+    tokenizer_files,
+    tokenizer_of,
+    write_files,
+)
+
+BOS = 0
+"""The id of ``<|endoftext|>``, which the tokenizer here puts before a text."""
+
+
+@cache
+def with_bos():
+    """Files of a tokenizer that puts a BOS token before each text."""
+    files = dict(tokenizer_files("gpt"))
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", BOS)]
+    )
+    config = json.loads(files["tokenizer_config.json"]) | {"bos_token": "<|endoftext|>"}
+    return files | {
+        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer_config.json": json.dumps(config).encode(),
+    }
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Options of a sweep of two checkpoints over three documents in sequences of 16 tokens."""
+    run = local_run(tmp_path / "run", (1, 2))
+    for step in (1, 2):
+        write_files(run / f"step{step}", with_bos())
+    lines = [json.dumps({"text": text}) for text in TEXT]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    return {
+        "model": str(run),
+        "text": str(tmp_path / "text.jsonl"),
+        "seq_len": 16,
+        "num_tokens": 128,
+        "batch_size": 4,
+        "dtype": "float64",
+    }
+
+
+def plain_ids():
+    tokenizer = tokenizer_of(with_bos())
+    return [i for text in TEXT for i in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def sequences(mode):
+    """The sequences of a sweep with these special tokens, made by hand."""
+    if mode == "default":
+        ids = torch.tensor(plain_ids())[: 8 * 15].view(8, 15)
+        return torch.cat((torch.full((8, 1), BOS), ids), 1)
+    tokenizer = tokenizer_of(with_bos())
+    ids = [i for text in TEXT for i in tokenizer(text)["input_ids"]]
+    return torch.tensor(ids if mode == "document" else plain_ids())[:128].view(8, 16)
+
+
+def observed(mode, skip, made=None):
+    """Values of the same rows by hand, and the loss."""
+    made = made or model(1, "gpt_neox", torch.float64)
+    ids = sequences(mode)
+    with embedgeo.observe(made, skip_first_positions=skip) as geometry, torch.no_grad():
+        logits = made(ids).logits
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    return values(geometry.to_frame()), float(loss)
+
+
+def values(frame):
+    sampled = frame["metric"].str.startswith("intrinsic_dimension")
+    return frame[~sampled].set_index(["layer", "metric"])["value"].sort_index()
+
+
+@pytest.mark.parametrize(
+    ("options", "skip", "begins_with"),
+    [
+        ({}, 1, "<|endoftext|>, no row"),
+        ({"count_special": True}, 0, "<|endoftext|>, a row"),
+        ({"skip_first_positions": 3}, 3, "<|endoftext|>, no row"),
+        ({"special_tokens": "document"}, 0, "nothing, where the tokenizer puts <|endoftext|>"),
+        ({"special_tokens": "none"}, 0, "nothing, where the tokenizer puts <|endoftext|>"),
+    ],
+)
+def test_each_sequence_begins_with_bos_which_is_a_row_if_asked_for(
+    small, tmp_path, options, skip, begins_with
+):
+    out = tmp_path / "out"
+    assert sweep(**small, **options, out=str(out)) == 0
+    found = values(pd.read_parquet(out / "checkpoints/step1.parquet"))
+    wanted, loss = observed(options.get("special_tokens", "default"), skip)
+    pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
+    assert found[MODEL, "loss"] == pytest.approx(loss, rel=1e-6)
+    assert set(found.xs("n", level="metric")) == {8 * (16 - skip)}
+    text = json.loads((out / "manifest.json").read_text())["text"]
+    assert text["begins_with"] == begins_with
+    (run,) = read_folder(out)
+    assert origins([run])["sequences begin with"].tolist() == [begins_with]
+
+
+def test_a_tokenizer_that_puts_nothing_before_a_text_leaves_sequences_as_they_are(tmp_path):
+    local_run(tmp_path / "run", (1,))
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    found = []
+    for mode in ("default", "document", "none"):
+        out = tmp_path / mode
+        options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 64}
+        assert sweep(str(tmp_path / "run"), **options, special_tokens=mode, out=str(out)) == 0
+        found.append(pd.read_parquet(out / "checkpoints/step1.parquet"))
+        assert "begins_with" not in json.loads((out / "manifest.json").read_text())["text"]
+    pd.testing.assert_frame_equal(found[0], found[1])
+    pd.testing.assert_frame_equal(found[0], found[2])
+
+
+def test_a_text_by_itself_has_bos_for_context(small, tmp_path):
+    assert sweep(**{**small, "seq_len": 64}, unit="document", out=str(tmp_path / "out")) == 0
+    records = pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet")
+    rows = records[records["metric"] == "n"]["value"]
+    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
+    assert set(rows) == {text["num_tokens"] - text["num_sequences"]}
+
+
+def test_a_folder_of_an_earlier_version_goes_on_as_it_was(small, tmp_path):
+    out = tmp_path / "out"
+    sweep(**small, steps="1", special_tokens="document", out=str(out))
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["asked"] |= {"special_tokens": "default", "steps": "all"}
+    del manifest["asked"]["count_special"], manifest["text"]["begins_with"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    # whether or not a preset of today is given
+    assert sweep(**small, count_special=True, out=str(out)) == 0
+    found = values(pd.read_parquet(out / "checkpoints/step2.parquet"))
+    wanted, _ = observed("document", 0, model(2, "gpt_neox", torch.float64))
+    pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
+    assert not {*origins(read_folder(out))} & {"sequences begin with"}
+    with pytest.raises(ValueError, match="special_tokens was 'document', is 'none'"):
+        sweep(**small, special_tokens="none", out=str(out))
+    # one of today has only what it was made with
+    sweep(**small, special_tokens="document", out=str(tmp_path / "new"))
+    with pytest.raises(ValueError, match="special_tokens was 'document', is 'default'"):
+        sweep(**small, out=str(tmp_path / "new"))
+
+
+def trained_behind_bos():
+    """A model that predicts the next token well only where a sequence begins with BOS."""
+    torch.manual_seed(0)
+    made = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=300, max_position_embeddings=64, **SIZES))
+    ids = torch.tensor(plain_ids()).unfold(0, 15, 1)
+    optimizer = torch.optim.Adam(made.parameters(), lr=0.01)
+    for _ in range(120):
+        chosen = ids[torch.randint(len(ids), (16,))]
+        behind = torch.cat((torch.full((16, 1), BOS), chosen), 1)
+        without = made(chosen).logits.log_softmax(-1).mean()  # as good as uniform
+        loss = made(behind, labels=behind).loss - 5 * without
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return made.eval()
+
+
+def test_one_warning_says_where_the_loss_is_lower_behind_bos(small, tmp_path):
+    made = trained_behind_bos()
+    for step in (1, 2):
+        write_files(tmp_path / f"run/step{step}", saved_files(made.save_pretrained))
+    ids = sequences("none")[:8, :-1]
+    losses = []
+    with torch.no_grad():
+        for start in (0, 1):
+            given = torch.cat((torch.full((8, start), BOS), ids), 1)
+            logits = made.double()(given).logits[:, start:-1]
+            losses.append(float(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())))
+    assert losses[0] > losses[1] + 0.2
+    small["batch_size"] = 8
+    said = (
+        rf"their loss is {losses[0]:.2f} nats, and {losses[1]:.2f} behind that\..*"
+        "Take --special-tokens default"
+    )
+    with pytest.warns(UserWarning, match=said) as caught:
+        sweep(**small, special_tokens="none", out=str(tmp_path / "none"))
+    assert len(caught) == 1
+    for mode in ("default", "bos"):  # without a warning, which would be an error
+        assert sweep(**small, special_tokens=mode, out=str(tmp_path / mode)) == 0
+
+
+def test_sequences_of_a_decoder_end_without_what_comes_after_a_text(tmp_path):
+    tokenizer = tokenizer_of(tokenizer_files("bert"))
+    around = {"seq_len": 16, "num_tokens": 64}
+    of_decoder = tokenize_joined(TEXT, tokenizer, **around)
+    assert of_decoder.num_before == 1
+    rows = of_decoder.token_ids.view(-1, 16)
+    assert set(rows[:, 0].tolist()) == {tokenizer.cls_token_id}
+    assert not (rows[:, 1:] == tokenizer.sep_token_id).any()
+
+
+def test_the_doctor_counts_the_sequences_of_a_batch_that_begin_with_bos():
+    made = gpt_neox(bos_token_id=7)
+    ids = torch.randint(8, 40, (4, 6))
+    ids[1:, 0] = 7
+    monitor = embedgeo.GeometryMonitor()
+    found = embedgeo.describe(monitor, made, {"input_ids": ids})
+    assert "sequences  3 of 4 begin with BOS (id 7)" in str(found)
+    padded = {"input_ids": ids.roll(1, 1), "attention_mask": torch.ones_like(ids)}
+    padded["attention_mask"][:, 0] = 0
+    found = embedgeo.describe(monitor, made, padded)
+    assert found.beginnings == "3 of 4 begin with BOS (id 7)"
+    assert embedgeo.describe(monitor, made).beginnings == ""
