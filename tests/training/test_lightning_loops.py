@@ -89,6 +89,21 @@ def test_of_an_optimizer_that_evaluates_a_step_several_times_the_first_is_measur
     )
 
 
+class Copies(TinyLM):
+    """Copies itself, and the Trainer with its callbacks, inside of a measured step."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.copied = copy.deepcopy(self.trainer.callbacks[0])
+        return loss
+
+
+def test_a_monitor_may_be_copied_inside_a_measured_step(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, on_error="raise")
+    module, _ = fit(tmp_path, monitor, module=Copies(), max_steps=3)
+    assert (steps(monitor), steps(module.copied)) == ([0, 2, 3], [0])
+
+
 def test_with_two_optimizers_a_window_covers_steps_of_both_and_the_next_one_is_not_lost(tmp_path):
     monitor = GeometryMonitor(3, window=3, metrics=moments, measure_last=False, on_error="raise")
     fit(tmp_path, monitor, module=Manual(optimizers=2), max_steps=16)

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 from contextlib import ExitStack
 from inspect import signature
 
@@ -93,7 +94,8 @@ def test_without_an_optimizer_of_torchs_the_next_step_completes_a_measurement():
     monitor.close(step=4)
     assert steps(monitor) == [0, 2, 4]
     assert hooks(model) == 0
-    go_on(monitor, [6], lambda: model(**token_batch()), token_batch())
+    with pytest.warns(UserWarning, match="step after close measures nothing"):
+        go_on(monitor, [6], lambda: model(**token_batch()), token_batch())
     monitor.close()
     assert steps(monitor) == [0, 2, 4]
 
@@ -300,3 +302,39 @@ def test_a_step_that_failed_is_not_counted_as_taken(fails_at, with_probe):
     with observe(model, metrics=moments) as geometry, torch.no_grad():
         model(token_batch(2)["input_ids"])
     assert_same_values(by_step(monitor.history)[fails_at], geometry.compute())
+
+
+def copied_by_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+def ignore(step, values):
+    pass
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copied_by_pickle])
+def test_a_copy_that_is_made_inside_a_measured_step_begins_anew(copied):
+    model, batch = gpt_neox(), token_batch()
+    monitor = StepMonitor(model, every_n_steps=2, log=ignore, metrics=moments)
+    with monitor.step(0, batch):
+        model(**batch)
+        made = copied((monitor, model))
+    monitor.close()
+    other, other_model = made
+    assert steps(other) == []
+    for step in (1, 2):
+        with other.step(step, batch):
+            other_model(**batch)
+    other.close()
+    assert steps(other) == [2, 3]
+    assert value(other, 2, "embed", "V") == value(monitor, 0, "embed", "V")
+
+
+def test_a_step_after_the_end_is_told_once():
+    model, batch = gpt_neox(), token_batch()
+    with StepMonitor(model, every_n_steps=1, metrics=moments) as monitor, monitor.step(0):
+        model(**batch)
+    with pytest.warns(UserWarning, match="step after close measures nothing") as caught:
+        go_on(monitor, (1, 2), lambda: model(**batch))
+    assert len(caught) == 1
+    assert steps(monitor) == [0]

@@ -264,6 +264,13 @@ class Monitor(ABC):
         self._closure_hook: RemovableHandle | None = None
         self._reset()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: all but the run, which is one process's own."""
+        state = {**vars(self)}
+        state.pop("_media", None)
+        of_run = ("_run", "_geometry", "_file", "_ranks", "_row_group", "_closure_hook")
+        return state | dict.fromkeys(of_run)
+
     def describe(self, *args: Any, **options: Any) -> NoReturn:
         """Raise AttributeError, which names the function that is in its place."""
         raise AttributeError("describe() is gone: call embedgeo.describe(monitor, model).")

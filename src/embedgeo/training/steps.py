@@ -136,6 +136,7 @@ class StepMonitor(Monitor):
         self._idle_between: tuple[float, float] = (inf, -inf)  # these steps
         self._now = -1
         self._is_inside = False
+        self._is_closed = False
         self._not_measured = _NotMeasured()
         self._has_stepped = False
         self._saves_alone = False  # without the other ranks
@@ -252,6 +253,10 @@ class StepMonitor(Monitor):
 
     def _begin(self, step: int, batch: Any) -> None:
         self._has_stepped = False
+        if self._is_closed:
+            self._warn("step after close measures nothing. Make another StepMonitor.")
+            self._go_idle()
+            return
         if self._run is None:
             self._handled = sys.exception()
             device = next(
@@ -328,6 +333,12 @@ class StepMonitor(Monitor):
         super()._stop()
         self._watch_optimizers(is_open=False)
         self._go_idle()
+        self._idle_between = inf, -inf  # the next step is told
+        self._is_closed = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        of_run = ("_optimizer_hook", "_handled", "_set_modes")
+        return super().__getstate__() | dict.fromkeys(of_run)
 
     def _go_idle(self) -> None:
         self._idle_between = -inf, inf
