@@ -175,8 +175,9 @@ def test_dragging_zooms_all_figures_over_steps(wide, page):
     opened(wide, page)
     ((left, top, width, height),) = shown(wide, "M_over_Q-dynamics")
     wide.point(left + 0.3 * width, top + 20, to=(left + 0.7 * width, top + 40))
-    low, high = map(float, re.fullmatch(r"#&step=([\d.]+)\.\.([\d.]+)", address(wide)).groups())
+    low, high = map(int, re.fullmatch(r"#&step=(\d+)\.\.(\d+)", address(wide)).groups())
     assert (low, high) == pytest.approx((7.0, 127.0), rel=0.15)  # 1025 ** 0.3 - 1, 1025 ** 0.7 - 1
+    assert wide.run("return document.querySelectorAll('.dot:not([hidden])').length") == 0
     assert wide.run("return +document.querySelector('#view [name=from]').value") == low
     ((left, top, width, height),) = shown(wide, "anisotropy-dynamics")
     wide.point(left + 1, top + height / 2)

@@ -25,6 +25,7 @@ def page(tmp_path_factory):
             "V",
             "anisotropy",
             "anisotropy_null",
+            "intrinsic_dimension_between",
             "V_W_unbiased",
             "V_B_unbiased",
         ),
@@ -73,6 +74,24 @@ def test_small_figures_in_a_row_and_how_to_read_them_are_on_the_first_screen(ope
     assert len({round(top) for top, _ in small}) == 1
     assert key[0] > max(bottom for _, bottom in small)  # below all of them
     assert opened.run(SCROLLED) <= 0
+
+
+CUT = """
+const titles = [...document.querySelectorAll(".glance .plot .title")];
+return titles.length && titles.map(e => [e.innerText, e.scrollWidth - e.clientWidth]);
+"""
+BESIDE = """
+return [...document.querySelectorAll(".beyond")].map(e => e.closest(".canvas") !== null);
+"""
+
+
+def test_titles_of_small_figures_are_whole_and_no_words_lie_over_curves(opened):
+    opened.emulate(1300, 900)
+    titles = opened.wait(CUT)
+    assert any("between tokens" in title for title, _ in titles)
+    assert all(cut <= 0 for _, cut in titles)
+    assert opened.wait(BESIDE)
+    assert not any(opened.run(BESIDE))
 
 
 def test_nothing_is_wrong_with_the_page_in_light_and_dark(opened):

@@ -39,7 +39,7 @@ _IN_FULL = 40  # metrics that have all their figures; of more, all but the headl
 _GLANCE = 5  # metrics that have a small figure at the top
 _ORDINARY = 500  # width of most figures in CSS pixels, at most
 _LONGEST_NAME = 200  # bytes of a file's name; file systems take 255
-_SMALL = 3.1, 2.7  # inches of those figures
+_SMALL = 3.1, 3.6  # inches of those figures
 
 
 class TableData(NamedTuple):
@@ -197,8 +197,9 @@ def page_plan(
         return [(title, partial(draw_metric, key)) for key in keys]
 
     def glance() -> Panel:
+        first = sorted(metrics, key=lambda key: key not in headlines())[:_GLANCE]
         with resized(*_SMALL):
-            data = [*chain.from_iterable(_small_figures(runs, key) for key in metrics[:_GLANCE])]
+            data = [*chain.from_iterable(_small_figures(runs, key) for key in first)]
             data += [] if only else comparison.training_losses(runs)
         small = [
             writer.add(

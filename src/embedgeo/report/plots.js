@@ -4,6 +4,7 @@
   "use strict";
   const { shared, figures } = JSON.parse(document.getElementById("plots").textContent);
   const view = { values: "", steps: "", off: { layer: new Set(), run: new Set() }, zoom: {} };
+  const WHOLE = Array.from({ length: 48 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3)); // between steps
   const MAIN = ["layer", "step", "run", "last"]; // kinds of lines that an axis spans
   const KEYS = "Arrow keys move along a line and between lines; plus and minus zoom, Escape shows all.";
 
@@ -138,16 +139,16 @@
         const layer = over === "layer" ? shared[panel.lines[0].at][xs[i]] : line.name;
         if (value != null) values.set(layer, [...(values.get(layer) || []), value]);
       });
-    const note = (side, arrow, isOut) => {
+    const note = (arrow, isOut) => {
       const out = [...values].map(([layer, all]) => [layer, all.filter(isOut)]).filter(([, all]) => all.length);
       const spans = out.slice(0, 2).map(([layer, all]) => {
         const ends = [Math.min(...all), Math.max(...all)].map(value => short(+value.toPrecision(3)));
         return `${layer} ${[...new Set(ends)].join(" to ")}`;
       });
       const text = `${arrow} beyond: ${spans.join(", ")}${out.length > 2 ? ` and ${out.length - 2} more` : ""}`;
-      return out.length ? [element("div", { className: `beyond ${side}` }, text)] : [];
+      return out.length ? [element("span", { className: "beyond" }, text)] : [];
     };
-    return [...note("high", "↑", value => value > range[1]), ...note("low", "↓", value => value < range[0])];
+    return [...note("↑", value => value > range[1]), ...note("↓", value => value < range[0])];
   };
   const shade = (u, xs, line, low, high, alpha) => {
     const { ctx, bbox } = u;
@@ -212,7 +213,7 @@
         y: { range: () => range, distr: isLog ? 3 : 1 },
       },
       axes: [
-        { ...axis, size: 20, label: words[over], space: 60, ...(isLogX && { splits: stepTicks }),
+        { ...axis, size: 20, label: words[over], space: 60, ...(over === "step" && { incrs: WHOLE }), ...(isLogX && { splits: stepTicks }),
           ...(over === "layer" && { splits: layerTicks, values: (_, ticks) => ticks.map(x => labels[x]) }) },
         { ...axis, size: (_, ticks) => 12 + 6.5 * Math.max(3, ...(ticks || []).map(text => text.length)), space: 30,
           ...(plot.figure.panels.length > 1 && { label: panel.y.name }), ...(isLog && { splits: () => logTicks(...range, box.clientHeight / 25, []) }) },
@@ -226,19 +227,21 @@
         drawAxes: [u => drawBands(u, drawn)],
         setCursor: [u => u.cursor.left >= 0 && nearest(plot, drawn)],
         setSelect: [({ select: { left, width }, posToVal }) => {
-          if (width > 3) zoom(over, [posToVal(left, "x"), posToVal(left + width, "x")]);
+          if (width <= 3) return;
+          leave(plot); // or its mark would stand where the pointer is not
+          zoom(over, [posToVal(left, "x"), posToVal(left + width, "x")]);
         }],
       },
     }, [xs, ...lines.map(line => line.values)], box);
     drawn.dot = element("div", { className: "dot", hidden: true });
-    drawn.u.over.append(drawn.dot, ...beyond(drawn));
+    drawn.u.over.append(drawn.dot);
   };
   const draw = plot => {
     const { at } = plot;
     plot.isDue = false;
     plot.drawn.forEach(({ u }) => u.destroy());
     plot.drawn = plot.figure.panels.map(prepared);
-    plot.legend.replaceChildren(...legendOf(plot.drawn));
+    plot.legend.replaceChildren(...legendOf(plot.drawn), ...plot.drawn.flatMap(beyond));
     plot.drawn.forEach((drawn, i) => drawPanel(plot, drawn, plot.boxes[i]));
     leave(plot);
     const drawn = at && plot.drawn[at.panel];
@@ -408,8 +411,9 @@
   const wholeSteps = () => ["from", "to"].map(name => +form.elements[name].defaultValue);
   const setZoom = (over, ends, whole = over === "step" && form.elements.from ? wholeSteps() : [-Infinity, Infinity]) => {
     const [low, high] = [Math.max(ends[0], whole[0]), Math.min(ends[1], whole[1])]; // a logarithm has no negative end
+    const round = over === "step" ? Math.round : rounded;
     if (low === whole[0] && high === whole[1]) delete view.zoom[over];
-    else if (rounded(low) < rounded(high)) view.zoom[over] = [low, high].map(rounded);
+    else if (round(low) < round(high)) view.zoom[over] = [low, high].map(round);
   };
   const zoom = (over, ends, whole) => {
     if (ends) setZoom(over, ends, whole);
