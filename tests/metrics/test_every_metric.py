@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from embedgeo import IntrinsicDimension
 from embedgeo.glossary import term
 from tests.data import (
     KINDS,
@@ -214,6 +215,19 @@ def reloaded(metric, other, wrap):
     file.seek(0)
     wrap(other).load_state_dict(torch.load(file))
     return other
+
+
+@pytest.mark.parametrize(
+    "options", [{"method": "mle"}, {"seed": 1}, {"neighbors": "other_sequences"}]
+)
+def test_a_state_of_other_arguments_is_not_loaded(options):
+    x, ids = rows()
+    metric = updated(IntrinsicDimension(DIM, 100), x, ids)
+    other = updated(IntrinsicDimension(DIM, 100, **options), x[:50], ids[:50])
+    for wrap in (lambda each: each, in_module):
+        with pytest.raises(ValueError, match="of one with the same arguments alone"):
+            reloaded(metric, other, wrap)
+    assert other.num_rows == 0
 
 
 @KIND

@@ -2,6 +2,7 @@
 other.
 """
 
+import logging
 import warnings
 from functools import partial
 from unittest import mock
@@ -19,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import Drift, IntrinsicDimension, StepMonitor
+from embedgeo import Drift, GeometryAlarm, IntrinsicDimension, StepMonitor
 from embedgeo.metrics import AfterProcessing
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
@@ -273,6 +274,26 @@ def by_themselves():
     return histories
 
 
+def said(rank):
+    """What a monitor with an alarm prints on this rank."""
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log.addHandler(handler)
+    model = Residual()
+    alarm = GeometryAlarm(metrics=["Q"], warm_up=8)
+    options = {"metrics": token_moments, "listeners": [alarm], "measure_last": False}
+    with StepMonitor(model, 1, **options) as monitor:
+        for step in range(24):
+            with monitor.step(step):
+                model(**batch_of(rank, step))
+            with torch.no_grad():
+                model.wte.weight *= 100 if step == 20 else 1.01
+    log.removeHandler(handler)
+    return lines
+
+
 def many_rows(rank, num_ranks=1):
     """History of two windows of batches that ranks take in turn, and of a probe with drift, of some
     3,000 rows.
@@ -329,6 +350,7 @@ def everything(rank, folder):
     for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
         results[place] = run(form, rank, metrics=partial(out_of_memory_on, 1, place))
     results["refused"] = refusals()
+    results["said"] = said(rank)
     results["by themselves"] = by_themselves()
     results["experts"] = {
         "blocks": own_experts(rank, "blocks"),

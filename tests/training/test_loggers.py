@@ -199,3 +199,20 @@ def test_another_programs_file_is_not_touched(tmp_path):
     with pytest.raises(ValueError, match=r"geometry\.csv must begin with the columns step,layer"):
         Csv(tmp_path).write_charts(Charts("geometry", ["V"]), layer_records(0))
     assert (tmp_path / "geometry.csv").read_text() == "x,y\n1,2\n"
+
+
+def test_the_whole_history_is_not_copied_at_each_measurement():
+    given = []
+
+    class Keeps(Adapter):
+        def write_charts(self, charts, history):
+            given.append(history)
+
+    media, history = Media("geometry", pictures=False), []
+    for step in range(3):
+        history += layer_records(step)
+        media.write([Keeps()], history)
+    assert all(each is history for each in given)
+    later = Media("geometry", pictures=False, start=2)  # what another run has measured is not given
+    later.write([Keeps()], history)
+    assert given[-1] == layer_records(2)

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
 from itertools import chain
@@ -95,6 +96,16 @@ def require_values(found: object) -> dict[str, Tensor]:
     }
 
 
+def _require_own_settings(digest: list[int], metric: "GeometryMetric", *_: object) -> None:
+    """Reset a metric that has loaded the states of other arguments, and raise ValueError."""
+    if metric.settings.tolist() != digest:
+        metric.reset()
+        raise ValueError(
+            f"a {type(metric).__name__} loads the state of one with the same arguments alone; "
+            "these are others. Make it as the one that was saved."
+        )
+
+
 class GeometryMetric(Metric):
     """Base of the metrics over rows of embeddings.
 
@@ -179,9 +190,12 @@ class GeometryMetric(Metric):
         self._on_cpu = {"num_rows", "num_nonfinite", "settings"}
         self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
         self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
-        text = repr((type(self).__qualname__, settings, kwargs)).encode()
-        digest = torch.tensor(list(blake2b(text, digest_size=8).digest()), dtype=torch.uint8)
-        self.add_state("settings", digest, dist_reduce_fx=None)
+        text = repr((type(self).__qualname__, settings, kwargs))
+        digest = list(blake2b(text.encode(), digest_size=8).digest())
+        self.add_state("settings", torch.tensor(digest, dtype=torch.uint8), dist_reduce_fx=None)
+        if " at 0x" not in text:  # an address is another one in another process
+            # states have been loaded by then
+            self.register_load_state_dict_pre_hook(partial(_require_own_settings, digest))  # type: ignore[no-untyped-call]  # it has no annotations
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -118,7 +118,8 @@ class Media:
         self, loggers: Iterable[object], history: Sequence[Record], *, last: bool = False
     ) -> None:
         """Write what is new: after each measurement, and once more after the ``last`` one."""
-        history = history[bisect_left(history, self._start, key=itemgetter("step")) :]
+        if first := bisect_left(history, self._start, key=itemgetter("step")):
+            history = history[first:]  # after another run alone: it is long
         if history and self._adapters is None:
             self._adapters = []
             for logger in loggers:

@@ -377,9 +377,9 @@ class Monitor(ABC):
             if (name := _listener_name(i, listener)) in states:
                 listener.load_state_dict(states[name])
         for gone in {"alarm", "drift"} & state.keys():
-            rank_zero_info(
-                f"{type(self).__name__}: the checkpoint's state of {gone}= is of an earlier "
-                f"version and is left out; a listener, GeometryAlarm or Drift, begins anew."
+            self._say(
+                f"the checkpoint's state of {gone}= is of an earlier version and is left out; a "
+                "listener, GeometryAlarm or Drift, begins anew."
             )
 
     def _start(self, run: TrainingRun, step: int) -> None:
@@ -451,7 +451,7 @@ class Monitor(ABC):
                 given=self.token_ids is not None,
             )
             lines = [described[0], *notes, *described[1:]]
-            rank_zero_info("\n".join(f"{type(self).__name__}: {line}" for line in lines))
+            self._say(f"\n{type(self).__name__}: ".join(lines))
 
     def _choose_metrics(self, geometry: Geometry, batch: Any) -> list[str]:
         """Take token tables where they fit, alike on all ranks, or as this run has begun; a
@@ -637,10 +637,7 @@ class Monitor(ABC):
             self._write(self._file.close)
             if self._file.path.exists() and not self._cannot_write:
                 command = shell_command("embedgeo", "report", self._file.path.parent)
-                name = type(self).__name__
-                rank_zero_info(
-                    f"{name}: its history is in {self._file.path}; to look at it: {command}"
-                )
+                self._say(f"its history is in {self._file.path}; to look at it: {command}")
         self._run = None
         self._geometry = None
         self._file = None
@@ -843,9 +840,7 @@ class Monitor(ABC):
         """
         try:
             if kept := write():
-                rank_zero_info(
-                    f"{type(self).__name__}: the history of an earlier run is kept in {kept}."
-                )
+                self._say(f"the history of an earlier run is kept in {kept}.")
         except (OSError, ValueError) as error:
             if self.on_error == "raise":
                 raise
@@ -881,6 +876,11 @@ class Monitor(ABC):
             )
         if self._geometry is not None:
             self._geometry.switch_off()
+
+    def _say(self, message: str) -> None:
+        # Lightning does not know the ranks of processes that torch has spawned
+        if current_rank() == 0:
+            rank_zero_info(f"{type(self).__name__}: {message}")
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
