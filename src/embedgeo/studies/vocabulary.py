@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.capture.structure import input_embedding, output_embedding
 from embedgeo.checkpoints.files import Contents, reading, weight_files
 from embedgeo.checkpoints.loading import described_model, load_model
-from embedgeo.formatting import listed, short
+from embedgeo.formatting import listed
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
@@ -170,7 +170,7 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
     ):
         values = of_layer.set_index("metric")["value"]
         rows = table[table["layer"] == layer]
-        parts = [f"{short(values['n'])} rows of {of_layer['width'].iloc[0]} measured"]
+        parts = [f"{values['n']:,.0f} rows of {of_layer['width'].iloc[0]} measured"]
         if len(without := rows[rows.without_token]):
             parts.append(f"{len(without)} without a token ({ranges(without.token_id)})")
         if len(copied := rows[rows.same_as >= 0]):
