@@ -74,6 +74,8 @@ def report(
     names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
     texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
+    if metrics and not chosen:
+        raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
     earlier = [Path(folder) for folder in reference]
     sections = report_sections(texts, earlier, layers)
     if chosen:

@@ -234,6 +234,11 @@ def test_who_writes_the_moments_is_drawn_by_block_and_step(tmp_path: Path) -> No
     assert {"embed", "block.01", "block.01.middle"} <= {*page.numbers("M-profile", "layer").index}
 
 
+def test_no_metrics_are_not_all_metrics(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(sweep), "--metrics", ""]) == 2
+    assert "metrics must be keys, as M_over_Q,anisotropy; got none." in capsys.readouterr().err
+
+
 def test_of_metrics_that_are_named_alone_there_are_figures(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], unpainted: None
 ) -> None:
@@ -375,6 +380,14 @@ STEPS_RULE = "must have optimizer steps, whole numbers from 0 up, in the column 
         ("step", [0, 0.5, 1], f"{STEPS_RULE} 0.5."),
         ("step", [0, -8, 1], f"{STEPS_RULE} -8."),
         ("value", ["1.0", "high", "2.0"], "must have numbers in the column value; it has '1.0'."),
+        ("step", ["0", "1", "2"], "must have numbers in the column step; it has '0'."),
+        ("width", ["8", "8", "8"], "must have numbers in the column width; it has '8'."),
+        ("width", [8, 0, 8], "coordinates of each layer in the column width; it has 0 at embed."),
+        (
+            "stderr",
+            [0.1, -0.1, 0.1],
+            "standard errors of 0 or more in the column stderr; it has -0.1",
+        ),
         (
             "step",
             [0, 1, 1],

@@ -181,6 +181,13 @@ def test_of_tied_matrices_both_layers_have_the_same_numbers(tmp_path, capsys):
     assert "both matrices are one" in capsys.readouterr().out
 
 
+def test_rows_are_counted_to_the_last(tmp_path, capsys):
+    config = GPTNeoXConfig(vocab_size=1024, **SIZES)
+    saved = saved_files(GPTNeoXForCausalLM(config).save_pretrained)
+    assert run(write_files(tmp_path / "mine", saved), tmp_path / "out") == 0
+    assert "input_embedding: 1,024 rows of 16 measured" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_trained_rows_alone_can_be_measured(tmp_path):
     model = write_files(tmp_path / "mine", files())

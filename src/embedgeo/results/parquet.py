@@ -22,7 +22,7 @@ from pandas.api.types import is_numeric_dtype
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.files import replacing
-from embedgeo.results.records import Record
+from embedgeo.results.records import MEANS, MODEL, Record
 
 
 def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
@@ -315,6 +315,13 @@ def _histories(source: Path) -> Iterator[tuple[Path, str]]:
 def _read_history(path: Path) -> pd.DataFrame:
     table = read_parquet(path, HISTORY.names)
     require_numbers(table, str(path))
+    of_none = table[(table["width"] < 1) & ~table["layer"].isin([MODEL, *MEANS])]
+    if len(of_none):
+        width, layer = of_none[["width", "layer"]].iloc[0]
+        raise ValueError(
+            f"{path} must have the number of coordinates of each layer in the column width; it has "
+            f"{width} at {layer}."
+        )
     place = ["step", "layer", "metric"]
     twice = table[table.duplicated(place)]
     if len(twice):
@@ -329,13 +336,19 @@ def _read_history(path: Path) -> pd.DataFrame:
 
 def require_numbers(table: pd.DataFrame, source: str) -> None:
     """Check that records have numbers as values, and whole numbers from 0 up as steps."""
-    values = table["value"]
-    if not is_numeric_dtype(values) and len(
-        texts := values[[isinstance(value, str) for value in values]]
-    ):
+    for column in ("value", "stderr", "step", "width"):
+        values = table.get(column, table["value"])
+        texts = values[[isinstance(value, str) for value in values]]
+        if not is_numeric_dtype(values) and len(texts):
+            raise ValueError(
+                f"{source} must have numbers in the column {column}; it has {texts.iloc[0]!r}. "
+                "Write NaN for undefined."
+            )
+    negative = table[table["stderr"] < 0] if "stderr" in table else table[:0]
+    if len(negative):
         raise ValueError(
-            f"{source} must have numbers in the column value; it has {texts.iloc[0]!r}. Write NaN "
-            f"for undefined."
+            f"{source} must have standard errors of 0 or more in the column stderr; it has "
+            f"{negative['stderr'].iloc[0]}. Write NaN for unknown."
         )
     steps = pd.to_numeric(table["step"], errors="coerce")
     wrong = table["step"][~((steps >= 0) & (steps % 1 == 0))]

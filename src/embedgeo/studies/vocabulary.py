@@ -195,7 +195,7 @@ def _row_lines(folder: SweepFolder, plan: Sequence[Planned]) -> Iterator[str]:
     ):
         values = of_layer.set_index("metric")["value"]
         rows = table[table["layer"] == layer]
-        parts = [f"{short(values['n'])} rows of {of_layer['width'].iloc[0]} measured"]
+        parts = [f"{values['n']:,.0f} rows of {of_layer['width'].iloc[0]} measured"]
         if len(without := rows[rows.without_token]):
             parts.append(f"{len(without)} without a token ({ranges(without.token_id)})")
         if len(copied := rows[rows.same_as >= 0]):
