@@ -181,6 +181,8 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
         assert sweep_settings(
             monkeypatch, "--model", "m", "--ignore-token-ids", *given
         ).ignore_token_ids == [0, 7]
+    asked = "--model", "m", "--ignore-token-ids", "special"
+    assert sweep_settings(monkeypatch, *asked).as_manifest("")["ignore_token_ids"] == "special"
 
 
 def test_options_may_be_shortened_and_written_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:

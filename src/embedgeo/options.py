@@ -19,6 +19,7 @@ from embedgeo import __version__
 from embedgeo.formatting import did_you_mean
 from embedgeo.presets import first_line, listing, preset_file, preset_files
 from embedgeo.sweep import SweepSettings
+from embedgeo.sweep.settings import SPECIAL
 
 _POSITIONAL = {
     "dirs": "DIR",
@@ -62,7 +63,7 @@ def _strings(value: str) -> list[Any]:
 
 def _numbers(value: str) -> list[Any]:
     try:
-        return [int(part) for part in value.strip("[]").split(",")]
+        return [value] if value == SPECIAL else [int(i) for i in value.strip("[]").split(",")]
     except ValueError:
         raise ValueError(f"must be whole numbers, as 0 1 or 0,1; got {value!r}") from None
 
@@ -212,7 +213,7 @@ def _add_options(
             kind = {"nargs": "?", "action": ActionYesNo(no_prefix="no-")}
         elif literals:
             kind = {"choices": [choice for part in literals for choice in get_args(part)]}
-        elif annotation == Sequence[int]:
+        elif Sequence[int] in (annotation, *get_args(annotation)):
             kind = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in (annotation, *get_args(annotation)):
             kind = {"nargs": "+", "action": _several(_strings)}

@@ -16,12 +16,12 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import IntrinsicDimension, StepMonitor, load_results
+from embedgeo import IntrinsicDimension, StepMonitor, TokenMoments, load_results
 from embedgeo.cli import main
-from embedgeo.glossary import headlines
+from embedgeo.glossary import headlines, term
 from embedgeo.report import write_report
-from embedgeo.report.runs import read_runs
-from embedgeo.report.summary import flags, origins
+from embedgeo.report.runs import Run, read_runs, runs_of_records
+from embedgeo.report.summary import flags, num_regressed, origins, overview
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
@@ -508,6 +508,78 @@ def test_few_token_types_in_the_regressions_are_flagged_once(tmp_path: Path) -> 
     found = raised(make_sweep(tmp_path, (0, 8), 2, metrics=metrics, changes=changes))
     assert list(found) == ["Few token types in the regressions"]
     assert len(found["Few token types in the regressions"]) == len(layer_names(2))
+
+
+def run_of(tables: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Run:
+    """The run of one measurement of rows with token ids at some layers."""
+    records = []
+    for layer, (rows, ids) in tables.items():
+        metric = TokenMoments(rows.shape[1])
+        metric.update(rows, token_ids=ids)
+        found = metric.compute().items()
+        records += [{"layer": layer, "metric": key, "value": float(value)} for key, value in found]
+    (run,) = runs_of_records(pd.DataFrame(records))
+    return run
+
+
+def rows_of_types(
+    num_types: int, seed: int, *, num_special: int = 0
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Rows of token types that trade M for V, where that is only noise, and where it is not; the
+    first types are far from the trade-off.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    weights = 1 / torch.arange(1.0, num_types + 1)
+    ids = torch.multinomial(weights, 40 * num_types, replacement=True, generator=generator)
+    ids = torch.cat((ids, torch.arange(num_types).repeat(10)))
+    noise = torch.randn(len(ids), 32, generator=generator, dtype=torch.float64)
+    means = torch.randn(num_types, 32, generator=generator, dtype=torch.float64)
+    size = torch.rand(num_types, 1, generator=generator, dtype=torch.float64)
+    traded = means[ids] * size[ids] + noise * (1 - size[ids]).sqrt()
+    is_special = ids < num_special
+    traded[is_special] = 10 + 0.1 * noise[is_special]
+    return {
+        "block.00": (noise, ids),
+        "block.01": (noise + means[ids], ids),
+        "block.02": (traded, ids),
+    }
+
+
+@pytest.mark.parametrize("num_special", [0, 2])
+def test_two_types_that_a_regression_rests_on_are_flagged(num_special: int) -> None:
+    kept = rows_of_types(320, 0)["block.02"]
+    run = run_of(rows_of_types(320, 0, num_special=num_special))
+    found = {flag.title: flag.details for flag in flags(run)}
+    details = found.get("Regressions on two token types", [])
+    assert len(details) == (num_special > 0)
+    for line in details:
+        values = run.table("V_on_M_slope")["block.02"], run.table("V_on_M_r2")["block.02"]
+        rows, ids = kept[0][kept[1] > 1], kept[1][kept[1] > 1]
+        without = run_of({"block.02": (rows, ids)})
+        slope, r2 = (without.values[key].iloc[0] for key in ("V_on_M_slope", "V_on_M_r2"))
+        assert line == (
+            f"block.02: slope {values[0].iloc[0]:.4g}, without them {slope:.4g}; "
+            f"R² {values[1].iloc[0]:.4g}, without them {r2:.4g}; 320 types"
+        )
+
+
+def test_types_that_are_alike_are_never_flagged() -> None:
+    for seed in range(100):
+        run = run_of(rows_of_types(200, seed))
+        assert "Regressions on two token types" not in [flag.title for flag in flags(run)]
+
+
+@pytest.mark.parametrize("num_types", [149, 150])
+def test_regressions_on_few_types_are_not_in_the_overview(num_types: int) -> None:
+    run = run_of(rows_of_types(num_types, 0))
+    table = overview([run], has_errors=False)
+    over_types = [key for key in run.metrics if term(key).group == "token types"]
+    assert len(over_types) == 11
+    assert not {*over_types} & {*table.metrics}
+    assert ({*over_types} <= {*table.more}) == (num_types == 150)
+    assert (not {*over_types} & {*table.more}) == (num_types == 149)
+    assert num_regressed("V_on_M_slope", [run]) == f"Of {num_types} token types."
+    assert num_regressed("V", [run]) == ""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1])

@@ -20,6 +20,7 @@ from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
     TEXT,
+    checkpoint_files,
     local_run,
     model,
     saved_files,
@@ -203,6 +204,24 @@ def test_one_warning_says_where_the_loss_is_lower_behind_bos(small, tmp_path):
     assert len(caught) == 1
     for mode in ("default", "bos"):  # without a warning, which would be an error
         assert sweep(**small, special_tokens=mode, out=str(tmp_path / mode)) == 0
+
+
+def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
+    write_files(tmp_path / "run/step1", checkpoint_files(1, "bert"))
+    (tmp_path / "text.txt").write_text("\n".join(TEXT))
+    options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 64}
+    found = []
+    for ids in ("special", tokenizer_of(tokenizer_files("bert")).all_special_ids, ()):
+        out = tmp_path / f"out-{len(found)}"
+        options |= {"ignore_token_ids": ids, "out": str(out)}
+        assert sweep(str(tmp_path / "run"), **options) == 0
+        found.append(pd.read_parquet(out / "checkpoints/step1.parquet"))
+    pd.testing.assert_frame_equal(found[0], found[1])
+    rows = [set(frame[frame["metric"] == "n"]["value"]) for frame in found]
+    assert (rows[0], rows[2]) == ({64 - 2 * 4}, {64})
+    # as the command line has it
+    options |= {"ignore_token_ids": ["special"], "out": str(tmp_path / "out-0")}
+    assert sweep(str(tmp_path / "run"), **options) == 0
 
 
 def test_sequences_of_a_decoder_end_without_what_comes_after_a_text(tmp_path):

@@ -64,7 +64,10 @@ def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int
     if isinstance(ignore_token_ids, int) or not all(
         isinstance(token, int) for token in ignore_token_ids
     ):
-        raise TypeError(f"ignore_token_ids must be a list of integers; got {ignore_token_ids!r}.")
+        raise TypeError(
+            f"ignore_token_ids must be a list of integers, such as tokenizer.all_special_ids; got "
+            f"{ignore_token_ids!r}."
+        )
     if skip_first_positions < 0:
         raise ValueError(f"skip_first_positions must not be negative; got {skip_first_positions}.")
 

@@ -669,19 +669,25 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     Returns:
         ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of
         variation of Q, NaN for none; ``V_on_M_slope`` and ``V_on_M_r2`` of the least-squares line
-        of V on M; ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V, of log10(1 + value) on
+        of V on M, and the same ``_without_2``, the token types of largest leverage;
+        ``Q_freq_slope``, ``Q_freq_r2`` and the same of M and V, of log10(1 + value) on
         log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
     logs = [values[key].log1p() / math.log(10) for key in "QMV"]
     x = torch.stack([*(log_n.expand_as(each) for each in logs), values["M"]])
     slopes, r2 = least_squares(x, torch.stack([*logs, values["V"]]))
+    offset = (values["M"] - values["M"].mean(-1, keepdim=True)).abs()
+    kept = offset.argsort(stable=True)[..., :-2]
+    without = least_squares(values["M"].gather(-1, kept), values["V"].gather(-1, kept))
     names = "Q_freq", "M_freq", "V_freq", "V_on_M"
     return {
         "token_types_regressed": log_n.new_tensor(log_n.numel()),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
         **{f"{name}_slope": slope for name, slope in zip(names, slopes, strict=True)},
         **{f"{name}_r2": each for name, each in zip(names, r2, strict=True)},
+        "V_on_M_slope_without_2": without[0],
+        "V_on_M_r2_without_2": without[1],
     }
 
 

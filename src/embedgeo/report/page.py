@@ -28,7 +28,15 @@ from embedgeo.report import comparison, figures
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
 from embedgeo.report.story import stories
-from embedgeo.report.summary import Flag, apart, facts, flags, origins, overview
+from embedgeo.report.summary import (
+    Flag,
+    apart,
+    facts,
+    flags,
+    num_regressed,
+    origins,
+    overview,
+)
 
 # bytes of pictures and their numbers inside the page; later ones are only linked to
 BUDGET = 4_500_000
@@ -191,7 +199,8 @@ def page_plan(
         by_itself = of_each(lambda run: islice(_metric_figures(run, metric, in_full), most))
         groups = [(ALL_RUNS, together)] if together else []
         groups += groups_of(Section("", by_itself))
-        return Panel(term(metric).name, metric, term(metric).meaning, groups)
+        text = f"{term(metric).meaning} {num_regressed(metric, runs)}".rstrip()
+        return Panel(term(metric).name, metric, text, groups)
 
     def of_metrics(title: str, keys: Sequence[str]) -> Plan:
         return [(title, partial(draw_metric, key)) for key in keys]

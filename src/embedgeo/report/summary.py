@@ -1,7 +1,8 @@
 """Flags that readers of a report have to know, and the tables of its overview."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,9 @@ from embedgeo.results.records import loss_outliers
 FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
 FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
 FEW_TYPES = 300  # token types below which the values over them show only trends
+LEAST_TYPES = 150  # token types below which these values are not in the overview
+# share by which two token types may move a regression, and standard errors
+MOVED, MOVED_ERRORS = 0.1, 3
 NEIGHBORS = 0.5  # share of rows whose neighbour is of their own kind
 # factor by which the dimensions of two scales differ where more than the scale tells them apart
 OTHER_DIMENSION = 1.5
@@ -184,6 +188,11 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     yield Flag(
         "Few token types in the regressions", text, _below(run, types, FEW_TYPES, "token types")
     )
+    text = (
+        "The regression of V on M rests on the two token types of largest leverage, often special "
+        "tokens: without them it is another. Leave these out, as by --ignore-token-ids special."
+    )
+    yield Flag("Regressions on two token types", text, _on_two_types(run))
     unknown = run.widths * np.nan
     off = values.get("V_W_over_V_unbiased", unknown) - values.get("V_W_over_V", unknown)
     most = off.groupby("layer").max().reindex(run.layers)
@@ -267,15 +276,50 @@ def _near_copies(run: Run) -> list[str]:
     # where TwoNN is the larger one, near copies are not the cause
     factor = at_next / dimension
     found = factor[(factor > OTHER_DIMENSION) & (at_next - dimension > 3 * error)]
-    details = []
+    return [
+        f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}"
+        for layer, worst, when in _largest(run, found)
+    ]
+
+
+def _largest(run: Run, values: "pd.Series[float]") -> Iterator[tuple[str, Any, str]]:
+    """Each layer that has a value, the place of its largest one, and the step there in words."""
+    known = values.dropna()
     for layer in run.layers:
-        of_layer = found[found.index.get_level_values("layer") == layer]
+        of_layer = known[known.index.get_level_values("layer") == layer]
         if len(of_layer):
-            worst = of_layer.idxmax()
-            when = f" at step {worst[0]:,}" if run.has_steps else ""
-            details.append(
-                f"{layer}: {dimension[worst]:.3g}, and {at_next[worst]:.3g} at the next scale{when}"
-            )
+            worst: Any = of_layer.idxmax()
+            yield layer, worst, f" at step {worst[0]:,}" if run.has_steps else ""
+
+
+def _on_two_types(run: Run) -> list[str]:
+    keys = ["V_on_M_slope", "V_on_M_r2"]
+    pairs = [[key, f"{key}_without_2"] for key in keys]
+    if not {*chain(*pairs), "token_types_regressed"} <= set(run.values):
+        return []
+    types = run.values["token_types_regressed"]
+    slope, r2 = (run.values[pair].set_axis(["with", "without"], axis=1) for pair in pairs)
+    left = (1 - r2).clip(lower=0)
+    # of least squares, times the root of the number of types
+    errors: Sequence[pd.DataFrame] = (
+        slope.abs() * (left / r2).pow(0.5),
+        2 * r2.pow(0.5) * left,
+    )
+    shares = []
+    for each, error in zip((slope, r2), errors, strict=True):
+        change = (each["without"] - each["with"]).abs()
+        share = change / each["with"].abs()
+        is_large = (share > MOVED) & (change > MOVED_ERRORS * error.max(axis=1) / np.sqrt(types))
+        shares.append(share.where(is_large))
+    details = []
+    for layer, worst, when in _largest(run, pd.concat(shares, axis=1).max(axis=1)):
+        (first, second), (third, fourth) = (
+            run.values.loc[worst, pair].map(number) for pair in pairs
+        )
+        details.append(
+            f"{layer}: slope {first}, without them {second}; R² {third}, without them {fourth}; "
+            f"{types[worst]:,.0f} types{when}"
+        )
     return details
 
 
@@ -350,6 +394,13 @@ def facts(runs: Sequence[Run]) -> pd.DataFrame:
     return pd.DataFrame(columns, [run.label for run in runs]).drop(columns=without)
 
 
+def num_regressed(metric: str, runs: Sequence[Run]) -> str:
+    """A sentence on how many token types a number over these rests on; empty of another one."""
+    known = [n for run in runs for n in run.values.get("token_types_regressed", [])]
+    is_over_types = term(metric).group == "token types"
+    return f"Of {_range_text(known)} token types." if is_over_types and known else ""
+
+
 def _range_text(values: Iterable[float]) -> str:
     known = pd.Series([*values], dtype=float).dropna()
     return (
@@ -413,6 +464,8 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
     cells = {}
     for metric in run.metrics:
         table = run.table(metric)
+        if term(metric).group == "token types" and "token_types_regressed" in run.values:
+            table = table.where(run.table("token_types_regressed") >= LEAST_TYPES)
         mean = run.means(table)[name].dropna()
         gaussian = run.means(run.table(metric, run.baseline))[name].dropna()
         errors = run.mean_errors(table, run.table(metric, run.errors))[name]

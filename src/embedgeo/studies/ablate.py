@@ -77,7 +77,7 @@ def checkpoint_records(running: RunningCheckpoint, *, parts: AblationParts) -> l
             batches=_sweep_batches(running),
             num_sequences=len(text.batches(settings.batch_size)) * settings.batch_size,
             skip_first_positions=text.skip_first_positions,
-            ignore_token_ids=settings.ignore_token_ids,
+            ignore_token_ids=text.ignore_token_ids,
             num_removed=_num_removed(settings),
             agree=partial(all_agree, running.fabric),
             has_ranks=running.fabric.world_size > 1,

@@ -213,7 +213,7 @@ class Worker:
                 settings.layer_patterns,
                 (lambda dim: [*make(dim), TokenOccurrences(dim, types)]) if types else make,
                 text.skip_first_positions,
-                settings.ignore_token_ids,
+                text.ignore_token_ids,
                 rows=settings.rows,
                 jackknife=settings.jackknife,
             )
@@ -296,7 +296,7 @@ class Worker:
             )
             counts = counts & (sequence_positions(counts) > text.skip_first_positions)
             counts &= ~torch.isin(
-                batch.token_ids, torch.tensor([*self.settings.ignore_token_ids], dtype=torch.int64)
+                batch.token_ids, torch.tensor(text.ignore_token_ids, dtype=torch.int64)
             )
             numbers.append(range(start, start + int(counts.sum())))
             start = numbers[-1].stop

@@ -10,6 +10,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import listed
 from embedgeo.results.groups import parse_groups
 
+SPECIAL = "special"  # in place of the ids of a tokenizer's special tokens
 _DEFAULT_SEQ_LEN = 512
 _LEAST = {
     **dict.fromkeys(("batch_size", "id_batches", "workers"), 1),
@@ -87,7 +88,8 @@ class SweepSettings:
             modules to devices, as ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read
             when it is needed.
         skip_first_positions: number of positions to leave out at the start of every sequence.
-        ignore_token_ids: tokens to leave out.
+        ignore_token_ids: tokens to leave out, by their ids; or ``special``: the tokenizer's special
+            tokens.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer; and ``projections/<name>.parquet``: the most frequent ones in the plane of their
             principal axes.
@@ -158,7 +160,7 @@ class SweepSettings:
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
     device_map: dict[str, Any] | str | None = None
     skip_first_positions: int = 0
-    ignore_token_ids: Sequence[int] = ()
+    ignore_token_ids: Sequence[int] | str = ()
     token_tables: bool = False
     save_means: bool = False
     after_processing: bool = False
@@ -195,6 +197,8 @@ class SweepSettings:
                 )
         for name in ("ignore_token_ids", "count_range", "removed_directions"):
             numbers: Any = getattr(self, name)
+            if name == "ignore_token_ids" and numbers in (SPECIAL, [SPECIAL]):
+                continue
             if not isinstance(numbers, list | tuple) or {*map(type, numbers)} - {int}:
                 raise ValueError(f"{name} must be a list of whole numbers; got {numbers!r}.")
         for name, least in _LEAST.items():
@@ -378,6 +382,8 @@ class SweepSettings:
             "extra": self.extra_names,
         }
         recorded["seq_len"] = self.length
+        if SPECIAL in self.ignore_token_ids:
+            recorded["ignore_token_ids"] = SPECIAL
         return {
             **recorded,
             "precision": (self.trainer or {}).get("precision"),

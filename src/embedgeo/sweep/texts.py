@@ -24,7 +24,7 @@ from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile
 from embedgeo.checkpoints.sources import is_local
 from embedgeo.formatting import listed, reason
 from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.settings import SweepSettings
+from embedgeo.sweep.settings import SPECIAL, SweepSettings
 from embedgeo.text.frequency import types_by_frequency
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import (
@@ -73,6 +73,7 @@ class ProbeText:
     occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
     skip_first_positions: int = 0  # of each text, which are no rows
+    ignore_token_ids: tuple[int, ...] = ()  # which are no rows
     begins_with: str = ""  # what each text of a decoder begins with, in words
     # ids that the tokenizer puts before a decoder's text, where the texts are without
     missing: tuple[int, ...] = ()
@@ -260,6 +261,9 @@ def _tokenize(
     for_encoder: bool,
     sha256: str,
 ) -> ProbeText:
+    special = tokenizer.all_special_ids
+    if SPECIAL in settings.ignore_token_ids:
+        settings = replace(settings, ignore_token_ids=special)
     digest = hashlib.sha256()
     tokenize: Callable[..., TokenizedText] = partial(tokenize_texts, max_length=settings.length)
     if settings.unit == "sequence":
@@ -272,7 +276,6 @@ def _tokenize(
         with_words=settings.rows == "words",
     )
     token_ids = tokenized.token_ids
-    special = tokenizer.all_special_ids
     usual = [] if for_encoder else chosen_special_tokens(tokenizer, "default")[0]
     before = token_ids[: tokenized.num_before].tolist()
     begins_with = ""
@@ -317,6 +320,7 @@ def _tokenize(
         occurrence_types=occurrence_types,
         num_cut=tokenized.num_cut,
         skip_first_positions=settings.skip_first_positions,
+        ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
         begins_with=begins_with,
         missing=() if before else tuple(usual),
         num_ordinary=int(counts.sum()),
