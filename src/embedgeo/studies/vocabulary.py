@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from embedgeo.capture.structure import input_embedding, output_embedding
 from embedgeo.checkpoints.files import Contents, reading, weight_files
 from embedgeo.checkpoints.loading import described_model, load_model
-from embedgeo.formatting import listed, number, short
+from embedgeo.formatting import listed, number
 from embedgeo.functional.moments import row_chunks
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
