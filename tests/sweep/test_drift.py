@@ -11,6 +11,7 @@ import torch
 
 from embedgeo import load_results
 from embedgeo.cli import main
+from embedgeo.formatting import shell_command
 from embedgeo.results.folder import SweepFolder, cka_file, drift_file, read_cka
 from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record
@@ -80,7 +81,7 @@ def test_the_command_says_what_it_has_found_and_where(folder):
                 f"step4, cka_to_previous {found['cka_to_previous']:.4g}, cka_to"
             )
         assert count == f"{num_new} of 3 checkpoints compared now: {folder / 'drift'}"
-        assert report == f"embedgeo report {folder}"
+        assert report == shell_command("embedgeo", "report", str(folder))
         assert done.stderr == ""
 
 
