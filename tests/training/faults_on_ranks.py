@@ -3,7 +3,7 @@ monitor.
 """
 
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from unittest import mock
 
 import torch
@@ -15,7 +15,7 @@ from torchmetrics import MeanMetric
 from embedgeo import Drift, StepMonitor
 from embedgeo.metrics import TokenMoments
 from tests.models import VOCABULARY, token_batch
-from tests.training.runs import of_monitors
+from tests.training.runs import UserError, of_monitors
 
 STEPS = 2
 
@@ -235,11 +235,24 @@ def without_group(rank, folder):
     return outcomes
 
 
+def failed_at(rank, step, ranks=(0, 1)):
+    """A run that ranks leave by an exception in a step."""
+    model, monitor = monitored()
+    go_on(model, monitor, rank, range(step))
+    with suppress(UserError), monitor.step(step, batch_at(rank, step)):
+        model(batch_at(rank, step))
+        if rank in ranks:
+            raise UserError
+    monitor.close()
+    return measured_steps(monitor)
+
+
 def at_the_ends(rank, folder):
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     return {
         "saved on all": saved_on(rank, (0, 1)),
         "saved on all, a mesh": saved_on(rank, (0, 1), device_mesh=mesh),
         "saved on one": saved_on(rank, (0,)),
+        "failed": [failed_at(rank, step) for step in (2, 3)],
         "without group": without_group(rank, folder),
     }

@@ -209,6 +209,11 @@ def test_one_rank_that_saves_alone_warns_once_and_waits_for_nobody_for_long(two)
     assert second["warned"] == []
 
 
+def test_a_step_that_failed_on_all_ranks_is_not_counted_as_taken(two):
+    for rank in two:
+        assert rank["failed"] == [[(0, 48), (2, 48)], [(0, 48), (2, 48), (3, 48)]]
+
+
 def test_what_is_not_complete_when_the_process_group_is_destroyed_is_left_out(two):
     for rank in two:
         for name, (measured, warned) in rank["without group"].items():

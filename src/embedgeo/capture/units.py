@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.precision import accumulator_dtype
-from embedgeo.functional.rows import BatchIds, RowIds, on_cpu
+from embedgeo.functional.rows import BatchIds, RowIds, on_cpu, require_arithmetic
 
 RowUnit = Literal["tokens", "mean", "max", "first", "last", "words"]
 """Units that are rows: a token; a sequence, as the mean or maximum of its tokens, its first or
@@ -116,8 +116,8 @@ class Words(NamedTuple):
 
     def means(self, hidden: Tensor) -> Tensor:
         """The mean of each word's tokens, shape (n, d), summed in float64 and float32 at least."""
+        require_arithmetic(hidden)
         rows = hidden.reshape(-1, hidden.shape[-1])
-        rows = rows.float() if rows.dtype.itemsize == 1 else rows  # float8 has no arithmetic
         total = rows.new_zeros(
             len(self.num_tokens), rows.shape[1], dtype=accumulator_dtype(rows.device)
         )

@@ -228,6 +228,15 @@ def _require_shape(name: str, tensor: Tensor, embeddings: Tensor) -> None:
         )
 
 
+def require_arithmetic(x: Tensor) -> None:
+    """Raise TypeError for numbers of 8 bits or less, which are stored without their scale."""
+    if x.dtype.itemsize == 1:
+        raise TypeError(
+            f"embeddings must be of a dtype that torch computes with; got {x.dtype}, whose numbers "
+            "are stored without their scale. Pass embeddings.float() * scale."
+        )
+
+
 @dataclass(eq=False)
 class Rows:
     """The rows of one batch that count, prepared once for all metrics of a layer.
@@ -248,17 +257,16 @@ class Rows:
 
     @classmethod
     def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
-        """The rows of a batch, shape (..., d), any floating dtype, that count, without those with a
-        NaN or Inf.
+        """The rows of a batch, shape (..., d), any floating dtype but float8, that count, without
+        those with a NaN or Inf.
 
         A device is waited for once, to tell whether there are any of these.
         """
+        require_arithmetic(embeddings)
         x = embeddings.detach()
         kept = ids.on(x.device, "kept")
         x = x.reshape(-1, x.shape[-1])
         x = x if kept is None else x.index_select(0, kept)
-        if x.dtype.itemsize == 1:  # float8 has no arithmetic
-            x = x.float()
         total = x.sum(dtype=torch.float32 if x.dtype == torch.float16 else None)
         if math.isfinite(float(total)):  # one sum in the usual case
             return cls(x, ids)

@@ -227,8 +227,8 @@ class GeometryMetric(Metric):
         """Update the states with the rows of a batch.
 
         Args:
-            embeddings: shape (..., d), any floating dtype and device; or `Rows`, prepared with all
-                the rest.
+            embeddings: shape (..., d), any device and floating dtype but float8, which is stored
+                without its scale; or `Rows`, prepared with all the rest.
             token_ids: shape (...), integer, not negative; rows with -100, which labels have where
                 nothing is to be predicted, are left out of all values by token type, with one
                 warning.
@@ -239,7 +239,8 @@ class GeometryMetric(Metric):
                 d) input one of its own. A sequence must not span two updates, nor two ranks.
 
         Raises:
-            TypeError: embeddings are not floating point, or token or sequence ids not integers.
+            TypeError: embeddings are not floating point, or in float8, or token or sequence ids are
+                not integers.
             ValueError: a shape that does not match, a mask with other values than 0 and 1, or
                 another negative id.
         """

@@ -170,13 +170,16 @@ class StepMonitor(Monitor):
 
         Args:
             step: the number of optimizer steps that the weights have taken; default: one more than
-                the last `step`, or in one process that one, if it has ended with an exception.
+                the last `step`, or that one, if it has ended with an exception (on all ranks).
         """
         # where an exception is on its way, others wait for this rank in training
         is_alone = self._ranks is not None and sys.exception() is not self._handled
         if self._run is not None and not is_alone:
-            # all ranks must end alike, also if one alone has failed
-            has_failed = self._not_measured.has_failed and self._ranks is None
+            has_failed = self._not_measured.has_failed
+            if has_failed and self._ranks is not None:
+                # ranks must end alike, also if one alone has failed
+                occasion = f"exception in step {self._now}"
+                has_failed = is_distributed() and self._ranks.all_come(occasion, 10.0)
             if has_failed:
                 self._window_start = None  # nothing of it is left
             self._finish(self._now + (not has_failed) if step is None else step)
