@@ -77,19 +77,20 @@ def test_small_figures_in_a_row_and_how_to_read_them_are_on_the_first_screen(ope
 
 
 CUT = """
-const titles = [...document.querySelectorAll(".glance .plot .title")];
-return titles.length && titles.map(e => [e.innerText, e.scrollWidth - e.clientWidth]);
+const titles = [...document.querySelectorAll(".glance .plot :is(.title, .unit, .legend)")];
+return titles.length && titles.map(e => [
+  e.innerText, e.scrollWidth - e.clientWidth, e.scrollHeight - e.clientHeight]);
 """
 BESIDE = """
 return [...document.querySelectorAll(".beyond")].map(e => e.closest(".canvas") !== null);
 """
 
 
-def test_titles_of_small_figures_are_whole_and_no_words_lie_over_curves(opened):
+def test_words_of_small_figures_are_whole_and_do_not_lie_over_curves(opened):
     opened.emulate(1300, 900)
-    titles = opened.wait(CUT)
-    assert any("between tokens" in title for title, _ in titles)
-    assert all(cut <= 0 for _, cut in titles)
+    texts = opened.wait(CUT)
+    assert any("between tokens" in text for text, *_ in texts)
+    assert all(cut <= 0 for _, *cuts in texts for cut in cuts)
     assert opened.wait(BESIDE)
     assert not any(opened.run(BESIDE))
 

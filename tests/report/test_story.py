@@ -70,3 +70,5 @@ def test_steps_of_few_rows_are_no_extremes_and_are_told() -> None:
     drawn = dynamics(run, "M_over_Q")
     assert "lowest 0.4 at step 100" in drawn.text
     assert drawn.text.endswith("Hollow: steps of few rows.")
+    (hollow,) = (lines for lines in drawn.lines if lines.kind == "few")
+    assert hollow.values.to_dict() == {"mean over blocks, few rows": {1100: 0.1}}

@@ -262,8 +262,7 @@ class GeometryMetric(Metric):
             self.update_states(rows)
         finally:
             self._untouched.clear()
-        if self.deviations:
-            self.deviations = {}
+        self.deviations = {}
         self.num_rows = self.num_rows + rows.num_kept
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 

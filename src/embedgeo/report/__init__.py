@@ -117,16 +117,11 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         frames = (run.values, run.errors, run.baseline, run.model)
         values, errors, gaussian, model = (frame.stack(future_stack=True) for frame in frames)
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
-        beside = {
-            "stderr": errors.reindex(values.index),
-            "gaussian": gaussian.reindex(values.index),
-        }
-        at_layers = pd.DataFrame({"value": values, **beside}).reset_index()
-        alarms = run.alarms.assign(metric=ALARM + run.alarms["metric"], run=run.label)
-        parts.append(alarms)
-        parts += [
-            frame.dropna(subset="value").assign(run=run.label) for frame in (of_model, at_layers)
-        ]
+        columns = {"value": values, "stderr": errors, "gaussian": gaussian}
+        at_layers = pd.DataFrame(columns).reindex(values.index).reset_index()
+        alarms = run.alarms.assign(metric=ALARM + run.alarms["metric"])
+        known = (frame.dropna(subset="value") for frame in (of_model, at_layers))
+        parts += [frame.assign(run=run.label) for frame in (alarms, *known)]
     records = pd.concat(parts, ignore_index=True)[
         ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     ]

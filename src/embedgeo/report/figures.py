@@ -44,13 +44,11 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     draw.lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, errors.to_numpy().T)
     draw.mean_lines(ax, means, mean_errors)
     few = means[means.index.isin(run.few_rows.index)]
-    ax.plot(few, "o", color="black", mfc="white")
+    ax.plot(few, "o", color="black", mfc="white", clip_on=False)
     draw.value_axis(ax, named, table.to_numpy(), gaussian, run.layers, errors.to_numpy())
     alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
     for step in alarms:
-        ax.axvline(
-            step, color="#d55e00", ls=":", lw=1.2, label=None if step > alarms[0] else "alarm"
-        )
+        ax.axvline(step, color=draw.ACCENT, ls=":", label=None if step > alarms[0] else "alarm")
     draw.legend(ax)
     numbers, bands = with_errors(table.join(means), errors.join(mean_errors))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
@@ -67,6 +65,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
         *_baseline_lines(_named_gaussian(gaussian)),
+        Lines("few", few.add_suffix(", few rows"), "black"),
+        Lines("alarm", pd.DataFrame({"alarm": np.nan}, alarms), draw.ACCENT, dashes=":"),
     ]
     numbers = numbers.join(_named_gaussian(gaussian))
     return FigureData(f"{metric}-dynamics", figure, numbers, alt, text, lines)

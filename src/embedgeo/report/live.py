@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -29,11 +28,8 @@ def draw_pictures(history: Sequence[Record], prefix: str) -> Iterator[tuple[str,
     run = _run_of(history, {*headlines(), *_OF_SHARES, "n"})
     if run is None:
         return
-    metrics = [
-        metric
-        for metric in headlines()
-        if metric in run.values and run.values[metric].notna().any()
-    ]
+    known = run.values.dropna(axis="columns", how="all")
+    metrics = [metric for metric in headlines() if metric in known]
     kinds = {"curves": figures.dynamics, "heatmap": figures.heatmap, "profile": figures.profile}
     with drawing.style(), drawing.resized(*_SIZE):
         for kind, draw in kinds.items():
@@ -54,7 +50,7 @@ def _run_of(history: Sequence[Record], metrics: Collection[str]) -> Run | None:
     records = pd.DataFrame([record for record in history if record["metric"] in metrics])
     if records.empty:
         return None
-    run = make_run("", records.replace([np.inf, -np.inf], np.nan))
+    run = make_run("", records)
     return run if run.depth else None
 
 

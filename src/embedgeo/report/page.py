@@ -244,11 +244,11 @@ def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
     varying = [run for run in runs if run.varies(metric)]
     if len(varying) > 1:
         yield next(_comparisons(varying, metric))
-    for run in varying if len(varying) == 1 else ():
-        has_several = len(run.steps) > 1
+    elif varying:
+        (run,) = varying
         yield (
             figures.dynamics(run, metric, has_bar=False)
-            if has_several
+            if len(run.steps) > 1
             else figures.profile(run, metric)
         )
 

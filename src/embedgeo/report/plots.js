@@ -103,7 +103,8 @@
   const plots = new Map(); // by the element around the picture
   const swatch = line => {
     const made = element("span", { className: "swatch" });
-    made.innerHTML = `<svg width="24" height="8" aria-hidden="true"><path d="M0 4h24" fill="none"/></svg>`;
+    const shape = line.kind === "few" ? "M5 4a3 3 0 1 0 6 0a3 3 0 1 0-6 0" : "M0 4h17";
+    made.innerHTML = `<svg width="17" height="8" aria-hidden="true"><path d="${shape}" fill="none"/></svg>`;
     const path = made.querySelector("path");
     path.setAttribute("stroke", line.colour);
     path.setAttribute("stroke-width", line.kind === "earlier" ? 7 : line.width);
@@ -124,7 +125,7 @@
       for (const line of lines.filter(each => !["layer", "step"].includes(each.kind))) {
         const values = line.values.filter(value => value != null);
         const [least, most] = [Math.min(...values), Math.max(...values)];
-        const name = line.kind === "earlier" ? line.name.replace(/, (low|high)est$/, "") : line.name;
+        const name = { earlier: line.name.replace(/, (low|high)est$/, ""), few: "few rows" }[line.kind] || line.name;
         const isAway = line.kind === "gaussian" && values.length && (least > range[1] || most < range[0]);
         const text = isAway ? `${name}: ${short(least)} ${least > range[1] ? "↑" : "↓"}` : name;
         if (name && !entries.has(name)) entries.set(name, element("span", {}, swatch(line), text));
@@ -189,6 +190,23 @@
     for (let i = 0; i < ends.length; i += 2)
       shade(u, xs, ends[i], at => ends[i].values[at], at => ends[i + 1].values[at], 0.3);
   };
+  const drawAlarms = (u, { xs, lines, within }) => {
+    const { ctx, bbox } = u;
+    ctx.save();
+    for (const { colour, width, dash, values } of lines.filter(line => line.kind === "alarm")) {
+      Object.assign(ctx, { strokeStyle: colour, lineWidth: width * devicePixelRatio });
+      ctx.setLineDash(dash.map(length => length * devicePixelRatio));
+      values.forEach((_, i) => { // where it has a place
+        if (xs[i] < within[0] || xs[i] > within[1]) return;
+        const x = u.valToPos(xs[i], "x", true);
+        ctx.beginPath();
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+      });
+    }
+    ctx.restore();
+  };
   const drawPanel = (plot, drawn, box) => {
     const { panel, over, xs, lines, isLogX, within, isLog, range } = drawn;
     const labels = over === "layer" ? shared[panel.lines[0].labels] : [];
@@ -220,11 +238,12 @@
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
         stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
-        points: { show: Boolean(mark), size: kind === "run" ? 5 : 4, width: 1, stroke: colour, fill: colour },
+        ...(["few", "alarm"].includes(kind) && { paths: () => null }),
+        points: { show: Boolean(mark), size: { run: 5, few: 8 }[kind] || 4, width: 1, stroke: colour, fill: kind === "few" ? "#fff" : colour },
       }))],
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {
-        drawAxes: [u => drawBands(u, drawn)],
+        drawAxes: [u => drawBands(u, drawn), u => drawAlarms(u, drawn)],
         setCursor: [u => u.cursor.left >= 0 && nearest(plot, drawn)],
         setSelect: [({ select: { left, width }, posToVal }) => {
           if (width <= 3) return;
@@ -285,7 +304,7 @@
           found = true;
           const y = Math.max(0, Math.min(u.over.clientHeight, u.valToPos(line.values[i], "y")));
           const distance = Math.hypot(u.valToPos(xs[i], "x") - left, y - top);
-          if (!best || distance < best.distance) best = { distance, line, i };
+          if (!best || distance <= best.distance) best = { distance, line, i }; // the mark of a mean, not the mean
         }
     if (best) show(plot, drawn, best.line, best.i);
   };
@@ -337,7 +356,8 @@
     readout.setAttribute("aria-live", "polite");
     const head = element("p", { className: "title" }, element("strong", {}, figure.title));
     const unit = element("p", { className: "unit" }, figure.unit);
-    const root = element("div", { className: "plot", tabIndex: 0 }, head, unit, readout, legend,
+    const root = element("div", { className: "plot", tabIndex: 0 }, head,
+      element("div", { className: "said" }, unit, readout), legend,
       element("div", { className: "canvases" }, ...boxes));
     root.setAttribute("role", "application");
     root.setAttribute("aria-label", `${host.querySelector("img").alt} ${KEYS}`);

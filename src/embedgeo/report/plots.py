@@ -4,7 +4,8 @@ points at them.
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import cycle
+from itertools import cycle, groupby
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,13 @@ class Plots:
 
     def add(self, name: str, data: FigureData) -> bool:
         """Add the lines of a figure under a name, if it has any."""
-        if not data.lines:
+        found = sorted((each for each in data.lines if each.values.size), key=attrgetter("panel"))
+        if not found:
             return False
-        axes = data.figure.axes
-        by_panel = {
-            line.panel: [each for each in data.lines if each.panel == line.panel]
-            for line in data.lines
-        }
-        panels = [self._panel(axes[panel], lines) for panel, lines in sorted(by_panel.items())]
+        panels = [
+            self._panel(data.figure.axes[panel], [*lines])
+            for panel, lines in groupby(found, attrgetter("panel"))
+        ]
         title, unit = data.figure.get_suptitle().strip(), getattr(data.figure, "subtitle", "")
         text = json.dumps({"title": title, "unit": unit, "panels": panels}, separators=(",", ":"))
         self._figures[name] = text
@@ -86,31 +86,28 @@ class Plots:
         for name, colour in zip(names, cycle(hexes), strict=False):
             if lines.kind in self.choices and name:
                 self.choices[lines.kind].setdefault(name, colour)
-        for place in at:
-            if over == "layer" and place:
-                self.choices["layer"].setdefault(str(place), _GREY)
-            elif over == "step":
-                first, last = self.extent or (place, place)
-                self.extent = min(first, place), max(last, place)
+        if over == "step":
+            steps = [*at, *(self.extent or ())]
+            self.extent = min(steps), max(steps)
+        elif over == "layer":
+            at = [*map(str, at)]
+            for place in filter(None, at):
+                self.choices["layer"].setdefault(place, _GREY)
         written: dict[str, Any] = {
             "kind": lines.kind,
-            "at": self._share(
-                list(map(str, at)) if over == "layer" else [round(float(x), _DIGITS) for x in at]
-            ),
+            "at": self._share(at if over == "layer" else [round(float(x), _DIGITS) for x in at]),
             "names": self._share(names),
             "colours": self._share(hexes),
             "dashes": self._share([_in_pixels(each, lines.width) for each in dashes]),
             "width": round(lines.width * _PIXELS, 2),
             "values": self._share_table(values, _DIGITS),
+            "marks": lines.kind in ("run", "last", "few")
+            or (lines.kind in ("layer", "step") and values.size <= _FEW),
         }
         if over == "layer":
-            written["labels"] = self._share(layer_labels(list(map(str, at)))[0])
+            written["labels"] = self._share(layer_labels(at)[0])
         if lines.errors is not None and lines.errors.notna().to_numpy().any():
             written["errors"] = self._share_table(lines.errors.to_numpy(dtype=float), 2)
-        if lines.kind in ("run", "last") or (
-            lines.kind in ("layer", "step") and values.size <= _FEW
-        ):
-            written["marks"] = True
         return written
 
     def _share(self, content: Sequence[Any]) -> int:

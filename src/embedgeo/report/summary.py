@@ -118,8 +118,8 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
     yield Flag("Alarms", text, alarm_lines(run))
     rows = run.table("n_nonfinite") if "n_nonfinite" in values else pd.DataFrame()
     details = []
-    for layer in rows:
-        n = rows[layer][rows[layer] > 0]
+    for layer, values_at in rows.items():
+        n = values_at[values_at > 0]
         if len(n):
             when = f" at most, at {_steps_text(list(n.index))}" if run.has_steps else ""
             details.append(f"{layer}: {_count(int(n.max()), 'row')}{when}")
@@ -141,17 +141,13 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         text,
         _below(run, points, FEW_POINTS, "distinct rows"),
     )
+    unknown = run.widths * np.nan
     for kind, what in (("type", "token"), ("sequence", "text")):
-        unknown = run.widths * np.nan
         share, at_random = (
             values.get(f"same_{kind}_neighbors{end}", unknown) for end in ("", "_null")
         )
-        shares = (
-            share.where((share > NEIGHBORS) & (share > 2 * at_random))
-            .groupby("layer")
-            .max()
-            .reindex(run.layers)
-        )
+        is_far = (share > NEIGHBORS) & (share > 2 * at_random)
+        shares = share[is_far].groupby("layer").max().reindex(run.layers)
         text = (
             f"The nearest neighbour of more than half of the rows is of the same {what}, twice as "
             "often as at random: the intrinsic dimension of all rows says how near these are, "
@@ -193,7 +189,6 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         "tokens: without them it is another. Leave these out, as by --ignore-token-ids special."
     )
     yield Flag("Regressions on two token types", text, _on_two_types(run))
-    unknown = run.widths * np.nan
     off = values.get("V_W_over_V_unbiased", unknown) - values.get("V_W_over_V", unknown)
     most = off.groupby("layer").max().reindex(run.layers)
     details = [

@@ -292,14 +292,14 @@ class StepMonitor(Monitor):
         """Find the steps at which there is nothing to do; while a window is open, watch the
         optimizer.
         """
+        is_open = self._geometry is not None and self._window_start is not None
         if self._geometry is None:
             self._go_idle()
-        elif self._window_start is not None:
+        elif is_open:
             self._idle_between = inf, -inf
         else:
             assert self._last_step is not None
             self._idle_between = self._last_step, self.schedule.next_after(self._last_step)
-        is_open = self._geometry is not None and self._window_start is not None
         self._watch_optimizers(is_open=is_open)
 
     def _watch_optimizers(self, *, is_open: bool) -> None:
