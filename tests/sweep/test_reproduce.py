@@ -171,15 +171,17 @@ def test_another_text_and_another_model_are_not_compared_with_what_is_printed(
     value = {**VALUE, "printed": "1"}
     entries = [value, {**value, "models": ["gpt2"]}, {**value, "group": "decoder"}]
     given = ["--model", "lab/other", "--claims", claims("yamagiwa2025", *entries)]
+    given += ["--skip-first-positions", "1"]  # which the preset does not name
     rows = reproduced("yamagiwa2025", tmp_path / "out", *given, text=options["text"])
     assert set(rows["verdict"]) == {"not comparable"}
     said = capsys.readouterr().out.splitlines()[0]
     assert said.startswith("yamagiwa2025: steps final, text ")
     assert f"{options['text']} (preset: hf://datasets/rojagtap/bookcorpus)" in said
     assert "unit line, max_words 63, sample 1.0 (preset: 0.01), " in said
+    assert said.endswith(", skip_first_positions 1 (preset: 0). The paper's text: some")
     assert "only a share" not in said
     assert rows["why"].tolist() == [
-        "another text: text.txt",
+        "another text than the preset's: text.txt",
         "another model: gpt2 was not measured",
         "another model: a model known to be a decoder was not measured",
     ]

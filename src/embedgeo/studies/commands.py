@@ -1,7 +1,7 @@
 """The commands of the studies, which import what they need when they run."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -113,7 +113,7 @@ def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
 
     claims = read_claims(paper.paper, paper.claims)
     settings = _with_groups_of_these(settings, paper.paper)
-    print(_options(settings, paper.paper))
+    print(f"{_options(settings, paper.paper)}. The paper's text: {claims.text}")
     status = sweep(settings)
     if settings.dry_run:
         return status
@@ -124,14 +124,15 @@ def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
 
 
 def _options(settings: SweepSettings, name: str) -> str:
-    """The options of a preset as they are here, in a line, with those that are given in their
-    place.
-    """
+    """The options of a preset as they are here, and others that are given, in a line."""
     asked = SweepSettings(**preset(name))
     shown = []
-    for option in (field for field in preset(name) if field not in ("model", "model_group", "out")):
+    for option in dict.fromkeys([*preset(name), *(field.name for field in fields(settings))]):
         here, there = (_in_words(getattr(each, option)) for each in (settings, asked))
-        shown.append(f"{option} {here}" + ("" if here == there else f" (preset: {there})"))
+        if option in ("model", "model_group", *_NO_RESULTS):
+            continue
+        if option in preset(name) or here != there:
+            shown.append(f"{option} {here}" + ("" if here == there else f" (preset: {there})"))
     line = f"{name}: {', '.join(shown)}"
     if settings.texts != asked.texts and settings.sample == asked.sample < 1:
         line += (

@@ -102,7 +102,7 @@ class Measured:
         of_paper = SweepSettings(**self.asked)
         if [*self.settings.texts] != [*of_paper.texts]:
             names = listed([Path(text).name for text in self.settings.texts], 2)
-            return f"another text: {names or 'the built-in one'}"
+            return f"another text than the preset's: {names or 'the built-in one'}"
         for name in options:
             here, there = getattr(self.settings, name), getattr(of_paper, name)
             if here != there:
