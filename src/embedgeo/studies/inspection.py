@@ -4,10 +4,10 @@ meta device.
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from embedgeo.capture.calls import eager_mode, first_float, first_input
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
 from embedgeo.capture.layers import Layer, resolve_layers
-from embedgeo.capture.residual import ResidualBlock
+from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model
 from embedgeo.capture.torch_names import meta_values
 from embedgeo.formatting import reason
@@ -40,10 +40,9 @@ class Inspection:
     # the outermost modules called with one, and the argument's name
     masks: dict[nn.Module, str] = field(default_factory=dict)
     error: Exception | None = None  # where some layers were not reached
-    # of the first of the blocks that look alike, by how they look: what it was called with
-    entered: dict[str, Any] = field(default_factory=dict)
-    streams: dict[str, Collection[str]] = field(default_factory=dict)  # that it has
-    refusals: list[str] = field(default_factory=list)  # why that cannot be told
+    # that blocks have, by how they look
+    streams: dict[str, Sequence[str]] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)  # why they cannot be told
 
     def has_token_rows(self, layer: Layer) -> bool:
         """Tell whether some of the token ids are those of the layer's rows."""
@@ -59,54 +58,27 @@ class Inspection:
         if (hidden := _hidden(layer, args, kwargs, output)) is not None:
             self.hidden[layer.name] = hidden.shape
 
-    def add_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Note what a block is called with."""
-        self.entered.setdefault(repr(module), (args, kwargs))
-
     def has(self, layer: Layer) -> bool:
         """Tell a layer from a stream that its block has not."""
-        look = repr(layer.calls[0].module)
-        if not layer.stream or look not in self.entered:
-            return True
-        if look not in self.streams:
-            try:
-                self.streams[look] = self._streams(layer)
-            except Exception as error:
-                self.streams[look] = (*PARTS, LEDGER)
-                self.refusals.append(f"{layer.name}: {reason(error)}")
-        return layer.stream in self.streams[look]
+        found = self.streams.get(repr(layer.calls[0].module), (*PARTS, LEDGER))
+        return not layer.stream or layer.stream in found
 
-    def _streams(self, layer: Layer) -> Collection[str]:
-        """Run a block again, on random numbers where it has none, and find its streams."""
-        block, module = ResidualBlock(layer), layer.calls[0].module
-        random = torch.Generator().manual_seed(0)
-
-        def valued(x: Any) -> Any:
-            if isinstance(x, tuple):
-                return tuple(map(valued, x))
-            if isinstance(x, dict):
-                return dict(zip(x, map(valued, x.values()), strict=True))
-            if hasattr(x, "get_seq_length"):  # a cache, which would be filled again
-                return None
-            if not (isinstance(x, Tensor) and x.is_meta):
-                return x
-            if not x.is_floating_point():
-                return torch.ones(x.shape, dtype=x.dtype)
-            scale = x.shape[-1] ** 0.5 if x.ndim > 1 else 1
-            return torch.randn(x.shape, generator=random).to(x.dtype) / scale
-
-        found = dict[str, Tensor]()
-
-        def divide(*call: Any) -> None:
-            if (output := first_float(call[-1])) is not None:
-                found.update(block.streams(output))
-
+    def add_streams(self, layer: Layer, module: nn.Module, *call: Any) -> None:
+        """Find the streams of a block by running it once more, on random numbers where it has
+        none.
+        """
+        if (look := repr(module)) in self.streams:
+            return
+        self.streams[look] = (*PARTS, LEDGER)
         weights = dict((*module.named_parameters(), *module.named_buffers()))
-        with torch.no_grad(), ExitStack() as hooks:
-            for inner, is_before, read in (*block.hooks(), (module, False, divide)):
-                hooks.enter_context(_hooked(inner, read, is_before=is_before))
-            functional_call(module, *map(valued, (weights, *self.entered[repr(module)])))
-        return found
+        layers = [replace(layer, stream=each) for each in self.streams[look]]
+        found = list[str]()
+        try:
+            with Probe(layers, ForwardInputs(module), lambda each, *_: found.append(each.stream)):
+                functional_call(module, *map(_with_values, (weights, *call)))
+            self.streams[look] = found
+        except Exception as error:
+            self.refusals.append(reason(error))
 
     def add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask that a module is called with, unless one around it was given one."""
@@ -146,7 +118,8 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
         for layer in layers:
             module, is_before = layer.calls[-1].module, layer.takes_input
             if layer.stream:
-                hooks.enter_context(_hooked(module, found.add_call, is_before=True))
+                look = partial(found.add_streams, layer)
+                hooks.enter_context(_hooked(module, look, is_before=True))
             read = partial(found.add_hidden, layer)
             hooks.enter_context(_hooked(module, read, is_before=is_before))
         for module in dict.fromkeys((measured_model(model), *inputs.enclosing_modules)):
@@ -219,6 +192,23 @@ def _keep(
 
 def _hidden(layer: Layer, args: Any, kwargs: Any, output: Any) -> Tensor | None:
     return first_input(args, kwargs) if layer.takes_input else first_float(output)
+
+
+def _with_values(x: Any) -> Any:
+    """What a block is given, with random numbers in tensors that have none; without a cache, which
+    would be filled again.
+    """
+    if isinstance(x, tuple):
+        return tuple(map(_with_values, x))
+    if isinstance(x, dict):
+        return {name: _with_values(each) for name, each in x.items()}
+    if hasattr(x, "get_seq_length"):
+        return None
+    if not (isinstance(x, Tensor) and x.is_meta):
+        return x
+    if not x.is_floating_point():
+        return torch.ones_like(x, device="cpu")
+    return torch.randn_like(x, device="cpu") / x.shape[1:].numel() ** 0.5
 
 
 def _hooked(module: nn.Module, read: Callable[..., None], *, is_before: bool) -> RemovableHandle:
