@@ -10,12 +10,16 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from transformers import BertConfig, BertForMaskedLM
 
 from embedgeo import GeometryMonitor, describe
 from embedgeo.cli import main
+from embedgeo.results.folder import SweepFolder
 from tests.models import VOCABULARY, gpt_neox, linear_block, t5
 from tests.sweep.conftest import hub  # noqa: F401 (a fixture)
 from tests.sweep.hub_server import Hub
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import SIZES, TEXT, saved_files, tokenizer_files, write_files
 
 ROOT = Path(__file__).parents[1]
 
@@ -100,6 +104,23 @@ def test_a_trainers_checkpoint_and_a_mixture_of_experts_are_run_without_memory(
     assert f"mask       attention_mask of {architecture}" in done.stdout
     assert "rows       384 a measurement" in done.stdout
     assert done.stderr == ""
+
+
+def test_an_encoder_without_a_head_is_described_as_a_sweep_loads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = BertForMaskedLM(BertConfig(**SIZES, vocab_size=300, max_position_embeddings=64)).bert
+    # a pooler, which is not measured, is left out with it
+    saved = saved_files(body.save_pretrained) | tokenizer_files("bert")
+    model = write_files(tmp_path / "bare", saved)
+    assert main(["doctor", str(model)]) == 0
+    count = sum(weight.numel() for weight in body.parameters())
+    assert f"BertModel, {count:,} parameters" in capsys.readouterr().out
+    (tmp_path / "text.txt").write_text("\n\n".join(TEXT))
+    text = str(tmp_path / "text.txt")
+    assert sweep(str(model), out=str(tmp_path / "out"), text=text, num_tokens=48, seq_len=16) == 0
+    facts = SweepFolder(tmp_path / "out").facts("bare")
+    assert (facts["model_class"], facts["num_parameters"]) == ("BertModel", str(count))
 
 
 class Shifted(nn.Module):

@@ -11,8 +11,9 @@ import torch
 import transformers as hf
 from torch import nn
 
-from embedgeo import Residual, StepMonitor, TokenMoments, observe
+from embedgeo import GeometryMonitor, Residual, StepMonitor, TokenMoments, describe, observe
 from embedgeo.capture.layers import resolve_layers
+from embedgeo.layer_names import PARTS
 from tests.models import (
     FAMILIES,
     PAD,
@@ -131,6 +132,38 @@ def assert_parts_add_up(values, expected, rtol):
         assert values[key] == pytest.approx(expected[key], abs=rtol * values["Q"]), key
         shares = [value for each, value in values.items() if each.startswith(f"{key}_share_")]
         assert sum(shares) == pytest.approx(1)
+
+
+def assert_described_as_measured(name):
+    """Also of weights that are not there."""
+    torch.manual_seed(0)
+    model = BUILD[name]().eval()
+    for parameter in model.parameters():
+        parameter.data += torch.randn_like(parameter) / 10
+    found = measured(model, token_batch(2, 8)["input_ids"], "residual")
+    for each in (model, copy.deepcopy(model).to("meta")):
+        description = describe(GeometryMonitor(layers="residual"), each)
+        assert {layer.name for layer in description.layers} == {*found}, name
+        assert not any("residual" in warning for warning in description.warnings), name
+
+
+def test_the_layers_that_are_described_are_those_measured():
+    for name in ("parallel", "gpt2"):
+        assert_described_as_measured(name)
+
+
+@pytest.mark.slow
+def test_of_every_family_the_layers_that_are_described_are_those_measured():
+    for name in BUILD:
+        assert_described_as_measured(name)
+
+
+def test_why_streams_cannot_be_told_is_a_warning_and_all_are_described():
+    model = nn.Sequential(nn.Embedding(20, 16), nn.Sequential(Gated(2.0), Gated(2.0)))
+    description = describe(GeometryMonitor(layers="residual"), model)
+    assert len(description.layers) == 2 * (len(PARTS) + 1)
+    (warning,) = (each for each in description.warnings if "needs a block whose output" in each)
+    assert "at layer 'block.00" in warning
 
 
 def test_parts_add_up_to_the_blocks_own_moments():

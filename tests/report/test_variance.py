@@ -87,6 +87,19 @@ def test_massive_activations_of_first_positions_are_beside_the_rest(run: Run) ->
         assert by_layer[key].tolist() == run.table(key).loc[LAST].tolist()
 
 
+def test_the_layers_at_which_rows_are_massive_are_named_with_their_share(run: Run) -> None:
+    values = run.values.copy()
+    at_last = values.index.get_level_values("step") == LAST
+    for suffix, layer, share in (("first", "block.01", 0.5), ("rest", None, 0.0)):
+        values.loc[at_last, f"massive_fraction_{suffix}"] = 0.0
+        if layer is not None:
+            place = at_last & (values.index.get_level_values("layer") == layer)
+            values.loc[place, f"massive_fraction_{suffix}"] = share
+    text = variance.massive_activations(replace(run, values=values)).text
+    assert "Share of massive rows, first positions: block.01 0.5." in text
+    assert "Share of massive rows, the rest: none at any layer." in text
+
+
 def test_without_such_tables_there_are_no_such_figures(run: Run) -> None:
     bare = replace(run, tables={}, values=run.values[["n", "M"]])
     figures = [*variance.coordinate_figures(bare), *variance.spectra_figures(bare)]

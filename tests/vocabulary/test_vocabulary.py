@@ -181,6 +181,16 @@ def test_of_tied_matrices_both_layers_have_the_same_numbers(tmp_path, capsys):
     assert "both matrices are one" in capsys.readouterr().out
 
 
+def test_an_encoder_without_a_head_has_one_matrix(tmp_path, capsys):
+    bare = saved_files(built("bert").bert.save_pretrained) | tokenizer_files()
+    assert run(write_files(tmp_path / "bare", bare), tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert "input_embedding: " in said
+    assert "output_embedding" not in said
+    assert "both matrices" not in said
+    assert not len(values(tmp_path / "out", "bare", "model"))
+
+
 def test_rows_are_counted_to_the_last(tmp_path, capsys):
     config = GPTNeoXConfig(vocab_size=1024, **SIZES)
     saved = saved_files(GPTNeoXForCausalLM(config).save_pretrained)

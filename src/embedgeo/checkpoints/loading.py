@@ -131,7 +131,7 @@ def is_encoder(config: PreTrainedConfig) -> bool:
     return masked and not causal and not getattr(config, "is_decoder", False)
 
 
-def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> nn.Module:
+def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Any:
     """The model of a configuration, without memory for its weights, if it has no more than any real
     model.
     """
@@ -159,11 +159,16 @@ def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) ->
 
 def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Module:
     """The model that the configuration in a folder describes, an encoder and decoder, too; without
-    memory for it.
+    memory for it, and without a head where it was saved so.
     """
     config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
     with _explaining(folder / "config.json"):
-        return empty_model(config, trust_remote_code=trust_remote_code)
+        model = empty_model(config, trust_remote_code=trust_remote_code)
+    body: nn.Module = model.base_model
+    # the head of a decoder may be its embedding, which is there
+    needs_head = is_encoder(config) or not config.tie_word_embeddings
+    is_bare = needs_head and type(body).__name__ in (config.architectures or ())
+    return body if is_bare else model
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
@@ -305,6 +310,8 @@ def load_model(
         )
     has_head = auto_class not in (AutoModel, AutoModelForTextEncoding) and not missing
     model.config.use_cache = False  # nothing is generated
+    if missing:  # of a head, which has random weights
+        model = model.base_model
     return LoadedModel(model.eval(), is_encoder(config), has_head)
 
 

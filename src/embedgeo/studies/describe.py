@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width
 from embedgeo.formatting import listed, reason, size
@@ -127,7 +128,8 @@ def describe(
     The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without
     gradients and in eval mode; modes, buffers and random states are afterwards what they were. A
     model on the meta device can be described, too. Call it on a model that is not yet sharded over
-    ranks. Bytes are those of the package's own metrics, and of all streams that a block may have.
+    ranks. Bytes are those of the package's own metrics. Which streams ``layers="residual"`` has is
+    told by running a block of each kind once more, on random numbers where it has none.
 
     Args:
         monitor: any of the three monitors, before its run.
@@ -179,6 +181,7 @@ def describe(
         model.eval()
         found = inspect_forward(model, geometry.layers, batch)
         compared = compared_states(model)
+        measured = [*filter(found.has, geometry.layers)]
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     tables = list(dict.fromkeys(paths[table] for table, _ in found.token_ids))
     masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
@@ -192,7 +195,7 @@ def describe(
             sources[name] = f"the function given as {name}="
     guess = None if found.error is None else model_width(model)
     layers = []
-    for layer in geometry.layers:
+    for layer in measured:
         modules = [call.module for call in layer.calls]
         path = " … ".join(dict.fromkeys(paths[each] for each in (modules[0], modules[-1])))
         start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
@@ -200,8 +203,8 @@ def describe(
         kind = type(modules[0]).__name__
         layers.append(DescribedLayer(layer.name, f"{start}{path}", kind, width))
     has_ids = bool(found.token_ids or given["token_ids"])
-    held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
-    sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
+    held = _held_bytes(geometry, measured, layers, num_rows, has_ids=has_ids)
+    sent = _held_bytes(geometry, measured, layers, num_rows * ranks, has_ids=has_ids).total()
     return Description(
         *of_model,
         layers=tuple(layers),
@@ -255,12 +258,18 @@ def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: boo
             "No token ids were found: values over token types (V_W, V_B …) will be absent. Give "
             "the monitor token_ids=, a function of the batch."
         )
+    yield from found.refusals
     for width in dict.fromkeys(found.hidden[layer.name][-1] for layer in reached):
         yield from width_notes(geometry.make_metrics, width)
 
 
 def _held_bytes(
-    geometry: Geometry, layers: Sequence[DescribedLayer], num_rows: int, *, has_ids: bool
+    geometry: Geometry,
+    measured: Sequence[Layer],
+    layers: Sequence[DescribedLayer],
+    num_rows: int,
+    *,
+    has_ids: bool,
 ) -> Counter[str]:
     """Bytes that each of the package's metrics holds at all layers, with its copies for standard
     errors; 0 of another package's.
@@ -270,7 +279,7 @@ def _held_bytes(
     has_types = has_ids and settings["rows"] not in ("mean", "max")
     most_types = geometry.inputs.num_token_types if has_types else 0
     held = Counter[str]()
-    for layer, described in zip(geometry.layers, layers, strict=True):
+    for layer, described in zip(measured, layers, strict=True):
         width = (described.width or 0) * (len(STREAMS) if layer.stream == LEDGER else 1)
         for metric in geometry.make_metrics_of(layer)(width) if width else ():
             name = type(metric).__name__

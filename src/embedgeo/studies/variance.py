@@ -31,7 +31,8 @@ COORDINATES_TEXT = (
     "A coordinate is an entry of the hidden state, numbered from 0. In trained models a few of "
     "them may hold most of the variance, or of the mean cosine, which then say little about all "
     "the others. Massive activations are entries thousands of times as large as most, often at "
-    "the first position of every sequence, where attention sinks are."
+    "the first position of every sequence, where attention sinks are; without a BOS, elsewhere, "
+    "too."
 )
 
 _SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
@@ -316,13 +317,12 @@ def massive_activations(run: Run) -> FigureData:
         draw.layer_axis(ax, run.axis, most=6)
     draw.legend(axes[0])
     numbers = last.set_index("layer").reindex(run.depth)
-    entries, rows = (
-        " and ".join(number(numbers[key + suffix].max()) for suffix in _POSITIONS)
-        for key in ("max_abs", "massive_fraction")
-    )
-    text = (
-        f"At first positions and the rest, largest entry: {entries}; share of massive rows: {rows}."
-    )
+    entries = " and ".join(number(numbers[f"max_abs{suffix}"].max()) for suffix in _POSITIONS)
+    text = f"Largest entry at first positions and the rest: {entries}."
+    for suffix, (*_, name) in _POSITIONS.items():
+        shares = numbers[f"massive_fraction{suffix}"]
+        massive = [f"{layer} {number(share)}" for layer, share in shares[shares > 0].items()]
+        text += f" Share of massive rows, {name}: {listed(massive, 6) or 'none at any layer'}."
     alt = (
         "Largest entry, share of massive rows and kurtosis of coordinates against layer: first "
         "positions and the rest."

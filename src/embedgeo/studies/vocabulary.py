@@ -425,8 +425,8 @@ def read_matrices(
     )
     table, head = _matrices(loaded.model)
     is_tied = head is not None and head.data_ptr() == table.data_ptr()
-    output = head.detach() if head is not None and (is_tied or loaded.has_head) else None
-    return Matrices(table.detach(), output, is_tied, model_class)
+    output = None if head is None else head.detach()
+    return Matrices(table.detach(), output, is_tied, type(loaded.model).__name__)
 
 
 def _needed_contents(
