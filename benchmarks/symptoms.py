@@ -1,6 +1,6 @@
 """What faults of a run, and of a measurement, do to the headline numbers: rows of docs/curves.md.
 
-    python -m benchmarks.symptoms [--seeds 3] [--out docs/symptoms.csv]
+    python -m benchmarks.symptoms [--size full|small] [--out docs/symptoms.csv] [--processes 2]
 
 The small decoder of docs/findings.md is trained up to the step at which faults begin. From there
 it goes on with each fault, and without one, from the same weights on the same batches. All are
@@ -8,10 +8,12 @@ measured on one probe. A second table measures the sound model in wrong ways. So
 """
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
-from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -32,7 +34,6 @@ KEYS = (
 AFTER = (4, 20, 60)
 """Steps from the begin of a fault to the measurements."""
 
-PROBE = 4096  # tokens
 BLOCK = 1  # the one that something is done to
 LEAST = 0.1  # relative change from which on a layer counts as moved
 
@@ -136,40 +137,38 @@ def held_out_loss(setting: Setting, model: PreTrainedModel) -> float:
 
 
 def wrongly_measured(
-    setting: Setting, model: PreTrainedModel, untrained: PreTrainedModel
+    setting: Setting, num_tokens: int, model: PreTrainedModel, untrained: PreTrainedModel
 ) -> Iterator[tuple[str, pd.Series]]:
     """The sound model's numbers from other rows than those of the probe."""
     ids = setting.text.token_ids
 
-    def drawn(num_tokens: int, seed: int) -> Tensor:
-        return setting.sequences(ids, setting.places(num_tokens, seed))
+    def drawn(number: int, seed: int) -> Tensor:
+        return setting.sequences(ids, setting.places(number, seed))
 
-    probe = drawn(PROBE, 0)
+    probe = drawn(num_tokens, 0)
     padded = probe.clone()
     padded[:, 2 * setting.body // 3 :] = setting.text.tokenizer.eos_token_id
-    yield "other text", values_of(model, drawn(PROBE, 1))
+    yield "other text", values_of(model, drawn(num_tokens, 1))
     yield "512 rows", values_of(model, drawn(512, 1))
     yield (
         "text in a row",
-        values_of(model, setting.sequences(ids, setting.places(PROBE, 1, in_a_row=True))),
+        values_of(model, setting.sequences(ids, setting.places(num_tokens, 1, in_a_row=True))),
     )
     yield "each sequence twice", values_of(model, probe[: len(probe) // 2].repeat(2, 1))
     yield "a third of the rows is padding", values_of(model, padded)
     yield "untrained", values_of(untrained, probe)
 
 
-def one_seed(seed: int, size: Size) -> Iterator[dict[str, Any]]:
+def changes_of(seed: int, size: Size) -> Iterator[dict[str, Any]]:
     """Records of relative changes, and of losses, beside the sound run of the seed."""
     training = size.alarms
     setting = Setting("decoder", training, size.vocab_size)
     start = onset(training)
-    probe = setting.sequences(setting.text.token_ids, setting.places(PROBE, 0))
+    probe = setting.sequences(setting.text.token_ids, setting.places(size.probe, 0))
     torch.manual_seed(300 + seed)
     untrained = setting.new_model()
     state = dict[str, Any]()
-    model = untrained
-    for _, model, _ in continued("", setting, seed, untrained, state, range(start)):
-        pass
+    *_, (_, model, _) = continued("", setting, seed, untrained, state, range(start))
     sound = dict[int, tuple[pd.Series, float, float]]()
     last = start + max(AFTER)
     for fault in ("", *FAULTS):
@@ -191,10 +190,16 @@ def one_seed(seed: int, size: Size) -> Iterator[dict[str, Any]]:
             ):
                 yield names | {"layer": "mean", "metric": metric, "change": change}
         if not fault:
-            for name, values in wrongly_measured(setting, after, untrained):
+            for name, values in wrongly_measured(setting, size.probe, after, untrained):
                 names = {"name": name, "steps": 0, "seed": seed}
                 for (layer, metric), change in (values / sound[last][0] - 1).items():
                     yield names | {"layer": layer, "metric": metric, "change": change}
+
+
+def of_seed(seed: int, size: Size) -> pd.DataFrame:
+    """The records of a seed, as a table."""
+    torch.set_num_threads(1)
+    return pd.DataFrame(changes_of(seed, size))
 
 
 def moved(changes: pd.DataFrame, none: pd.DataFrame) -> str:
@@ -221,19 +226,19 @@ def cell(changes: pd.Series, metric: str) -> str:
     return f"{mean} ({low} to {high})"
 
 
-def main(seeds: int = 3, out: Path | None = None, steps: int | None = None) -> None:
+def main(
+    size: Literal["full", "small"] = "full", out: Path | None = None, processes: int = 2
+) -> None:
     """Print the table, in percent of the sound run's mean over blocks, and nats.
 
     Args:
-        seeds: runs of each fault.
+        size: of docs/findings.md.
         out: a CSV of the same.
-        steps: of the whole training; default: those of docs/findings.md.
+        processes: that runs are shared among.
     """
-    torch.set_num_threads(1)
-    size = SIZES["full"]
-    if steps is not None:
-        size = replace(size, alarms=replace(size.alarms, steps=steps))
-    table = pd.DataFrame([record for seed in range(seeds) for record in one_seed(seed, size)])
+    seeds = range(SIZES[size].seeds)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        table = pd.concat(pool.map(partial(of_seed, size=SIZES[size]), seeds))
     rows = list[dict[str, Any]]()
     for (name, after), changes in table.groupby(["name", "steps"], sort=False):
         none = table[
