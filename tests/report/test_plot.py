@@ -156,6 +156,11 @@ def test_token_types_are_those_of_the_report(sweep: Path, run: Run, ax: Axes) ->
     last = run.read("tokens", 4000).query("layer == 'block.02' and n >= 10")
     np.testing.assert_allclose(ax.collections[0].get_offsets(), last[["M", "V"]])
     assert ax.get_title("left").startswith("V against M at block.02, step 4,000\n")
+    # the axes are those of the types in the range: others have no room of their own
+    low, high = np.array([ax.get_xlim(), ax.get_ylim()]).T
+    spans = last[["M", "V"]].max() - last[["M", "V"]].min()
+    assert ((low <= last[["M", "V"]].min()) & (high >= last[["M", "V"]].max())).all()
+    assert (high - low < 1.5 * spans).all()
     rare = pd.DataFrame({"token_id": [1, 2], "n": [9, 3], "Q": 1.0, "M": 0.5, "V": 0.5})
     (text,) = plot(rare, "tokens").axes[0].texts
     assert text.get_text() == "no type occurs so often"

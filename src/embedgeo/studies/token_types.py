@@ -164,10 +164,10 @@ def mean_against_variance(
         if len(named):
             ring: dict[str, Any] = {"s": 24, "fc": "none", "ec": draw.ACCENT, "lw": 1.1}
             panel.scatter(named["M"], named["V"], zorder=4, **ring)
+        panel.autoscale_view()  # of the types so far; to be done before it is switched off
         panel.autoscale(len(types) < 2)
-        if len(others):
-            look: dict[str, Any] = {"s": 5, "color": _PALE, "lw": 0, "rasterized": True}
-            panel.scatter(others["M"], others["V"], zorder=0.8, **look)
+        look: dict[str, Any] = {"s": 5, "color": _PALE, "lw": 0, "rasterized": True}
+        panel.scatter(others["M"], others["V"], zorder=0.8, **look)
         if types.empty:
             panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
         if ax is None:

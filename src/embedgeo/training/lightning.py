@@ -29,9 +29,9 @@ class GeometryMonitor(Monitor, Callback):
     Step s is the number of optimizer steps that the measured weights have taken, also under
     gradient accumulation. With several optimizers each step of each of them counts, as in
     ``trainer.global_step``; a scheduled step that falls inside a batch is measured, and dated, at
-    the start of the next batch. Nothing is measured in validation, test and predict. Training is
-    bit for bit what it is without the monitor, except that a measured step of a compiled model runs
-    eagerly, unless ``compiled="stable"``.
+    the start of the next batch. Nothing is measured in validation, test and predict. On a CPU
+    training is bit for bit what it is without the monitor, except that a measured step of a
+    compiled model runs eagerly, unless ``compiled="stable"``.
 
     Every logger gets the scalars that ``scalars`` names as ``{prefix}.{metric}/{layer}``, and their
     mean over blocks, ``{prefix}.{metric}/mean``; TensorBoard and Weights & Biases also pictures and

@@ -51,8 +51,8 @@ class StepMonitor(Monitor):
     measurement is logged once the optimizer has taken the last step of its window; where there are
     several ranks, or the optimizer is none of torch's, when the next step begins, or at `close`.
     Numbers, tags and records are those of `embedgeo.GeometryMonitor`, and so are the promises:
-    training is bit for bit what it is without the monitor, nothing is attached to the model between
-    measured steps, and a failure turns the monitor off with one warning.
+    on a CPU training is bit for bit what it is without the monitor, nothing is attached to the
+    model between measured steps, and a failure turns the monitor off with one warning.
 
     `close` the monitor after the last step, or use it as a context manager: it completes the last
     measurement, measures the last weights and writes the rest of the history file. A loop that just
