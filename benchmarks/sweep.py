@@ -1,7 +1,8 @@
 """What a sweep costs beside loading each checkpoint and running it over the same batches: seconds
 and peak memory.
 
-python benchmarks/sweep.py   # some minutes
+python benchmarks/sweep.py                                # some minutes
+EMBEDGEO_SWEEP_TOKENS=4096 python benchmarks/sweep.py     # of 4,096 tokens instead of 65,536
 """
 
 import argparse
@@ -27,7 +28,8 @@ from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.run import Sweep
 from embedgeo.text import builtin_corpus, cut_sequences, train_tokenizer
 
-NUM_TOKENS, SEQ_LEN, BATCH_SIZE = 65_536, 512, 8
+NUM_TOKENS = int(os.environ.get("EMBEDGEO_SWEEP_TOKENS", "65536"))
+SEQ_LEN, BATCH_SIZE = 512, 8
 SIZE = {
     "hidden_size": 512,
     "num_hidden_layers": 6,

@@ -135,11 +135,16 @@ def pipeline_names() -> dict[str, object]:
     }
 
 
-def run(page: str, namespace: dict[str, object]) -> None:
-    """Run the Python blocks of a page in order; a traceback has the page's lines."""
+def run(page: str, namespace: dict[str, object]) -> int:
+    """Run the Python blocks of a page in order, and count them.
+
+    A traceback has the page's lines.
+    """
+    written = blocks(page, "python")
     with mock.patch.dict(FOREIGN.terms):
-        for block in blocks(page, "python"):
+        for block in written:
             run_block(page, block, namespace)
+    return len(written)
 
 
 def run_block(page: str, block: Block, namespace: dict[str, object]) -> None:

@@ -68,10 +68,11 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
     monkeypatch.chdir(tmp_path)
     names = blocks.names(results)
     if page != "docs/how-to/distributed.md":
-        return blocks.run(page, names)
+        assert blocks.run(page, names)
+        return
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        blocks.run(page, {**names, **blocks.pipeline_names()})
+        assert blocks.run(page, {**names, **blocks.pipeline_names()})
     finally:
         dist.destroy_process_group()
 
@@ -79,9 +80,9 @@ def test_every_python_block_runs(page, results, tmp_path, monkeypatch, undrawn):
 @pytest.mark.parametrize(("page", "command"), WRITTEN)
 def test_every_command_is_one(page, command, monkeypatch):
     monkeypatch.chdir(ROOT)
-    chosen = make_parser(cli.ABOUT, cli.COMMANDS).parse_args(
-        shlex.split(command, comments=True)[1:]
-    )
+    written = shlex.split(command, comments=True)[1:]
+    chosen = make_parser(cli.ABOUT, cli.COMMANDS).parse_args(written)
+    assert chosen.subcommand == written[0]
     if chosen.subcommand == "sweep":
         options = chosen.sweep.as_dict()
         options.pop("config")

@@ -28,7 +28,7 @@ N, DIM = X.shape
 WIDE = 0.1 + spectral(500, [i**-0.9 for i in range(1, 151)])
 
 
-def require_equal(*pairs):
+def assert_equal(*pairs):
     for value, expected in pairs:
         assert float(value) == pytest.approx(float(expected), rel=1e-9)
 
@@ -61,7 +61,7 @@ def entropy_rank(values):
 def test_twonn():
     log_mu = ascending_log_mu(X)
     fewer = ascending_log_mu(X[:400])
-    require_equal(
+    assert_equal(
         (dimension(X), regression(log_mu, math.floor(0.9 * N))),
         (dimension(X), skdim.id.TwoNN().fit(X.numpy()).dimension_),
         (dimension(X, discard_fraction=0.8), regression(log_mu, N // 5)),
@@ -76,7 +76,7 @@ def test_twonn():
     metric = updated(IntrinsicDimension(DIM, batch_size=100, num_batches=4), X)
     drawn = metric.rows[metric.keys.argsort()].double().split(100)
     of_batches = np.mean([regression(ascending_log_mu(batch), 90) for batch in drawn])
-    require_equal((metric.compute()["intrinsic_dimension"], of_batches))
+    assert_equal((metric.compute()["intrinsic_dimension"], of_batches))
 
 
 def test_spectra():
@@ -84,7 +84,7 @@ def test_spectra():
     both = spectrum(torch.cat((X, -X)))  # of which the mean is zero
     squares = np.linalg.svd(X.numpy(), compute_uv=False) ** 2
     of_batches = [references.variances(batch) for batch in X[:400].split(100)]
-    require_equal(
+    assert_equal(
         (values["anisotropy"], variances[0] / variances.sum()),
         (values["top1_share"], variances[0] / variances.sum()),
         (both["anisotropy"], squares[0] / squares.sum()),
@@ -98,7 +98,7 @@ def test_spectra():
         ),
     )
     wide = spectrum(WIDE)
-    require_equal(
+    assert_equal(
         (wide["rankme"], references.rankme(WIDE)),
         *((wide[key], value) for key, value in references.alpha_req(WIDE, (11, 99)).items()),
         (
@@ -114,7 +114,7 @@ def test_moments():
     values = updated(EmbeddingMoments(DIM), X).compute()
     units = (X / X.norm(dim=1, keepdim=True)).numpy()
     cosines = units @ units.T
-    require_equal(
+    assert_equal(
         (values["V"], np.var(X.numpy(), axis=0).sum()),
         (values["mean_cosine"], cosines[~np.eye(N, dtype=bool)].mean()),
     )
@@ -136,7 +136,7 @@ def test_variance_within_tokens():
     kept = [each for each in types if 10 <= len(each) <= 100_000]
     whole = np.concatenate(kept)
     in_range = updated(TokenMoments(5, count_range=(10, 100_000)), rows, ids).compute()
-    require_equal(
+    assert_equal(
         (values["V_W"], squares(types).sum() / len(rows)),
         (pooled, squares(types).sum() / (counts - 1).sum()),  # the analysis of variance's
         (
@@ -153,7 +153,7 @@ def test_similarities_of_two_sets_of_rows():
     x, y = (gaussian(1024, 512, seed=seed) for seed in (1, 2))
     x, y = x - x.mean(0), y - y.mean(0)
     biased = (x.T @ y).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
-    require_equal((biased_cka(x, y), biased))
+    assert_equal((biased_cka(x, y), biased))
     assert float(biased) == pytest.approx(0.33, abs=0.005)
     assert abs(float(debiased_cka(x, y))) < 0.01
     assert float(linearity(x[:, :256], y[:, :8], adjusted=False)) == pytest.approx(0.25, abs=0.02)
@@ -163,7 +163,7 @@ def test_similarities_of_two_sets_of_rows():
     residual = 1 - ((x @ np.linalg.lstsq(x, y)[0] - y) ** 2).sum() / (y**2).sum()
     x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
     rotation, _ = linalg.orthogonal_procrustes(y, x)
-    require_equal(
+    assert_equal(
         (linearity(lower, upper, adjusted=False), residual),
         (linearity(lower, upper), 1 - (1 - residual) * (N - 1) / (N - 1 - DIM)),
         (procrustes_distance(lower, upper).sqrt(), np.linalg.norm(x - y @ rotation)),
@@ -178,5 +178,5 @@ def test_layers_are_the_hidden_states_of_transformers_but_for_the_last_block():
     kept = batch["attention_mask"].bool()
     ours = {layer: values["Q"] for layer, values in geometry.compute().items()}
     for layer, state in zip(["embed", "block.00", "block.01", "final_norm"], states, strict=True):
-        require_equal((ours[layer], state[kept].double().square().sum(1).mean()))
+        assert_equal((ours[layer], state[kept].double().square().sum(1).mean()))
     assert abs(ours["block.02"] / ours["final_norm"] - 1) > 1e-4

@@ -23,4 +23,4 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", sorted(blocks.INTEGRATIONS))
 def test_every_python_block_runs(page, results, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks.run(page, blocks.names(results))
+    assert blocks.run(page, blocks.names(results))

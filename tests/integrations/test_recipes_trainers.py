@@ -272,3 +272,4 @@ def test_losses_whose_layers_are_reached_without_gradients_are_told(tmp_path):
     said = "only forward passes without gradients reached "
     with pytest.warns(UserWarning, match=said):
         trainer.train()
+    assert not any(record["value"] for record in callback.history if record["metric"] == "n")

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchmetrics import MetricCollection
+from torchmetrics import MetricCollection, MetricTracker, MinMaxMetric
 
 from embedgeo.functional import Moments, row_moments
 from embedgeo.metrics import (
@@ -169,6 +169,23 @@ def test_a_collection_may_merge_equal_metrics():
     )
     together.update(token_rows(N, DIM)[0])
     assert len(together.compute_groups) == 1
+
+
+def test_wrappers_of_one_number_take_a_value_by_its_key():
+    x, parts = gaussian(N, DIM), [slice(0, 7), slice(7, 50), slice(50, N)]
+    extremes = MinMaxMetric(EmbeddingMoments(DIM)["V"])
+    tracker = MetricTracker(EmbeddingMoments(DIM)["V"], maximize=False)
+    for part in parts:
+        extremes.update(x[part])
+        extremes.compute()
+        tracker.increment()
+        tracker.update(x[part])
+    so_far = [x[: part.stop].var(0, correction=0).sum() for part in parts]
+    of_parts = [x[part].var(0, correction=0).sum() for part in parts]
+    found = extremes.compute()
+    torch.testing.assert_close(found["min"], min(so_far))
+    torch.testing.assert_close(found["max"], max(so_far))
+    torch.testing.assert_close(tracker.compute_all(), torch.stack(of_parts))
 
 
 def test_a_way_to_gather_states_is_refused():

@@ -25,7 +25,7 @@ def rows():
     return x, ids, [types[0].item(), types[2].item(), types[-1].item()]
 
 
-def planes_equal(got, want):
+def assert_same_planes(got, want):
     assert got["token_id"].equal(want["token_id"])
     for key in ("pc1", "pc2"):
         torch.testing.assert_close(got[key], want[key], rtol=1e-9, atol=1e-12)
@@ -42,7 +42,7 @@ def test_occurrences_are_those_with_the_smallest_keys_in_the_plane_of_their_own_
         places += sorted(of_type[keys[of_type].argsort()][:8].tolist())
     plane = metric.plane()
     assert plane["token_id"].tolist() == ids[places].tolist()
-    planes_equal(
+    assert_same_planes(
         plane,
         {"token_id": ids[places], **dict(zip(("pc1", "pc2"), row_plane(x[places]).T, strict=True))},
     )
@@ -62,7 +62,7 @@ def test_any_split_into_updates_gives_the_same_occurrences(cuts):
     one.update(x, ids)
     for part, of_part in zip(x.split(cuts), ids.split(cuts), strict=True):
         parted.update(part, of_part)
-    planes_equal(parted.plane(), one.plane())
+    assert_same_planes(parted.plane(), one.plane())
 
 
 def test_merged_metrics_hold_at_most_as_many_occurrences_of_each_type():
@@ -85,7 +85,7 @@ def test_occurrences_of_two_metrics_of_one_seed_are_drawn_as_one_draws_them():
     for part, half in zip(parts, (slice(0, N // 2), slice(N // 2, N)), strict=True):
         part.update(x[half], ids[half])
     parts[0].merge_state(parts[1])
-    planes_equal(parts[0].plane(), whole.plane())
+    assert_same_planes(parts[0].plane(), whole.plane())
     few.update(x, ids)
     with pytest.raises(ValueError, match="Give them different seeds"):
         few.merge_state(few.clone())
@@ -120,8 +120,8 @@ def test_copies_saved_and_cast_ones_go_on_with_the_same_occurrences(twin):
     metric.update(x[:150], ids[:150])
     before = metric.plane()
     other = twin(metric)
-    planes_equal(other.plane(), before)
+    assert_same_planes(other.plane(), before)
     other.update(x[150:], ids[150:])
-    planes_equal(other.plane(), expected.plane())
+    assert_same_planes(other.plane(), expected.plane())
     if other is not metric:
-        planes_equal(metric.plane(), before)
+        assert_same_planes(metric.plane(), before)

@@ -68,7 +68,7 @@ def of_long_runs(run: Run) -> Iterator[FigureData]:
         yield draw(token_types.types_of(run))
 
 
-def require_readable(data: FigureData) -> None:
+def assert_readable(data: FigureData) -> None:
     """No text leaves the picture, labels of ticks do not overlap, and logarithmic axes say so."""
     figure = data.figure
     figure.canvas.draw()
@@ -98,7 +98,7 @@ def require_readable(data: FigureData) -> None:
 @pytest.mark.slow
 def test_nothing_overlaps_or_leaves_the_picture(large: Run, two_sided: Run) -> None:
     for data in (*of_long_runs(large), *by_layer(two_sided)):
-        require_readable(data)
+        assert_readable(data)
 
 
 def test_the_title_and_the_unit_of_every_metric_fit_into_a_figure() -> None:

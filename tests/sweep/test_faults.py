@@ -270,7 +270,7 @@ def test_a_signal_ends_the_program_at_once_and_a_further_run_goes_on(
 # ────────────────────────────────────────────────────────────────────────────
 
 
-def refused(match, *args, **options):
+def assert_refused(match, *args, **options):
     with pytest.raises((ValueError, OSError), match=match) as caught:
         sweep(*args, **options)
     assert "\n" not in str(caught.value) or "Repository" in str(caught.value)
@@ -302,31 +302,31 @@ DDP = {"devices": 2, "accelerator": "cpu"}
     ],
 )
 def test_arguments_that_cannot_be(hub, commits, options, changes, match):
-    refused(match, REPOSITORY, **{**options, **changes})
+    assert_refused(match, REPOSITORY, **{**options, **changes})
     assert not Path(options["out"]).exists()
 
 
 def test_other_settings_into_a_folder_are_refused(hub, commits, options):
     sweep(REPOSITORY, **options)
     before = {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
-    refused("num_tokens was 64, is 32", REPOSITORY, **{**options, "num_tokens": 32})
-    refused("steps was 'all', is '0'", REPOSITORY, **options, steps="0")
+    assert_refused("num_tokens was 64, is 32", REPOSITORY, **{**options, "num_tokens": 32})
+    assert_refused("steps was 'all', is '0'", REPOSITORY, **options, steps="0")
     Path(options["text"]).write_text(
         "Other words, as many as are needed to fill a few sequences of tokens. " * 9
     )
-    refused("text_sha256 was", REPOSITORY, **options)
+    assert_refused("text_sha256 was", REPOSITORY, **options)
     assert before == {p: p.read_bytes() for p in Path(options["out"]).rglob("*") if p.is_file()}
 
 
 def test_a_folder_of_something_else_is_refused(hub, commits, options, tmp_path):
     before = sorted(tmp_path.rglob("*"))
-    refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
+    assert_refused("must be a new folder", REPOSITORY, **{**options, "out": str(tmp_path)})
     assert sorted(tmp_path.rglob("*")) == before
     out = Path(options["out"])
     out.mkdir()
     for manifest in ("{", "[1]", '{"asked": 1}', '{"name": "an app"}', "null"):
         (out / "manifest.json").write_text(manifest)
-        refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
+        assert_refused(r"manifest.json is none of a sweep's", REPOSITORY, **options)
         assert [path.name for path in out.iterdir()] == ["manifest.json"]
 
 
@@ -336,7 +336,7 @@ def test_a_disk_that_is_full_in_the_end_is_named(hub, commits, options, monkeypa
 
     with monkeypatch.context() as patched:
         patched.setattr("embedgeo.results.folder.write_events", full)
-        assert "events.out" in refused("No space left", REPOSITORY, **options)
+        assert "events.out" in assert_refused("No space left", REPOSITORY, **options)
     assert done(options) == ["step0", "step1", "step2"]
     assert list(Path(options["out"]).glob(".*")) == []
     assert sweep(REPOSITORY, **options) == 0
@@ -346,16 +346,18 @@ def test_a_hub_that_does_not_answer_or_a_folder_that_cannot_be_written_is_named(
     hub, options, tmp_path
 ):
     hub.close()
-    refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
+    assert_refused(f"the Hub must answer at {hub.url}; got ", REPOSITORY, **options)
     Path(options["out"]).write_text("a file")
     run = str(write_files(tmp_path / "run", checkpoint_files(1)))
-    refused("must be a folder that can be written", run, **options)
+    assert_refused("must be a folder that can be written", run, **options)
     assert Path(options["out"]).read_text() == "a file"
 
 
 def test_what_is_neither_a_path_nor_a_repository_is_told_both(hub, options):
     line = "lab/none must be a local path that exists or a repository on the Hub; there is no such "
-    refused(f"{line}path, and the Hub has none that this user may read", "lab/none", **options)
+    assert_refused(
+        f"{line}path, and the Hub has none that this user may read", "lab/none", **options
+    )
 
 
 def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch):
@@ -363,25 +365,27 @@ def test_a_hub_that_is_switched_off_is_not_waited_for(hub, options, monkeypatch)
         raise OfflineModeIsEnabled("offline mode is enabled.")
 
     monkeypatch.setattr(hub_source.HfApi, "list_repo_refs", refuse)
-    refused("there is no such path, and .*offline mode is enabled", REPOSITORY, **options)
+    assert_refused("there is no such path, and .*offline mode is enabled", REPOSITORY, **options)
 
 
 def test_a_repository_without_main_whose_revisions_name_no_step(hub, options):
     hub.add(REPOSITORY, "trunk", checkpoint_files(0))
-    refused(
+    assert_refused(
         "a branch main, or branches or tags that name steps, .*; lab/tiny has none",
         REPOSITORY,
         **options,
     )
-    refused("a local path that exists or a repository", "/no/such/folder", **options)
+    assert_refused("a local path that exists or a repository", "/no/such/folder", **options)
 
 
 def test_no_tokenizer_anywhere(hub, tmp_path, options):
     hub.add(REPOSITORY, "step0", checkpoint_files(0, with_tokenizer=False))
-    refused("none loads: main of lab/tiny .* tokenizer.json by --tokenizer", REPOSITORY, **options)
+    assert_refused(
+        "none loads: main of lab/tiny .* tokenizer.json by --tokenizer", REPOSITORY, **options
+    )
     write_files(tmp_path / "run" / "step1", checkpoint_files(1, with_tokenizer=False))
     line = "run has no files of one, nor have its checkpoints. Name a folder"
-    refused(line, str(tmp_path / "run"), **options)
+    assert_refused(line, str(tmp_path / "run"), **options)
 
 
 # ── checkpoints that mean harm
@@ -494,7 +498,7 @@ def test_revision_names_stay_inside_the_folder(hub, options):
 def test_a_commit_that_is_none_is_refused(hub, options):
     hub.add(REPOSITORY, "step1", checkpoint_files(1))
     hub.repositories[REPOSITORY]["branches"]["step1"] = "../../x"
-    refused("must stand for a commit", REPOSITORY, **options)
+    assert_refused("must stand for a commit", REPOSITORY, **options)
 
 
 def test_float16_weights_are_measured_in_the_dtype_asked_for(hub, options):

@@ -11,6 +11,7 @@ from torch import nn
 from torchmetrics import MeanMetric
 
 from embedgeo import GeometryMonitor, StepMonitor, observe
+from embedgeo.report.runs import make_run
 from tests.models import gpt_neox, linear_block, token_batch
 from tests.training.runs import (
     TinyLM,
@@ -21,6 +22,7 @@ from tests.training.runs import (
     in_one_process,
     loader,
     moments,
+    n_at,
     of_monitors,
     steps,
     trainer,
@@ -82,6 +84,24 @@ def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
                 model(batch)
     assert monitor.history[-1]["step"] == len(sizes)
     assert value(monitor, len(sizes), "block.00", "n") == 48
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_loop_that_calls_the_model_twice_a_step_says_so_or_has_few_rows_at_the_end(is_told):
+    def twice(model, batch):
+        model(batch)
+        model(batch.flip(1))
+
+    model = gpt_neox()
+    options = {"probe_forward": twice} if is_told else {}
+    with StepMonitor(model, 2, metrics=moments, on_error="raise", **options) as monitor:
+        for step in range(5):
+            with monitor.step(step, batch := token_batch(4)["input_ids"]):
+                twice(model, batch)
+    assert n_at(monitor) == {0: 96, 2: 96, 4: 96, 5: 96 if is_told else 48}
+    # which a report leaves out of the extremes
+    few_rows = make_run("run", pd.DataFrame(monitor.history)).few_rows
+    assert [*few_rows.index] == ([] if is_told else [5])
 
 
 def test_they_are_left_out_where_told_and_where_they_are_measured_already(tmp_path):
