@@ -263,7 +263,7 @@ class GeometryMetric(Metric):
             self._untouched.clear()
         if self.deviations:
             self.deviations = {}
-        self.num_rows = self.num_rows + rows.num_kept
+        self.num_rows = self.num_rows + rows.num_kept - rows.num_massive
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
