@@ -265,5 +265,5 @@ def test_on_two_ranks_each_pass_has_its_own_median(tmp_path):
         for seed in (0, 1, 2):
             model(**batch(seed))
     for layer, values in geometry.compute().items():
-        assert first[layer] == pytest.approx(values, rel=1e-9, nan_ok=True), layer
-        assert second[layer] == pytest.approx(values, rel=1e-9, nan_ok=True), layer
+        assert first[layer] == pytest.approx(values, rel=1e-7, nan_ok=True), layer
+        assert second[layer] == pytest.approx(values, rel=1e-7, nan_ok=True), layer
