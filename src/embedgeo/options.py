@@ -217,6 +217,8 @@ def _add_options(
             kind = {"nargs": "+", "action": _several(_numbers)}
         elif list[str] in (annotation, *get_args(annotation)):
             kind = {"nargs": "+", "action": _several(_strings)}
+        elif bool in get_args(annotation):
+            kind |= {"nargs": "?", "const": True}
         if name == "paper":
             kind["action"] = _Preset
         if name in _POSITIONAL:

@@ -11,12 +11,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import sent
+from embedgeo.functional.precision import accumulator_dtype, sent
 
 T = TypeVar("T")
 
 NO_TYPE = -100
 """The token id of rows that have no type: the one that losses ignore, in labels."""
+
+_FEWEST_ROWS = 100  # of which the median norm tells massive ones
 
 
 class BatchIds(NamedTuple):
@@ -237,13 +239,29 @@ def require_arithmetic(x: Tensor) -> None:
         )
 
 
+def massive_times(skip_massive: bool | float) -> float:
+    """How many times the median norm a row must exceed to be left out as massive; 0: none is.
+
+    Raises:
+        ValueError: it is neither a bool nor a number above 1.
+    """
+    if isinstance(skip_massive, bool):
+        return 4.0 * skip_massive
+    if not (isinstance(skip_massive, int | float) and 1 < skip_massive < math.inf):
+        raise ValueError(
+            "skip_massive must be True (4), False, or a number above 1, by which the median norm "
+            f"is multiplied; got {skip_massive!r}."
+        )
+    return float(skip_massive)
+
+
 @dataclass(eq=False)
 class Rows:
     """The rows of one batch that count, prepared once for all metrics of a layer.
 
-    The rows that the mask leaves out are cut, and so are those with a NaN or Inf. Each row keeps
-    the number that it had among the rows that the mask kept, so that all layers draw the same
-    sample.
+    The rows that the mask leaves out are cut, and so are those with a NaN or Inf, and massive ones,
+    if asked for. Each row keeps the number that it had among the rows that the mask kept, so that
+    all layers draw the same sample.
     """
 
     embeddings: Tensor  # shape (n, d), floating point, finite, detached
@@ -254,13 +272,19 @@ class Rows:
     numbers: Tensor | None = None
     # the number of the first kept row among those of all ranks, where it is known
     first: int | None = None
+    largest: float | None = None  # norm beyond which a row was cut as massive
+    num_massive: int = 0  # number of these
 
     @classmethod
-    def of(cls, embeddings: Tensor, ids: RowIds) -> "Rows":
+    def of(
+        cls, embeddings: Tensor, ids: RowIds, times: float = 0, largest: float | None = None
+    ) -> "Rows":
         """The rows of a batch, shape (..., d), any floating dtype but float8, that count, without
-        those with a NaN or Inf.
+        those with a NaN or Inf, and those of a norm over ``times`` the median of the others, or over
+        ``largest``.
 
-        A device is waited for once, to tell whether there are any of these.
+        ``times`` 0 and fewer than 100 rows leave out none. A device is waited for once, to tell
+        whether there are any with a NaN or Inf.
         """
         require_arithmetic(embeddings)
         x = embeddings.detach()
@@ -268,20 +292,34 @@ class Rows:
         x = x.reshape(-1, x.shape[-1])
         x = x if kept is None else x.index_select(0, kept)
         total = x.sum(dtype=torch.float32 if x.dtype == torch.float16 else None)
-        if math.isfinite(float(total)):  # one sum in the usual case
+        if math.isfinite(float(total)) and not times:  # one sum in the usual case
             return cls(x, ids)
         # a sum may overflow although every term is finite
-        numbers = torch.isfinite(x).all(dim=1).nonzero().flatten()
+        counts = x.isfinite().all(dim=1)
+        num_finite = int(counts.sum())
+        if times:
+            norms = torch.linalg.vector_norm(x, dim=1, dtype=accumulator_dtype(x.device))
+            if largest is None:
+                is_known = num_finite >= _FEWEST_ROWS
+                largest = times * float(norms[counts].median()) if is_known else math.inf
+            counts &= norms <= largest
+        numbers = counts.nonzero().flatten()
         if len(numbers) == len(x):
-            return cls(x, ids)
+            return cls(x, ids, largest=largest)
         on_cpu = numbers.cpu()
-        num_nonfinite = len(x) - len(numbers)
-        return cls(x.index_select(0, numbers), ids.select(on_cpu), num_nonfinite, on_cpu)
+        return cls(
+            x.index_select(0, numbers),
+            ids.select(on_cpu),
+            len(x) - num_finite,
+            on_cpu,
+            largest=largest,
+            num_massive=num_finite - len(numbers),
+        )
 
     @property
     def num_kept(self) -> int:
         """Number of rows that the mask kept."""
-        return len(self.embeddings) + self.num_nonfinite
+        return len(self.embeddings) + self.num_nonfinite + self.num_massive
 
     @property
     def num_sequences(self) -> int:

@@ -49,7 +49,7 @@ from embedgeo.functional.distributed import (
     together,
 )
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import row_ids
+from embedgeo.functional.rows import massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
 from embedgeo.layer_names import LEDGER
@@ -126,6 +126,7 @@ class Geometry:
         stage_group: Group = None,
         join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
         drift: ComparesRows | None = None,
+        skip_massive: bool | float = False,
     ) -> None:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
@@ -158,6 +159,7 @@ class Geometry:
             "rows": rows,
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
+            "skip_massive": massive_times(skip_massive),
             "metrics": export.recorded_metrics(self.make_metrics),
             "jackknife": jackknife,
         }
@@ -335,7 +337,8 @@ class Geometry:
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
         kept = {
             key: str(self.settings[key])
-            for key in ("rows", "skip_first_positions", "ignore_token_ids")
+            for key in ("rows", "skip_first_positions", "ignore_token_ids", "skip_massive")
+            if key != "skip_massive" or self.settings[key]
         }
         versions = {"embedgeo": __version__, "torch": str(torch.__version__)}
         return {
@@ -444,8 +447,9 @@ class Geometry:
         known = torch.stack([self._known_of(layer) for layer in self.layers])
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
-        sizes, marks, num_sequences = known.split(
-            [3, self.settings["jackknife"], num_ranks(self._group)], dim=1
+        ranks = num_ranks(self._group)
+        sizes, marks, num_sequences, num_massive = known.split(
+            [3, self.settings["jackknife"], ranks, ranks], dim=1
         )
         for layer, (dim, expected, _) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
@@ -466,7 +470,13 @@ class Geometry:
             for metrics in self._metrics.values():
                 metrics.set_unembedding(weights)
         return [
-            MeasuredLayer(layer.name, index, self._metrics[layer.name], int(sizes[index, 2]))
+            MeasuredLayer(
+                layer.name,
+                index,
+                self._metrics[layer.name],
+                int(sizes[index, 2]),
+                int(num_massive[index].sum()),
+            )
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
         ]
@@ -475,17 +485,20 @@ class Geometry:
         """What this rank knows of a layer, float64; zeros where no forward pass has reached it.
 
         Its width, expected size and bytes; a mark of each group of the jackknife that has a
-        sequence; and for each rank a number of sequences, of which this rank knows its own.
+        sequence; and for each rank a number of sequences, and of massive rows, of which this rank
+        knows its own.
         """
         num_groups: int = self.settings["jackknife"]
-        known = torch.zeros(3 + num_groups + num_ranks(self._group), dtype=torch.float64)
+        ranks = num_ranks(self._group)
+        known = torch.zeros(3 + num_groups + 2 * ranks, dtype=torch.float64)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
             sizes = metrics.dim, self.norms.expected_size(layer), num_bytes
             known[:3] = torch.tensor(sizes, dtype=torch.float64)
             known[[3 + group for group in metrics.groups]] = 1
-            known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences
+            own = 3 + num_groups + current_rank(self._group)
+            known[own::ranks] = torch.tensor([metrics.num_sequences, metrics.num_massive]).double()
         return known
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
@@ -599,6 +612,7 @@ class Geometry:
             device=self.device,
             process_group=self._group,
             jackknife=self.settings["jackknife"],
+            skip_massive=self.settings["skip_massive"],
             metrics=self._empty.pop((layer.name, dim), None),
         )
         self._metrics[layer.name] = metrics
@@ -658,6 +672,7 @@ def observe(
     mask: PerToken | None = None,
     word_ids: PerToken | None = None,
     jackknife: int = 0,
+    skip_massive: bool | float = False,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -688,6 +703,11 @@ def observe(
             it; ``ignore_token_ids`` are still tokens.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good
             choice), which needs up to G + 1 times the memory; 0: there are none.
+        skip_massive: leave out, layer by layer, the rows whose norm is more than 4 times (True), or
+            so many times, the median of those of their forward pass that count, on this rank; in
+            passes of fewer than 100 rows none. ``n_massive`` says how many. What is massive depends
+            on the batch: other than without it, numbers change with how rows are split over passes
+            and ranks.
 
     Yields:
         Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a
@@ -714,6 +734,7 @@ def observe(
         mask=mask,
         word_ids=word_ids,
         jackknife=jackknife,
+        skip_massive=skip_massive,
     )
     with geometry.probe:
         yield geometry

@@ -31,6 +31,7 @@ class MeasuredLayer(NamedTuple):
     layer_index: int  # in forward order
     metrics: LayerMetrics
     num_bytes: int = 0  # of its states, on the rank where these are the largest
+    num_massive: int = 0  # rows that all ranks have left out
 
 
 @runtime_checkable
@@ -59,6 +60,8 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
         if isinstance(of_layer, Exception):
             of_layer.add_note(f"at layer {layer.name!r}")
             raise of_layer
+        if layer.metrics.skip_massive:
+            of_layer["n_massive"] = float(layer.num_massive), math.nan
         width = layer.metrics.width
         records += [
             Record(

@@ -262,8 +262,9 @@ class GeometryMetric(Metric):
             self.update_states(rows)
         finally:
             self._untouched.clear()
-        self.deviations = {}
-        self.num_rows = self.num_rows + rows.num_kept
+        if self.deviations:
+            self.deviations = {}
+        self.num_rows = self.num_rows + rows.num_kept - rows.num_massive
         self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod

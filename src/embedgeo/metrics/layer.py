@@ -36,6 +36,9 @@ class LayerMetrics:
     rank r as r, r + R, r + 2 R …. A group has copies of the metrics from when it has a sequence; of
     more groups than sequences the empty ones have none.
 
+    Rows whose norm is over ``skip_massive`` times the median of a batch are left out, also of the
+    groups; 0: none are.
+
     ``metrics`` are some that `reset` has returned, which are made like new in a tenth of the time
     that ``make`` takes.
     """
@@ -48,6 +51,7 @@ class LayerMetrics:
         device: torch.device,
         process_group: Group = None,
         jackknife: int = 0,
+        skip_massive: float = 0,
         metrics: list[Metric] | None = None,
     ) -> None:
         self.dim = dim
@@ -55,6 +59,8 @@ class LayerMetrics:
         self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self.num_rows = 0  # of this rank, that are not masked
         self.num_groups = jackknife
+        self.skip_massive = skip_massive
+        self.num_massive = 0  # of this rank, that were left out
         self.num_sequences = 0  # dealt into groups, those without rows that count among them
         self.is_synced = False  # the states are those of the rows of all ranks
         self.process_group = process_group
@@ -95,17 +101,18 @@ class LayerMetrics:
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
             self.num_sequences += num_sequences
-        rows = Rows.of(hidden, ids)
+        rows = Rows.of(hidden, ids, self.skip_massive)
         self.num_rows += rows.num_kept
+        self.num_massive += rows.num_massive
         if numbers is not None and len(numbers) == rows.num_kept:
             rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
         for metric in self._metrics:
             with named(metric):
-                update_metric(metric, hidden, ids, rows)
+                update_metric(metric, hidden, rows.ids if self.skip_massive else ids, rows)
         for group, part in ids.by_group():
-            of_group = Rows.of(hidden, part)
+            of_group = Rows.of(hidden, part, self.skip_massive, rows.largest)
             for copy in self._copies_of(group):
                 with named(copy):
                     update_metric(copy, hidden, part, of_group)

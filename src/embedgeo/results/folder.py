@@ -131,6 +131,8 @@ class SweepFolder:
         now = json.loads(json.dumps(dict(settings)))
         if "count_special" not in before:  # of an earlier version, where it is without effect
             now.pop("count_special", None)
+        if "skip_massive" in now:
+            before.setdefault("skip_massive", 0.0)
         for option in _DROPPED:
             if option not in now and (option == "max_state_bytes" or not before.get(option)):
                 before.pop(option, None)

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
-from embedgeo.capture.layers import Layer
 from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width
 from embedgeo.formatting import listed, reason, size
@@ -181,7 +180,7 @@ def describe(
         model.eval()
         found = inspect_forward(model, geometry.layers, batch)
         compared = compared_states(model)
-        measured = [*filter(found.has, geometry.layers)]
+        geometry.layers = [*filter(found.has, geometry.layers)]
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     tables = list(dict.fromkeys(paths[table] for table, _ in found.token_ids))
     masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
@@ -195,7 +194,7 @@ def describe(
             sources[name] = f"the function given as {name}="
     guess = None if found.error is None else model_width(model)
     layers = []
-    for layer in measured:
+    for layer in geometry.layers:
         modules = [call.module for call in layer.calls]
         path = " … ".join(dict.fromkeys(paths[each] for each in (modules[0], modules[-1])))
         start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
@@ -203,8 +202,8 @@ def describe(
         kind = type(modules[0]).__name__
         layers.append(DescribedLayer(layer.name, f"{start}{path}", kind, width))
     has_ids = bool(found.token_ids or given["token_ids"])
-    held = _held_bytes(geometry, measured, layers, num_rows, has_ids=has_ids)
-    sent = _held_bytes(geometry, measured, layers, num_rows * ranks, has_ids=has_ids).total()
+    held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
+    sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
     return Description(
         *of_model,
         layers=tuple(layers),
@@ -264,12 +263,7 @@ def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: boo
 
 
 def _held_bytes(
-    geometry: Geometry,
-    measured: Sequence[Layer],
-    layers: Sequence[DescribedLayer],
-    num_rows: int,
-    *,
-    has_ids: bool,
+    geometry: Geometry, layers: Sequence[DescribedLayer], num_rows: int, *, has_ids: bool
 ) -> Counter[str]:
     """Bytes that each of the package's metrics holds at all layers, with its copies for standard
     errors; 0 of another package's.
@@ -279,7 +273,7 @@ def _held_bytes(
     has_types = has_ids and settings["rows"] not in ("mean", "max")
     most_types = geometry.inputs.num_token_types if has_types else 0
     held = Counter[str]()
-    for layer, described in zip(measured, layers, strict=True):
+    for layer, described in zip(geometry.layers, layers, strict=True):
         width = (described.width or 0) * (len(STREAMS) if layer.stream == LEDGER else 1)
         for metric in geometry.make_metrics_of(layer)(width) if width else ():
             name = type(metric).__name__

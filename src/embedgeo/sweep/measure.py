@@ -216,6 +216,7 @@ class Worker:
                 text.ignore_token_ids,
                 rows=settings.rows,
                 jackknife=settings.jackknife,
+                skip_massive=settings.skip_massive,
             )
         try:
             with torch.inference_mode(), self.fabric.autocast():

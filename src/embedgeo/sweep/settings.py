@@ -90,6 +90,9 @@ class SweepSettings:
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out, by their ids; or ``special``: the tokenizer's special
             tokens.
+        skip_massive: leave out, layer by layer, rows whose norm is more than 4 times (true), or so
+            many times, the median of their forward pass, if it has 100 rows; numbers then depend on
+            ``batch_size``, and ``n_massive`` says how many rows these were.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer; and ``projections/<name>.parquet``: the most frequent ones in the plane of their
             principal axes.
@@ -161,6 +164,7 @@ class SweepSettings:
     device_map: dict[str, Any] | str | None = None
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] | str = ()
+    skip_massive: bool | float = False
     token_tables: bool = False
     save_means: bool = False
     after_processing: bool = False
@@ -375,6 +379,8 @@ class SweepSettings:
 
     def as_manifest(self, text_sha256: str) -> Mapping[str, Any]:
         """The settings that the results depend on, as recorded in ``manifest.json``."""
+        from embedgeo.functional.rows import massive_times
+
         recorded = {name: value for name, value in asdict(self).items() if name not in _RUN_OPTIONS}
         recorded |= {
             "model": list(self.models),
@@ -382,6 +388,7 @@ class SweepSettings:
             "extra": self.extra_names,
         }
         recorded["seq_len"] = self.length
+        recorded["skip_massive"] = massive_times(self.skip_massive)
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
         return {

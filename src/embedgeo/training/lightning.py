@@ -108,6 +108,9 @@ class GeometryMonitor(Monitor, Callback):
             fails is taken out on all ranks, with one warning, or raises with
             ``on_error="raise"``. In a YAML configuration each is a ``class_path`` and its
             ``init_args``.
+        skip_massive: leave out, layer by layer, the rows whose norm is more than 4 times (True), or
+            so many times, the median of those of their forward pass on this rank: see
+            `embedgeo.observe`.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer

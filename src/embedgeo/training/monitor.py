@@ -43,6 +43,7 @@ from embedgeo.functional.distributed import (
     own_group,
     together,
 )
+from embedgeo.functional.rows import massive_times
 from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import ComparesRows
 from embedgeo.metrics import streaming_metrics
@@ -152,6 +153,7 @@ class MonitorOptions(TypedDict, total=False):
     pictures: bool
     scalars: Scalars
     listeners: Sequence[Any]
+    skip_massive: bool | float
 
 
 class Monitor(ABC):
@@ -202,12 +204,14 @@ class Monitor(ABC):
         pictures: bool = True,
         scalars: Scalars = "headlines",
         listeners: Sequence[Any] = (),
+        skip_massive: bool | float = False,
     ) -> None:
         if on_error not in ("warn", "raise"):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
         _require_compiled(compiled)
         require_word_ids(rows, word_ids)
         require_exclusions(skip_first_positions, ignore_token_ids)
+        massive_times(skip_massive)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
         if isinstance(self.probe, Iterator):
@@ -252,6 +256,7 @@ class Monitor(ABC):
             "metrics": metric_factory(given, seed=seed, jackknife=jackknife),
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": ignore_token_ids,
+            "skip_massive": skip_massive,
             "rows": rows,
             "jackknife": jackknife,
         }

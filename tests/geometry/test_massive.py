@@ -1,0 +1,269 @@
+"""``skip_massive=``: rows far beyond the median norm of their forward pass are left out, layer by
+layer.
+"""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from embedgeo import Drift, StepMonitor, TokenMoments, observe
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.records import MODEL
+from embedgeo.studies.representations import drift_values
+from embedgeo.text import cut_sequences
+from embedgeo.training.transformers import GeometryCallback
+from tests.models import gpt_neox, token_batch
+from tests.ranks import on_two_ranks
+from tests.sweep.sweeping import sweep
+from tests.sweep.tiny import TEXT, local_run, model as saved_model, tokenizer_files, tokenizer_of
+from tests.training.hf_runs import hf_trainer
+
+LAYERS = ["embed", "block.00", "block.01", "block.02", "final_norm"]
+TIMES = 1.1
+
+
+def built(infinite=()):
+    """A model of whose hidden states few rows, others at each layer, are massive."""
+    torch.manual_seed(0)
+    model = gpt_neox().eval()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[3:6] *= 20
+        model.get_input_embeddings().weight[[*infinite]] = torch.inf
+    return model
+
+
+def batch(seed=0, rows=12):
+    given = token_batch(rows, 12, seed=seed)
+    given["attention_mask"][::3, :2] = 0
+    return given
+
+
+def hidden_rows(model, given):
+    """The hidden states of a forward pass by layer, float64, read by plain hooks."""
+    found, inner = {}, model.gpt_neox
+    modules = [*inner.layers, inner.final_layer_norm]
+    hooks = [inner.layers[0].register_forward_pre_hook(lambda _, args: found.update(embed=args[0]))]
+    hooks += [
+        module.register_forward_hook(lambda _, args, out, name=name: found.update({name: out}))
+        for name, module in zip(LAYERS[1:], modules, strict=True)
+    ]
+    with torch.no_grad():
+        model(**given)
+    for hook in hooks:
+        hook.remove()
+    return {name: each.double() for name, each in found.items()}
+
+
+def counted(hidden, given, times):
+    """Marks of the rows that count, by a loop over all of them."""
+    marks = given["attention_mask"].bool().clone()
+    marks &= torch.isfinite(hidden).all(-1)
+    norms = sorted(float(row.norm()) for row in hidden[marks])
+    median = norms[(len(norms) - 1) // 2]
+    for i, j in marks.nonzero().tolist():
+        if len(norms) >= 100 and float(hidden[i, j].norm()) > times * median:
+            marks[i, j] = False
+    return marks
+
+
+@pytest.mark.parametrize("times", [True, TIMES])
+@pytest.mark.parametrize("jackknife", [0, 4])
+def test_values_are_those_of_the_rows_that_are_left(jackknife, times):
+    model, given = built(), batch()
+    hidden, options = hidden_rows(model, given), {"jackknife": jackknife}
+    with observe(model, skip_massive=times, **options) as geometry, torch.no_grad():
+        model(**given)
+    found = geometry.to_frame().set_index(["layer", "metric"])
+    counts = set()
+    for layer in LAYERS:
+        mask = counted(hidden[layer], given, 4 if times is True else times)
+        with observe(model, layers=layer, mask=mask, **options) as alone, torch.no_grad():
+            model(**given)
+        expected = alone.to_frame().set_index("metric")
+        values = found.loc[layer]
+        counts.add(values["value"]["n"])
+        left_out = int(given["attention_mask"].sum() - mask.sum())
+        assert (values["value"]["n"], values["value"]["n_massive"]) == (int(mask.sum()), left_out)
+        # of which one row a type is drawn, by its number
+        exact = [key for key in expected.index if not key.startswith("intrinsic_dimension")]
+        for column in ("value", "stderr"):
+            found_here, wanted = (table.loc[exact, column] for table in (values, expected))
+            np.testing.assert_allclose(found_here, wanted, 1e-6, 1e-9)
+        key = "intrinsic_dimension"  # of all rows
+        assert values["value"][key] == pytest.approx(expected["value"][key], rel=1e-5)
+    assert len(counts) > 1
+
+
+def test_layers_of_other_rows_of_the_same_types_are_computed_apart():
+    model, given = built(), batch()
+    given["input_ids"][:] = given["input_ids"] % 2
+    make = lambda dim: [TokenMoments(dim)]  # noqa: E731
+    hidden = hidden_rows(model, given)
+    with observe(model, metrics=make, skip_massive=1.01) as geometry, torch.no_grad():
+        model(**given)
+    for layer, values in geometry.compute().items():
+        metric, mask = TokenMoments(16), counted(hidden[layer], given, 1.01)
+        metric.update(hidden[layer], given["input_ids"], mask)
+        expected = {key: float(value) for key, value in metric.compute().items()}
+        found = {key: values[key] for key in expected}
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-9, nan_ok=True), layer
+
+
+def test_of_each_pass_by_its_own_median_and_of_few_rows_none():
+    model = built()
+    passes = [batch(0), batch(1, rows=20), batch(2, rows=3)]
+    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
+        for given in passes:
+            model(**given)
+    masks = [
+        {name: counted(x, given, TIMES) for name, x in hidden_rows(model, given).items()}
+        for given in passes
+    ]
+    assert all(mask.sum() == passes[2]["attention_mask"].sum() for mask in masks[2].values())
+    for layer, values in geometry.compute().items():
+        assert values["n"] == sum(int(each[layer].sum()) for each in masks)
+
+
+def test_rows_that_are_not_finite_are_counted_apart():
+    model, given = built(infinite=[7]), batch()
+    with observe(model, layers="embed", skip_massive=True) as geometry, torch.no_grad():
+        model(**given)
+    values, ids = geometry.compute()["embed"], given["input_ids"][given["attention_mask"].bool()]
+    assert values["n_nonfinite"] == int((ids == 7).sum()) > 0
+    assert values["n_massive"] == int(torch.isin(ids, torch.tensor([3, 4, 5])).sum()) > 0
+    assert values["n"] == len(ids) - values["n_nonfinite"] - values["n_massive"]
+
+
+def test_all_layers_draw_from_the_same_rows_and_keep_their_numbers():
+    model, given = built(), batch()
+    marks = given["attention_mask"].bool()
+    hidden = hidden_rows(model, given)
+    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
+        model(**given)
+    for layer, sample in geometry.samples().items():
+        kept = counted(hidden[layer], given, TIMES)[marks]
+        numbers = sample.row_numbers
+        assert set(numbers.tolist()) == set(kept.nonzero().flatten().tolist()), layer
+        torch.testing.assert_close(sample.rows, hidden[layer][marks][numbers].to(sample.rows.dtype))
+
+
+def test_drift_compares_the_rows_that_both_layers_have():
+    model, given = built(), batch()
+    marks = given["attention_mask"].bool()
+    hidden = hidden_rows(model, given)
+    monitor = StepMonitor(
+        model, 1, probe=[given], listeners=[Drift()], skip_massive=TIMES, on_error="raise"
+    )
+    with monitor.step(0):
+        model(**given)
+    monitor.close()
+    found = {
+        (record["step"], record["layer"]): record["value"]
+        for record in monitor.history
+        if record["metric"] == "cka_to_below"
+    }
+    for below, layer in pairwise(LAYERS):
+        both = (counted(hidden[below], given, TIMES) & counted(hidden[layer], given, TIMES))[marks]
+        expected = drift_values(*(hidden[name][marks][both] for name in (layer, below)))
+        assert found[0, layer] == pytest.approx(float(expected["cka"]), rel=1e-5), layer
+
+
+def test_terms_of_a_block_add_up_over_its_own_rows():
+    model, given = built(), batch()
+    with observe(model, ["blocks", "residual"], skip_massive=TIMES) as geometry, torch.no_grad():
+        model(**given)
+    for layer, values in geometry.compute().items():
+        if layer.endswith(".ledger"):
+            terms = [value for key, value in values.items() if key.startswith("Q_from_")]
+            assert sum(terms) == pytest.approx(values["Q"], rel=1e-6)
+            assert values["n"] + values["n_massive"] == int(given["attention_mask"].sum())
+
+
+def test_without_it_nothing_is_said_of_it():
+    model = built()
+    with observe(model) as geometry, torch.no_grad():
+        model(**batch())
+    assert all("n_massive" not in values for values in geometry.compute().values())
+    assert "skip_massive" not in geometry.origin()
+    with observe(model, skip_massive=True) as geometry, torch.no_grad():
+        model(**batch())
+        assert geometry.origin()["skip_massive"] == "4.0"
+
+
+@pytest.mark.parametrize("wrong", [1, 0.5, -4.0, float("nan"), float("inf"), "4", None])
+def test_other_numbers_are_refused(wrong):
+    for start in (
+        lambda: observe(built(), skip_massive=wrong).__enter__(),
+        lambda: GeometryCallback(skip_massive=wrong),
+    ):
+        with pytest.raises(ValueError, match="skip_massive must be True"):
+            start()
+
+
+@pytest.mark.slow
+def test_a_run_of_the_trainer_leaves_them_out(tmp_path):
+    callback = GeometryCallback(every_n_steps=2, skip_massive=1.05, on_error="raise")
+    sizes = {"per_device_train_batch_size": 12, "max_steps": 2}
+    hf_trainer(tmp_path, callback, **sizes).train()
+    table = pd.DataFrame(callback.history).query("layer_index >= 0 and step == 0")
+    values = table.pivot_table("value", "layer", "metric")
+    assert (values["n"] + values["n_massive"] == 144).all()
+    assert values["n_massive"].nunique() > 1
+
+
+@pytest.mark.slow
+def test_the_command_finds_what_observe_finds_and_refuses_another_setting(tmp_path):
+    local_run(tmp_path / "run", steps=(1,))
+    text = "\n\n".join(TEXT * 12)
+    (tmp_path / "text.txt").write_text(text)
+    out = tmp_path / "out"
+    asked = {"text": str(tmp_path / "text.txt"), "seq_len": 32, "num_tokens": 640, "out": str(out)}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+    command = [sys.executable, "-m", "embedgeo.cli", "sweep", "--model", str(tmp_path / "run")]
+    subprocess.run([*command, *options, "--skip-massive", "1.05"], check=True, capture_output=True)
+    ids = cut_sequences([tokenizer_of(tokenizer_files()).encode(text)], 32)[:20]
+    with observe(saved_model(1), skip_massive=1.05) as geometry, torch.no_grad():
+        for part in ids.split(8):
+            geometry.model(part)
+    found = SweepFolder(out).read("step1").query("layer != @MODEL", local_dict={"MODEL": MODEL})
+    found = found.set_index(["layer", "metric"])["value"]
+    for layer, values in geometry.compute().items():
+        assert found[layer].to_dict() == pytest.approx(values, rel=1e-6, nan_ok=True), layer
+    assert found.xs("n_massive", level="metric").nunique() > 1
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["asked"]["skip_massive"] == 1.05
+    for other in (False, True):
+        with pytest.raises(ValueError, match=r"skip_massive was 1\.05"):
+            sweep(str(tmp_path / "run"), **asked, skip_massive=other)
+    # a folder of an earlier version is one without
+    manifest["asked"].pop("skip_massive")
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"skip_massive was 0\.0, is 4\.0"):
+        sweep(str(tmp_path / "run"), **asked, skip_massive=True)
+    assert sweep(str(tmp_path / "run"), **asked) == 0
+
+
+def values_on_rank(rank):
+    model = built()
+    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
+        for seed in ((0, 2), (1,))[rank]:
+            model(**batch(seed))
+    return geometry.compute()
+
+
+@pytest.mark.slow
+def test_on_two_ranks_each_pass_has_its_own_median(tmp_path):
+    first, second = on_two_ranks(values_on_rank, tmp_path)
+    model = built()
+    with observe(model, skip_massive=TIMES) as geometry, torch.no_grad():
+        for seed in (0, 1, 2):
+            model(**batch(seed))
+    for layer, values in geometry.compute().items():
+        assert first[layer] == pytest.approx(values, rel=1e-7, nan_ok=True), layer
+        assert second[layer] == pytest.approx(values, rel=1e-7, nan_ok=True), layer
