@@ -280,8 +280,8 @@ class Rows:
         cls, embeddings: Tensor, ids: RowIds, times: float = 0, largest: float | None = None
     ) -> "Rows":
         """The rows of a batch, shape (..., d), any floating dtype but float8, that count, without
-        those with a NaN or Inf, and those of a norm over ``times`` the median of the others, or over
-        ``largest``.
+        those with a NaN or Inf, and those of a norm over ``times`` the median of the others, or
+        over ``largest``.
 
         ``times`` 0 and fewer than 100 rows leave out none. A device is waited for once, to tell
         whether there are any with a NaN or Inf.
