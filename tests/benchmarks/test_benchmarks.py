@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -20,6 +21,7 @@ from benchmarks import (
     scaling,
     steps,
     sweep,
+    symptoms,
     timing,
     workers,
 )
@@ -144,6 +146,15 @@ def test_a_revision_is_extracted_or_refused_in_one_line(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")
+@pytest.mark.slow
+def test_symptoms_have_a_row_for_each_fault_and_each_wrong_measurement(tmp_path):
+    symptoms.main("small", tmp_path / "symptoms.csv")
+    found = pd.read_csv(tmp_path / "symptoms.csv")
+    asked = pd.read_csv(ROOT / "docs" / "symptoms.csv")
+    assert found[["what", "steps"]].equals(asked[["what", "steps"]])
+    assert list(found) == list(asked)
+
+
 def test_the_benchmark_of_a_gpu_runs_also_on_the_cpu(tmp_path):
     file = tmp_path / "gpu.json"
     parts = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager"]
