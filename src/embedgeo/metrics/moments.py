@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import Moments, moment_values, moments_and_norms, ratio
-from embedgeo.functional.outliers import OutlierRows, outlier_rows, outlier_shares, outlier_table
+from embedgeo.functional.outliers import (
+    LARGE,
+    MOST_TOP,
+    TOP_SHARE,
+    OutlierRows,
+    outlier_rows,
+    outlier_shares,
+    outlier_table,
+)
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -135,7 +143,6 @@ _TERMS = {
             "large rows",
             "share of rows with ‖x‖ > 4 × median ‖x‖",
             "Rows far longer than most, as those of massive activations are.",
-            gaussian=0.0,
         ),
     ),
     "n": Term(
@@ -232,6 +239,10 @@ class EmbeddingMoments(GeometryMetric):
             "norm_cv": np.sqrt(1 / root**2 - 1),
             "norm_max": np.sqrt(Q / dim * stats.chi2.ppf(0.5 ** (1 / n), dim)),
             "top_dim_share": stats.chi2.ppf(0.5 ** (1 / dim), free) / (free * dim),
+            "top_rows_share": stats.chi2.sf(
+                stats.chi2.isf(np.minimum(np.ceil(TOP_SHARE * n), MOST_TOP) / n, dim), dim + 2
+            ),
+            "large_norm_rows": stats.chi2.sf(LARGE**2 * stats.chi2.median(dim), dim),
             "V_W_unbiased": np.where(free > 0, Q, np.nan),
         }
 
