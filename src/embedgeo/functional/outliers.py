@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import mean_of, merge_parts, ratio, squares_about
-from embedgeo.functional.precision import accumulator_dtype, sent, state_device
+from embedgeo.functional.precision import sent, state_device
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.functional.tokens import TokenTable, token_table
@@ -121,9 +121,7 @@ class OutlierRows(NamedTuple):
             rows = self.rows.new_zeros(len(largest), self.rows.shape[1])
             return {
                 "rows": rows.index_copy_(0, own, self.rows.index_select(0, place[own])),
-                "m2": squares_about(
-                    found["mean"], self.first_n, self.first_mean, self.first_m2
-                ),
+                "m2": squares_about(found["mean"], self.first_n, self.first_mean, self.first_m2),
             }
         return {}
 
@@ -314,9 +312,7 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     return torch.where(is_large.any(), is_large, is_top)
 
 
-def outlier_table(
-    outliers: OutlierRows, mean: Tensor, m2: Tensor
-) -> dict[str, Tensor]:
+def outlier_table(outliers: OutlierRows, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """``token_id`` (-100: none), ``place`` in the sequence, from 0 (-1: unknown), ``norm`` and
     ``share_of_V`` of the rows of largest norm, in descending order, shape (m,).
     """

@@ -254,9 +254,7 @@ def _terms() -> dict[str, Term]:
         meaning="The coordinate of the largest share of V without the rows left out.",
     )
     return {
-        key: each._replace(
-            is_drawn=False, is_scalar=False, group="more", order=735, gaussian=None
-        )
+        key: each._replace(is_drawn=False, is_scalar=False, group="more", order=735, gaussian=None)
         for key, each in terms.items()
     }
 
