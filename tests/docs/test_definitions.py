@@ -22,6 +22,7 @@ from embedgeo.metrics import (
     TokenSimilarity,
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
+from embedgeo.metrics.left_out import TERMS
 from embedgeo.studies.ablation import replacements
 from embedgeo.studies.representations import drift_values, linearity_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
@@ -80,7 +81,7 @@ def test_every_section_defines_the_keys_of_its_metrics_and_there_are_no_others()
     of_ablations = {
         f"loss_change_{name}{end}" for name in replacements() for end in ("", "_after_first")
     }
-    expected = others.union(*sections.values(), of_models, of_ablations)
+    expected = others.union(*sections.values(), of_models, of_ablations, TERMS)
     expected |= {"norm_Q_expected", "loss_change_identity", *keys_under("Embedding matrices")}
     assert len(KEYS) == len(set(KEYS))
     assert set(KEYS) == expected

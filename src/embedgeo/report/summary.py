@@ -286,7 +286,7 @@ def _few_make_them(run: Run) -> Iterator[Flag]:
     for kind, (title, _) in kinds.items():
         text = (
             "What is left without them has other numbers, by more than a tenth and two standard "
-            f"errors. {REMEDIES[kind][0].upper()}{REMEDIES[kind][1:]}."
+            f"errors. {REMEDIES[kind]}"
         )
         yield Flag(
             title, text, [cases[kind][each][1] for each in run.layers if each in cases[kind]]

@@ -10,11 +10,11 @@ from embedgeo.glossary import term
 MOVED, MOVED_ERRORS = 0.1, 2
 """The share of itself, and the number of its standard errors, by which a headline has to move."""
 REMEDIES = {
-    "large_rows": "skip_massive= (--skip-massive) leaves large rows out",
-    "first_positions": "skip_first_positions=1 (--skip-first-positions 1) leaves first positions "
-    "out, and --special-tokens default begins each sequence as the model knows it",
-    "top_dim": "anisotropy_standardized and anisotropy_without_top_dim (spectrum) do without the "
-    "coordinate",
+    "large_rows": "Leave large rows out by skip_massive= (--skip-massive).",
+    "first_positions": "Leave first positions out by skip_first_positions=1 "
+    "(--skip-first-positions 1); --special-tokens default begins each sequence as the model knows "
+    "it.",
+    "top_dim": "Read anisotropy_standardized and anisotropy_without_top_dim (spectrum).",
 }
 """What to do, by kind: as `embedgeo.metrics.left_out` has them."""
 
@@ -190,4 +190,4 @@ def _lines(layers: Mapping[str, tuple[int, Values, Values]]) -> Iterator[str]:
             worst = max(where, key=lambda layer: layers[layer][1].get(shares[kind], 0.0))
             others = listed([layer for layer in where if layer != worst], _MOST_NAMED)
             also = f" (also at {others})" if others else ""
-            yield f"{worst}: {found[worst][kind]}{also}. {remedy[0].upper()}{remedy[1:]}."
+            yield f"{worst}: {found[worst][kind]}{also}. {remedy}"
