@@ -21,6 +21,7 @@ REMEDIES = {
 _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
 _LEAST = 0.01  # by which a share has to move
 _MOST_NAMED = 4  # layers
+_HELD = 256  # rows, those of largest norm, that are left out at most
 _LEAST_ROWS = 100  # of fewer, any few make the numbers
 # share of V of a coordinate, as in `embedgeo.metrics.left_out`, from which it is named
 _OPEN = 0.05
@@ -51,9 +52,11 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
     n = values.get("n", 0.0)
     if n < _LEAST_ROWS:
         return found
+    large, every = values.get("large_rows", 0.0), n * values.get("large_norm_rows", 0.0)
+    more = f" (the largest of {every:,.0f} beyond 4 times the median norm)" if every > _HELD else ""
     before = ""  # what has been left out so far
     beginnings = {
-        "large_rows": f"{number(values.get('large_rows', 0))} rows of {n:,.0f} hold "
+        "large_rows": f"{large:,.0f} rows of {n:,.0f}{more} hold "
         f"{values.get('large_rows_share', 0):.0%} of the variance",
         "first_positions": f"first positions hold {values.get('first_positions_share', 0):.0%} of "
         "the variance",
