@@ -5,6 +5,7 @@ that is left, measured naively.
 from math import nan
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from embedgeo.metrics.layer import LayerMetrics
+from embedgeo.report.runs import make_run
+from embedgeo.report.summary import flags
 from embedgeo.results.findings import findings, lines
 from tests import references
 from tests.data import gaussian, generator, texts, zipf_ids
@@ -165,6 +168,29 @@ def test_a_line_names_the_layer_where_most_is_held_and_the_others():
     assert line.startswith("block.00: 5 rows of 2,400 hold ")
     assert "(also at block.01)" in line
     assert "--skip-massive" in line
+
+
+def test_the_report_has_a_flag_for_each_kind_with_the_layers_and_the_remedy():
+    values, errors = measured(*planted(large=True, coordinate=True))
+    records = [
+        {
+            "step": 0,
+            "layer": layer,
+            "layer_index": place,
+            "width": DIM,
+            "metric": key,
+            "value": value,
+            "stderr": errors[key],
+        }
+        for place, layer in enumerate(("block.00", "block.01"))
+        for key, value in values.items()
+    ]
+    found = {flag.title: flag for flag in flags(make_run("run", pd.DataFrame(records)))}
+    rows = found["A few rows make the numbers"]
+    assert "--skip-massive" in rows.text
+    assert [line.split()[0] for line in rows.details] == ["block.00", "block.01"]
+    assert "coordinate 7 holds" in found["One coordinate makes the numbers"].details[0]
+    assert "Missing numbers" not in found
 
 
 SIMULATED = [
