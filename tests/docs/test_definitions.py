@@ -10,7 +10,7 @@ import torch
 
 from docs.facts import with_facts
 from embedgeo.functional import gride_dimensions, twonn_dimension
-from embedgeo.glossary import OWN
+from embedgeo.glossary import LEFT_OUT, OWN
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -22,7 +22,6 @@ from embedgeo.metrics import (
     TokenSimilarity,
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
-from embedgeo.metrics.left_out import TERMS
 from embedgeo.studies.ablation import replacements
 from embedgeo.studies.representations import drift_values, linearity_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
@@ -81,7 +80,7 @@ def test_every_section_defines_the_keys_of_its_metrics_and_there_are_no_others()
     of_ablations = {
         f"loss_change_{name}{end}" for name in replacements() for end in ("", "_after_first")
     }
-    expected = others.union(*sections.values(), of_models, of_ablations, TERMS)
+    expected = others.union(*sections.values(), of_models, of_ablations, LEFT_OUT)
     expected |= {"norm_Q_expected", "loss_change_identity", *keys_under("Embedding matrices")}
     assert len(KEYS) == len(set(KEYS))
     assert set(KEYS) == expected
