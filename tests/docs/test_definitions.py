@@ -10,7 +10,7 @@ import torch
 
 from docs.facts import with_facts
 from embedgeo.functional import gride_dimensions, twonn_dimension
-from embedgeo.glossary import OWN
+from embedgeo.glossary import LEFT_OUT, OWN
 from embedgeo.metrics import (
     AfterProcessing,
     Anisotropy,
@@ -81,12 +81,8 @@ def test_every_section_defines_the_keys_of_its_metrics_and_there_are_no_others()
     of_ablations = {
         f"loss_change_{name}{end}" for name in replacements() for end in ("", "_after_first")
     }
-    expected = others.union(*sections.values(), of_models, of_ablations)
-    expected |= left_out | {
-        "norm_Q_expected",
-        "loss_change_identity",
-        *keys_under("Embedding matrices"),
-    }
+    expected = others.union(*sections.values(), of_models, of_ablations, left_out, LEFT_OUT)
+    expected |= {"norm_Q_expected", "loss_change_identity", *keys_under("Embedding matrices")}
     assert len(KEYS) == len(set(KEYS))
     assert set(KEYS) == expected
     assert OWN.terms.keys() <= expected

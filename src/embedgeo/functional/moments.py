@@ -193,16 +193,27 @@ def _beside(of_rows: Tensor, of_norms: Tensor) -> Tensor:
 
 def row_moments(x: Tensor) -> Moments:
     """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
-    parts = list[Moments]()
+    return moments_and_norms(x)[0]
+
+
+def moments_and_norms(x: Tensor) -> tuple[Moments, Tensor]:
+    """The `row_moments`, and the Euclidean norms of the rows, shape (n,), in the accumulator's
+    dtype.
+    """
+    parts, norms = list[Moments](), list[Tensor]()
     for chunk in row_chunks(x):
-        part = _chunk_moments(x[chunk])
+        part, norm = _chunk_moments(x[chunk])
+        norms.append(norm)
         parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
     if not parts:
-        return Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-    return parts[0] if len(parts) == 1 else merged(parts)
+        none = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+        return none, none.mean[:0]
+    if len(parts) == 1:
+        return parts[0], norms[0]
+    return merged(parts), torch.cat(norms)
 
 
-def _chunk_moments(x: Tensor) -> Moments:
+def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:
     dtype, (n, dim) = accumulator_dtype(x.device), x.shape
     rows = torch.empty(n, dim + 1, dtype=dtype, device=x.device)  # the norms are one more column
     rows[:, :dim] = x
@@ -211,7 +222,7 @@ def _chunk_moments(x: Tensor) -> Moments:
     mean = rows.mean(0)
     direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
     m2 = rows.sub_(mean).square_().sum(0)
-    return Moments(
+    moments = Moments(
         n=rows.new_full((), n),
         mean=mean[:dim],
         m2=m2[:dim],
@@ -221,6 +232,7 @@ def _chunk_moments(x: Tensor) -> Moments:
         direction_n=torch.count_nonzero(norm).to(dtype),
         direction_sum=direction_sum,
     )
+    return moments, norm
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:

@@ -146,9 +146,10 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         exponential of the entropy of the normalised singular values; ``rankme``, the same of the
         rows as they are, not centred; ``effective_rank_eigenvalues``, the same of the λ;
         ``isoscore``; ``top1_share``, which is ``anisotropy`` again, and ``top5_share``, that of
-        λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``,
-        see `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not
-        vary, and ``rankme`` only where they are 0, too.
+        λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``anisotropy_without_top_dim`` and
+        ``participation_ratio_without_top_dim``, without the coordinate of the largest variance;
+        ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All but the
+        baseline are NaN where the rows do not vary, and ``rankme`` only where they are 0, too.
     """
     s = varying_scatter(scatter)
     variance = s.diagonal(dim1=-2, dim2=-1)
@@ -159,8 +160,11 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
     uncentred = uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0])
+    kept = torch.arange(len(variance), device=variance.device) != variance.argmax()
+    others = _leading_values(scatter.n, variance[kept], *(s[kept][:, kept],) * 2)
     return {
         **leading,
+        **{f"{key}_without_top_dim": others[key] for key in ("anisotropy", "participation_ratio")},
         "rankme": entropy_rank(uncentred.sqrt()),
         **full_spectrum_values(eigenvalues),
     }

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import is_distributed
+from embedgeo.functional.distributed import Group, all_reduce_max, is_distributed
+from embedgeo.functional.outliers import OutlierRows
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
+from embedgeo.metrics.left_out import KINDS, open_kinds, recorded_values, values_without
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
@@ -45,16 +47,18 @@ class ComparesRows(Protocol):
         """Give these metrics the rows to compare with; every rank calls this."""
 
 
-def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
+def compute(layers: Sequence[MeasuredLayer], group: Group = None) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as
     they are.
+
+    The ranks of ``group`` have records of the same keys.
 
     Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on
     each rank. An error of a layer is raised once all have been computed.
     """
     pairs = list[Pairs | Exception]()
     for some in _exchanged_together(layers):
-        pairs += layer_values([each.metrics for each in some])
+        pairs += layer_values([each.metrics for each in some], group)
     records = list[Record]()
     for layer, of_layer in zip(layers, pairs, strict=True):
         if isinstance(of_layer, Exception):
@@ -77,7 +81,7 @@ def compute(layers: Sequence[MeasuredLayer]) -> list[Record]:
     return records
 
 
-def layer_values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
+def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pairs | Exception]:
     """Values and standard errors of each layer over the rows of all ranks, or the exception of one
     that fails, here alone maybe; every rank must call this.
 
@@ -87,7 +91,47 @@ def layer_values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
     with in_sync(layers), threads_for(size), ExitStack() as stack:
         for kind in {"cpu", *(each.device.type for each in layers)}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        return _values(layers)
+        found = _values(layers)
+        return [
+            _with_values_without(layer, values, kinds)
+            for layer, values, kinds in zip(
+                layers, found, _open_kinds(layers, found, group), strict=True
+            )
+        ]
+
+
+def _open_kinds(
+    layers: Sequence[LayerMetrics], found: Sequence[Pairs | Exception], group: Group
+) -> list[list[str]]:
+    """The kinds, of each layer, without which there are numbers, too: the same on all ranks, which
+    may differ in the last digit of what they go by.
+    """
+    marks = torch.zeros(len(layers), len(KINDS))
+    for place, (layer, values) in enumerate(zip(layers, found, strict=True)):
+        held = layer.wanted(lambda metric: metric.holds(OutlierRows))
+        if held and not isinstance(values, Exception):
+            num_first = float(held[0].load(OutlierRows).first_n)
+            own = {key: value for key, (value, _) in values.items()}
+            marks[place] = torch.tensor(open_kinds(own, layer.width, num_first))
+    if is_distributed() and layers:
+        marks = all_reduce_max(marks.to(layers[0].device), group)
+    return [
+        [kind for kind, is_open in zip(KINDS, of_layer, strict=True) if is_open]
+        for of_layer in marks.tolist()
+    ]
+
+
+def _with_values_without(
+    layer: LayerMetrics, found: Pairs | Exception, kinds: Sequence[str]
+) -> Pairs | Exception:
+    """The values of a layer, and those without these kinds."""
+    if isinstance(found, Exception) or not kinds:
+        return found
+    try:
+        without = values_without(layer.wanted(lambda metric: True), kinds)
+        return _pairs(recorded_values(without)) | found
+    except Exception as error:
+        return error
 
 
 def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:

@@ -101,6 +101,19 @@ _TERMS = {
             ranges=True,
         ),
         **_SPECTRUM,
+        anisotropy_without_top_dim=Term(
+            "anisotropy without the largest coordinate",
+            "σ₁² / Σσ² of the other coordinates",
+            "Anisotropy that is left without the coordinate of the largest share of V.",
+            is_drawn=False,
+        ),
+        participation_ratio_without_top_dim=Term(
+            "participation ratio without the largest coordinate",
+            "directions, (Σλ)² / Σλ² of the other coordinates",
+            "How many directions the variance of the other coordinates is spread over.",
+            ranges=True,
+            is_drawn=False,
+        ),
         anisotropy_null=Term(
             "anisotropy of a Gaussian",
             "expected σ₁² / Σσ²",
@@ -145,7 +158,8 @@ class Anisotropy(GeometryMetric):
     Args:
         dim: d, the width of the embeddings.
         spectrum: also compute ``effective_rank``, ``rankme``, ``effective_rank_eigenvalues``,
-            ``isoscore``, ``top1_share``, ``top5_share``, ``anisotropy_without_top5``, ``alpha_req``
+            ``isoscore``, ``top1_share``, ``top5_share``, ``anisotropy_without_top5``,
+            ``anisotropy_without_top_dim``, ``participation_ratio_without_top_dim``, ``alpha_req``
             and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are

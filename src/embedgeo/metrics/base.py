@@ -28,6 +28,7 @@ from embedgeo.functional.distributed import (
     reduce_states,
 )
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
+from embedgeo.functional.outliers import NUM_HELD, OutlierRows
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.sampling import Sample
@@ -336,6 +337,8 @@ class GeometryMetric(Metric):
                     total += num_types * (8 * self.dim + 48)
                 case Scatter():
                     total += 8 * (self.dim**2 - 1)
+                case OutlierRows():
+                    total += min(num_rows, NUM_HELD) * (8 * self.dim + 48)
                 case Sample():
                     of_labels = 8 * state.labels.shape[1:].numel()
                     num_drawn = min(num_rows, state.size)
@@ -353,6 +356,10 @@ class GeometryMetric(Metric):
         for field, value in empty._asdict().items():
             if isinstance(value, Tensor):
                 self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
+
+    def holds(self, kind: type[Any]) -> bool:
+        """Tell whether a state of this kind has been declared."""
+        return kind in self._declared
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""

@@ -6,7 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
+from embedgeo.functional.moments import Moments, moment_values, moments_and_norms, ratio
+from embedgeo.functional.outliers import (
+    LARGE,
+    MOST_TOP,
+    TOP_SHARE,
+    OutlierRows,
+    outlier_rows,
+    outlier_shares,
+    outlier_table,
+)
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -17,7 +26,7 @@ from embedgeo.functional.tokens import (
     within_moments,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.base import GeometryMetric, Table
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 SQUARED = "squared embedding units"
@@ -117,6 +126,25 @@ _TERMS = {
         group="shape",
         order=320,
     ),
+    **in_group(
+        "norms",
+        420,
+        top_rows_share=Term(
+            "top rows' share",
+            "share of V of the 0.1 % of rows of largest norm, at most 64",
+            "How much of the variance a few rows hold.",
+        ),
+        first_positions_share=Term(
+            "first positions' share",
+            "share of V of the first row of each sequence",
+            "How much of the variance first positions hold, as attention sinks do.",
+        ),
+        large_norm_rows=Term(
+            "large rows",
+            "share of rows with ‖x‖ > 4 × median ‖x‖",
+            "Rows far longer than most, as those of massive activations are.",
+        ),
+    ),
     "n": Term(
         "rows",
         "rows counted",
@@ -143,8 +171,9 @@ class EmbeddingMoments(GeometryMetric):
     ``compute()`` returns float64 scalars: ``n``, the number of rows; ``n_nonfinite``, that of the
     rows left out; ``Q`` (mean squared norm), ``M`` (squared norm of the mean) and ``V`` (variance;
     Q = M + V) in squared embedding units; ``M_over_V``, ``M_over_Q``, ``mean_cosine`` of two
-    distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share``; and, where rows
-    came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
+    distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share``;
+    ``top_rows_share``, ``first_positions_share`` and ``large_norm_rows``; and, where rows came with
+    token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
     within-token variance is estimated in each update from pairs of occurrences in different
     sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where
     only some rows have a type). What too few rows leave undefined is NaN. See
@@ -170,13 +199,26 @@ class EmbeddingMoments(GeometryMetric):
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
         self.declare(Moments.empty(dim))
+        self.declare(OutlierRows.empty(dim), "outlier_")
         self.declare(WithinMoments.empty())
 
     def update_states(self, rows: Rows) -> None:
-        self.extend(row_moments(rows.embeddings))
+        moments, norms = moments_and_norms(rows.embeddings)
+        self.extend(moments)
+        self.extend(outlier_rows(rows, norms))
         table = type_table(rows)
         if table is not None:
             self.extend(within_moments(to_state(table), rows.num_sequences))
+
+    def largest_rows(self) -> Table:
+        """``token_id``, ``place`` in its sequence, ``norm`` and ``share_of_V`` of each of the 256
+        rows of largest norm, in descending order: see `embedgeo.functional.outlier_table`.
+
+        The rows are those that this process has seen or, within ``sync_context()``, those of all
+        ranks.
+        """
+        moments = self.load(Moments)
+        return outlier_table(self.load(OutlierRows), moments.mean, moments.m2)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -197,13 +239,19 @@ class EmbeddingMoments(GeometryMetric):
             "norm_cv": np.sqrt(1 / root**2 - 1),
             "norm_max": np.sqrt(Q / dim * stats.chi2.ppf(0.5 ** (1 / n), dim)),
             "top_dim_share": stats.chi2.ppf(0.5 ** (1 / dim), free) / (free * dim),
+            "top_rows_share": stats.chi2.sf(
+                stats.chi2.isf(np.minimum(np.ceil(TOP_SHARE * n), MOST_TOP) / n, dim), dim + 2
+            ),
+            "large_norm_rows": stats.chi2.sf(LARGE**2 * stats.chi2.median(dim), dim),
             "V_W_unbiased": np.where(free > 0, Q, np.nan),
         }
 
     def compute(self) -> dict[str, Tensor]:
         within = self.load(WithinMoments)
-        values = moment_values(self.load(Moments))
+        moments = self.load(Moments)
+        values = moment_values(moments)
         n = values["n"]
+        values |= outlier_shares(self.load(OutlierRows), n, moments.mean, values["V"])
         values["n_nonfinite"] = self.num_nonfinite.to(n)
         if has_token_values(n, within.n_with_ids):
             variance = torch.where(

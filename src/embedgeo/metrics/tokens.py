@@ -9,10 +9,11 @@ from torch import Tensor
 from embedgeo.functional.moments import (
     Moments,
     moment_values,
+    moments_and_norms,
     ratios,
-    row_moments,
     variance_values,
 )
+from embedgeo.functional.outliers import OutlierRows, outlier_rows, outlier_shares, outlier_table
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -30,7 +31,7 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Tables
+from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
@@ -195,8 +196,9 @@ class TokenMoments(GeometryMetric):
     without any, and are of the other rows where some have the id -100, which is no type.
 
     Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the
-    table of token types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max`` and
-    ``top_dim_share`` do not follow from it and are absent.
+    table of token types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max``,
+    ``top_dim_share``, ``top_rows_share``, ``first_positions_share`` and ``large_norm_rows`` do not
+    follow from it and are absent.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and
     18.
@@ -247,6 +249,7 @@ class TokenMoments(GeometryMetric):
         self.regression_count_range = regression_count_range
         if self.count_range is None:
             self.declare(Moments.empty(dim))
+            self.declare(OutlierRows.empty(dim), "outlier_")
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
@@ -262,7 +265,9 @@ class TokenMoments(GeometryMetric):
                     "token_ids must come with every update or with none; got a mixture. Call "
                     "reset() between."
                 )
-            self.extend(row_moments(x))
+            moments, norms = moments_and_norms(x)
+            self.extend(moments)
+            self.extend(outlier_rows(rows, norms, has_types=ids is not None))
         table = type_table(rows)
         if table is not None:
             self.extend(table)
@@ -322,6 +327,13 @@ class TokenMoments(GeometryMetric):
             "pc2": points[:, 1],
         }
 
+    def largest_rows(self) -> Table:
+        """As `embedgeo.EmbeddingMoments.largest_rows`; empty with a ``count_range``."""
+        moments = self._moments()
+        if moments is None:
+            return {}
+        return outlier_table(self.load(OutlierRows), moments.mean, moments.m2)
+
     def token_tables(self) -> Tables:
         return {
             "tokens": self.table,
@@ -345,7 +357,9 @@ class TokenMoments(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        return self._values(self.load(TokenTable), self._moments(), self.num_nonfinite)
+        moments = self._moments()
+        outliers = None if moments is None else self.load(OutlierRows)
+        return self._values(self.load(TokenTable), moments, outliers, self.num_nonfinite)
 
     @classmethod
     def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
@@ -364,17 +378,27 @@ class TokenMoments(GeometryMetric):
                 name: torch.stack([getattr(table, name) for table in tables])
                 for name in ("mean", "m2", "sequence_m2")
             }
-            moments = map(torch.stack, zip(*(metric.load(Moments) for metric in some), strict=True))
+            moments, outliers = (
+                map(torch.stack, zip(*(metric.load(kind) for metric in some), strict=True))
+                for kind in (Moments, OutlierRows)
+            )
             num_nonfinite = torch.stack([metric.num_nonfinite for metric in some])
             found = some[0]._values(
-                tables[0]._replace(**of_layers), Moments(*moments), num_nonfinite
+                tables[0]._replace(**of_layers),
+                Moments(*moments),
+                OutlierRows(*outliers),
+                num_nonfinite,
             )
             of_keys = [value.expand(len(some)).unbind() for value in found.values()]
             values += [dict(zip(found, each, strict=True)) for each in zip(*of_keys, strict=True)]
         return values
 
     def _values(
-        self, table: TokenTable, moments: Moments | None, num_nonfinite: Tensor
+        self,
+        table: TokenTable,
+        moments: Moments | None,
+        outliers: OutlierRows | None,
+        num_nonfinite: Tensor,
     ) -> dict[str, Tensor]:
         """The values of a table, or of several with the same counts, stacked: see `TokenTable`."""
         every = table.typed().without_rounding()
@@ -390,6 +414,8 @@ class TokenMoments(GeometryMetric):
             values = variance_values(*types.pooled())
             of_types = values
         n = values["n"]
+        if moments is not None and outliers is not None:
+            values |= outlier_shares(outliers, n, moments.mean, values["V"])
         values["n_nonfinite"] = num_nonfinite.to(n)
         if not has_token_values(n.amax(), n_with_ids):
             return values

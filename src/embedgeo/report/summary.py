@@ -10,7 +10,9 @@ import pandas as pd
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import DRIFT, GAUSSIAN, headlines, in_order, term
+from embedgeo.metrics.left_out import is_left_out
 from embedgeo.report.runs import SETTINGS, Run
+from embedgeo.results.findings import REMEDIES, findings
 from embedgeo.results.records import loss_outliers
 
 FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
@@ -166,6 +168,7 @@ def _layer_flags(run: Run) -> Iterator[Flag]:
         "scale, or more of them: the extra metric scales."
     )
     yield Flag("Near copies in the intrinsic dimension", text, _near_copies(run))
+    yield from _few_make_them(run)
     text = (
         f"These layers have fewer than {FEW_ROWS} rows for each dimension: noise alone raises the "
         "anisotropy and lowers the participation ratio; compare with the dashed line."
@@ -233,6 +236,8 @@ def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
     expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
+    if is_left_out(metric) or metric == "first_positions_share":
+        expected |= table.isna()  # where it is nobody's number, and without sequences
     is_over_types = term(metric).group == "token types"
     if (is_over_types or metric == "V_W_text_over_V_W") and {"V", "V_W"} <= set(run.values):
         expected |= run.table("V_W") <= _ROUNDING * run.table("V")
@@ -251,6 +256,36 @@ def outlier_steps(run: Run) -> list[int]:
     losses = run.model["loss"].dropna()
     names = {str(step): int(step) for step in losses.index}
     return [names[name] for name in loss_outliers(list(zip(names, losses, strict=True)))]
+
+
+def _few_make_them(run: Run) -> Iterator[Flag]:
+    """What a few rows, first positions or one coordinate make: at each layer where they hold
+    most.
+    """
+    kinds = {
+        "large_rows": ("A few rows make the numbers", "large_rows_share"),
+        "first_positions": ("First positions make the numbers", "first_positions_share"),
+        "top_dim": ("One coordinate makes the numbers", "top_dim_share"),
+    }
+    known = run.values[[key for key in run.values if is_left_out(str(key))]]
+    cases: dict[str, dict[str, tuple[float, str]]] = {kind: {} for kind in kinds}
+    for place in known.index[known.notna().any(axis=1)]:
+        step, layer = place
+        values = {str(key): value for key, value in run.values.loc[place].dropna().items()}
+        errors = {str(key): value for key, value in run.errors.loc[place].dropna().items()}
+        when = f" at step {step:,}" if run.has_steps else ""
+        for kind, text in findings(values, int(run.widths[place]), errors).items():
+            share = values.get(kinds[kind][1], 0.0)
+            if share >= cases[kind].get(layer, (0.0, ""))[0]:
+                cases[kind][layer] = share, f"{layer}{when}: {text}"
+    for kind, (title, _) in kinds.items():
+        text = (
+            "What is left without them has other numbers, by more than a tenth and two standard "
+            f"errors. {REMEDIES[kind]}"
+        )
+        yield Flag(
+            title, text, [cases[kind][each][1] for each in run.layers if each in cases[kind]]
+        )
 
 
 def _below(run: Run, values: "pd.Series[float] | None", least: float, what: str) -> list[str]:
@@ -449,7 +484,8 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         BlockMeans(label, of_steps if run.has_steps else of_model, _cells(run, name))
         for label, (run, name) in labels.items()
     ]
-    metrics = in_order({metric for part in parts for metric in part.cells} - {"anisotropy_null"})
+    found = {metric for part in parts for metric in part.cells} - {"anisotropy_null"}
+    metrics = in_order(metric for metric in found if not is_left_out(metric))
     first = [metric for metric in metrics if metric in headlines()] or metrics
     return Overview(parts, first, [metric for metric in metrics if metric not in first])
 

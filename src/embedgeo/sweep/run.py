@@ -18,6 +18,7 @@ from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.metrics.defaults import width_notes
 from embedgeo.results.files import Locks
+from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, block_means, model_record, shared_files
@@ -221,6 +222,7 @@ class Sweep:
         self._width = min(max(20, *(len(planned.name) for planned in self.plan.checkpoints)), 40)
         self._started = time.monotonic()
         self._printed: set[str] = set()
+        self._told = False  # what makes the numbers of the first checkpoint
         self._next_rebuild = time.monotonic()
 
     @contextmanager
@@ -335,6 +337,10 @@ class Sweep:
                 for note in width_notes(self._make_metrics, int(width)):
                     self.print_once(note)
             self._print_values(planned, records, time.monotonic() - started)
+            if not self._told:
+                self._told = True
+                for line in finding_lines(to_records(records)):
+                    self.print(f"{'':9}{line}")
         else:
             self.failures[planned.name] = str(result)
             if self.fabric.is_global_zero:

@@ -29,6 +29,7 @@ from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
+from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record
 
 _HF_CALLBACKS = "transformers.integrations.integration_utils"
@@ -83,9 +84,9 @@ class Adapter:
 class Media:
     """The charts, the text and the pictures of one monitor in one run.
 
-    A text that explains each metric is written at the first measurement. Pictures, and a text on
-    what happened so far, are written at the first measurement, whenever there are twice as many,
-    and at the last.
+    A text that explains each metric is written at the first measurement. Pictures, and texts on
+    what happened so far and on what makes the newest numbers, are written at the first measurement,
+    whenever there are twice as many, and at the last.
 
     A logger that fails gets nothing more beside scalars, with one warning; where drawing fails no
     logger gets pictures. ``tag_start`` is as in `Charts`; without ``pictures`` none are drawn;
@@ -141,9 +142,19 @@ class Media:
         if is_first:
             tag = f"{self._prefix}/what the numbers mean"
             self._write_to_all("write_text", tag, _explanation(self._metrics), step)
+        if is_due:
+            self._tell(history, step)
         if is_due and self._num_drawn < len(history):
             self._num_drawn = len(history)
             self._draw(history, step)
+
+    def _tell(self, history: Sequence[Record], step: int) -> None:
+        """Write which rows or coordinate make the numbers of the newest measurement, if any do."""
+        newest = [record for record in history if record["step"] == step]
+        lines = finding_lines(record for record in newest if record["layer_index"] >= 0)
+        if lines:
+            text = "\n".join(f"- {line}" for line in lines)
+            self._write_to_all("write_text", f"{self._prefix}/what makes the numbers", text, step)
 
     def _draw(self, history: Sequence[Record], step: int) -> None:
         """Write pictures, and the text on what happened."""

@@ -50,6 +50,7 @@ from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
+from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import PipelineStage
@@ -769,6 +770,8 @@ class Monitor(ABC):
             self._record(step, records)
             if is_first:
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
+                if lines := finding_lines(records):
+                    self._say(f"at step {step}, {' '.join(lines)}")
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 

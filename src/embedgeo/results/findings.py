@@ -1,0 +1,196 @@
+"""Which few rows, first positions or single coordinate make a layer's headlines, in words."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import inf, isnan, nan, sqrt
+from typing import Any
+
+from embedgeo.formatting import listed, number
+from embedgeo.glossary import term
+
+MOVED, MOVED_ERRORS = 0.1, 2
+"""The share of itself, and the number of its standard errors, by which a headline has to move."""
+REMEDIES = {
+    "large_rows": "Leave large rows out by skip_massive= (--skip-massive).",
+    "first_positions": "Leave first positions out by skip_first_positions=1 "
+    "(--skip-first-positions 1); --special-tokens default begins each sequence as the model knows "
+    "it.",
+    "top_dim": "Read anisotropy_standardized and anisotropy_without_top_dim (spectrum).",
+}
+"""What to do, by kind: as `embedgeo.metrics.left_out` has them."""
+
+_HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
+_LEAST = 0.01  # by which a share has to move
+_MOST_NAMED = 4  # layers
+_HELD = 256  # rows, those of largest norm, that are left out at most
+_LEAST_ROWS = 100  # of fewer, any few make the numbers
+# share of V of a coordinate, as in `embedgeo.metrics.left_out`, from which it is named
+_OPEN = 0.05
+
+Values = Mapping[str, float]
+
+
+def findings(values: Values, width: int, errors: Values | None = None) -> dict[str, str]:
+    """What makes the numbers of a layer: a sentence for each kind that does.
+
+    One does where, without it, V_W / V, M / Q, the anisotropy or V moves by more than a tenth of
+    itself and two standard errors: of all rows, and where several kinds do, without those before.
+    The standard error is that of independent Gaussian rows (`approximate_error`) or that of the
+    jackknife where it is smaller: rows that make a number make its jackknife error, too.
+
+    Args:
+        values: numbers by key, with those of `embedgeo.metrics.left_out`.
+        width: d.
+        errors: their standard errors by the jackknife, where they are known.
+
+    Returns:
+        By kind, "5 rows of 8,160 hold 53 % of the variance; without them V_W / V is 0.27, not
+        0.68", for example. Empty where the numbers are nobody's, where it is not known, and of
+        fewer than 100 rows.
+    """
+    errors = errors or {}
+    found: dict[str, str] = {}
+    n = values.get("n", 0.0)
+    if n < _LEAST_ROWS:
+        return found
+    large, every = values.get("large_rows", 0.0), n * values.get("large_norm_rows", 0.0)
+    more = f" (the largest of {every:,.0f} beyond 4 times the median norm)" if every > _HELD else ""
+    before = ""  # what has been left out so far
+    beginnings = {
+        "large_rows": f"{large:,.0f} rows of {n:,.0f}{more} hold "
+        f"{values.get('large_rows_share', 0):.0%} of the variance",
+        "first_positions": f"first positions hold {values.get('first_positions_share', 0):.0%} of "
+        "the variance",
+    }
+    for kind, beginning in beginnings.items():
+        told = _told(values, errors, "", kind)
+        then = _told(values, errors, "large_rows", "both") if before else ""
+        if told and then:
+            told += f"; without these and the large rows {then}"
+        if told:
+            found[kind] = f"{beginning}; without them {told}"
+            before = "both" if before else kind
+    if not found and (told := _told(values, errors, "", "both")):
+        found["large_rows"] = (
+            f"{beginnings['large_rows']}, and {beginnings['first_positions']}; without both {told}"
+        )
+        before = "both"
+    share = values.get("top_dim_share", 0.0)
+    if told := _told(values, errors, "", "top_dim"):
+        found["top_dim"] = (
+            f"coordinate {values.get('V_top_coordinate', 0):.0f} holds {share:.0%} of the variance;"
+            f" without it {told}{_standardized(values)}"
+        )
+    rows = next(
+        (each for each in ("both", "large_rows", "first_positions") if _has(values, each)), ""
+    )
+    if rows and before:
+        whole, others = (values.get(f"V_without_{each}", 0.0) for each in (rows, "all"))
+        share = 1 - others / whole if whole else 0.0
+        stands_out = share > max(_OPEN, 4 / max(1, width))
+        if stands_out and (told := _told(values, errors, rows, "all")):
+            at = values.get("V_without_rows_top_coordinate", 0)
+            text = (
+                f"without these rows coordinate {at:.0f} holds {share:.0%} of the variance; "
+                f"without it, too, {told}"
+            )
+            found["top_dim"] = "; ".join(filter(None, (found.get("top_dim"), text)))
+    return found
+
+
+def _has(values: Values, what: str) -> bool:
+    return f"V_without_{what}" in values
+
+
+def _told(values: Values, errors: Values, before: str, what: str) -> str:
+    """The headlines that move where this is left out, with their values; empty if none does.
+
+    V, whose share has been told, is named where it moves alone.
+    """
+    told = []
+    for key in _HEADLINES:
+        old = values.get(f"{key}_without_{before}" if before else key, nan)
+        new = values.get(f"{key}_without_{what}", nan)
+        if _is_moved(key, old, new, approximate_error(key, values, what), errors.get(key, inf)):
+            told.append(f"{term(key).name} is {number(new)}, not {number(old)}")
+    return ", ".join(told[:-1] if len(told) > 1 and told[-1].startswith("V is") else told)
+
+
+def _is_moved(key: str, old: float, new: float, approximate: float, jackknife: float) -> bool:
+    if isnan(old) or isnan(new):
+        return False
+    error = approximate if isnan(jackknife) else min(approximate, jackknife)
+    least = 0.0 if key == "V" else _LEAST
+    return abs(new - old) > max(MOVED * abs(old), MOVED_ERRORS * error, least)
+
+
+def approximate_error(key: str, values: Values, what: str) -> float:
+    """Standard error of a headline without something, of independent Gaussian rows of Zipf types;
+    NaN where it is not known.
+
+    With a, the anisotropy of what is left, Σλ² is at most a (Σλ)². So the relative variance of V is
+    at most 2a / n; the variance of r = M / Q is at most (4 r (1 - r) a + 2 (1 - r)² a / n) / n, for
+    that of M is 4 μᵀΣμ / n + 2 tr Σ² / n²; that of the anisotropy is at most 2 a² (1 - a) / n, for
+    λ₁ and the trace go together. Rows of one type are alike: with w = V_W / V, 1 / n is w² / n + (1
+    - w)² / √T, for some √T of T types have most rows. The relative variance of w is 2a (2 / (n - T)
+    + (1 - w)² / √T), for n - T rows at most have another of their type, and not all count alike.
+    Where a is unknown, it is 1.
+    """
+
+    def found(name: str) -> float:
+        value = values.get(f"{name}_without_{what}", nan)
+        return values.get(name, nan) if isnan(value) else value
+
+    n, value = values.get("n", 0.0), values.get(f"{key}_without_{what}", nan)
+    if n <= 1:
+        return nan
+    a = values.get(f"anisotropy_without_{what}", nan)
+    a = 1.0 if isnan(a) else a
+    between = min(max(0.0, 1 - found("V_W_over_V_unbiased")), 1.0)
+    of_types = between**2 / sqrt(max(1.0, values.get("token_types", 1.0)))
+    if key == "V_W_over_V_unbiased":
+        return value * sqrt(2 * a * (2 / max(1.0, n - values.get("token_types", 1.0)) + of_types))
+    of_rows = 1 / n if isnan(of_types) else (1 - between) ** 2 / n + of_types
+    if key == "V":
+        return value * sqrt(2 * a * of_rows)
+    if key == "M_over_Q":
+        rest = max(0.0, 1 - value)
+        return sqrt((4 * value * rest * a + 2 * rest**2 * a * of_rows) * of_rows)
+    return value * sqrt(2 * max(0.0, 1 - value) * of_rows)
+
+
+def _standardized(values: Values) -> str:
+    value = values.get("anisotropy_standardized", nan)
+    return "" if isnan(value) else f" ({term('anisotropy_standardized').name}: {number(value)})"
+
+
+def lines(records: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What makes the numbers of one measurement: a line for each kind, of the layer of which it
+    holds most, with the others' names and what to do.
+
+    >>> lines([])
+    []
+    """
+    layers: dict[str, tuple[int, dict[str, float], dict[str, float]]] = {}
+    for record in records:
+        _, values, errors = layers.setdefault(record["layer"], (record["width"], {}, {}))
+        values[record["metric"]] = record["value"]
+        errors[record["metric"]] = record["stderr"]
+    return [*_lines(layers)]
+
+
+def _lines(layers: Mapping[str, tuple[int, Values, Values]]) -> Iterator[str]:
+    found = {
+        layer: findings(values, width, errors) for layer, (width, values, errors) in layers.items()
+    }
+    shares = {
+        "large_rows": "large_rows_share",
+        "first_positions": "first_positions_share",
+        "top_dim": "top_dim_share",
+    }
+    for kind, remedy in REMEDIES.items():
+        where = [layer for layer, of_layer in found.items() if kind in of_layer]
+        if where:
+            worst = max(where, key=lambda layer: layers[layer][1].get(shares[kind], 0.0))
+            others = listed([layer for layer in where if layer != worst], _MOST_NAMED)
+            also = f" (also at {others})" if others else ""
+            yield f"{worst}: {found[worst][kind]}{also}. {remedy}"
