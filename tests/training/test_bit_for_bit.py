@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 def monitors(kind, *model):
     """One of training batches and one of a probe, which draws random numbers."""
-    common = {"jackknife": 2, "on_error": "raise", "layers": ["embed", "mean(last2)"]}
+    layers = ["embed", "mean(last2)", "residual"]
+    common = {"jackknife": 2, "on_error": "raise", "layers": layers}
     train = {"every_n_steps": 4, "window": 2, "metrics": full_metrics}
     probe = torch.utils.data.DataLoader(rows(8, "left", seed=1), batch_size=4)
     held = {"every_n_steps": 3, "probe": probe, "listeners": [Drift()], "prefix": "held"}
