@@ -25,7 +25,7 @@ from embedgeo.functional import twonn_dimension
 from embedgeo.metrics import IntrinsicDimension, default_metrics
 from embedgeo.studies.commands import DemoSettings
 from embedgeo.text import cut_sequences
-from tests.simulations import Corpus, typed_rows
+from tests.simulations import Corpus
 
 OTHER_SEQUENCES = "intrinsic_dimension, other_sequences"
 """The intrinsic dimension with `neighbors="other_sequences"`."""
@@ -50,6 +50,41 @@ LENGTHS = 32, 128, 256
 SMALL_ERROR = 0.05
 
 Values = dict[str, float]
+
+
+class TypedRows(NamedTuple):
+    """Rows that are the sum of a part of their token type and one of their own, on subspaces of
+    their own.
+    """
+
+    x: Tensor
+    token_ids: Tensor
+    sequence_ids: Tensor
+    fresh: Tensor  # as many rows, each of a type of its own
+    within: Tensor
+
+
+def typed_rows(
+    between: int, within: int, seed: int, *, n: int = 4096, dim: int = 64, noise: float = 0.1
+) -> TypedRows:
+    """Rows of Zipf types; ``between`` and ``within`` are the dimensions of both parts, ``noise``
+    their ratio.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    axes, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+
+    def draw(count: int, axes: Tensor) -> Tensor:
+        return torch.randn(count, len(axes), generator=generator, dtype=torch.float64) @ axes
+
+    of_type, of_row = axes[:between], axes[between : between + within]
+    ids = torch.multinomial(1 / torch.arange(1.0, 5001), n, replacement=True, generator=generator)
+    return TypedRows(
+        x=draw(5000, of_type)[ids] + noise * draw(n, of_row),
+        token_ids=ids,
+        sequence_ids=torch.randint(0, 32, (n,), generator=generator),
+        fresh=draw(n, of_type) + noise * draw(n, of_row),
+        within=draw(n, of_row),
+    )
 
 
 class Probes(Protocol):

@@ -153,6 +153,10 @@ FAMILIES = {
 }
 
 
+DECODERS = [*FAMILIES][: [*FAMILIES].index("bert")]
+"""Of one stack of blocks, whose head tells the next token."""
+
+
 @cache
 def eval_model(family: str) -> nn.Module:
     """The family's model in eval mode, built once: it must be left as it is."""
@@ -211,6 +215,22 @@ class Block(nn.Module):
         normed = self.ln_1(x)
         x = x + self.attn(normed, normed, normed, attn_mask=causal, need_weights=False)[0]
         return x + self.mlp(self.ln_2(x))
+
+
+class Titan(nn.Module):
+    """As torchtitan builds it; a pipeline stage has some of the blocks."""
+
+    def __init__(self, numbers=range(3)):
+        super().__init__()
+        self.tok_embeddings = nn.Embedding(VOCABULARY, 16)
+        self.layers = nn.ModuleDict({str(i): Block(16) for i in numbers})
+        self.norm, self.output = nn.RMSNorm(16), nn.Linear(16, VOCABULARY)
+
+    def forward(self, tokens, positions=None):
+        h = self.tok_embeddings(tokens)
+        for layer in self.layers.values():
+            h = layer(h)
+        return self.output(self.norm(h))
 
 
 class TorchEncoder(nn.Module):

@@ -206,7 +206,7 @@ def spectrum(x):
         "isoscore": isoscore(x),
         "top1_share": values[0] / values.sum(),
         "top5_share": values[:5].sum() / values.sum(),
-        "anisotropy_without_top5": values[5] / values[5:].sum(),
+        "anisotropy_without_top5": values[5] / values[5:].sum() if len(values) > 5 else np.nan,
     }
 
 

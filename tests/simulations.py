@@ -2,52 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from embedgeo import Geometry, default_metrics, observe
-
-DIMENSIONS = "intrinsic_dimension", "intrinsic_dimension_between", "intrinsic_dimension_within"
-
-
-class TypedRows(NamedTuple):
-    """Rows that are the sum of a part of their token type and one of their own, on subspaces of
-    their own.
-    """
-
-    x: Tensor
-    token_ids: Tensor
-    sequence_ids: Tensor
-    fresh: Tensor  # as many rows, each of a type of its own
-    within: Tensor  # other draws of the rows' own parts
-
-
-def typed_rows(
-    between: int, within: int, seed: int, *, n: int = 4096, dim: int = 64, noise: float = 0.1
-) -> TypedRows:
-    """Rows of Zipf types; ``between`` and ``within`` are the dimensions of both parts, ``noise``
-    their ratio.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    axes, _ = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
-
-    def draw(count: int, axes: Tensor) -> Tensor:
-        return torch.randn(count, len(axes), generator=generator, dtype=torch.float64) @ axes
-
-    of_type, of_row = axes[:between], axes[between : between + within]
-    ids = torch.multinomial(1 / torch.arange(1.0, 5001), n, replacement=True, generator=generator)
-    return TypedRows(
-        x=draw(5000, of_type)[ids] + noise * draw(n, of_row),
-        token_ids=ids,
-        sequence_ids=torch.randint(0, 32, (n,), generator=generator),
-        fresh=draw(n, of_type) + noise * draw(n, of_row),
-        within=draw(n, of_row),
-    )
+from embedgeo import Geometry, observe
 
 
 class Corpus:
@@ -142,52 +102,3 @@ def observe_rows(
         token_ids=lambda batch: batch["ids"],
         mask=lambda batch: batch["mask"],
     )
-
-
-def coverage(
-    num_runs: int,
-    corpus: Corpus,
-    *,
-    by_sequence: bool = True,
-    num_groups: int = 16,
-    num_sequences: int = 64,
-) -> pd.DataFrame:
-    """How often the interval of 1.96 standard errors around an estimate holds the value of the
-    population.
-
-    Args:
-        num_runs: samples to draw, in batches of 8 sequences of 128 rows.
-        corpus: what they are drawn from.
-        by_sequence: deal sequences into groups; False: rows, as if they were independent.
-        num_groups: G of the jackknife.
-        num_sequences: of a sample.
-
-    Returns:
-        A row for each metric: the value of the population (for anisotropy and the dimensions, which
-        depend on the number of rows, the mean over runs), the mean and the standard deviation of
-        the estimates, the mean of the standard errors, and the share of the intervals that hold the
-        value.
-    """
-    runs = []
-    for seed in range(100, 100 + num_runs):
-        embeddings, token_ids = corpus.draw(num_sequences, 128, seed)
-        if not by_sequence:
-            embeddings, token_ids = embeddings.flatten(0, 1)[:, None], token_ids.view(-1, 1)
-        size = 8 if by_sequence else 8 * 128
-        with observe_rows(default_metrics, num_groups) as geometry:
-            for x, ids in zip(embeddings.split(size), token_ids.split(size), strict=True):
-                geometry.model(x, ids, torch.ones_like(ids))
-        runs.append({r["metric"]: (r["value"], r["stderr"]) for r in geometry.records()})
-    population, rows = corpus.population(), {}
-    dimensions = [key for key in DIMENSIONS if key in runs[0]]  # that within types needs sequences
-    for key in (*population, "anisotropy", *dimensions):
-        value, error = np.array([run[key] for run in runs]).T
-        truth = population.get(key, value.mean())
-        rows[key] = [
-            truth,
-            value.mean(),
-            value.std(ddof=1),
-            error.mean(),
-            (abs(value - truth) <= 1.96 * error).mean(),
-        ]
-    return pd.DataFrame(rows, index=["population", "mean", "sd", "stderr", "coverage"]).T

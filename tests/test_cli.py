@@ -185,11 +185,6 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
     assert sweep_settings(monkeypatch, *asked).as_manifest("")["ignore_token_ids"] == "special"
 
 
-def test_options_may_be_shortened_and_written_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    for option in ("--num-tokens", "--num_tokens", "--num-tok"):
-        assert sweep_settings(monkeypatch, "--model", "m", option, "7").num_tokens == 7
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -84,27 +84,6 @@ def test_all_metrics_see_words_as_rows_and_types_in_sequences(encoded):
     assert set(tables["token_id"]) == set(types.tolist())
 
 
-def test_first_positions_are_left_out_of_words_but_not_of_their_spelling():
-    net, batch = gpt_neox().eval(), token_batch(padding="left")
-    word_ids = torch.arange(12).expand(4, 12) // 3
-    options = {"rows": "words", "word_ids": lambda given: given["input_ids"] * 0 + word_ids}
-    geometry = observed(net, batch, "block.01", skip_first_positions=2, **options)
-    real = batch["attention_mask"].bool()
-    kept = real & (real.cumsum(1) > 2)
-    with torch.no_grad():
-        state = net(**batch, output_hidden_states=True).hidden_states[2]
-    expected, types, _ = pool_words(
-        state,
-        word_ids,
-        torch.arange(4)[:, None].expand(4, 12),
-        token_ids=batch["input_ids"],
-        mask=kept,
-    )
-    rows, ids = rows_seen(geometry, "block.01")
-    assert torch.equal(rows, expected)
-    assert torch.equal(ids, types)
-
-
 def test_words_of_packed_sequences_are_told_apart():
     net = gpt_neox().eval()
     ids = torch.randint(2, 96, (1, 8), generator=torch.Generator().manual_seed(0))

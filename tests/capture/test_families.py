@@ -7,7 +7,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from embedgeo import TokenMoments, observe
+from embedgeo import observe
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import input_embedding, submodels
 from tests.models import (
@@ -179,25 +179,6 @@ def test_torchs_own_encoder(order, training):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-@pytest.mark.parametrize("rows", ["mean", "first", "last"])
-def test_sequences_can_be_the_rows_where_positions_come_first(rows):
-    model, batch = (
-        TorchEncoder(batch_first=False, transposes=True).eval(),
-        token_batch(padding="right"),
-    )
-    ids, keep = batch["input_ids"], batch["attention_mask"].bool()
-    with torch.no_grad():
-        state = model.table(ids)
-    seen, _ = rows_seen(
-        observed(model, {"ids": ids, "padding": ~keep}, "embed", rows=rows), "embed"
-    )
-    chosen = {"mean": slice(None), "first": slice(1), "last": slice(-1, None)}[rows]
-    expected = torch.stack(
-        [sequence[mask][chosen].mean(0) for sequence, mask in zip(state, keep, strict=True)]
-    )
-    torch.testing.assert_close(seen, expected)
-
-
 class LanguageModel(nn.Transformer):
     """As in pytorch/examples: torch's encoder, with a table in front and a head in the decoder's
     place.
@@ -225,28 +206,10 @@ def test_the_only_table_of_a_language_model_made_from_torchs_transformer():
     ]
     assert input_embedding(model) is model.input_emb
     ids = token_batch(4, 7)["input_ids"]  # batch first
-    states = []
-    hook = model.encoder.layers[0].register_forward_hook(
-        lambda m, args, out: states.extend((args[0], out))
-    )
-    with observe(model) as geometry, torch.no_grad():
-        model(ids.T)
-    hook.remove()
-    for layer, state in zip(("encoder.embed", "encoder.block.00"), states, strict=True):
-        expected = TokenMoments(16)
-        expected.update(state.transpose(0, 1), ids)
-        values = {key: float(value) for key, value in expected.compute().items()}
-        found = {key: value for key, value in geometry.compute()[layer].items() if key in values}
-        assert found == pytest.approx(values, rel=1e-12, nan_ok=True)
-        assert 0 < found["V_W"] < found["V"]
-
-
-def test_the_base_model_may_be_called_without_its_head():
-    model = FAMILIES["gpt_neox"].build()
-    batch = token_batch(padding="left")
-    with observe(model) as geometry:
-        model.gpt_neox(**batch)
-    assert geometry.compute()["block.00"]["n"] == batch["attention_mask"].sum()
+    rows, seen = rows_seen(observed(model, {"src": ids.T}), "encoder.embed")
+    state = 4 * model.input_emb(ids) + torch.arange(7)[:, None]
+    torch.testing.assert_close(rows, state.flatten(0, 1))
+    assert torch.equal(seen, ids.flatten())
 
 
 def test_a_block_that_is_listed_several_times_is_a_layer_each_time():

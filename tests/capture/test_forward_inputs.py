@@ -8,7 +8,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from embedgeo import observe
-from tests.models import FAMILIES, gpt_neox, linear_block, token_batch
+from tests.models import FAMILIES, Titan, gpt_neox, token_batch
 from tests.observed import Rows, hidden_states, observed, rows_seen
 
 
@@ -29,17 +29,6 @@ def test_first_positions_are_those_of_every_packed_sequence():
 
 
 def test_packed_sequences_are_told_by_an_argument_positions_as_well():
-    class Titan(nn.Module):  # as torchtitan names it
-        def __init__(self):
-            super().__init__()
-            self.tok_embeddings = nn.Embedding(96, 16)
-            self.layers = nn.ModuleDict({str(i): linear_block(16) for i in range(2)})
-
-        def forward(self, tokens, positions=None):
-            x = self.tok_embeddings(tokens)
-            for layer in self.layers.values():
-                x = layer(x)
-            return x
 
     ids, positions = (
         token_batch(rows=2, length=8)["input_ids"],

@@ -4,8 +4,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from embedgeo.capture.layers import ModuleCall, resolve_layers
-from embedgeo.capture.structure import Part, module_names
-from tests.models import gpt_neox, llama
+from embedgeo.capture.structure import module_names
+from tests.models import gpt_neox
 
 
 def names(layers):
@@ -91,20 +91,3 @@ def test_patterns_find_a_models_own_modules_before_numbered_hidden_states():
         False,
         False,
     ]
-
-
-def test_the_layers_of_a_part_of_a_model_have_the_names_that_they_have_in_the_whole():
-    whole = [
-        layer.name for layer in resolve_layers(llama(num_hidden_layers=4), ["blocks", "*.mlp"])
-    ]
-    first, last = llama(num_hidden_layers=4), llama(num_hidden_layers=4)
-    first.model.layers, first.model.norm = first.model.layers[:1], None
-    last.model.layers, last.model.embed_tokens = last.model.layers[1:], None
-    names = [
-        [layer.name for layer in resolve_layers(model, ["blocks", "*.mlp"], Part(number, 4))]
-        for number, model in ((0, first), (1, last))
-    ]
-    assert names[0] == ["embed", "block.00", "model.layers.00.mlp"]
-    assert sorted(names[0] + names[1]) == sorted(whole)
-    assert resolve_layers(first, "block.03", Part(0, 4)) == []
-    assert resolve_layers(first, "block.000", Part(0, 102))[0].name == "block.000"

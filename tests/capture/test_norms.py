@@ -106,26 +106,6 @@ def test_the_architecture_of_a_model_and_its_norms_are_found():
         ), name
 
 
-def test_Q_expected_is_the_formula_of_the_layer_s_own_norm():  # noqa: N802 - as it is called
-    bert, neox, gemma = (
-        drawn(FAMILIES[name].build().eval()) for name in ("bert", "gpt_neox", "gemma2")
-    )
-    _, of_bert = observed(bert, **token_batch())
-    for i, block in enumerate(bert.bert.encoder.layer):
-        norm = block.output.LayerNorm
-        want = norm.weight.double().square().sum() + norm.bias.double().square().sum()
-        assert of_bert[f"block.{i:02d}"]["norm_Q_expected"] == pytest.approx(want.item(), rel=1e-9)
-    norm = neox.gpt_neox.final_layer_norm
-    want = norm.weight.double().square().sum() + norm.bias.double().square().sum()
-    assert observed(neox, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(
-        want.item(), rel=1e-9
-    )
-    want = (1 + gemma.model.norm.weight.double()).square().sum()
-    assert observed(gemma, **token_batch())[1]["final_norm"]["norm_Q_expected"] == pytest.approx(
-        want.item(), rel=1e-9
-    )
-
-
 def test_models_written_by_hand():
     geometry, norms = observed(drawn(NanoGPT().eval()))
     assert geometry.norms.architecture(geometry.layers) == "pre-ln"

@@ -2,7 +2,6 @@
 interrupted.
 """
 
-import copy
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -210,50 +209,6 @@ def test_gradients_under_activation_checkpointing_are_those_without_the_probe(re
         return [parameter.grad for parameter in model.parameters()]
 
     assert all(map(torch.equal, gradients(measured=True), gradients(measured=False)))
-
-
-# ── Passes without gradients
-# ───────────────────────────────────────────────────────────────────────────────────────
-
-
-class WithReference(nn.Module):
-    """Preference optimisation: a policy, and the same model, a copy of it or a slow teacher as the
-    reference.
-    """
-
-    def __init__(self, reference):
-        super().__init__()
-        self.policy = NanoGPT()
-        self.reference = self.policy if reference == "itself" else copy.deepcopy(self.policy)
-
-    def forward(self, ids):
-        with torch.no_grad():
-            reference = self.reference(ids)
-        loss = (self.policy(ids) - reference).square().mean()
-        with torch.inference_mode():
-            self.policy(ids)
-        return loss
-
-
-@pytest.mark.parametrize("reference", ["itself", "a copy"])
-@pytest.mark.parametrize("inside", [True, False])
-def test_a_reference_model_is_not_counted_where_only_passes_with_gradients_are(reference, inside):
-    model, ids = WithReference(reference), token_batch()["input_ids"]
-    counts = {}
-    for no_grad_passes in (True, False):
-        watching = observe if no_grad_passes else with_gradients
-        with watching(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
-            model(ids) if inside else model.forward(ids)
-        counts[no_grad_passes] = len(rows_seen(geometry, "block.02")[0])
-    assert counts == {True: 48 * (3 if reference == "itself" else 2), False: 48}
-
-
-def test_generation_is_not_counted_where_only_passes_with_gradients_are():
-    model, batch = gpt_neox(), token_batch()
-    with with_gradients(model, "block.02", lambda dim: [Rows(dim)]) as geometry:
-        ids = model.generate(**batch, max_new_tokens=3, min_new_tokens=3, do_sample=False)
-        model(ids)
-    assert torch.equal(rows_seen(geometry, "block.02")[1], ids.flatten())
 
 
 # ── Interrupts

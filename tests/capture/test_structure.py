@@ -7,7 +7,7 @@ from torch import nn
 
 from embedgeo import observe
 from embedgeo.capture.structure import token_embeddings
-from tests.models import VOCABULARY, Block, NanoGPT, token_batch
+from tests.models import VOCABULARY, Block, NanoGPT, Titan, token_batch
 from tests.observed import Rows, layer_names, observed, rows_seen
 
 # ── Tables
@@ -84,22 +84,6 @@ def test_of_tables_that_nothing_tells_apart_the_ids_must_fit_or_be_given():
 
 # ── Blocks
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Titan(nn.Module):
-    """As torchtitan builds it; a pipeline stage has some of the blocks."""
-
-    def __init__(self, numbers=range(3)):
-        super().__init__()
-        self.tok_embeddings = nn.Embedding(VOCABULARY, 16)
-        self.layers = nn.ModuleDict({str(i): Block(16) for i in numbers})
-        self.norm, self.output = nn.RMSNorm(16), nn.Linear(16, VOCABULARY)
-
-    def forward(self, tokens):
-        h = self.tok_embeddings(tokens)
-        for layer in self.layers.values():
-            h = layer(h)
-        return self.output(self.norm(h))
 
 
 def test_blocks_in_a_module_dict():

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 import skdim.id
 import torch
-from scipy.optimize import brentq
 
 from embedgeo.functional import (
     estimated_dimension,
     gride_dimensions,
     merge_duplicates,
-    two_nearest_distances,
     twonn_dimension,
 )
 from tests import dadapy_values, references
@@ -37,18 +35,6 @@ def test_twonn_equals_scikit_dimension(discard_fraction, dtype, mean):
     )
     assert estimate.dimension == pytest.approx(expected.dimension_, rel=1e-6)
     assert estimate.num_points == len(merge_duplicates(x))
-
-
-@pytest.mark.parametrize("discard_fraction", [0.1, 0.5, 0.8])
-@pytest.mark.parametrize("n", [12, 701])
-def test_twonn_fits_as_scikit_dimension_does_given_the_same_distances(discard_fraction, n):
-    x = embedded(5, dim=30, n=n)
-    fit = skdim.id.TwoNN(dist=True, discard_fraction=discard_fraction).fit(
-        two_nearest_distances(x).numpy()
-    )
-    assert twonn_dimension(x, discard_fraction=discard_fraction).dimension == pytest.approx(
-        fit.dimension_, rel=1e-9
-    )
 
 
 @pytest.mark.parametrize(
@@ -75,37 +61,9 @@ def test_the_most_likely_dimension_is_that_of_a_censored_exponential_law(discard
     assert got.dimension == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("discard_fraction", [0.0, 0.3, 0.8])
-def test_the_most_likely_dimension_is_unbiased_whatever_is_left_out(discard_fraction):
-    clouds = [
-        torch.rand(200, 2, generator=generator(seed), dtype=torch.float64) for seed in range(100)
-    ]
-    drawn = [
-        twonn_dimension(x, method="mle", discard_fraction=discard_fraction).dimension
-        for x in clouds
-    ]
-    assert np.mean(drawn) == pytest.approx(2, abs=0.05 + 4 * np.std(drawn) / 10)
-
-
 @pytest.mark.parametrize("intrinsic", [1, 2, 5])
 def test_twonn_finds_the_dimension_of_a_known_manifold(intrinsic):
     assert twonn_dimension(embedded(intrinsic)).dimension == pytest.approx(intrinsic, rel=0.1)
-
-
-def test_duplicates_are_merged_without_a_warning():
-    points = embedded(4, n=900)
-    copies = torch.cat([points[: 900 // k] for k in range(1, 40)])
-    assert 1 - len(points) / len(copies) > 0.7
-    assert twonn_dimension(copies) == twonn_dimension(merge_duplicates(points))
-
-
-@pytest.mark.parametrize("offset", [0.0, 300.0])
-def test_copies_that_look_distinct_by_a_few_coordinates_are_merged(offset):
-    x = torch.cat((gaussian(300, 16) * 1e-4, gaussian(300, 64)), dim=1)
-    copies = x[:40] + gaussian(40, 80, seed=1) * 1e-7
-    estimate = twonn_dimension(torch.cat((x, copies)) + offset)
-    assert estimate.num_points == 300
-    assert estimate.dimension == pytest.approx(twonn_dimension(x).dimension, rel=1e-5)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
@@ -202,23 +160,6 @@ CLOUDS = dadapy_values.clouds()
 SCALES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def naive_gride(x, scale):
-    """Root of the derivative of the log likelihood, and -1 over the root of its second one, by
-    finite differences.
-    """
-    distances = references.nearest(x, 2 * scale)
-    log_mu = np.log(distances[:, -1] / distances[:, scale - 1])
-
-    def slope(d, log_mu=log_mu):
-        mu_d = np.exp(d * log_mu)
-        of_each = (scale - 1) * log_mu * mu_d / (mu_d - 1) - (2 * scale - 1) * log_mu
-        return (len(log_mu) - 1) / d + of_each.sum()
-
-    d = brentq(slope, 0.01, 500, xtol=1e-12, rtol=1e-12)
-    curvature = (slope(d * (1 + 1e-5)) - slope(d * (1 - 1e-5))) / (2e-5 * d) - 1 / d**2
-    return d, 1 / math.sqrt(-curvature)
-
-
 @pytest.mark.parametrize("name", DADAPY)
 def test_values_and_errors_are_those_of_dadapy(name):
     x = torch.from_numpy(CLOUDS[name])
@@ -242,39 +183,6 @@ def test_twonn_by_either_method_is_that_of_dadapy(name):
     for method, algorithm, rtol in (("fit", "base", 1e-5), ("mle", "ml", 1e-6)):
         got = twonn_dimension(x, method=method, duplicate_tolerance=0).dimension
         assert got == pytest.approx(DADAPY[name]["twonn"][algorithm], rel=rtol)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_values_are_those_of_a_naive_search_for_the_maximum(dtype):
-    x = gaussian(300, 8).to(dtype)
-    got = gride_dimensions(x, (1, 3, 10))
-    for i, scale in enumerate((1, 3, 10)):
-        dimension, error = naive_gride(x.double(), scale)
-        assert float(got.dimensions[i]) == pytest.approx(dimension, rel=1e-6)
-        assert float(got.errors[i]) == pytest.approx(error, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dim", [5, 12])
-def test_the_dimension_of_a_manifold_is_found_at_each_scale(dim):
-    x = torch.from_numpy(dadapy_values.spheres(4096, dim, seed=0)).float()
-    got = gride_dimensions(x, (1, 2, 4, 8, 16))
-    assert bool(((got.dimensions - dim).abs() <= 3 * got.errors).all()), got
-    assert bool((got.errors < 0.05 * dim / torch.tensor([1, 2, 4, 8, 16]).sqrt()).all())
-
-
-def test_the_scale_of_noise_is_told_from_that_of_the_manifold():
-    """A circle, thickened by noise in ten directions: TwoNN sees the noise, and more of it the more
-    rows there are.
-    """
-    angle = 2 * math.pi * torch.rand(2000, 1, generator=generator(), dtype=torch.float64)
-    circle = torch.cat((angle.cos(), angle.sin(), torch.zeros(2000, 8)), dim=1)
-    x = circle + 0.003 * gaussian(2000, 10, seed=1)
-    dimensions = gride_dimensions(x, (1, 4, 16, 64)).dimensions
-    assert bool((dimensions.diff() < 0).all())
-    assert dimensions[0] > 3
-    assert dimensions[-1] == pytest.approx(1, abs=0.2)
-    assert twonn_dimension(x[:500]).dimension < twonn_dimension(x).dimension
 
 
 def test_scales_for_which_there_are_too_few_rows_are_undefined():
@@ -307,14 +215,6 @@ def test_rows_without_ratios_have_no_dimension(x):
 def test_rows_on_a_grid_have_a_finite_dimension_where_some_ratios_are_1():
     grid = torch.cartesian_prod(torch.arange(20.0), torch.arange(20.0))
     assert gride_dimensions(grid, (2, 8)).dimensions.isfinite().all()
-
-
-def test_copies_are_merged():
-    x = gaussian(400, 4)
-    copies = torch.cat((x, x[:200], x[:100] * (1 + 1e-9)))
-    torch.testing.assert_close(
-        gride_dimensions(copies).dimensions, gride_dimensions(x).dimensions, rtol=1e-6, atol=0
-    )
 
 
 def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():

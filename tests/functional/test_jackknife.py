@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from embedgeo.functional import moment_values, row_moments
-from embedgeo.functional.jackknife import deviations, merge_all_but_one, standard_error
+from embedgeo.functional.jackknife import deviations, standard_error
 from tests.data import generator
 
 
@@ -18,13 +17,6 @@ def _literal(estimate: float, left_out: list[float], sizes: list[int]) -> float:
         (sum((p - center) ** 2 / (h - 1) for p, h in zip(pseudo, ratios, strict=True)) / num_groups)
         ** 0.5
     )
-
-
-def test_equal_groups_of_one_give_the_textbook_error_of_a_mean() -> None:
-    x = torch.randn(50, 3, dtype=torch.float64, generator=generator())
-    left_out = (x.sum(0) - x) / 49
-    error = standard_error(x.mean(0), left_out, torch.ones(50))
-    torch.testing.assert_close(error, x.std(0) / 50**0.5, rtol=1e-12, atol=0)
 
 
 def test_unequal_groups_give_the_published_formula() -> None:
@@ -55,15 +47,3 @@ def test_deviations_of_differences_and_means_are_those_of_the_deviations() -> No
 @pytest.mark.parametrize("sizes", [[], [0, 0], [5, 0]])
 def test_fewer_than_two_groups_give_nan(sizes: list[int]) -> None:
     assert standard_error(torch.tensor(1.0), torch.ones(len(sizes)), torch.tensor(sizes)).isnan()
-
-
-@pytest.mark.parametrize("num_groups", [2, 3, 8, 13])
-def test_each_group_is_left_out_once(num_groups: int) -> None:
-    parts = torch.randn(num_groups * 7, 4, dtype=torch.float64, generator=generator()).split(7)
-    merged = list(merge_all_but_one([row_moments(part) for part in parts]))
-    assert len(merged) == num_groups
-    for i, state in enumerate(merged):
-        rest = torch.cat([part for j, part in enumerate(parts) if j != i])
-        torch.testing.assert_close(
-            moment_values(state), moment_values(row_moments(rest)), rtol=1e-12, atol=1e-12
-        )

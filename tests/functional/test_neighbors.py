@@ -14,7 +14,6 @@ from embedgeo.functional import (
     merge_duplicates,
     nearest_distances,
     two_nearest_distances,
-    twonn_dimension,
 )
 from embedgeo.functional.neighbors import Neighbors
 from embedgeo.studies.vocabulary import copies
@@ -204,23 +203,6 @@ def test_neither_order_nor_unit_nor_turns_nor_an_offset_matter(n, dim, spread, e
     torch.testing.assert_close(nearest_distances(other, 4), expected, **close)
 
 
-@pytest.mark.parametrize("precision", ["medium", "highest"])
-def test_settings_of_the_process_neither_matter_nor_change(precision):
-    """Other threads train meanwhile."""
-    x = 10 + gaussian(600, 64).float()
-    expected = two_nearest_distances(x), nearest_distances(x, 5), twonn_dimension(x)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert two_nearest_distances(x).equal(expected[0])
-            assert nearest_distances(x, 5).equal(expected[1])
-            assert twonn_dimension(x) == expected[2]
-        assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def test_squares_that_are_flushed_to_zero():
     """What bfloat16 loses of the nearest row is far below the row, and its square below float32."""
     entry, digit = 1.5 * 2**-51, 2**-58
@@ -271,24 +253,6 @@ def test_zeros_of_either_sign_are_one_row():
     assert len(merge_duplicates(torch.tensor([[0.0, 1.0], [-0.0, 1.0]]))) == 1
 
 
-def test_duplicates_are_found_in_any_layout():
-    x = gaussian(67, 64)
-    x[-1] = x[0]
-    for laid_out in (x, x.T.contiguous().T, torch.cat((x, x), dim=1)[:, :64]):
-        assert len(merge_duplicates(laid_out)) == 66
-
-
-def test_duplicates_whose_sums_are_not_finite_are_merged():
-    row = torch.zeros(64, dtype=torch.float64)
-    row[::8], row[1::8] = torch.finfo(torch.float64).max, torch.finfo(torch.float64).min
-    assert len(merge_duplicates(torch.stack((row, row, -row, torch.ones_like(row))))) == 3
-
-
-def test_different_rows_with_equal_sums_are_kept():
-    x = torch.tensor([[1.0, 2.0], [2.0, 1.0], [1.0, 2.0], [0.0, 3.0]])
-    assert sorted(merge_duplicates(x).tolist()) == [[0.0, 3.0], [1.0, 2.0], [2.0, 1.0]]
-
-
 def scale(x):
     """The median distance from the mean."""
     return torch.linalg.vector_norm(x - x.mean(0), dim=1).median()
@@ -307,17 +271,6 @@ def with_near_copies(n, dim, copies, *, noise=3e-7, seed=0):
             * (1 + noise * gaussian(copies, dim, seed=seed + 2)),
         )
     )
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("copies", [30, 6000])
-def test_copies_but_for_rounding_do_not_change_the_dimension(copies, dtype):
-    """2 % of the rows are such copies, as of a prompt that many texts share; or 80 %."""
-    clean, x = (rows.to(dtype) for rows in with_near_copies(1500, 64, copies))
-    estimate = twonn_dimension(x)
-    assert estimate.num_points == 1500
-    assert estimate.dimension == pytest.approx(twonn_dimension(clean).dimension, rel=1e-5)
-    assert twonn_dimension(x[:1530], duplicate_tolerance=0).dimension < 0.99 * estimate.dimension
 
 
 def sets_of_near_rows(x, tolerance):
@@ -340,33 +293,12 @@ def test_one_row_is_left_of_each_set_of_rows_that_chains_of_near_pairs_join(
     assert sorted(members[(cdist(left, x) == 0).argmax(1)]) == list(range(num_sets))
 
 
-@pytest.mark.parametrize("length", [2, 3, 17, 100])
-def test_a_chain_of_near_rows_is_one_row(length):
-    x = gaussian(200, 5)
-    chain = (
-        x[0]
-        + 0.9e-5 * scale(x) * torch.arange(length)[:, None] * torch.eye(5, dtype=torch.float64)[0]
-    )
-    assert len(merge_duplicates(torch.cat((chain, x[1:])))) == 200
-
-
 def test_rows_a_little_nearer_than_the_tolerance_are_one_and_others_are_not():
     x = torch.cat((gaussian(100, 3), torch.zeros(2, 3, dtype=torch.float64)))
     x[-1, 0] = 1e-3
     limit = 1e-3 / float(scale(x))
     assert len(merge_duplicates(x, limit * (1 + 1e-9))) == 101
     assert len(merge_duplicates(x, limit * (1 - 1e-9))) == 102
-
-
-def test_neither_order_nor_origin_nor_unit_matters():
-    _, x = with_near_copies(300, 10, 100)
-    left = merge_duplicates(x)
-    assert len(left) == 300
-    shuffled = merge_duplicates(x[torch.randperm(400, generator=generator())])
-    assert len(shuffled) == 300
-    assert cdist(shuffled, left).min(1).max() < 1e-5 * float(scale(left))
-    for other in (x + 50 * gaussian(1, 10), x * 1e-12, x * 1e12):
-        assert len(merge_duplicates(other)) == 300
 
 
 @pytest.mark.parametrize("n", [60, 200])

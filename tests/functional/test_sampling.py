@@ -73,18 +73,6 @@ def test_keys_are_those_of_earlier_versions():
     assert row_keys(5000, 2, seed=7).tolist() == [0.08778365843667546, 0.5428146335015667]
 
 
-@settings(max_examples=50)
-@given(splits(40), seeds, st.integers(1, 50))
-def test_any_split_gives_the_same_sample(parts, seed, size):
-    sample = Sample.empty(1, size, seed=seed)
-    for part in parts:
-        sample = sample.extend(NUMBERS[part])
-    whole = Sample.empty(1, size, seed=seed).extend(NUMBERS)
-    assert drawn(sample) == drawn(whole)
-    assert len(set(drawn(sample))) == min(size, 40)
-    assert sample.seen == 40
-
-
 @pytest.mark.parametrize(
     ("seen", "lengths"), [(0, [0]), (3, [3]), (8, [8]), (15, [8]), (16, [8, 8]), (40, [8] * 3)]
 )
@@ -132,27 +120,3 @@ def test_of_each_label_the_rows_with_the_smallest_keys_are_drawn(parts, seed, si
     ]
     one, other = halves[0].merge(halves[1]), halves[1].merge(halves[0])
     assert one.positions.sort().values.equal(other.positions.sort().values)
-
-
-@settings(max_examples=50)
-@given(splits(40), seeds, st.integers(1, 50), st.integers(0, 40), st.integers(1, 3))
-def test_a_stream_that_goes_on_in_another_sample_draws_what_one_sample_does(
-    parts, seed, size, num_first, num_streams
-):
-    """The second one, which has left out no row, counts them from 0."""
-    first, second, whole = (Sample.empty(1, size, seed=seed) for _ in range(3))
-    for part in parts:
-        rows = NUMBERS[part]
-        whole = whole.extend(rows, stream=num_streams - 1, num_streams=num_streams)
-        if whole.seen <= num_first:
-            first = first.extend(rows, stream=num_streams - 1, num_streams=num_streams)
-        else:
-            second = second.extend(rows, stream=num_streams - 1, num_streams=num_streams)
-    if second.seen > size:
-        return
-    found = first.followed_by(second)
-    assert drawn(found) == drawn(whole)
-    for name in ("keys", "positions", "seen", "batches"):
-        assert sorted(getattr(found, name).flatten().tolist()) == sorted(
-            getattr(whole, name).flatten().tolist()
-        )

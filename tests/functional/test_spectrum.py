@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
 
 from embedgeo.functional import (
     anisotropy,
@@ -13,7 +12,6 @@ from embedgeo.functional import (
 )
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, generator, spectral
-from tests.strategies import splits
 
 SPECTRA = {
     "well separated": [100.0, 10.0] + [1.0] * 62,
@@ -56,21 +54,6 @@ def test_anisotropy_where_the_top_eigenvalues_of_the_sample_are_nearly_equal(dty
     s[1] = s[0] * (1 - gap)
     x = (u * s @ v).to(dtype)
     assert anisotropy(x).item() == pytest.approx(exact(x), rel=rtol)
-
-
-@DTYPE
-@pytest.mark.parametrize("precision", ["medium", "highest"])
-def test_anisotropy_does_not_depend_on_the_process_settings(dtype, rtol, precision):
-    x = spectral(2000, SPECTRA["decaying"], dtype=dtype)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            value = anisotropy(x).item()
-        assert torch.get_float32_matmul_precision() == precision
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert value == pytest.approx(exact(x), rel=rtol)
 
 
 @pytest.mark.parametrize("scale", [1e25, 1e-22, 1e-30])
@@ -134,7 +117,7 @@ def test_the_gaussian_baseline_is_what_gaussian_rows_give(n, dim):
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
 def test_spectrum_values_equal_the_naive_ones(variances, mean):
     x = spectral(300, variances) + mean * (mean and gaussian(1, len(variances), seed=9))
-    expected = references.spectrum(x) if len(variances) > 5 else narrow_spectrum(x)
+    expected = references.spectrum(x)
     low_rank = min(variances) == 0
     for key in ("effective_rank", "rankme"):
         rtol = 1e-4 if low_rank else 1e-9
@@ -144,37 +127,6 @@ def test_spectrum_values_equal_the_naive_ones(variances, mean):
     if low_rank:
         del expected["anisotropy_without_top5"]  # rounding over rounding
     assert_values(spectrum_values(row_scatter(x), full=True), expected, rtol=1e-9)
-
-
-def narrow_spectrum(x):
-    """Fewer than six dimensions leave nothing without the top five."""
-    padded = references.spectrum(torch.cat((x, gaussian(len(x), 6)), dim=1))
-    values = references.variances(x)
-    standardized = references.variances((x - x.mean(0)) / x.std(0, correction=0))
-    singular = values**0.5 / (values**0.5).sum()
-    return {key: torch.nan for key in padded if key == "anisotropy_without_top5"} | {
-        "anisotropy": values[0] / values.sum(),
-        "anisotropy_standardized": standardized[0] / standardized.sum(),
-        "participation_ratio": values.sum() ** 2 / (values**2).sum(),
-        "effective_rank": float(torch.special.entr(torch.from_numpy(singular)).sum().exp()),
-        "effective_rank_eigenvalues": float(
-            torch.special.entr(torch.from_numpy(values / values.sum())).sum().exp()
-        ),
-        "rankme": references.rankme(x),
-        "isoscore": references.isoscore(x),
-        "top1_share": values[0] / values.sum(),
-        "top5_share": 1.0,
-    }
-
-
-def test_isoscore_of_the_extremes():
-    equal = torch.cat((torch.eye(8), -torch.eye(8))).double()
-    line = torch.outer(gaussian(20, 1).flatten(), torch.ones(8).double())
-    assert spectrum_values(row_scatter(equal), full=True)["isoscore"].item() == pytest.approx(1)
-    assert spectrum_values(row_scatter(line), full=True)["isoscore"].item() == pytest.approx(
-        0, abs=1e-9
-    )
-    assert spectrum_values(row_scatter(gaussian(20, 1)), full=True)["isoscore"].isnan()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -202,17 +154,6 @@ def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
     assert values.pop("rankme") == pytest.approx(1 if n else torch.nan, nan_ok=True)
     values["alone"] = anisotropy(x).item()
     assert all_nan(values)
-
-
-@settings(max_examples=20)
-@given(splits(60))
-def test_scatter_of_parts_merges_to_that_of_the_whole(parts):
-    x = torch.cat((gaussian(40, 5), 100 + gaussian(20, 5, seed=1)))
-    merged = row_scatter(x[:0])
-    for part in parts:
-        merged = merged.merge(row_scatter(x[part]))
-    torch.testing.assert_close(merged.mean, x.mean(0), rtol=1e-12, atol=0)
-    torch.testing.assert_close(merged.scatter, x.T.cov() * 59, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -13,7 +13,9 @@ from embedgeo import GeometryCallback, GeometryMonitor, StepMonitor
 from tests.integrations.wandb_runs import axes, finished, media, rows
 from tests.models import gpt_neox, token_batch
 from tests.training.hf_runs import hf_trainer
-from tests.training.runs import fit, loader, moments, steps
+from tests.training.runs import RESUMED, fit, loader, moments, steps
+
+pytestmark = RESUMED
 
 
 @pytest.fixture(autouse=True)
@@ -122,10 +124,6 @@ def test_the_hugging_face_trainer_gives_every_integration_the_pictures(tmp_path,
     assert len(media(run, found, "html-file")["geometry/what the numbers mean"]) == 1
 
 
-@pytest.mark.filterwarnings(
-    "ignore:You're resuming from a checkpoint that ended before the epoch ended"
-)
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_run_that_goes_on_in_a_directory_of_its_own_goes_on_in_the_first_ones_history(tmp_path):
     def run(max_steps, ckpt_path=None):
         monitor = GeometryMonitor(

@@ -24,6 +24,7 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.base import GeometryMetric
 from tests.data import assert_values, gaussian, token_rows, updated
+from tests.training.runs import trainer
 
 DIM, N = 4, 120
 
@@ -215,19 +216,9 @@ class Logs(lightning.LightningModule):
 
 def test_lightning_logs_the_values_of_a_metric_by_their_keys(tmp_path):
     x, ids = token_rows(N, DIM)
-    trainer = lightning.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
-    trainer.fit(Logs(), DataLoader(list(zip(x, ids, strict=True)), batch_size=30))
+    run = trainer(tmp_path, max_epochs=2)
+    run.fit(Logs(), DataLoader(list(zip(x, ids, strict=True)), batch_size=30))
     expected = updated(TokenMoments(DIM), x, ids).compute()
-    logged = {
-        "V_W_over_V_unbiased": trainer.callback_metrics["share"],
-        "Q": trainer.callback_metrics["size"],
-    }
+    names = {"V_W_over_V_unbiased": "share", "Q": "size"}
+    logged = {key: run.callback_metrics[name] for key, name in names.items()}
     assert_values(logged, {key: expected[key] for key in logged}, rtol=1e-6)

@@ -1,15 +1,13 @@
 import math
 
-import numpy as np
 import pytest
 import skdim.id
 import torch
 
-from embedgeo.functional import gride_dimensions, merge_duplicates
+from embedgeo.functional import gride_dimensions, merge_duplicates, twonn_dimension
 from embedgeo.metrics import IntrinsicDimension
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
-from tests.simulations import typed_rows
 
 KEYS = {
     *(
@@ -69,27 +67,13 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
     )
 
 
-def test_twonn_by_maximum_likelihood_uses_all_ratios():
+@pytest.mark.parametrize(
+    "options", [{"method": "mle"}, {"discard_fraction": 0.8}, {"duplicate_tolerance": 0.1}]
+)
+def test_options_are_those_of_the_function(options):
     x = gaussian(300, 5)
-    first, second = references.nearest(x, 2).T
-    values = updated(IntrinsicDimension(5, method="mle"), x).compute()
-    expected = 299 / np.log(second / first).sum()
-    assert_values(values, {"intrinsic_dimension": expected, "n_points": 300.0}, rtol=1e-6)
-
-
-def test_discard_fraction_is_passed_on():
-    x = gaussian(301, 5)  # of a multiple of 5 scikit-dimension takes one ratio fewer
-    values = updated(IntrinsicDimension(5, discard_fraction=0.8), x).compute()
-    expected = skdim.id.TwoNN(discard_fraction=0.8).fit(x.numpy()).dimension_
-    assert_values(values, {"intrinsic_dimension": expected}, rtol=1e-6)
-
-
-@pytest.mark.parametrize("estimator", [skdim.id.lPCA(), skdim.id.MLE()])
-def test_any_estimator_object(estimator):
-    x = torch.cat((gaussian(300, 3), gaussian(300, 3)[:50]))
-    values = updated(IntrinsicDimension(3, estimator=estimator), x).compute()
-    expected = float(type(estimator)().fit(merge_duplicates(x).numpy()).dimension_)
-    assert_values(values, {"intrinsic_dimension": expected, "n_points": 300.0}, rtol=1e-9)
+    values = updated(IntrinsicDimension(5, **options), x).compute()
+    assert values["intrinsic_dimension"] == twonn_dimension(x, **options).dimension
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
@@ -247,30 +231,6 @@ def test_neighbours_of_other_sequences_alone(estimator):
         )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("between", "within"), [(16, 4), (4, 16)])
-def test_they_are_those_of_rows_without_repetition(between, within):
-    """Means of 4 seeds, within 5 %: of as many rows of fresh types; of the within part alone, in
-    equal groups.
-    """
-    found = [typed_rows(between, within, seed) for seed in range(4)]
-    values, expected = [], []
-    for rows in found:
-        of_rows = labelled(rows.x, rows.token_ids, rows.sequence_ids).compute()
-        values.append(
-            [float(of_rows[f"intrinsic_dimension_{kind}"]) for kind in ("between", "within")]
-        )
-        fresh = updated(
-            IntrinsicDimension(rows.x.shape[1]), rows.fresh[: int(of_rows["n_points_between"])]
-        ).compute()
-        alone = labelled(rows.within, rows.token_ids, rows.sequence_ids).compute()
-        expected.append(
-            [float(fresh["intrinsic_dimension"]), float(alone["intrinsic_dimension_within"])]
-        )
-    got, reference = (torch.tensor(each).mean(0) for each in (values, expected))
-    torch.testing.assert_close(got, reference, rtol=0.05, atol=0)
-
-
 @pytest.mark.parametrize("neighbors", ["all", "other_sequences"])
 @pytest.mark.parametrize("seeds", [(0, 0), (0, 1)])
 def test_metrics_that_have_seen_half_of_the_texts_each_are_merged_into_one_of_all(seeds, neighbors):
@@ -306,16 +266,6 @@ def test_rows_of_two_samples_keep_their_own_types_and_sequences_when_merged():
     assert sample["rows"].equal(x.flatten(0, 1)[places])
     assert sample["token_ids"].equal(ids.flatten()[places])
     assert sample["sequence_ids"].equal(places // 50 * 50)
-
-
-def test_rows_without_a_type_or_a_text_stay_apart_when_merged():
-    x = gaussian(60, 5)
-    halves = [IntrinsicDimension(5) for _ in range(2)]
-    for metric, rows in zip(halves, x.split(30), strict=True):
-        metric.update(rows)
-    halves[0].merge_state(halves[1])
-    _, types, sequences = halves[0].labels.unbind(1)
-    assert types.unique().numel() == sequences.unique().numel() == 60
 
 
 def test_samples_of_one_seed_that_leave_out_rows_are_not_merged():

@@ -12,7 +12,6 @@ import pickle
 import lightning
 import pytest
 import torch
-from hypothesis import given, strategies as st
 
 from embedgeo import IntrinsicDimension
 from embedgeo.glossary import term
@@ -27,7 +26,6 @@ from tests.data import (
     token_rows,
     updated,
 )
-from tests.strategies import calls
 
 REPRESENTATIVE = {
     *("EmbeddingMoments", "TokenMoments", "Anisotropy with all parts", "IntrinsicDimension"),
@@ -257,8 +255,13 @@ def test_autograd_autocast_inference_and_a_reset_change_no_value(kind):
     x = x.float()
     expected = updated(metrics(DIM)[kind], x, ids).compute()
     metric = metrics(DIM)[kind]
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert_values(updated(metric, x, ids).compute(), expected, rtol=0)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_values(updated(metric, x, ids).compute(), expected, rtol=0)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
     with torch.inference_mode():
         metric.reset()
         assert_values(updated(metric, x.clone(), ids.clone()).compute(), expected, rtol=0)
@@ -492,28 +495,6 @@ def test_scaling_scales_values_by_their_units(scale):
         got, {key: before[key] * scale**power for key, power in powers.items()}, rtol=1e-8
     )
     assert_values(got, {"V_on_M_slope": before["V_on_M_slope"]}, rtol=1e-6)
-
-
-@pytest.mark.slow
-@given(st.sampled_from([1, 3, 40]), st.booleans(), st.sampled_from(KINDS), st.data())
-def test_any_update_is_counted_or_refused_by_a_documented_error(dim, with_ids, kind, data):
-    with_ids = with_ids or kind == "TokenMoments in a count range"
-    updates = data.draw(st.lists(calls(dim, with_ids=with_ids), min_size=1, max_size=3))
-    before = torch.get_rng_state()
-    update_and_compute(metrics(dim)[kind], updates)
-    assert torch.get_rng_state().equal(before)
-
-
-def update_and_compute(metric, updates):
-    for call in updates:
-        if call.error is None:
-            metric.update(call.embeddings, call.token_ids, call.mask)
-        else:
-            with pytest.raises(call.error):
-                metric.update(call.embeddings, call.token_ids, call.mask)
-    if metric.update_called:
-        for value in metric.compute().values():
-            assert (value.dtype, value.shape, value.requires_grad) == (torch.float64, (), False)
 
 
 def values_at(kind, scale):

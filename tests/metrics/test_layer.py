@@ -88,26 +88,6 @@ def test_values_are_bit_for_bit_those_without_standard_errors(name):
             assert 0 < error < math.inf, key
 
 
-def test_groups_are_whole_sequences_dealt_in_turn():
-    torch.manual_seed(0)
-    model = gpt_neox().eval()
-    found = measured("tokens", jackknife=3)["block.01", "Q"]
-    with torch.no_grad():
-        states = [
-            model(**batch, output_hidden_states=True).hidden_states[2]
-            for batch in batches("tokens")
-        ]
-    squares = [state.double().square().sum(-1).mean(1) for state in states]  # of each sequence
-    groups = torch.cat([(b * len(of) + torch.arange(len(of))) % 3 for b, of in enumerate(squares)])
-    q = torch.cat(squares)
-    left_out, sizes = torch.stack([q[groups != g].mean() for g in range(3)]), groups.bincount()
-    assert sizes.tolist() == [10, 10, 9] or sorted(sizes.tolist()) == [9, 10, 10]
-    others = len(q) / sizes - 1
-    deviations = others * (q.mean() - left_out)
-    variance = ((deviations - (deviations / (others + 1)).sum()).square() / others).mean()
-    assert found == pytest.approx((float(q.mean()), float(variance.sqrt())), rel=1e-6)
-
-
 def test_there_are_no_more_groups_than_sequences():
     torch.manual_seed(0)
     model = gpt_neox().eval()

@@ -11,7 +11,6 @@ from embedgeo import EmbeddingMoments, GeometryMonitor, observe
 from embedgeo.glossary import foreign_terms, learn, term
 from embedgeo.report import write_report
 from embedgeo.results.folder import SweepFolder
-from tests.data import gaussian
 from tests.metrics.own_metric import PositiveShare
 from tests.models import gpt_neox, token_batch
 from tests.training.runs import fit
@@ -30,13 +29,6 @@ def run(tmp_path_factory):
     monitor = GeometryMonitor(every_n_steps=2, metrics=metrics, on_error="raise")
     fit(folder, monitor, max_steps=3, logger=TensorBoardLogger(folder, name="", version=""))
     return folder, monitor
-
-
-def test_its_values_are_in_the_history(run):
-    _, monitor = run
-    found = {(record["step"], record["metric"]): record["value"] for record in monitor.history}
-    assert {key for _, key in found} >= {*KEYS}
-    assert all(0 <= found[step, "positive_share"] <= 1 for step in (0, 2))
 
 
 def test_its_name_unit_and_meaning_are_in_tensorboard(run):
@@ -81,16 +73,6 @@ def test_the_report_has_its_name_its_meaning_and_its_baseline(run, unpainted):
     )
 
 
-def test_it_is_in_the_table_of_a_geometry_with_its_standard_errors():
-    model = gpt_neox()
-    with observe(model, metrics=metrics, jackknife=2) as geometry, torch.no_grad():
-        model(**token_batch(4))
-    frame = geometry.to_frame()
-    found = frame[frame["metric"].isin(KEYS)]
-    assert len(found) == 2 * 5
-    assert found["stderr"].notna().all()
-
-
 def test_its_tables_of_kinds_of_their_own_are_saved_and_read(tmp_path):
     model = gpt_neox()
     with observe(model, metrics=metrics) as geometry, torch.no_grad():
@@ -120,12 +102,3 @@ def test_terms_travel_as_text_and_what_is_known_stays():
     learn(written.replace("positive entries", "renamed"))
     assert (term("V").name, term("positive_share").name) == ("V", "positive entries")
     assert foreign_terms(["V", "anisotropy_top3_removed", "nobody_knows_it"]) == ""
-
-
-def test_its_values_are_those_of_the_rows():
-    x = gaussian(100, 3) + torch.tensor([0.5, 0, 0])
-    metric = PositiveShare(3)
-    metric.update(x)
-    shares = (x > 0).double().mean(0)
-    expected = {"positive_share": shares.mean(), "positive_share_spread": shares.std(correction=0)}
-    torch.testing.assert_close(metric.compute(), expected)

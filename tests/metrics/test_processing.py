@@ -1,7 +1,7 @@
 import pytest
 
 from embedgeo.functional import processed_values, row_scatter
-from embedgeo.metrics import AfterProcessing, Anisotropy
+from embedgeo.metrics import AfterProcessing
 from tests.data import assert_values, floats, spectral, updated
 
 VARIANCES = [0.7**i for i in range(12)]
@@ -18,19 +18,6 @@ def test_anisotropies_are_of_all_rows_and_mean_cosines_of_the_sample():
         rtol=1e-9,
         atol=1e-12,
     )
-
-
-def test_it_agrees_with_the_numbers_that_anisotropy_gives():
-    x = spectral(500, VARIANCES)
-    expected = floats(updated(Anisotropy(12, spectrum=True), x).compute())
-    values = floats(updated(AfterProcessing(12, top=5), x).compute())
-    assert values["anisotropy_z_scored"] == pytest.approx(
-        expected["anisotropy_standardized"], rel=1e-9
-    )
-    assert values["anisotropy_top5_removed"] == pytest.approx(
-        expected["anisotropy_without_top5"], rel=1e-9
-    )
-    assert not values.keys() & expected.keys()
 
 
 def test_each_of_several_numbers_of_directions_is_removed():

@@ -3,18 +3,18 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from benchmarks.standard_errors import DIMENSIONS, coverage
 from embedgeo import (
     AfterProcessing,
     Anisotropy,
     EmbeddingMoments,
     IntrinsicDimension,
     TokenMoments,
-    default_metrics,
 )
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.jackknife import standard_error
 from tests import references
-from tests.simulations import DIMENSIONS, Corpus, coverage, observe_rows
+from tests.simulations import Corpus, observe_rows
 
 CORPUS = Corpus(num_types=40, dim=6)
 RANGE = (10, 40)
@@ -145,15 +145,6 @@ def test_moments_without_a_table_have_errors_too() -> None:
             assert 0 < error < 5 * expected[key]
         else:
             torch.testing.assert_close(error, expected[key], rtol=1e-8, atol=1e-10, msg=key)
-
-
-@pytest.mark.parametrize("make", [default_metrics, lambda dim: [EmbeddingMoments(dim)]])
-def test_values_are_bit_for_bit_those_without_errors(make) -> None:
-    plain, none = measured(make, 0)
-    values, _ = measured(make, 5)
-    assert all(error.isnan() for error in none.values())
-    assert values.keys() == plain.keys()
-    assert all(torch.equal(values[key].nan_to_num(), plain[key].nan_to_num()) for key in plain)
 
 
 def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_group() -> None:

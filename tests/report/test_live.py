@@ -2,20 +2,18 @@
 
 import io
 
-import lightning as L
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from embedgeo import EmbeddingMoments, GeometryMonitor
+from embedgeo import GeometryMonitor
 from embedgeo.glossary import headlines, known_terms
 from embedgeo.report import live
 from embedgeo.training.loggers import Adapter, Media
 from tests.records import layer_records
-from tests.training.runs import TinyLM, fit, moments
+from tests.training.runs import fit, moments
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
@@ -87,33 +85,6 @@ def test_without_pictures_and_with_other_loggers_the_rest_is_written(tmp_path):
     assert {"custom_scalars__config__", "geometry/what the numbers mean/text_summary"} <= set(
         tags["tensors"]
     )
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_failure_in_drawing_turns_monitoring_off_and_training_goes_on(
-    tmp_path, monkeypatch, late
-):
-    def broken(self, loggers, history, *, last=False):
-        if last == late:
-            raise ValueError("no room to draw")
-
-    monkeypatch.setattr(Media, "write", broken)
-    plain, _ = fit(tmp_path, max_steps=4)
-    monitor = GeometryMonitor(every_n_steps=2, metrics=lambda dim: [EmbeddingMoments(dim)])
-    with pytest.warns(UserWarning, match="GeometryMonitor is off .* ValueError: no room to draw"):
-        module, run = fit(tmp_path, monitor, max_steps=4, logger=TensorBoardLogger(tmp_path))
-    assert run.global_step == 4
-    assert all(
-        torch.equal(a, b) for a, b in zip(plain.parameters(), module.parameters(), strict=True)
-    )
-
-
-def test_only_rank_zero_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(L.Trainer, "is_global_zero", property(lambda self: False))
-    monitor = GeometryMonitor(every_n_steps=2, metrics=moments, on_error="raise")
-    logger = TensorBoardLogger(tmp_path, name="tb", version="")
-    fit(tmp_path, monitor, module=TinyLM(), max_steps=4, logger=logger)
-    assert not [*tmp_path.rglob("events*")] or not events(tmp_path / "tb").Tags()["images"]
 
 
 @pytest.mark.parametrize(

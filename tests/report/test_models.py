@@ -94,32 +94,6 @@ def test_groups_share_their_dashes_and_the_legend_names_them(tmp_path: Path) -> 
     assert dashes["old"] != dashes["encoder"]
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("encoder=nosuch", "model_group must name models that are there; nosuch is none of"),
-        ("x", "as encoder=a,b"),
-    ],
-)
-def test_groups_of_unknown_models_are_refused_in_one_line(
-    given: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = make_models(tmp_path / "a", THREE, metrics=("n", "M"))
-    assert main(["report", str(folder), "--model-group", given]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert not (folder / "report").exists()
-
-
-def test_groups_may_be_a_mapping_in_yaml(tmp_path: Path, unpainted: None) -> None:
-    folder = make_models(tmp_path / "a", {"lab/a": 1, "lab/b": 1}, metrics=("n", "M"))
-    config = tmp_path / "report.yaml"
-    config.write_text(f"dirs: [{folder}]\nmodel_group:\n  encoder: [a]\n  decoder: b\n")
-    assert main(["report", "--config", str(config)]) == 0
-    groups = table(Page(folder / "report" / "index.html"), "parameters")["group"]
-    assert groups.to_dict() == {"a": "encoder", "b": "decoder"}
-
-
 def test_a_final_model_is_no_point_of_a_run(tmp_path: Path) -> None:
     folder = make_sweep(tmp_path / "mix", (4, 8, 64), 2, metrics=("n", "M"))
     make_models(folder, {"one/bert": 2, "two/bert": 3, "two/gpt": 1}, metrics=("n", "M"))

@@ -277,12 +277,10 @@ ERRORS = {
     "there is no folder": lambda sweep: plot(sweep / "none", "dynamics", METRIC),
     "holds no measurements": lambda sweep: plot(sweep / "tokens", "dynamics", METRIC),
     "results must be a folder, a table.*; got int": lambda _: plot(3, "dynamics", METRIC),
-    "results must be a folder, a table.*; got list": lambda _: plot([3], "dynamics", METRIC),
     "nothing was measured yet": lambda _: plot([], "dynamics", METRIC),
     "metric must be .*; got 'nonesuch'": lambda sweep: plot(sweep, "dynamics", "nonesuch"),
     r"'anisotropi'\. Did you mean anis": lambda sweep: plot(sweep, "dynamics", "anisotropi"),
     "one that was measured at layers": lambda sweep: plot(sweep, "dynamics", "loss"),
-    "metric, value missing": lambda _: plot(pd.DataFrame({"layer": []}), "dynamics", "Q"),
     "by must be one of layer, step; got 'token'": lambda sweep: plot(
         sweep, "composition", by="token"
     ),
@@ -297,10 +295,8 @@ ERRORS = {
     "spectrum needs all eigenvalues.*--spectrum true": lambda sweep: plot(
         history(sweep), "spectrum"
     ),
-    r"one of embed, block\.00.*; got 'x'": lambda sweep: plot(sweep, "spectrum", layer="x"),
     "heatmap has no layer": lambda sweep: plot(sweep, "heatmap", METRIC, layer="embed"),
     r"kind must be one of dynamics, .*; got 'curve'": lambda sweep: plot(sweep, "curve"),
-    "by must be one of layer, step; got": lambda sweep: plot(sweep, "scales", by="token"),
     "scales needs the .*--extra scales": lambda _: plot(
         [{"layer": "a", "metric": "Q", "value": 1.0}], "scales"
     ),

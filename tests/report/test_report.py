@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from errno import ENOSPC
@@ -282,47 +281,6 @@ def test_an_encoder_and_its_decoder_are_told_apart(tmp_path: Path) -> None:
     assert runs == ["t5, encoder", "t5, decoder"]
 
 
-def test_the_series_of_one_sweep_are_runs_with_and_without_its_tensorboard_folder(
-    tmp_path: Path,
-) -> None:
-    series = {0: "seed0", 1: "seed0", 8: "seed/1", 64: "seed/1"}
-    folder = make_sweep(tmp_path / "a", tuple(series), 1, metrics=("n", "M"), series=series)
-    SweepFolder(folder).rebuild()
-    assert {path.name for path in (folder / "tensorboard").iterdir()} == {"seed0", "seed%2F1"}
-    with_events = {run.label: run.steps for run in read_runs([folder])}
-    shutil.rmtree(folder / "tensorboard")
-    runs = {run.label: run.steps for run in read_runs([folder])}
-    assert runs == with_events == {"a: seed0": [0, 1], "a: seed%2F1": [8, 64]}
-
-
-def test_models_of_several_shapes_in_one_folder_are_drawn_apart_and_flagged(tmp_path: Path) -> None:
-    folder = make_sweep(tmp_path / "a", (0, 1, 8), 2, metrics=("n", "M"))
-    other = make_sweep(tmp_path / "b", (64, 512), 3, dim=32, metrics=("n", "M"))
-    for path in (other / "checkpoints").iterdir():
-        shutil.copy(path, folder / "checkpoints")
-    found = {run.label: (run.steps, len(run.layers)) for run in read_runs([folder])}
-    assert found == {
-        "a: step 64 wide, 2 deep": ([0, 1, 8], 4),
-        "a: step 32 wide, 3 deep": ([64, 512], 5),
-    }
-    text = report(folder).text
-    for words in ("Different models.", "step 64 wide, 2 deep: step0, step1, step8"):
-        assert words in text
-
-
-def test_widths_are_those_of_the_records(tmp_path: Path) -> None:
-    sweep = SweepFolder(make_sweep(tmp_path / "a", (0, 1), 1, dim=48, metrics=("n", "norm_cv")))
-    for name in ("step0", "step1"):
-        records = sweep.read(name)
-        sweep.write(
-            name, records.assign(width=records["width"].where(records["layer"] != "embed", 96))
-        )
-    (run,) = read_runs([tmp_path / "a"])
-    widths, baseline = run.widths.unstack("layer"), run.baseline["norm_cv"].unstack("layer")
-    assert widths[["embed", "block.00"]].to_numpy().tolist() == [[96, 48], [96, 48]]
-    assert (baseline["embed"] < baseline["block.00"]).all()
-
-
 def write_history(folder: Path, value: float = 1.0, n: float = 512.0, **options: object) -> Path:
     """Write the history of a run of steps 0 and 8 anew."""
     file = HistoryFile(folder, **options)
@@ -381,8 +339,6 @@ STEPS_RULE = "must have optimizer steps, whole numbers from 0 up, in the column 
         ("step", [0, 0.5, 1], f"{STEPS_RULE} 0.5."),
         ("step", [0, -8, 1], f"{STEPS_RULE} -8."),
         ("value", ["1.0", "high", "2.0"], "must have numbers in the column value; it has '1.0'."),
-        ("step", ["0", "1", "2"], "must have numbers in the column step; it has '0'."),
-        ("width", ["8", "8", "8"], "must have numbers in the column width; it has '8'."),
         ("width", [8, 0, 8], "coordinates of each layer in the column width; it has 0 at embed."),
         (
             "stderr",
@@ -564,12 +520,6 @@ def test_two_types_that_a_regression_rests_on_are_flagged(num_special: int) -> N
         )
 
 
-def test_types_that_are_alike_are_never_flagged() -> None:
-    for seed in range(100):
-        run = run_of(rows_of_types(200, seed))
-        assert "Regressions on two token types" not in [flag.title for flag in flags(run)]
-
-
 @pytest.mark.parametrize("num_types", [149, 150])
 def test_regressions_on_few_types_are_not_in_the_overview(num_types: int) -> None:
     run = run_of(rows_of_types(num_types, 0))
@@ -592,7 +542,8 @@ def test_near_copies_are_flagged_where_they_move_the_intrinsic_dimension(
     rows[4000 - num_copies :] = rows[:num_copies] + 1e-3 * copies[:num_copies]
     metric = IntrinsicDimension(10)
     metric.update(rows)
-    usual = {"intrinsic_dimension": 9.0, "intrinsic_dimension_next_scale": 9.5, "n_points": 4000.0}
+    # elsewhere TwoNN's is the larger, which is no sign of copies
+    usual = {"intrinsic_dimension": 9.0, "intrinsic_dimension_next_scale": 3.0, "n_points": 4000.0}
     places = [(step, layer) for step in (0, 8) for layer in layer_names(2)]
     changes = {(*place, key): value for place in places for key, value in usual.items()}
     changes |= {(0, "block.01", key): float(value) for key, value in metric.compute().items()}
@@ -601,14 +552,6 @@ def test_near_copies_are_flagged_where_they_move_the_intrinsic_dimension(
     assert len(found) == (share == 0.1)
     said = r"block.01: 0\.3\d*, and \d\.\d+ at the next scale at step 0"
     assert all(re.fullmatch(said, line) for line in found)
-
-
-def test_a_larger_dimension_of_twonn_is_no_sign_of_near_copies(tmp_path: Path) -> None:
-    usual = {"intrinsic_dimension": 9.0, "intrinsic_dimension_next_scale": 3.0, "n_points": 4000.0}
-    places = [(step, layer) for step in (0, 8) for layer in layer_names(2)]
-    changes = {(*place, key): value for place in places for key, value in usual.items()}
-    folder = make_sweep(tmp_path, (0, 8), 2, metrics=("n", *usual), changes=changes)
-    assert "Near copies in the intrinsic dimension" not in raised(folder)
 
 
 def test_whatever_ends_it_the_earlier_report_stays(plain: Path, tmp_path: Path) -> None:

@@ -123,17 +123,6 @@ def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
     assert folder.failures() == {"step16": "OSError: no"}
 
 
-@pytest.mark.parametrize("column", ["width", "series", "value"])
-def test_records_without_a_column_are_refused_with_the_remedy(tmp_path: Path, column: str) -> None:
-    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
-    path = folder.checkpoints / "step1.parquet"
-    pd.read_parquet(path).drop(columns=column).to_parquet(path)
-    with pytest.raises(
-        ValueError, match=rf"step1\.parquet must have .*; {column} missing\. .* into another folder"
-    ):
-        folder.read("step1")
-
-
 EARLIER = "another version of embedgeo"
 
 

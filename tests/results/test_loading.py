@@ -11,7 +11,7 @@ from embedgeo.report.runs import read_runs, runs_of_records
 from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile, to_records
-from embedgeo.results.records import Record, block_means
+from embedgeo.results.records import Record
 from tests.report.synthetic import make_sweep
 
 COLUMNS = {
@@ -108,21 +108,6 @@ def test_means_over_blocks_are_records(tmp_path: Path, kind: str) -> None:
     assert [run.layers for run in runs_of_records(table)] == [
         ["embed", "block.00", "block.01", "final_norm"]
     ] * len(table["run"].unique())
-
-
-def test_a_history_that_has_means_at_some_steps_alone_gets_the_others(tmp_path: Path) -> None:
-    records = step_records(swept(tmp_path / "aside"))
-    file = HistoryFile(tmp_path / "run")
-    for step in (0, 1, 8):
-        of_step = [record for record in records if record["step"] == step]
-        file.add([*of_step, *(block_means(of_step) if step == 8 else [])])
-    file.close()
-    table = load_results(tmp_path / "run")
-    means = table[table["layer"] == "mean"].set_index(["step", "metric"])["value"].sort_index()
-    expected = (
-        table[table["layer"].str.startswith("block.")].groupby(["step", "metric"])["value"].mean()
-    )
-    pd.testing.assert_series_equal(means, expected)
 
 
 def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path: Path) -> None:

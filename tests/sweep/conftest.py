@@ -1,10 +1,8 @@
 import time
-from pathlib import Path
 
 import pytest
 from huggingface_hub import HfFileSystem, constants
 
-from embedgeo.results.folder import SweepFolder
 from tests.sweep.hub_server import Hub
 from tests.sweep.tiny import TEXT
 
@@ -59,19 +57,3 @@ def options(text, tmp_path):
         "batch_size": 2,
         "out": str(tmp_path / "out"),
     }
-
-
-@pytest.fixture
-def written(options, monkeypatch):
-    """Folder of each file that a sweep has finished, in order, and the checkpoints that were done
-    before.
-    """
-    folder, found = SweepFolder(options["out"]), []
-    replace = Path.replace
-
-    def noted(self, target):
-        found.append((Path(target).parent.name, folder.done()))
-        return replace(self, target)
-
-    monkeypatch.setattr(Path, "replace", noted)
-    return found

@@ -188,19 +188,6 @@ def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
     ]
 
 
-def test_what_would_share_results_is_refused(several, hub, tmp_path, options):
-    write_files(tmp_path / "lab--tiny", checkpoint_files(3))
-    with pytest.raises(
-        ValueError,
-        match=r"models must differ in their names, .*lab--tiny.* do not\. Give each once",
-    ):
-        sweep(["lab/tiny", str(tmp_path / "lab--tiny")], **options)
-    with pytest.raises(
-        ValueError, match=r"models must differ in their names, .*lab/tiny, lab/tiny do not"
-    ):
-        sweep(["lab/tiny", "lab/tiny"], **options)
-
-
 def test_a_later_run_may_name_other_groups(several, options):
     models = several[2:4]
     assert sweep(models, **options, model_group=["a=mine,here"]) == 0

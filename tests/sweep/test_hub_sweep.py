@@ -5,10 +5,8 @@ import os
 import socket
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.checkpoints import loading
 from embedgeo.report.page import flags
@@ -196,25 +194,6 @@ def test_the_same_weights_under_another_config_or_tokenizer_are_measured(hub, op
     first, *others = (folder.read(f"lab--{name}--main") for name in changes)
     assert {each["duplicate_of"].iloc[0] for each in others} == {"lab--a--main"}
     assert [each["value"].equals(first["value"]) for each in others] == [True, False, False]
-
-
-@pytest.mark.slow
-def test_a_family_of_repositories(hub, options):
-    for seed in (0, 1):
-        for step in (0, 20):
-            files = checkpoint_files(step + seed, "bert")
-            hub.add(f"lab/berts-seed_{seed}-step_{step}k", "main", files)
-    assert sweep("lab/berts-seed_*", **options) == 0
-    out = Path(options["out"])
-    table = pd.read_csv(out / "metrics.csv")
-    assert sorted(set(table["step"])) == [0, 20000]
-    assert set(table["revision"]) == {"main"}
-    assert len(list((out / "checkpoints").iterdir())) == 4
-    runs = [path for path in (out / "tensorboard").iterdir() if path.is_dir()]
-    assert len(runs) == 2
-    for run in runs:
-        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-        assert [event.step for event in events.Scalars("geometry.loss/model")] == [0, 20000]
 
 
 def test_an_encoders_loss_is_of_the_same_masked_tokens_in_any_batches(hub, options):

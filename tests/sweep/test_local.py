@@ -2,19 +2,14 @@
 
 from pathlib import Path
 
-import lightning.pytorch as pl
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-import embedgeo
 from embedgeo.checkpoints.sources import list_checkpoints
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import check
-from embedgeo.text import cut_sequences
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     TEXT,
@@ -26,71 +21,6 @@ from tests.sweep.tiny import (
     tokenizer_of,
     write_files,
 )
-
-
-class Pretraining(pl.LightningModule):
-    """As the demo trains: a Hugging Face model inside, checkpoints as folders."""
-
-    def __init__(self):
-        super().__init__()
-        from copy import deepcopy
-
-        self.model = deepcopy(model(0)).train()
-
-    def training_step(self, batch, batch_idx):
-        return self.model(**batch, labels=batch["input_ids"]).loss
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-
-class SaveFolders(pl.Callback):
-    def __init__(self, folder, tokenizer):
-        self.folder, self.tokenizer = folder, tokenizer
-
-    def save(self, trainer, module):
-        path = self.folder / f"step{trainer.global_step}"
-        module.model.save_pretrained(path)
-        self.tokenizer.save_pretrained(path)
-
-    def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        self.save(trainer, module)
-
-    def on_train_end(self, trainer, module):
-        self.save(trainer, module)
-
-
-@pytest.mark.slow
-def test_a_sweep_over_a_training_run_gives_the_monitors_numbers(tmp_path):
-    tokenizer = tokenizer_of(tokenizer_files())
-    text = "\n".join(TEXT * 12)
-    (tmp_path / "probe.txt").write_text(text)
-    ids = cut_sequences([tokenizer.encode(text)], 32)
-    assert len(ids) % 9  # the last batch is smaller
-    loader = DataLoader([{"input_ids": row} for row in ids], batch_size=9)
-    monitor = embedgeo.GeometryMonitor(every_n_steps=1, probe=loader, jackknife=5, on_error="raise")
-    trainer = pl.Trainer(
-        max_steps=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[SaveFolders(tmp_path / "checkpoints", tokenizer), monitor],
-    )
-    trainer.fit(Pretraining(), loader)
-    asked = {"text": str(tmp_path / "probe.txt"), "seq_len": 32, "num_tokens": ids.numel()}
-    asked |= {"batch_size": 9, "jackknife": 5, "out": str(tmp_path / "out")}
-    assert sweep(str(tmp_path / "checkpoints"), **asked) == 0
-    keys = ["step", "layer", "metric"]
-    table = pd.read_csv(tmp_path / "out" / "metrics.csv").query("layer != 'model'")
-    history = pd.DataFrame(monitor.history).query("layer_index >= 0")
-    offline, online = (each.set_index(keys).sort_index() for each in (table, history))
-    assert offline.index.equals(online.index)
-    assert {step for step, _, _ in online.index} == {0, 1, 2}
-    for column in ("value", "stderr"):
-        np.testing.assert_allclose(offline[column], online[column], rtol=1e-6, atol=1e-12)
-    assert (online.xs(("block.01", "V"), level=["layer", "metric"])["stderr"] > 0).all()
 
 
 def test_layouts_of_folders(tmp_path):
@@ -151,19 +81,6 @@ def test_an_outlier_among_the_losses_is_named():
     assert loss_outliers([*falling, ("nan", float("nan"))]) == ["nan"]
 
 
-def test_stray_files_of_another_machine_stay_and_events_follow_the_parquet_files(tmp_path, options):
-    local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(tmp_path / "run"), **options)
-    out = Path(options["out"])
-    elsewhere = out / "checkpoints" / ".tmp-another-1-step1.parquet"
-    elsewhere.write_text("half")
-    (out / "checkpoints" / "step1.parquet").unlink()
-    next((out / "tensorboard" / "run").glob("*step2")).unlink()
-    assert sweep(str(tmp_path / "run"), **options, steps="all") == 0
-    assert elsewhere.exists()  # it may be alive
-    assert len(list((out / "tensorboard" / "run").glob("events*"))) == 2
-
-
 @pytest.mark.parametrize("ignored", [(), ("Ġat",)])
 def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, options, ignored):
     write_files(tmp_path / "model", checkpoint_files(1))
@@ -187,16 +104,3 @@ def test_token_types_may_be_strings_without_the_mark_of_a_words_start(tmp_path, 
         at = found.loc[min(of_string)]
         assert at["n"] == len(rows)
         assert at["M"] == pytest.approx(float(rows.mean(0).square().sum()), rel=1e-5)
-
-
-def test_tables_are_there_before_the_checkpoint_is_done_and_part_of_the_settings(
-    tmp_path, options, written
-):
-    run = str(local_run(tmp_path / "run", steps=(1,)))
-    tables = {"token_tables": True, "spectrum": True, "save_samples": True}
-    assert sweep(run, **options, **tables) == 0
-    for folder in ("tokens", "projections", "spectra", "samples"):
-        assert written.index((folder, set())) < written.index(("checkpoints", set()))
-    for name in tables:
-        with pytest.raises(ValueError, match=f"{name} was True, is False"):
-            sweep(run, **options, **{**tables, name: False})

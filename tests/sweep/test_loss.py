@@ -36,17 +36,6 @@ def test_the_loss_is_the_models_own():
         assert (total / count, count) == (pytest.approx(want, rel=1e-6), 3 * 39)
 
 
-def test_an_encoders_loss_is_about_the_masked_tokens():
-    made, mask = model(1, "bert"), 4
-    masked = torch.rand(IDS.shape, generator=torch.Generator().manual_seed(1)) < 0.2
-    want = F.cross_entropy(made(IDS.masked_fill(masked, mask)).logits[masked], IDS[masked]).item()
-    loss = TokenLoss(LoadedModel(made, is_encoder=True), [], mask)
-    with torch.inference_mode():
-        loss.find_head(IDS[:1, :8])
-        loss.add(loss.run(IDS), IDS, masked)
-    assert loss.total[0].item() / loss.total[1].item() == pytest.approx(want, rel=1e-6)
-
-
 @pytest.mark.parametrize("kind", ["gpt_neox", "bert"])
 def test_the_loss_of_more_token_types_and_positions_than_are_worked_on_at_a_time(kind):
     torch.manual_seed(0)

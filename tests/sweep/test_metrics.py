@@ -149,10 +149,6 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             {"count_range": [9, 1]},
             r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]",
         ),
-        (
-            {"discard_fraction": 1.0},
-            "discard_fraction must be between 0 and 1, both excluded; got 1.0",
-        ),
         ({"id_batches": 0}, "id_batches must be at least 1; got 0"),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (

@@ -2,7 +2,6 @@
 other processes.
 """
 
-import json
 import os
 import re
 import shutil
@@ -112,22 +111,6 @@ def earlier(tmp_path, options):
     out = Path(options["out"])
     (out / "checkpoints" / "step2.parquet").unlink()
     return str(run), out / "manifest.json", out / "checkpoints" / "step1.parquet"
-
-
-def test_a_folder_of_an_earlier_version_is_refused_as_it_is(earlier, options):
-    run, manifest, _ = earlier
-    written = json.loads(manifest.read_text())
-    of_before = ("model", "steps", "num_tokens", "seq_len", "layers", "dtype", "text_sha256")
-    written["asked"] = {key: written["asked"][key] for key in of_before}
-    written["versions"]["embedgeo"] = "0.0.9"
-    manifest.write_text(json.dumps(written))
-    before = contents(manifest.parent)
-    with pytest.raises(
-        ValueError, match=r"another version of embedgeo \(0\.0\.9\), which has other options\. Give"
-    ) as caught:
-        sweep(run, **options)
-    assert "None" not in str(caught.value)
-    assert contents(manifest.parent) == before
 
 
 def test_results_of_an_earlier_schema_are_refused_as_they_are(earlier, options):

@@ -17,7 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo import load_sample
-from tests.sweep.tiny import REPOSITORY, TEXT, checkpoint_files, local_run, write_files
+from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run, write_files
 
 ROOT = Path(__file__).parents[2]
 _TABLES = ("tokens", "projections", "spectra")
@@ -136,32 +136,26 @@ def test_machines_share_a_folder_by_shards_or_as_they_come(hub, options, environ
     assert results(shards["out"]) == results(free["out"]) == results(alone["out"])
 
 
-def on_ranks(environment, folder, model, options, expected):
-    """Sweep in one process and on two ranks: the two folders, whose numbers are the same."""
-    one, two = ({**options, "out": str(folder / name)} for name in ("one", "two"))
-    ddp = {"trainer__devices": 2, "trainer__strategy": "ddp", "trainer__accelerator": "cpu"}
-    args = [sys.executable, "-m", "embedgeo.cli", *command(model, two, **ddp)]
-    ended = run(args, environment, folder)
-    assert ended.returncode == expected, ended.stdout + ended.stderr
+@pytest.mark.slow
+def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
+    trained = local_run(tmp_path / "run", steps=(1, 8))
+    write_files(trained / "step3", {"config.json": b"{"})  # fails on both ranks, in step
+    write_files(trained / "step9", checkpoint_files(8))
+    options |= dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
+    folders = [tmp_path / name for name in ("one", "two")]
+    one, two = (command(str(trained), {**options, "out": out}, jackknife=4) for out in folders)
+    two += [f"--trainer.{each}" for each in ("devices=2", "strategy=ddp", "accelerator=cpu")]
+    ended = run([sys.executable, "-m", "embedgeo.cli", *two], environment, tmp_path)
+    assert ended.returncode == 3, ended.stdout + ended.stderr
     assert ended.stdout.count("checkpoints done") == 1
-    assert forked(environment, {"args": command(model, one)})[0] == [expected]
-    a, b = (pd.read_csv(Path(out["out"]) / "metrics.csv") for out in (one, two))
+    assert forked(environment, {"args": one})[0] == [3]
+    a, b = (pd.read_csv(out / "metrics.csv") for out in folders)
     keys = ["revision", "layer", "metric"]
     pd.testing.assert_frame_equal(a[keys], b[keys])
     of_distances = a["metric"].str.contains("dimension")  # these are exact to 1e-6
     for rows, rtol in ((of_distances, 1e-6), (~of_distances, 1e-9)):
         for column in ("value", "stderr"):
             np.testing.assert_allclose(a[column][rows], b[column][rows], rtol=rtol, atol=1e-12)
-    return [Path(out["out"]) for out in (one, two)]
-
-
-@pytest.mark.slow
-def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
-    run = local_run(tmp_path / "run", steps=(1, 8))
-    write_files(run / "step3", {"config.json": b"{"})  # fails on both ranks, in step
-    write_files(run / "step9", checkpoint_files(8))
-    asked = dict.fromkeys(("token_tables", "save_samples", "spectrum"), "true")
-    folders = on_ranks(environment, tmp_path, str(run), {**options, **asked, "jackknife": 4}, 3)
     for step in (1, 8, 9):
         for tables in _TABLES:
             a, b = (pd.read_parquet(out / tables / f"step{step}.parquet") for out in folders)
@@ -174,31 +168,6 @@ def test_two_ranks_give_what_one_gives(options, environment, tmp_path):
             torch.testing.assert_close(
                 a[layer].eigenvalues, b[layer].eigenvalues, rtol=1e-6, atol=1e-12
             )
-
-
-@pytest.mark.slow
-def test_two_ranks_draw_the_rows_that_one_draws(options, environment, tmp_path):
-    lines = [line[: 20 + i % 60] for i, line in enumerate(TEXT * 400)]  # of all lengths
-    (tmp_path / "long.txt").write_text("\n".join(lines))
-    more = {
-        "text": str(tmp_path / "long.txt"),
-        "seq_len": 64,
-        "num_tokens": 12_000,
-        "batch_size": 16,
-        "unit": "line",
-        "skip_first_positions": 1,
-        "ignore_token_ids": "[5]",
-    }
-    wanted = dict.fromkeys(("token_tables", "save_samples", "after_processing"), "true")
-    model = str(local_run(tmp_path / "run", steps=(1,)))
-    folders = on_ranks(environment, tmp_path, model, {**options, **more, **wanted}, 0)
-    n = pd.read_csv(folders[0] / "metrics.csv").query("metric == 'n'")["value"]
-    assert n.between(10_000, 12_000).all()
-    a, b = (pd.read_parquet(out / "occurrences" / "step1.parquet") for out in folders)
-    pd.testing.assert_frame_equal(a, b, rtol=1e-6, atol=1e-6)
-    a, b = (load_sample(out, "step1").layers for out in folders)
-    for layer in a:
-        assert a[layer].row_numbers.tolist() == b[layer].row_numbers.tolist()
 
 
 @pytest.mark.slow

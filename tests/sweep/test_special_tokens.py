@@ -14,7 +14,6 @@ import embedgeo
 from embedgeo.report.runs import read_folder
 from embedgeo.report.summary import origins
 from embedgeo.results.records import MODEL
-from embedgeo.text.tokenizing import tokenize_joined
 from tests.models import gpt_neox
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -222,16 +221,6 @@ def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
     # as the command line has it
     options |= {"ignore_token_ids": ["special"], "out": str(tmp_path / "out-0")}
     assert sweep(str(tmp_path / "run"), **options) == 0
-
-
-def test_sequences_of_a_decoder_end_without_what_comes_after_a_text(tmp_path):
-    tokenizer = tokenizer_of(tokenizer_files("bert"))
-    around = {"seq_len": 16, "num_tokens": 64}
-    of_decoder = tokenize_joined(TEXT, tokenizer, **around)
-    assert of_decoder.num_before == 1
-    rows = of_decoder.token_ids.view(-1, 16)
-    assert set(rows[:, 0].tolist()) == {tokenizer.cls_token_id}
-    assert not (rows[:, 1:] == tokenizer.sep_token_id).any()
 
 
 def test_the_doctor_counts_the_sequences_of_a_batch_that_begin_with_bos():

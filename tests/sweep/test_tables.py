@@ -9,7 +9,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
-from embedgeo.functional import twonn_dimension
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
 from embedgeo.studies.representations import debiased_cka
@@ -108,29 +107,6 @@ def test_occurrences_are_in_the_plane_of_their_own_axes(swept, ids, hidden, toke
     np.testing.assert_allclose(at[["pc1", "pc2"]], x @ axes.T, rtol=1e-4, atol=1e-6)
 
 
-def test_samples_are_of_the_same_tokens_and_the_recorded_numbers_follow_from_them(swept, ids):
-    numbers = []
-    for name, step in STEPS.items():
-        sample = embedgeo.load_sample(swept, name)
-        assert (sample.revision, sample.step) == (name, int(name.removeprefix("step")))
-        recorded = records_of(swept, name)["value"]
-        with torch.no_grad():
-            states = model(step)(ids, output_hidden_states=True).hidden_states
-        for i, (layer, found) in enumerate(sample.layers.items()):
-            numbers.append(found.row_numbers)
-            if i < 2:
-                expected = states[i].flatten(0, 1)[found.row_numbers]
-                torch.testing.assert_close(found.rows, expected, rtol=1e-4, atol=1e-6)
-            dimension = twonn_dimension(found.rows).dimension
-            assert recorded[layer, "intrinsic_dimension"] == pytest.approx(dimension, nan_ok=True)
-            share = float(found.eigenvalues[0] / found.eigenvalues.sum())
-            assert recorded[layer, "anisotropy"] == pytest.approx(share, rel=1e-9)
-            square = float(found.mean.square().sum())
-            assert recorded[layer, "M"] == pytest.approx(square, rel=1e-6)
-    assert len(numbers) == len(STEPS) * len(LAYERS)
-    assert all(each.equal(numbers[0]) for each in numbers)
-
-
 def test_drift_is_of_the_saved_rows(swept):
     x, y = (
         embedgeo.load_sample(swept, name).layers["block.01"].rows for name in ("step0", "step8")
@@ -138,21 +114,6 @@ def test_drift_is_of_the_saved_rows(swept):
     found = embedgeo.load_results(swept).set_index(["step", "layer", "metric"])["value"]
     assert found[8, "block.01", "cka_to_first"] == pytest.approx(float(debiased_cka(x, y)))
     assert np.isfinite(found[8, "block.01", "procrustes_to_below"])
-
-
-def test_tables_are_copied_with_duplicates(swept):
-    folder = SweepFolder(swept)
-    tables, copies = folder.read_tables("step8"), folder.read_tables("step9")
-    assert tables.keys() >= {"tokens", "means", "projections", "spectra", "coordinates"}
-    for kind, table in tables.items():
-        pd.testing.assert_frame_equal(copies[kind], table)
-
-
-def test_what_a_norm_makes_is_that_of_its_weights(swept):
-    found = records_of(swept).xs("norm_Q_expected", level="metric")["value"]
-    weights = model(2).gpt_neox.final_layer_norm.parameters()
-    expected = sum(weight.detach().double().square().sum() for weight in weights)
-    assert found.to_dict() == pytest.approx({"final_norm": float(expected)}, rel=1e-9)
 
 
 def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):

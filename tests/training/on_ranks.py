@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from functools import partial
 
 import lightning as L
 import torch
@@ -27,7 +26,6 @@ from tests.ranks import WORLD_SIZE
 from tests.training.runs import (
     moments,
     of_monitors,
-    out_of_memory_on,
     trainer,
 )
 
@@ -160,10 +158,6 @@ def run(rank, folder, module, data, *monitors, **options):
     return of_monitors(caught)
 
 
-def no_ids(batch):
-    raise KeyError("ids")
-
-
 class BreaksLater:
     """A probe whose files are gone after the first round."""
 
@@ -180,54 +174,32 @@ class DiskFull(CSVLogger):
 
 
 FAULTS = {
-    "in an update": (
-        "ddp",
-        "OutOfMemoryError: tried to allocate",
-        {"metrics": partial(out_of_memory_on, 1, "update")},
-    ),
-    "sharded parameters": (
-        "fsdp 2",
-        "KeyError: 'ids'",
-        {"probe": probe_batches(), "token_ids": no_ids},
-    ),
-    "a probe that breaks": ("fsdp 2", "OSError: stale file handle", {"probe": BreaksLater()}),
-    "repeated rows": (
-        "tensor parallel",
-        "OutOfMemoryError",
-        {"metrics": partial(out_of_memory_on, 1, "compute")},
-    ),
+    "a probe that breaks": ("OSError: stale file handle", BreaksLater()),
     "probes of two lengths": (
-        "fsdp 2",
         "probe must give the same batches on every rank",
-        {"probe": probe_batches()[:2]},
+        probe_batches()[:2],
     ),
 }
-"""Strategy, what rank 1 says, and the options there."""
+"""What rank 1 says, and its probe."""
 
 
 def faults_on_rank(rank, folder):
     """What each rank says of each fault, and of a logger that fails on rank 0."""
-    outcomes = {
-        name: fault_on_rank(rank, folder, strategy, **fault)
-        for name, (strategy, _, fault) in FAULTS.items()
-    }
+    outcomes = {name: fault_on_rank(rank, folder, probe) for name, (_, probe) in FAULTS.items()}
     monitor = GeometryMonitor(2, metrics=moments)
     data, logger = [batch_of(rank, step) for step in range(STEPS)], DiskFull(folder / str(rank))
     warned = run(rank, folder, FixedLM(), data, monitor, strategy="ddp", logger=logger)
     return outcomes | {"logger": ({record["step"] for record in monitor.history}, warned)}
 
 
-def fault_on_rank(rank, folder, name, **fault):
-    """Warnings of a monitor to which this happens on rank 1, under a strategy whose ranks depend on
-    each other.
+def fault_on_rank(rank, folder, probe):
+    """Warnings of a monitor that has this probe on rank 1, of a model whose parameters are
+    sharded.
     """
-    strategy, module, layers = prepared(name)
-    probe = probe_batches() if "probe" in fault else None
-    options = {"metrics": moments, "probe": probe} | (fault if rank else {})
+    strategy, module, _ = prepared("fsdp 2")
+    monitor = GeometryMonitor(2, metrics=moments, probe=probe if rank else probe_batches())
     data = [batch_of(0, step) for step in range(STEPS)]
-    return run(
-        rank, folder, module, data, GeometryMonitor(2, layers=layers, **options), strategy=strategy
-    )
+    return run(rank, folder, module, data, monitor, strategy=strategy)
 
 
 def hugging_face_on_rank(rank, folder):

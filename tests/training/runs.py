@@ -16,6 +16,14 @@ from torchmetrics import Metric
 from embedgeo import EmbeddingMoments, TokenMoments, observe
 from tests.models import gpt_neox, token_batch
 
+_SAID = (
+    "Checkpoint directory .* exists and is not empty",
+    "Using ModelCheckpoint with manual optimization",
+    "You're resuming from a checkpoint that ended before the epoch ended",
+)
+RESUMED = [pytest.mark.filterwarnings(f"ignore:{words}") for words in _SAID]
+"""What Lightning says of runs that go on from a checkpoint."""
+
 
 class TinyLM(L.LightningModule):
     """Causal language modelling on dicts of input_ids and attention_mask."""

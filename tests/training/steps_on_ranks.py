@@ -5,7 +5,6 @@ other.
 import logging
 import warnings
 from functools import partial
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,30 +19,13 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import Drift, GeometryAlarm, IntrinsicDimension, StepMonitor
-from embedgeo.metrics import AfterProcessing
+from embedgeo import Drift, GeometryAlarm, StepMonitor
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
-from tests.training.runs import by_step, of_monitors, out_of_memory_on, token_moments
+from tests.training.runs import of_monitors, out_of_memory_on, token_moments
 
 STEPS = 5
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "scatter",
-)
 MLP = {
     "mlp.gate_proj": ColwiseParallel(),
     "mlp.up_proj": ColwiseParallel(),
@@ -294,57 +276,6 @@ def said(rank):
     return lines
 
 
-def many_rows(rank, num_ranks=1):
-    """History of two windows of batches that ranks take in turn, and of a probe with drift, of some
-    3,000 rows.
-    """
-    model = Residual()
-    batches = [token_batch(16 if i < 15 else 12, seed=i) for i in range(16)]
-    own = batches[rank::num_ranks]
-    train = StepMonitor(model, 10, window=2, metrics=samplers)
-    held = StepMonitor(
-        model, 1, probe=batches, prefix="held", metrics=samplers, listeners=[Drift()]
-    )
-    for step in range(2):
-        for batch in own[step * len(own) // 2 :][: len(own) // 2]:
-            with train.step(step, batch), held.step(step, batch):
-                model(**batch).sum().backward()
-        with torch.no_grad():
-            model.wte.weight += 0.1 * model.wte.weight.flip(0)
-    train.close()
-    held.close()
-    return train.history, held.history
-
-
-def samplers(dim):
-    return [IntrinsicDimension(dim, 500, seed=5), AfterProcessing(dim, sample_size=500)]
-
-
-def counted_collectives(rank):
-    """How many measurements of several layers are made, with the default metrics and the
-    jackknife, once a monitor has begun, and how many collectives these take.
-    """
-    model, called = Residual(), []
-
-    def counted(collective):
-        def call(*args, **kwargs):
-            called.append(collective.__name__)
-            return collective(*args, **kwargs)
-
-        return call
-
-    with mock.patch.multiple(dist, **{name: counted(getattr(dist, name)) for name in COLLECTIVES}):
-        monitor = StepMonitor(model, 1, measure_last=False, jackknife=4, on_error="raise")
-        for step in range(3):
-            with monitor.step(step):
-                model(**batch_of(rank, step)).sum().backward()
-            if step == 0:
-                first = len(by_step(monitor.history))
-                called.clear()
-        monitor.close()
-    return len(by_step(monitor.history)) - first, len(called)
-
-
 def everything(rank, folder):
     results = {form: run(form, rank) for form in (*FORMS, WITHOUT_MESH)}
     for form, place in (("ddp", "update"), ("tensor parallel", "compute")):
@@ -358,9 +289,9 @@ def everything(rank, folder):
         "of data and model": own_experts(rank, "blocks", ("data", "model")),
         "each": own_experts(rank, "*.experts.*"),
     }
-    results["collectives"] = counted_collectives(rank)
+
     return results | {"failing": with_failures(rank), **at_the_ends(rank, folder)}
 
 
 def on_four(rank):
-    return {ON_FOUR: run(ON_FOUR, rank), "many rows": many_rows(rank, 4)}
+    return {ON_FOUR: run(ON_FOUR, rank)}

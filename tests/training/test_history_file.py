@@ -18,9 +18,9 @@ from embedgeo import GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
 from embedgeo.results.parquet import HISTORY
-from tests.models import token_batch
 from tests.training.loops import go_on, run_whole
 from tests.training.runs import (
+    RESUMED,
     UserError,
     fit,
     loader,
@@ -31,6 +31,7 @@ from tests.training.runs import (
 )
 
 OPTIONS = {"metrics": moments, "on_error": "raise"}
+pytestmark = RESUMED
 
 
 class Remote(DummyLogger):
@@ -129,24 +130,20 @@ def test_a_run_that_breaks_off_has_its_history(tmp_path, error):
     assert steps(monitor) == [0, 1]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:You're resuming from a checkpoint that ended before the epoch ended"
-)
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
 def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_own(
     tmp_path, caplog
 ):
     caplog.set_level(logging.INFO, "lightning.pytorch")
 
-    def run(**options):
-        monitor = GeometryMonitor(2, folder=tmp_path, measure_last=False, **OPTIONS)
+    def run(every=2, **options):
+        monitor = GeometryMonitor(every, folder=tmp_path, measure_last=False, **OPTIONS)
         saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=3, save_top_k=-1)
         fit(tmp_path, monitor, saving, data=loader(), enable_checkpointing=True, **options)
         return steps(monitor)
 
-    assert run(max_steps=6) == [0, 2, 4]
+    assert run(1, max_steps=6) == [0, 1, 2, 3, 4, 5]
     assert run(max_steps=7, ckpt_path=tmp_path / "saved" / "epoch=0-step=3.ckpt") == [4, 6]
-    assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6]}
+    assert written(tmp_path) == {"history.parquet": [0, 1, 2, 3, 4, 6]}
     assert not read(tmp_path).duplicated(["step", "layer", "metric"]).any()
     assert "is kept" not in caplog.text
     first = read(tmp_path)
@@ -157,7 +154,7 @@ def test_a_resumed_run_goes_on_with_the_file_and_a_new_run_keeps_it_beside_its_o
     assert caplog.messages.count(told) == 1
     assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2]  # of the last run
     assert [each.steps for each in read_runs([tmp_path])] == [[0, 2]]
-    assert sorted(load_results(kept)["step"].unique()) == [0, 2, 4, 6]
+    assert sorted(load_results(kept)["step"].unique()) == [0, 1, 2, 3, 4, 6]
 
 
 @pytest.mark.parametrize("with_state", [False, True])
@@ -185,30 +182,12 @@ def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_do
     run.fit_loop.max_epochs = 2
     run.fit(module, loader(16))
     assert written(tmp_path) == {"history.parquet": [0, 2, 4, 6, 8]}
+    assert not pd.DataFrame(monitor.history).duplicated(["step", "layer", "metric"]).any()
     fit(tmp_path, monitor, data=loader(16), max_epochs=1)
     assert written(tmp_path) == {
         "history.parquet": [0, 2, 4],
         "history.1.parquet": [0, 2, 4, 6, 8],
     }
-
-
-def test_means_and_two_monitors_are_told_apart_by_the_report(tmp_path):
-    first = GeometryMonitor(2, **OPTIONS)
-    second = GeometryMonitor(3, layers="embed", prefix="held/out", **OPTIONS)
-    logger = CSVLogger(tmp_path, name="run", version="")
-    _, run = fit(tmp_path, first, second, max_steps=3, logger=logger)
-    assert [*written(tmp_path / "run")] == ["history.held%2Fout.parquet", "history.parquet"]
-    runs = {run.label: run.steps for run in read_runs([tmp_path / "run"])}
-    assert runs == {"run": [0, 2, 3], "run held/out": [0, 3]}
-    assert {run.label for run in read_runs([tmp_path])} == {*runs}
-    means = {
-        (record["step"], record["metric"]): record["value"]
-        for record in first.history
-        if record["layer"] == "mean"
-    }
-    table = load_results(tmp_path / "run").query("layer == 'mean'")
-    assert {**table.set_index(["step", "metric"])["value"]} == means
-    assert float(run.callback_metrics["geometry.V/mean"]) == pytest.approx(means[3, "V"], rel=1e-6)
 
 
 def test_one_line_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_path, caplog):
@@ -282,31 +261,3 @@ def test_processes_that_were_launched_together_but_do_not_know_of_each_other_hav
     records = load_results(tmp_path).query("metric == 'n'")
     numbers = {run: set(of_run) for run, of_run in records.groupby("run")["value"]}
     assert numbers == {tmp_path.name: {3.0}, f"{tmp_path.name} rank1": {4.0}}
-
-
-@pytest.mark.filterwarnings(
-    "ignore:You're resuming from a checkpoint that ended before the epoch ended"
-)
-@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
-def test_a_run_resumed_with_a_probe_leaves_out_what_the_abandoned_run_measured_later(tmp_path):
-    def run(every, **options):
-        probe = [token_batch()]
-        monitor = GeometryMonitor(every, folder=tmp_path, probe=probe, **OPTIONS)
-        saving = ModelCheckpoint(tmp_path / "saved", every_n_train_steps=4, save_top_k=-1)
-        fit(tmp_path, monitor, saving, data=loader(16), **options)
-
-    run(1, max_steps=7, enable_checkpointing=True)
-    assert written(tmp_path) == {"history.parquet": [*range(8)]}
-    saved = tmp_path / "saved" / "epoch=0-step=4.ckpt"
-    run(4, max_steps=9, ckpt_path=saved, enable_checkpointing=True)
-    assert written(tmp_path) == {"history.parquet": [0, 1, 2, 3, 4, 8, 9]}
-
-
-def test_a_second_fit_has_a_step_once(tmp_path):
-    monitor = GeometryMonitor(2, **OPTIONS)
-    module, run = fit(tmp_path, monitor, data=loader(16), max_epochs=1)
-    run.fit_loop.max_epochs = 2
-    run.fit(module, loader(16))
-    keys = [(each["step"], each["layer"], each["metric"]) for each in monitor.history]
-    assert len(keys) == len(set(keys))
-    assert steps(monitor) == [0, 2, 4, 6, 8]

@@ -57,24 +57,6 @@ def test_they_are_measured_on_as_many_of_the_last_training_batches_as_a_measurem
     assert not any(ids() is not None for ids in module.ids)  # the batches are let go
 
 
-@pytest.mark.parametrize(("window", "accumulate"), [(1, 1), (2, 1), (1, 2)])
-def test_they_are_measured_on_full_batches_where_an_epoch_leaves_some_rows_over(
-    tmp_path, window, accumulate
-):
-    monitor = GeometryMonitor(4, window=window, metrics=moments, on_error="raise")
-    module = KeepsBatches()
-    options = {"max_epochs": 2, "accumulate_grad_batches": accumulate, "data": loader(22)}
-    fit(tmp_path, monitor, module=module, **options)  # 4, 4, 4, 4, 4, 2 rows of 12 tokens
-    last = steps(monitor)[-1]
-    number = window * accumulate
-    full = module.seen[-1 - number : -1] if accumulate == 1 else module.seen[-4:-2]
-    assert_same_values(
-        by_step(monitor.history)[last], in_one_process(module.model, full, metrics=moments)
-    )
-    assert value(monitor, last, "block.00", "n") == 48 * number
-    assert not any(ids() is not None for ids in module.ids)
-
-
 @pytest.mark.parametrize("sizes", [(4, 4, 2), (4, 4, 2, 2), (4, 6, 5, 4, 4, 3)])
 def test_a_loop_keeps_the_last_batch_of_the_usual_size(sizes):
     model = gpt_neox()

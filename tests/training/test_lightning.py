@@ -6,10 +6,8 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
 
 from embedgeo import GeometryMonitor
-from tests.models import hooks
 from tests.training.runs import (
     TinyLM,
     assert_same_values,
@@ -22,23 +20,6 @@ from tests.training.runs import (
     steps,
     value,
 )
-
-
-def test_no_hook_is_on_the_model_between_measured_steps(tmp_path):
-    class Spy(L.Callback):
-        def __init__(self):
-            self.hooks = {}
-
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            self.hooks[trainer.global_step] = hooks(pl_module)
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            assert hooks(pl_module) == 0
-
-    spy = Spy()
-    monitor = GeometryMonitor(every_n_steps=4, metrics=moments, on_error="raise")
-    fit(tmp_path, monitor, spy, max_steps=10)
-    assert [step for step, count in spy.hooks.items() if count] == [0, 4, 8]
 
 
 def test_a_window_pools_the_steps_it_covers_also_those_until_training_ends(tmp_path):
@@ -97,7 +78,7 @@ def test_probe_forward_and_batch_callables_override(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unpainted")
-def test_scalars_and_charts_reach_every_logger_under_the_contracts_tags(tmp_path):
+def test_scalars_reach_every_logger_under_the_contracts_tags(tmp_path):
     monitor = GeometryMonitor(every_n_steps=2, on_error="raise")
     held = GeometryMonitor(every_n_steps=2, metrics=moments, prefix="held", on_error="raise")
     boards = [TensorBoardLogger(tmp_path, name=str(i), version="") for i in range(2)]
@@ -106,7 +87,7 @@ def test_scalars_and_charts_reach_every_logger_under_the_contracts_tags(tmp_path
     mean = sum(value(monitor, 5, f"block.0{i}", "V") for i in range(3)) / 3
     layers = {"embed", "block.00", "block.01", "block.02", "final_norm", "mean"}
     for board in boards:
-        events = EventAccumulator(board.log_dir, size_guidance={"scalars": 0, "tensors": 0})
+        events = EventAccumulator(board.log_dir, size_guidance={"scalars": 0})
         tags = events.Reload().Tags()["scalars"]
         for prefix in ("geometry", "held"):
             assert {tag for tag in tags if tag.startswith(f"{prefix}.V/")} == {
@@ -115,13 +96,7 @@ def test_scalars_and_charts_reach_every_logger_under_the_contracts_tags(tmp_path
         found = {event.step: event.value for event in events.Scalars("geometry.V/mean")}
         assert [*found] == [0, 2, 4, 5]
         assert found[5] == pytest.approx(mean)
-        last = events.Tensors("custom_scalars__config__")[-1].tensor_proto.string_val[0]
-        layout = layout_pb2.Layout.FromString(last)
-        titles = [category.title for category in layout.category]
-        assert {"geometry: at a glance", "held: size and variance"} <= {*titles}
-        charts = [chart for category in layout.category for chart in category.chart]
-        assert [chart.title for chart in charts[1:2]] == ["M / Q (M_over_Q)"]
-        assert charts[1].multiline.tag == [r"^geometry\.M_over_Q\/"]
+
     table = pd.read_csv(tmp_path / "csv" / "metrics.csv").set_index("step")
     assert table["geometry.V/mean"].dropna().loc[5] == pytest.approx(mean)
     assert run.callback_metrics["geometry.V/block.01"].item() == value(monitor, 5, "block.01", "V")

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from embedgeo import GeometryMonitor
 from tests.docs.blocks import blocks
 from tests.training.runs import (
+    RESUMED,
     Manual,
     TinyLM,
     ValidatedLM,
@@ -25,13 +26,7 @@ from tests.training.runs import (
 
 TAG = "geometry.V/block.01"
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
-    pytest.mark.filterwarnings(
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended"
-    ),
-]
+pytestmark = RESUMED
 
 
 def held_out():

@@ -3,46 +3,23 @@ monitor before.
 """
 
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 from embedgeo import GeometryMonitor
 from tests.training.runs import (
+    RESUMED,
     Manual,
-    TinyLM,
-    fit,
     interrupted,
-    loader,
     moments,
     n_at,
     steps,
-    value,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization"),
-    pytest.mark.filterwarnings(
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended"
-    ),
-]
+pytestmark = RESUMED
 
 
 def monitor_of(window=1, **options):
     defaults = {"every_n_steps": 3, "metrics": moments, "on_error": "raise", "measure_last": False}
     return GeometryMonitor(**{**defaults, "window": window, **options})
-
-
-@pytest.mark.slow
-def test_steps_are_optimizer_steps_also_under_accumulation_and_after_a_resume(tmp_path):
-    whole, first, second = (monitor_of(extra_steps=(1,)) for _ in range(3))
-    options = {"accumulate_grad_batches": 3}
-    fit(tmp_path, whole, max_steps=7, data=loader(), **options)
-    interrupted(tmp_path, [first], [second], at=4, end=7, **options)
-    assert steps(whole) == [0, 1, 3, 6]
-    assert steps(first) == [0, 1, 3]
-    assert steps(second) == [6]
-    assert value(whole, 3, "embed", "n") == 48 * 3
-    assert value(first, 3, "block.02", "V") == value(whole, 3, "block.02", "V")
 
 
 @pytest.mark.parametrize(
@@ -62,23 +39,6 @@ def test_what_a_checkpoint_cuts_is_taken_up_again_by_each_monitor(
     assert n_at(second) == after
     assert steps(others[1]) == [5]
     assert n_at(added) == {3: 2 * 48, 6: 2 * 48} if at == 3 else {6: 2 * 48}
-
-
-def test_a_window_that_an_exception_cuts_is_taken_up_again(tmp_path):
-    class Stops(TinyLM):
-        def training_step(self, batch, batch_idx):
-            if batch_idx == 4:
-                raise RuntimeError("in the middle of a window")
-            return super().training_step(batch, batch_idx)
-
-    first, second = monitor_of(window=3), monitor_of(window=3)
-    saving = ModelCheckpoint(tmp_path, save_on_exception=True)
-    options = {"max_steps": 9, "data": loader(), "enable_checkpointing": True}
-    with pytest.raises(RuntimeError, match="in the middle of a window"):
-        fit(tmp_path, first, saving, module=Stops(), **options)
-    (saved,) = tmp_path.glob("*step=4.ckpt")
-    fit(tmp_path, second, ModelCheckpoint(tmp_path), ckpt_path=saved, **options)
-    assert n_at(second) == {3: 2 * 48, 6: 3 * 48}
 
 
 def test_a_window_that_has_become_shorter_is_not_taken_up(tmp_path):

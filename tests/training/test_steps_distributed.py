@@ -17,7 +17,6 @@ from tests.training.steps_on_ranks import (
     Summed,
     batch_at,
     everything,
-    many_rows,
     on_four,
     plain,
 )
@@ -84,22 +83,6 @@ def test_the_numbers_are_those_of_one_process(two, form):
 
 def test_the_numbers_on_four_ranks_are_those_of_one_process(four):
     assert_as_in_one_process(four, ON_FOUR, (0, 2))
-
-
-def test_the_numbers_of_samples_are_those_of_one_process(four):
-    expected = [by_step(history) for history in many_rows(0)]
-    for rank in four:
-        for history, of_one in zip(map(by_step, rank["many rows"]), expected, strict=True):
-            assert history.keys() == of_one.keys()
-            for step, table in of_one.items():
-                assert_same_values(history[step], table)
-
-
-def test_a_measurement_of_several_layers_with_the_jackknife_takes_few_collectives(two):
-    for rank in two:
-        measurements, collectives = rank["collectives"]
-        assert measurements >= 2
-        assert 0 < collectives <= 16 * measurements
 
 
 @pytest.mark.parametrize("place", ["update", "compute"])

@@ -14,7 +14,6 @@ from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, hooks, token_batch
 from tests.training.hf_runs import StopsAfterIt, hf_trainer, logged, rows
 from tests.training.runs import (
-    Breaks,
     assert_same_values,
     by_step,
     in_one_process,
@@ -81,15 +80,6 @@ def test_evaluation_in_training_is_left_alone(tmp_path):
     assert steps(callback) == [0, 2, 4, 6, 7]
 
 
-def test_the_probe_equals_observe_on_the_trained_model(tmp_path):
-    callback = GeometryCallback(7, probe=held_out(), on_error="raise")
-    trainer = hf_trainer(tmp_path, callback, max_steps=3)
-    trainer.train()
-    assert steps(callback) == [0, 3]
-    expected = in_one_process(trainer.model.eval(), held_out())
-    assert_same_values(by_step(callback.history)[3], expected, rel=1e-6)
-
-
 class StopsInTheStep(hf.Trainer):
     def training_step(self, model, inputs, *args, **kwargs):
         loss = super().training_step(model, inputs, *args, **kwargs)
@@ -110,17 +100,6 @@ def test_an_exception_in_training_is_the_one_the_user_sees_and_nothing_stays_att
     assert steps(callback) == [0, 1]
     assert hooks(trainer.model) == 0
     assert is_unwrapped(trainer) == (kind is StopsInTheStep)  # until it trains again
-
-
-def test_a_failure_in_the_callback_leaves_the_run_and_gives_one_warning(tmp_path):
-    callback = GeometryCallback(2, metrics=lambda dim: [Breaks(dim)])
-    trainer = hf_trainer(tmp_path, callback)
-    with pytest.warns(
-        UserWarning, match="GeometryCallback is off .* broken metric in Breaks at layer 'embed'"
-    ):
-        trainer.train()
-    assert trainer.state.global_step == 7
-    assert callback.history == []
 
 
 @pytest.mark.slow
@@ -149,14 +128,6 @@ def test_training_whose_ranks_repeat_rows_is_refused(tmp_path, size):
     with pytest.raises(ValueError, match="runs one model on several ranks"):
         trainer.train()
     assert trainer.state.global_step == 0
-
-
-def test_layers_that_are_not_there_are_refused_before_the_first_step(tmp_path):
-    trainer = hf_trainer(tmp_path, GeometryCallback(2, layers="*.mpl"))
-    with pytest.raises(ValueError, match="matches no layer"):
-        trainer.train()
-    assert trainer.state.global_step == 0
-    assert is_unwrapped(trainer)
 
 
 @pytest.mark.slow
