@@ -115,10 +115,6 @@ class Neighbors:
         return Float64Rows.of(self.x).distances(self.every)
 
     @cached_property
-    def _least_distance(self) -> float:
-        return float(self._distances.amin())
-
-    @cached_property
     def _rounded(self) -> "RoundedRows":
         return RoundedRows.of(self.x)
 
@@ -139,14 +135,12 @@ class Neighbors:
             is_all = len(kept) == len(self.x)
             reach = 0.0
             if share:
-                if is_all and projected is not None:
-                    norms = projected.norms
-                else:
-                    norms = _distances_from_mean(self.x[kept])
-                reach = share * float(norms.median())
-                reach = reach if reach < torch.inf else 0.0
+                norms = (
+                    projected.norms if projected and is_all else _distances_from_mean(self.x[kept])
+                )
+                reach = share * float(norms.median().nan_to_num(posinf=0))
             if projected is None:
-                if self._least_distance > reach:
+                if float(self._distances.amin()) > reach:
                     continue
                 near = self._distances if is_all else self._distances[kept][:, kept]
                 i, j = (near <= reach).nonzero(as_tuple=True)
@@ -352,10 +346,11 @@ class RoundedRows(NamedTuple):
     How large can the product of a and b be, if the rows that they were rounded from are at a
     distance of at most r? Rounding moved the rows by at most ρ‖a‖ and ρ‖b‖, so that ‖a - b‖ is at
     most r + ρ (‖a‖ + ‖b‖). Then ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), from which it follows that
-    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. Rounding of the
-    product's sum in float32, and of the squared norms, is at most (d + 48) ε (‖a‖ + B)². So the
-    product is at most (r + ρ (‖a‖ + B))² + (d + 48) ε (‖a‖ + B)², or what that is rounded to, as
-    rounding keeps the order. No norm but ‖a‖ is in it: a row far off does not blur the others.
+    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ), for ρ ≤ 1/2. Let B be that, or the
+    largest of all norms where that is less. Rounding of the product's sum in float32, and of the
+    squared norms, is at most (d + 48) ε (‖a‖ + B)². So the product is at most (r + ρ (‖a‖ + B))² +
+    (d + 48) ε (‖a‖ + B)², or what that is rounded to, as rounding keeps the order. A row far off
+    does not blur the others, as B does not grow with its norm.
     """
 
     values: Tensor  # shape (n, d + 6)
@@ -397,8 +392,7 @@ class RoundedRows(NamedTuple):
     def largest_products(self, rows: slice, distances: Tensor) -> Tensor:
         """The largest product of each of these rows with a row that is at most that far away."""
         distances, own = distances / self.unit, self.norms[rows]
-        others = (own + distances) * (1 + 4 * self.rounding)
-        both = own + others.clamp(max=self.norms.max())
+        both = own + ((own + distances) * (1 + 4 * self.rounding)).clamp(max=self.norms.max())
         error = (self.values.shape[1] + 42) * torch.finfo(torch.float32).eps
         largest = (distances + self.rounding * both).square() + error * both.square()
         dtype = self.values.dtype
@@ -443,8 +437,8 @@ class RoundedRows(NamedTuple):
         n = len(rows)
         width = -(-n // _GROUP) * _GROUP
         # products in bfloat16 take less time than turning over those that serve two rows
-        most = _STRIP_ROWS if self.values.dtype == torch.bfloat16 else n
-        length = max(1, min(most, _BLOCK // n))
+        length = _STRIP_ROWS if self.values.dtype == torch.bfloat16 else n
+        length = max(1, min(length, _BLOCK // n))
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
         found = []

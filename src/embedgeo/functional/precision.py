@@ -134,12 +134,10 @@ def quick_row_norms(rows: Tensor) -> Tensor:
     if rows.dtype != torch.float32:
         return scaled_row_norms(rows)
     squares = rows.square().sum(-1)
-    norms = squares.to(accumulator_dtype(rows.device)).sqrt_()
     least, most = torch.stack(squares.aminmax()).tolist()
     if not _LEAST_SQUARES < least <= most < math.inf:
-        is_off = ~((squares > _LEAST_SQUARES) & (squares < math.inf))
-        norms[is_off] = row_norms(rows[is_off])
-    return norms
+        return row_norms(rows)
+    return squares.to(accumulator_dtype(rows.device)).sqrt_()
 
 
 def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
