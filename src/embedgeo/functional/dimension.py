@@ -24,10 +24,10 @@ from embedgeo.functional.neighbors import (
 from embedgeo.functional.precision import is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
-"""By method of TwoNN: the share of the largest ratios that are not used, unless told."""
+"""By method of TwoNN: the share of the largest ratios that are not used, unless given."""
 
 SCALES = (1, 2, 4, 8, 16, 32, 64)
-"""The ranks n1 of neighbours, unless told."""
+"""The ranks n1 of neighbours, unless given."""
 
 FAR_SIGHTED = 1024
 """Most rows whose third and fourth neighbours are used, too: enough for a dimension to 2 %."""
@@ -152,7 +152,7 @@ def _of_distances(
     next_scale = math.nan
     if distances.shape[1] > 3:
         log_next = (distances[:, 3] / second).log()
-        next_scale = most_likely_dimension(log_next[~log_next.isnan()], 2)[0]
+        next_scale = most_likely_dimension(log_next[~log_next.isnan()], 2)
     log_mu, order = (second / first).log().sort()
     if group is not None:
         in_order = group.cpu()[order]
@@ -280,31 +280,34 @@ def _at_scales(
         log_mu = (far / near).log()
         if not len(nearest) or not bool(is_normal(torch.stack((near, far)).square()).all()):
             log_mu = log_mu[:0]
-        found.append(log_mu.new_tensor(most_likely_dimension(log_mu, scale)))
+        dimension = most_likely_dimension(log_mu, scale)
+        _, squares = _share_sums(log_mu, dimension)
+        error = (len(log_mu) / dimension**2 + (scale - 1) * squares) ** -0.5
+        found.append(log_mu.new_tensor((dimension, error)))
         if group is not None:
             others = (log_mu[group[: len(log_mu)] != i] for i in range(num_groups))
             left_out.append(
-                log_mu.new_tensor([most_likely_dimension(each, scale)[0] for each in others])
+                log_mu.new_tensor([most_likely_dimension(each, scale) for each in others])
             )
     dimensions, errors = torch.stack(found).unbind(1)
     return ScaleEstimates(dimensions, errors, torch.stack(left_out, dim=1) if left_out else None)
 
 
-def most_likely_dimension(log_mu: Tensor, scale: int) -> tuple[float, float]:
-    """The most likely dimension, given the log μ of points, shape (N,), and its standard error.
+def most_likely_dimension(log_mu: Tensor, scale: int) -> float:
+    """The most likely dimension, given the log μ of points, shape (N,).
 
     The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
     log μ. It is convex in d, falls, and is nearly a line. As d share ≥ 1 + d log μ / 2, it is not
     negative where Newton's method starts, which so comes nearer from below.
     """
     if len(log_mu) < 2:
-        return math.nan, math.nan
+        return math.nan
     mu = log_mu.exp()
     middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
     used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
     count, total = len(used), float(used.sum())
     if count < 2 or not total > _EQUAL * count:
-        return math.nan, math.nan
+        return math.nan
     dimension = (scale * count - 1) / ((1.5 * scale - 0.5) * total)
     for _ in range(_ITERATIONS):
         shares, squares = _share_sums(used, dimension)
@@ -314,16 +317,14 @@ def most_likely_dimension(log_mu: Tensor, scale: int) -> tuple[float, float]:
         dimension -= step
         if abs(step) < _CONVERGED * dimension:
             break
-    _, squares = _share_sums(log_mu, dimension)
-    information = len(log_mu) / dimension**2 + (scale - 1) * squares
-    return dimension, information**-0.5
+    return dimension
 
 
 def _share_sums(log_mu: Tensor, dimension: float) -> tuple[float, float]:
     """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d."""
-    scaled = dimension * log_mu
-    share = torch.where(scaled > 0, log_mu / -torch.expm1(-scaled), 1 / dimension)
-    return float(share.sum()), float((share.square() * (-scaled).exp()).sum())
+    negative = torch.expm1(-dimension * log_mu)  # μ^-d - 1
+    share = torch.where(negative < 0, log_mu / -negative, 1 / dimension)
+    return float(share.sum()), float((share.square() * (1 + negative)).sum())
 
 
 class RowLabels(NamedTuple):

@@ -33,7 +33,7 @@ _FEW_NEIGHBORS = 4  # number of neighbours of a row up to which rounded rows tel
 _WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where labels part them
 _BLOCK = 1 << 24  # products that are held at a time: those of 4,096 rows with each other
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
-_STRIP_ROWS = 512  # rows that are multiplied at a time, where each product serves two rows
+_STRIP_ROWS = 512  # rows that are multiplied at a time, or whose products serve two rows
 _GROUP = 16  # products of a row of which only the smallest is looked at first
 _CROWDED = 32  # products in float64 take less time than differences to one in so many rows
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
@@ -114,10 +114,6 @@ class Neighbors:
     def _distances(self) -> Tensor:
         return Float64Rows.of(self.x).distances(self.every)
 
-    @property
-    def _are_apart(self) -> bool:
-        return bool(self._distances.amin() > 0)
-
     @cached_property
     def _rounded(self) -> "RoundedRows":
         return RoundedRows.of(self.x)
@@ -134,15 +130,19 @@ class Neighbors:
         projected = None if is_small else Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
         for most, share in ((1, 0.0), (len(self.x), tolerance)):
-            if len(kept) < 2 or (projected is None and not share and self._are_apart):
+            if len(kept) < 2:
                 continue
-            points = self.x if len(kept) == len(self.x) else self.x[kept]
-            reach = share * float(_distances_from_mean(points).median()) if share else 0.0
-            reach = reach if reach < torch.inf else 0.0
-            if projected is None:
-                near = (
-                    self._distances if len(kept) == len(self.x) else self._distances[kept][:, kept]
+            is_all = len(kept) == len(self.x)
+            reach = 0.0
+            if share:
+                norms = (
+                    projected.norms if projected and is_all else _distances_from_mean(self.x[kept])
                 )
+                reach = share * float(norms.median().nan_to_num(posinf=0))
+            if projected is None:
+                if float(self._distances.amin()) > reach:
+                    continue
+                near = self._distances if is_all else self._distances[kept][:, kept]
                 i, j = (near <= reach).nonzero(as_tuple=True)
             else:
                 i, j = projected.pairs(kept, reach, most)
@@ -259,7 +259,10 @@ def _smallest(distances: Tensor, k: int) -> Nearest:
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     """Compute the distances of rows of ``x`` to others, at indices (m,), from their differences."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    step = chunk_length(x.shape[1], x.device)
+    if not len(rows):
+        return x.new_empty(0, dtype=accumulator_dtype(x.device))
+    # of half as many pairs both rows, and squares, stay in the processor's cache
+    step = max(1, chunk_length(x.shape[1], x.device) // 2)
     parts = [
         quick_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)))
         for i, j in zip(rows.split(step), others.split(step), strict=True)
@@ -343,10 +346,11 @@ class RoundedRows(NamedTuple):
     How large can the product of a and b be, if the rows that they were rounded from are at a
     distance of at most r? Rounding moved the rows by at most ρ‖a‖ and ρ‖b‖, so that ‖a - b‖ is at
     most r + ρ (‖a‖ + ‖b‖). Then ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), from which it follows that
-    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ) =: B, for ρ ≤ 1/2. Rounding of the
-    product's sum in float32, and of the squared norms, is at most (d + 48) ε (‖a‖ + B)². So the
-    product is at most (r + ρ (‖a‖ + B))² + (d + 48) ε (‖a‖ + B)², or what that is rounded to, as
-    rounding keeps the order. No norm but ‖a‖ is in it: a row far off does not blur the others.
+    ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ), for ρ ≤ 1/2. Let B be that, or the
+    largest of all norms where that is less. Rounding of the product's sum in float32, and of the
+    squared norms, is at most (d + 48) ε (‖a‖ + B)². So the product is at most (r + ρ (‖a‖ + B))² +
+    (d + 48) ε (‖a‖ + B)², or what that is rounded to, as rounding keeps the order. A row far off
+    does not blur the others, as B does not grow with its norm.
     """
 
     values: Tensor  # shape (n, d + 6)
@@ -367,7 +371,7 @@ class RoundedRows(NamedTuple):
         norms = torch.empty(n, dtype=accumulator_dtype(x.device), device=x.device)
         lost = torch.empty_like(norms)
         for chunk in row_chunks(x):
-            rows = ((x[chunk] - center) / unit).float()
+            rows = (x[chunk] - center).div_(unit).float()
             rounded = rows.bfloat16()
             values[chunk, :dim] = rounded
             norms[chunk] = quick_row_norms(rounded.float())
@@ -388,7 +392,7 @@ class RoundedRows(NamedTuple):
     def largest_products(self, rows: slice, distances: Tensor) -> Tensor:
         """The largest product of each of these rows with a row that is at most that far away."""
         distances, own = distances / self.unit, self.norms[rows]
-        both = own + (own + distances) * (1 + 4 * self.rounding)
+        both = own + ((own + distances) * (1 + 4 * self.rounding)).clamp(max=self.norms.max())
         error = (self.values.shape[1] + 42) * torch.finfo(torch.float32).eps
         largest = (distances + self.rounding * both).square() + error * both.square()
         dtype = self.values.dtype
@@ -432,7 +436,9 @@ class RoundedRows(NamedTuple):
         """
         n = len(rows)
         width = -(-n // _GROUP) * _GROUP
-        length = n if n * n <= _BLOCK else max(1, _BLOCK // n)
+        # products in bfloat16 take less time than turning over those that serve two rows
+        length = _STRIP_ROWS if self.values.dtype == torch.bfloat16 else n
+        length = max(1, min(length, _BLOCK // n))
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
         found = []
@@ -484,7 +490,7 @@ class RoundedRows(NamedTuple):
             least[near, 2:] = torch.inf
             group[near, 2:] = group[near, :1]
         members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
-        columns = members.argmin(1) * minima.shape[1] + group
+        columns = members.min(1).indices * minima.shape[1] + group
         i, at = (least < torch.inf).nonzero(as_tuple=True)
         distances = torch.full_like(least, torch.inf, dtype=self.norms.dtype)
         distances[i, at] = pair_distances(x, rows[own][i], rows[columns[i, at]])
@@ -535,6 +541,7 @@ class Projections(NamedTuple):
     """Projections of rows on some directions. Rows that are near to each other have near ones."""
 
     places: Tensor  # shape (n, 4), float32 (float64 where the rows are)
+    norms: Tensor  # distances of the rows from their mean, shape (n,)
     rounding: Tensor  # the largest error of each row's places, shape (n,)
 
     @classmethod
@@ -544,13 +551,13 @@ class Projections(NamedTuple):
         center = x.mean(0, dtype=dtype)
         directions = _generic_directions(x.shape[1], dtype, x.device)
         places = torch.empty(len(x), _DIRECTIONS, dtype=dtype, device=x.device)
-        norms = torch.empty_like(places[:, 0])
+        norms = torch.empty(len(x), dtype=accumulator_dtype(x.device), device=x.device)
         with matmul_precision(x.device):
             for chunk in row_chunks(x):
                 rows = x[chunk] - center
                 norms[chunk] = quick_row_norms(rows)
                 torch.mm(rows, directions, out=places[chunk])
-        return cls(places, 8 * x.shape[1] ** 0.5 * torch.finfo(dtype).eps * norms)
+        return cls(places, norms, 8 * x.shape[1] ** 0.5 * torch.finfo(dtype).eps * norms)
 
     def pairs(self, rows: Tensor, reach: float, most: int) -> tuple[Tensor, Tensor]:
         """Find the pairs of these rows, as places among them, that may be within reach of each

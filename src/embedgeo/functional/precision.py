@@ -128,17 +128,16 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def quick_row_norms(rows: Tensor) -> Tensor:
-    """The `row_norms` to 1e-6 relative: squares of float32 are summed in float32, pairwise as torch
-    does, which needs no copy of the rows in float64.
+    """The `row_norms` of one row or more to 1e-6 relative: squares of float32 are summed in
+    float32, pairwise as torch does, which needs no copy of the rows in float64.
     """
     if rows.dtype != torch.float32:
         return scaled_row_norms(rows)
     squares = rows.square().sum(-1)
-    norms = squares.to(accumulator_dtype(rows.device)).sqrt_()
-    is_off = ~((squares > _LEAST_SQUARES) & (squares < math.inf))
-    if bool(is_off.any()):
-        norms[is_off] = row_norms(rows[is_off])
-    return norms
+    least, most = torch.stack(squares.aminmax()).tolist()
+    if not _LEAST_SQUARES < least <= most < math.inf:
+        return row_norms(rows)
+    return squares.to(accumulator_dtype(rows.device)).sqrt_()
 
 
 def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -39,7 +39,7 @@ _NOT_LISTED = NO_TYPE - 1  # fills lists of token types up
 _MANY_SEQUENCES = 1024  # types seen in more are few, and alike
 REGRESSION_COUNT_RANGE = (10, 100_000)
 """Fewest and most occurrences of the token types that `type_regressions` are taken over, unless
-told otherwise.
+others are given.
 """
 
 
