@@ -28,7 +28,10 @@ from tests.data import (
 )
 from tests.models import gpt_neox, token_batch
 
-NOT_OF_THE_TABLE = {"mean_cosine", "norm_mean", "norm_cv", "norm_max", "top_dim_share"}
+NOT_OF_THE_TABLE = {
+    *("mean_cosine", "norm_mean", "norm_cv", "norm_max", "top_dim_share"),
+    *("top_rows_share", "first_positions_share", "large_norm_rows"),
+}
 
 REGRESSIONS = {
     *("token_types_regressed", "Q_t_cv", "V_on_M_slope", "V_on_M_r2"),
@@ -40,6 +43,7 @@ REGRESSIONS = {
 def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
     expected = (
         references.row_values(x)
+        | references.outlier_shares(x)
         | references.token_values(x, ids)
         | references.unbiased_values(x, ids)
     )

@@ -16,7 +16,7 @@ from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.functional.tokens import TokenTable, token_table
 
-NUM_HELD = 256
+NUM_HELD = 128
 """Number of rows of largest norm that are held."""
 TOP_SHARE, MOST_TOP = 1e-3, 64
 """The top rows are this share of all rows, rounded up, and at most so many."""
@@ -170,20 +170,20 @@ def outlier_rows(rows: Rows, norms: Tensor, *, has_types: bool = False) -> Outli
     device = state_device(x.device)
     labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
     largest = _largest(norms)
-    held = x.index_select(0, largest).to(device, torch.float64)
-    norm = norms.index_select(0, largest).to(device, torch.float64)
-    facts = torch.cat((norm[:, None], labels.index_select(0, largest.to(device))), 1)
-    least = 2 * norms.median()
-    if has_types and bool(norms[largest[0]] > least):
-        is_wanted = (norm > least.to(norm)) | (facts[:, _PLACE] == 0)
-        places = largest.to(device)[is_wanted].cpu()
+    at = largest.to(device)
+    facts = labels.index_select(0, at)
+    norm = facts[:, _NORM].copy_(norms.index_select(0, largest))
+    least = 2 * norms.median().to(norm)
+    if has_types and bool(norm[0] > least):
+        is_wanted = (norm > least) | (facts[:, _PLACE] == 0)
+        places = at[is_wanted].cpu()
         facts[is_wanted, _DISTANCE] = _distances(rows, places).to(facts)
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
-    places = ids.once("first rows", lambda: (_places(ids, len(x)) == 0).nonzero().flatten())
-    first = x.index_select(0, sent(places, x.device)).to(norms.dtype)
+    places = ids.once(("first rows", x.device), lambda: sent(_first_places(ids, len(x)), x.device))
+    first = x.index_select(0, places).to(norms.dtype)
     mean = first.sum(0) / max(1, len(first))
     return OutlierRows(
-        held,
+        x.index_select(0, largest),
         facts,
         bins,
         norms.new_tensor(float(len(first))),
@@ -199,7 +199,7 @@ def _bin(norms: Tensor) -> Tensor:
 
 
 def _labels(ids: RowIds, n: int) -> Tensor:
-    """The `OutlierRows.facts` of rows that follow from their ids, without the norm, on the CPU."""
+    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU; the norm does not."""
     place = ids.once("places", lambda: _places(ids, n))
     token = torch.full_like(place, NO_TYPE) if ids.token_ids is None else ids.token_ids
     if ids.sequences is None:
@@ -209,7 +209,7 @@ def _labels(ids: RowIds, n: int) -> Tensor:
         pair = ids.once("pairs", lambda: _pairs(ids))
         paired = pair.bincount()[pair]
     distance = torch.where(paired == 1, 0.0, torch.nan)
-    columns = [each.double() for each in (token, sequence, place, paired, distance)]
+    columns = [each.double() for each in (distance, token, sequence, place, paired, distance)]
     return torch.stack(columns, 1)
 
 
@@ -224,6 +224,11 @@ def _places(ids: RowIds, n: int) -> Tensor:
     found = torch.empty_like(places)
     found[order] = places - torch.searchsorted(ascending, ascending)
     return found.masked_fill(sequence.bincount()[sequence] == 1, -1)
+
+
+def _first_places(ids: RowIds, n: int) -> Tensor:
+    """The places of the rows that are the first one of a sequence of two or more."""
+    return (ids.once("places", lambda: _places(ids, n)) == 0).nonzero().flatten()
 
 
 def _pairs(ids: RowIds) -> Tensor:

@@ -130,7 +130,7 @@ def values_without(
 
     They are computed from the states, by merging the negative of what is left out. So they are
     those of the other rows exactly, as far as the rows left out are held: of first positions that
-    are not all among the 256 rows of largest norm, only V and M_over_Q are known, from their
+    are not all among the 128 rows of largest norm, only V and M_over_Q are known, from their
     moments. What a coordinate has of the variance within token types is unknown.
 
     Args:

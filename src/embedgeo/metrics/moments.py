@@ -211,7 +211,7 @@ class EmbeddingMoments(GeometryMetric):
             self.extend(within_moments(to_state(table), rows.num_sequences))
 
     def largest_rows(self) -> Table:
-        """``token_id``, ``place`` in its sequence, ``norm`` and ``share_of_V`` of each of the 256
+        """``token_id``, ``place`` in its sequence, ``norm`` and ``share_of_V`` of each of the 128
         rows of largest norm, in descending order: see `embedgeo.functional.outlier_table`.
 
         The rows are those that this process has seen or, within ``sync_context()``, those of all

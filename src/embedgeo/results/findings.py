@@ -21,7 +21,7 @@ REMEDIES = {
 _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
 _LEAST = 0.01  # by which a share has to move
 _MOST_NAMED = 4  # layers
-_HELD = 256  # rows, those of largest norm, that are left out at most
+_HELD = 128  # rows, those of largest norm, that are left out at most
 _LEAST_ROWS = 100  # of fewer, any few make the numbers
 # share of V of a coordinate, as in `embedgeo.metrics.left_out`, from which it is named
 _OPEN = 0.05
