@@ -24,7 +24,12 @@ from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.studies.ablation import replacements
 
 PAGE = Path(__file__).parent / "definitions.md"
-FAMILIES = {"scale": SCALES, "other": ("previous", "first", "below"), "part": replacements()}
+FAMILIES = {
+    "left_out": ("large_rows", "first_positions", "both"),
+    "scale": SCALES,
+    "other": ("previous", "first", "below"),
+    "part": replacements(),
+}
 """Values of the words in braces, which stand for all keys of a family."""
 
 _HEADING = re.compile(r"^### (`\w[\w{}]*`(?:, `\w[\w{}]*`)*)\n\n", re.MULTILINE)

@@ -31,6 +31,21 @@ def row_values(x):
     }
 
 
+def outlier_shares(x, is_first=None):
+    """Shares of V of the rows of largest norm and of first positions, and of large rows among
+    all.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    squares, norms = ((x - x.mean(0)) ** 2).sum(1), np.linalg.norm(x, axis=1)
+    top = np.argsort(-norms, kind="stable")[: min(64, -(-len(x) // 1000))]
+    first = np.nan if is_first is None else squares[np.asarray(is_first)].sum() / squares.sum()
+    return {
+        "top_rows_share": squares[top].sum() / squares.sum(),
+        "first_positions_share": first,
+        "large_norm_rows": (norms > 4 * np.median(norms)).mean(),
+    }
+
+
 def token_loop(x, token_ids):
     """The paper's Algorithm 1: n, mean and V of every token type, one type after the other."""
     x, token_ids = np.asarray(x, dtype=np.float64), np.asarray(token_ids)
@@ -243,9 +258,12 @@ def outliers(x, is_first):
         size = np.abs(rows)
         median = np.median(size, 1)[:, None]
         found = {
-            "kurtosis": np.mean(stats.kurtosis(rows[:, spread]))
-            if len(rows) and spread.any()
-            else np.nan,
+            **{
+                f"kurtosis{end}": of(stats.kurtosis(rows[:, spread]))
+                if len(rows) and spread.any()
+                else np.nan
+                for end, of in {"": np.mean, "_median": np.median}.items()
+            },
             "max_abs": size.max() if len(rows) else np.nan,
             "massive_fraction": ((size > 100) & (size > 1000 * median)).any(1).mean()
             if len(rows)

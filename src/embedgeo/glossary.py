@@ -167,6 +167,9 @@ DRIFT = {key: Term(**fields) for key, fields in _WRITTEN["drift"].items()}
 at them.
 """
 
+LEFT_OUT = {key: Term(**fields) for key, fields in _WRITTEN["left_out"].items()}
+"""Numbers that are recorded only where few rows, or one coordinate, make those of a layer."""
+
 _OF_MODELS = {key: Term(**fields) for key, fields in _WRITTEN["models"].items()}
 _REMOVED = re.compile(r"(loss_change_without_)(\d+)(_(?:directions|coordinates)(?:_after_first)?)")
 
@@ -194,5 +197,5 @@ def _alarm(key: str) -> Term | None:
     return Term(f"alarm: {term(metric).name}", "deviations", meaning, is_drawn=False)
 
 
-register(DRIFT | _OF_MODELS, _other_changes, is_own=True)
+register(DRIFT | LEFT_OUT | _OF_MODELS, _other_changes, is_own=True)
 register({}, _alarm, is_own=True)

@@ -10,6 +10,7 @@ DECAYING = [0.8**i for i in range(40)]
 BASE = {"anisotropy", "participation_ratio", "anisotropy_standardized", "anisotropy_null"}
 FULL = BASE | {"effective_rank", "isoscore", "top5_share", "anisotropy_without_top5"}
 FULL |= {"rankme", "effective_rank_eigenvalues", "top1_share", "alpha_req", "alpha_req_r2"}
+FULL |= {"anisotropy_without_top_dim", "participation_ratio_without_top_dim"}
 
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])
@@ -22,6 +23,11 @@ def test_values_equal_the_naive_ones(mean, dtype, spectrum):
     ).compute()
     assert values.keys() == (FULL if spectrum else BASE)
     expected = references.spectrum(x.double()) | references.alpha_req(x.double())
+    others = x[:, torch.arange(40) != x.double().var(0).argmax()].double()
+    expected |= {
+        f"{key}_without_top_dim": references.spectrum(others)[key]
+        for key in ("anisotropy", "participation_ratio")
+    }
     expected = {key: expected[key] for key in values if key != "anisotropy_null"}
     assert_values(values, expected, rtol=1e-9 if spectrum or dtype == torch.float64 else 1e-5)
 

@@ -360,7 +360,7 @@ def untouched(metric):
 
 COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"}
 
-OF_NORMS = {"norm_mean", "norm_cv", "norm_max"}
+OF_NORMS = {"large_norm_rows", "norm_mean", "norm_cv", "norm_max"}
 
 OF_POINTS = {"n_points", "n_points_between", "n_points_within"}
 
@@ -415,6 +415,7 @@ ABOUT_THE_ORIGIN = {
     "norm_mean",
     "norm_cv",
     "norm_max",
+    *("top_rows_share", "large_norm_rows"),
     "Q_t_cv",
     "rankme",
     *LARGEST,
@@ -426,7 +427,10 @@ PER_AXIS = {
     "anisotropy_standardized",
     "anisotropy_z_scored",
     "mean_cosine_z_scored",
-} | {*("kurtosis", "kurtosis_first", *LARGEST)}
+    "anisotropy_without_top_dim",
+    "participation_ratio_without_top_dim",
+    *(f"kurtosis{end}" for end in ("", "_first", "_median", "_median_first")),
+} | LARGEST
 
 SQUARED_UNITS = {
     "Q",

@@ -233,9 +233,9 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
     Returns:
         ``kurtosis``, the mean over the coordinates that vary of their `excess_kurtosis`, and
         ``kurtosis_median``, the median, which one coordinate does not move (the mean of the two in
-        the middle); ``max_abs``, the largest magnitude; ``massive_fraction``, the share of the rows with a
-        massive activation: an entry of a magnitude over 100 that is over 1000 times the median
-        magnitude of its row (the mean of the two in the middle, where d is even);
+        the middle); ``max_abs``, the largest magnitude; ``massive_fraction``, the share of the rows
+        with a massive activation: an entry of a magnitude over 100 that is over 1000 times the
+        median magnitude of its row (the mean of the two in the middle, where d is even);
         ``massive_fraction_100x`` and ``massive_fraction_1000x``, that of the rows with an entry
         over 100 and 1000 times that median, however large; and each of these with ``_first`` and
         ``_rest``. What too few rows leave undefined is NaN. Sun et al. take the median over a
@@ -250,9 +250,7 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
         is_unknown = kurtosis.isnan() & (without_rounding(group.m2, group.n, group.mean) != 0)
         values[suffix] = {
             "kurtosis": torch.where(is_unknown.any(), torch.nan, kurtosis.nanmean()),
-            "kurtosis_median": torch.where(
-                is_unknown.any(), torch.nan, kurtosis.nanquantile(0.5)
-            ),
+            "kurtosis_median": torch.where(is_unknown.any(), torch.nan, kurtosis.nanquantile(0.5)),
             "max_abs": torch.where(group.n > 0, group.max_abs.max(), torch.nan),
             "massive_fraction": fractions[0],
             "massive_fraction_100x": fractions[1],

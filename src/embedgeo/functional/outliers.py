@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import mean_of, merge_parts, ratio, squares_about
-from embedgeo.functional.precision import accumulator_dtype, sent, state_device
+from embedgeo.functional.precision import sent, state_device
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.spectrum import Scatter, row_scatter
 from embedgeo.functional.tokens import TokenTable, token_table
@@ -42,12 +42,11 @@ class OutlierRows(NamedTuple):
     Attributes:
         rows: the rows of largest norm, in descending order, shape (m, d); m is at most `NUM_HELD`.
         facts: of each its norm, token id (-100: none), the number of its sequence, its place in
-            that, from 0 (-1 where each row is a sequence of its own), how many rows of its sequence
+            that, from 0 (-1: it is alone in it), how many rows of its sequence
             have its token id, and the sum of its squared distances from these, NaN where that was
             not looked at; shape (m, 6).
         bins: number of rows by norm, in steps of 1/16 octave, shape (B,).
-        first_n: number of rows that are the first one of their sequence, scalar; 0 where each row
-            is a sequence of its own.
+        first_n: number of rows that are the first one of a sequence of two or more, scalar.
         first_mean: their mean, shape (d,).
         first_m2: squared deviations from it, summed over these rows, shape (d,).
         num_sequences: number of sequences, scalar.
@@ -71,7 +70,7 @@ class OutlierRows(NamedTuple):
 
     @property
     def is_first(self) -> Tensor:
-        """Marks of the rows held that are the first one of their sequence, shape (m,)."""
+        """Marks of the rows held that are the first one of a sequence of two or more, (m,)."""
         return self.facts[..., _PLACE] == 0
 
     @property
@@ -121,9 +120,7 @@ class OutlierRows(NamedTuple):
             rows = self.rows.new_zeros(len(largest), self.rows.shape[1])
             return {
                 "rows": rows.index_copy_(0, own, self.rows.index_select(0, place[own])),
-                "m2": squares_about(
-                    found["mean"], self.first_n, self.first_mean, self.first_m2
-                ),
+                "m2": squares_about(found["mean"], self.first_n, self.first_mean, self.first_m2),
             }
         return {}
 
@@ -182,7 +179,7 @@ def outlier_rows(rows: Rows, norms: Tensor, *, has_types: bool = False) -> Outli
         places = largest.to(device)[is_wanted].cpu()
         facts[is_wanted, _DISTANCE] = _distances(rows, places).to(facts)
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
-    places = ids.once("first rows", lambda: _first_rows(ids))
+    places = ids.once("first rows", lambda: (_places(ids, len(x)) == 0).nonzero().flatten())
     first = x.index_select(0, sent(places, x.device)).to(norms.dtype)
     mean = first.sum(0) / max(1, len(first))
     return OutlierRows(
@@ -201,28 +198,32 @@ def _bin(norms: Tensor) -> Tensor:
     return (_STEPS * norms.log2() + (_HALF + 1)).clamp(0, 2 * _HALF + 1).long()
 
 
-def _first_rows(ids: RowIds) -> Tensor:
-    none = torch.zeros(0, dtype=torch.int64, device="cpu")
-    return none if ids.is_first is None else ids.is_first.nonzero().flatten()
-
-
 def _labels(ids: RowIds, n: int) -> Tensor:
     """The `OutlierRows.facts` of rows that follow from their ids, without the norm, on the CPU."""
-    places = torch.arange(n, device="cpu")
-    token = torch.full_like(places, NO_TYPE) if ids.token_ids is None else ids.token_ids
+    place = ids.once("places", lambda: _places(ids, n))
+    token = torch.full_like(place, NO_TYPE) if ids.token_ids is None else ids.token_ids
     if ids.sequences is None:
-        sequence, place, paired = places, torch.full_like(places, -1), torch.ones_like(places)
+        sequence, paired = torch.arange(n, device="cpu"), torch.ones_like(place)
     else:
         sequence, _ = ids.sequences
-        order = sequence.argsort(stable=True)
-        ascending = sequence[order]
-        place = torch.empty_like(places)
-        place[order] = places - torch.searchsorted(ascending, ascending)
         pair = ids.once("pairs", lambda: _pairs(ids))
         paired = pair.bincount()[pair]
     distance = torch.where(paired == 1, 0.0, torch.nan)
     columns = [each.double() for each in (token, sequence, place, paired, distance)]
     return torch.stack(columns, 1)
+
+
+def _places(ids: RowIds, n: int) -> Tensor:
+    """The place of each row in its sequence, from 0, shape (n,); -1 where it is alone in it."""
+    places = torch.arange(n, device="cpu")
+    if ids.sequences is None:
+        return torch.full_like(places, -1)
+    sequence, _ = ids.sequences
+    order = sequence.argsort(stable=True)
+    ascending = sequence[order]
+    found = torch.empty_like(places)
+    found[order] = places - torch.searchsorted(ascending, ascending)
+    return found.masked_fill(sequence.bincount()[sequence] == 1, -1)
 
 
 def _pairs(ids: RowIds) -> Tensor:
@@ -263,10 +264,10 @@ def outlier_shares(
     Returns:
         ``top_rows_share``, the share of V, about the mean of all rows, of the 0.1 % of rows of
         largest norm, rounded up, at most 64; ``first_positions_share``, that of the first row of
-        each sequence; and ``large_norm_rows``, the share of the rows whose norm is beyond 4 times
-        the median norm, to a bin's width: none of at most 4 times, and all from 4.18 times on. NaN
-        where undefined: no rows, rows that do not vary, no known sequences, and a median norm of 0
-        or beyond 2^±160.
+        each sequence of two or more; and ``large_norm_rows``, the share of the rows whose norm is
+        beyond 4 times the median norm, to a bin's width: none of at most 4 times, and all from 4.18
+        times on. NaN where undefined: no rows, rows that do not vary, no such sequences, and a
+        median norm of 0 or beyond 2^±160.
     """
     total = n * variance
     top = outliers.rows[..., :MOST_TOP, :]
@@ -314,9 +315,7 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     return torch.where(is_large.any(), is_large, is_top)
 
 
-def outlier_table(
-    outliers: OutlierRows, mean: Tensor, m2: Tensor
-) -> dict[str, Tensor]:
+def outlier_table(outliers: OutlierRows, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """``token_id`` (-100: none), ``place`` in the sequence, from 0 (-1: unknown), ``norm`` and
     ``share_of_V`` of the rows of largest norm, in descending order, shape (m,).
     """

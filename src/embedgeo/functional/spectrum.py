@@ -148,8 +148,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         ``isoscore``; ``top1_share``, which is ``anisotropy`` again, and ``top5_share``, that of
         λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``anisotropy_without_top_dim`` and
         ``participation_ratio_without_top_dim``, without the coordinate of the largest variance;
-        ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All but the baseline are NaN where the rows do not
-        vary, and ``rankme`` only where they are 0, too.
+        ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All but the
+        baseline are NaN where the rows do not vary, and ``rankme`` only where they are 0, too.
     """
     s = varying_scatter(scatter)
     variance = s.diagonal(dim1=-2, dim2=-1)

@@ -78,9 +78,7 @@ def compute(layers: Sequence[MeasuredLayer], group: Group = None) -> list[Record
     return records
 
 
-def layer_values(
-    layers: Sequence[LayerMetrics], group: Group = None
-) -> list[Pairs | Exception]:
+def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pairs | Exception]:
     """Values and standard errors of each layer over the rows of all ranks, or the exception of one
     that fails, here alone maybe; every rank must call this.
 

@@ -23,10 +23,8 @@ from embedgeo.functional.tokens import (
     variance_split,
     within_variance,
 )
-from embedgeo.glossary import Term, register
-from embedgeo.metrics.anisotropy import Anisotropy
+from embedgeo.glossary import LEFT_OUT
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.tokens import TokenMoments
 
 KINDS = ("large_rows", "first_positions", "top_dim")
 """What may be left out: large rows that are no first position, first positions, and the coordinate
@@ -223,50 +221,8 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
     return values
 
 
-def _terms() -> dict[str, Term]:
-    """The terms of what is recorded, which is for flags and tables."""
-    term = (TokenMoments.terms | Anisotropy.terms).__getitem__
-    terms = {
-        f"{key}_without_{what}": term(key)._replace(
-            name=f"{term(key).name} {words}",
-            meaning=f"{term(key).name} of what is left {words}.",
-        )
-        for key in ("V", "M_over_Q", "V_W_over_V", "V_W_over_V_unbiased", "anisotropy")
-        for what, words in WITHOUT.items()
-        if (what not in ("top_dim", "all") or not key.startswith("V_W"))
-        and (key, what) != ("anisotropy", "top_dim")  # `Anisotropy` has it, too
-    }
-    terms["large_rows"] = Term(
-        "large rows left out",
-        "rows that are no first position",
-        "Rows with a norm beyond 4 times the median; where there are none, the 0.1 % of largest "
-        "norm.",
-        ranges=True,
-    )
-    terms["large_rows_share"] = Term(
-        "share of the large rows", "share of V", "Variance that the large rows left out hold."
-    )
-    terms["V_top_coordinate"] = Term(
-        "largest coordinate", "its number, from 0", "The coordinate of the largest share of V."
-    )
-    terms["V_without_rows_top_coordinate"] = terms["V_top_coordinate"]._replace(
-        name="largest coordinate of the other rows",
-        meaning="The coordinate of the largest share of V without the rows left out.",
-    )
-    return {
-        key: each._replace(
-            is_drawn=False, is_scalar=False, group="more", order=735, gaussian=None
-        )
-        for key, each in terms.items()
-    }
-
-
-TERMS = _terms()
-register(TERMS, is_own=True)
-
-
 def is_left_out(key: str) -> bool:
     """Tell whether a key is recorded only where few rows, or one coordinate, make the numbers: for
     flags and tables.
     """
-    return key in TERMS
+    return key in LEFT_OUT

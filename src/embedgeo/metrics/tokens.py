@@ -379,12 +379,15 @@ class TokenMoments(GeometryMetric):
                 for name in ("mean", "m2", "sequence_m2")
             }
             moments, outliers = (
-                kind(*map(torch.stack, zip(*(metric.load(kind) for metric in some), strict=True)))
+                map(torch.stack, zip(*(metric.load(kind) for metric in some), strict=True))
                 for kind in (Moments, OutlierRows)
             )
             num_nonfinite = torch.stack([metric.num_nonfinite for metric in some])
             found = some[0]._values(
-                tables[0]._replace(**of_layers), moments, outliers, num_nonfinite
+                tables[0]._replace(**of_layers),
+                Moments(*moments),
+                OutlierRows(*outliers),
+                num_nonfinite,
             )
             of_keys = [value.expand(len(some)).unbind() for value in found.values()]
             values += [dict(zip(found, each, strict=True)) for each in zip(*of_keys, strict=True)]

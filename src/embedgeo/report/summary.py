@@ -10,9 +10,9 @@ import pandas as pd
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
 from embedgeo.glossary import DRIFT, GAUSSIAN, headlines, in_order, term
-from embedgeo.metrics.findings import REMEDIES, findings
 from embedgeo.metrics.left_out import is_left_out
 from embedgeo.report.runs import SETTINGS, Run
+from embedgeo.results.findings import REMEDIES, findings
 from embedgeo.results.records import loss_outliers
 
 FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
@@ -286,9 +286,11 @@ def _few_make_them(run: Run) -> Iterator[Flag]:
     for kind, (title, _) in kinds.items():
         text = (
             "What is left without them has other numbers, by more than a tenth and two standard "
-            f"errors. {REMEDIES[kind][0].upper()}{REMEDIES[kind][1:]}."
+            f"errors. {REMEDIES[kind]}"
         )
-        yield Flag(title, text, [cases[kind][each][1] for each in run.layers if each in cases[kind]])
+        yield Flag(
+            title, text, [cases[kind][each][1] for each in run.layers if each in cases[kind]]
+        )
 
 
 def _below(run: Run, values: "pd.Series[float] | None", least: float, what: str) -> list[str]:

@@ -17,8 +17,8 @@ from embedgeo.checkpoints.files import hashed_file
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.metrics.defaults import width_notes
-from embedgeo.metrics.findings import told
 from embedgeo.results.files import Locks
+from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, block_means, model_record, shared_files
@@ -339,7 +339,7 @@ class Sweep:
             self._print_values(planned, records, time.monotonic() - started)
             if not self._told:
                 self._told = True
-                for line in told(to_records(records)):
+                for line in finding_lines(to_records(records)):
                     self.print(f"{'':9}{line}")
         else:
             self.failures[planned.name] = str(result)

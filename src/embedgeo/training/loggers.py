@@ -28,8 +28,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from embedgeo.extras import require_extra
 from embedgeo.formatting import reason
 from embedgeo.glossary import in_order, term
-from embedgeo.metrics.findings import told
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
+from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record
 
 _HF_CALLBACKS = "transformers.integrations.integration_utils"
@@ -151,7 +151,7 @@ class Media:
     def _tell(self, history: Sequence[Record], step: int) -> None:
         """Write which rows or coordinate make the numbers of the newest measurement, if any do."""
         newest = [record for record in history if record["step"] == step]
-        lines = told(record for record in newest if record["layer_index"] >= 0)
+        lines = finding_lines(record for record in newest if record["layer_index"] >= 0)
         if lines:
             text = "\n".join(f"- {line}" for line in lines)
             self._write_to_all("write_text", f"{self._prefix}/what makes the numbers", text, step)

@@ -47,9 +47,9 @@ from embedgeo.geometry import Geometry
 from embedgeo.geometry.computing import ComparesRows
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
-from embedgeo.metrics.findings import told
 from embedgeo.metrics.layer import MetricFactory
 from embedgeo.results.events import Scalars, require_scalars, tagged_scalars
+from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import PipelineStage
@@ -765,7 +765,7 @@ class Monitor(ABC):
             self._record(step, records)
             if is_first:
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
-                if lines := told(records):
+                if lines := finding_lines(records):
                     self._say(f"at step {step}, {' '.join(lines)}")
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed

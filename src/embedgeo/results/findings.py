@@ -6,22 +6,25 @@ from typing import Any
 
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import term
-from embedgeo.metrics.left_out import stands_out
 
 MOVED, MOVED_ERRORS = 0.1, 2
 """The share of itself, and the number of its standard errors, by which a headline has to move."""
 REMEDIES = {
-    "large_rows": "skip_massive= (--skip-massive) leaves large rows out",
-    "first_positions": "skip_first_positions=1 (--skip-first-positions 1) leaves first positions "
-    "out, and --special-tokens default begins each sequence as the model knows it",
-    "top_dim": "anisotropy_standardized and anisotropy_without_top_dim (spectrum) do without the "
-    "coordinate",
+    "large_rows": "Leave large rows out by skip_massive= (--skip-massive).",
+    "first_positions": "Leave first positions out by skip_first_positions=1 "
+    "(--skip-first-positions 1); --special-tokens default begins each sequence as the model knows "
+    "it.",
+    "top_dim": "Read anisotropy_standardized and anisotropy_without_top_dim (spectrum).",
 }
-"""What to do, by kind: those of `embedgeo.metrics.left_out.KINDS`."""
+"""What to do, by kind: as `embedgeo.metrics.left_out` has them."""
 
 _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
 _LEAST = 0.01  # by which a share has to move
 _MOST_NAMED = 4  # layers
+_HELD = 256  # rows, those of largest norm, that are left out at most
+_LEAST_ROWS = 100  # of fewer, any few make the numbers
+# share of V of a coordinate, as in `embedgeo.metrics.left_out`, from which it is named
+_OPEN = 0.05
 
 Values = Mapping[str, float]
 
@@ -41,14 +44,19 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
 
     Returns:
         By kind, "5 rows of 8,160 hold 53 % of the variance; without them V_W / V is 0.27, not
-        0.68", for example. Empty where the numbers are nobody's, or it is not known.
+        0.68", for example. Empty where the numbers are nobody's, where it is not known, and of
+        fewer than 100 rows.
     """
     errors = errors or {}
     found: dict[str, str] = {}
     n = values.get("n", 0.0)
+    if n < _LEAST_ROWS:
+        return found
+    large, every = values.get("large_rows", 0.0), n * values.get("large_norm_rows", 0.0)
+    more = f" (the largest of {every:,.0f} beyond 4 times the median norm)" if every > _HELD else ""
     before = ""  # what has been left out so far
     beginnings = {
-        "large_rows": f"{number(values.get('large_rows', 0))} rows of {n:,.0f} hold "
+        "large_rows": f"{large:,.0f} rows of {n:,.0f}{more} hold "
         f"{values.get('large_rows_share', 0):.0%} of the variance",
         "first_positions": f"first positions hold {values.get('first_positions_share', 0):.0%} of "
         "the variance",
@@ -67,20 +75,23 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
         )
         before = "both"
     share = values.get("top_dim_share", 0.0)
-    if stands_out(share, width) and (told := _told(values, errors, "", "top_dim")):
+    if told := _told(values, errors, "", "top_dim"):
         found["top_dim"] = (
             f"coordinate {values.get('V_top_coordinate', 0):.0f} holds {share:.0%} of the variance;"
             f" without it {told}{_standardized(values)}"
         )
-    rows = next((each for each in ("both", "large_rows", "first_positions") if _has(values, each)), "")
+    rows = next(
+        (each for each in ("both", "large_rows", "first_positions") if _has(values, each)), ""
+    )
     if rows and before:
         whole, others = (values.get(f"V_without_{each}", 0.0) for each in (rows, "all"))
         share = 1 - others / whole if whole else 0.0
-        if stands_out(share, width) and (told := _told(values, errors, rows, "all")):
+        stands_out = share > max(_OPEN, 4 / max(1, width))
+        if stands_out and (told := _told(values, errors, rows, "all")):
             at = values.get("V_without_rows_top_coordinate", 0)
             text = (
-                f"without these rows coordinate {at:.0f} holds {share:.0%} of the variance; without "
-                f"it, too, {told}"
+                f"without these rows coordinate {at:.0f} holds {share:.0%} of the variance; "
+                f"without it, too, {told}"
             )
             found["top_dim"] = "; ".join(filter(None, (found.get("top_dim"), text)))
     return found
@@ -152,11 +163,11 @@ def _standardized(values: Values) -> str:
     return "" if isnan(value) else f" ({term('anisotropy_standardized').name}: {number(value)})"
 
 
-def told(records: Iterable[Mapping[str, Any]]) -> list[str]:
+def lines(records: Iterable[Mapping[str, Any]]) -> list[str]:
     """What makes the numbers of one measurement: a line for each kind, of the layer of which it
     holds most, with the others' names and what to do.
 
-    >>> told([])
+    >>> lines([])
     []
     """
     layers: dict[str, tuple[int, dict[str, float], dict[str, float]]] = {}
@@ -182,4 +193,4 @@ def _lines(layers: Mapping[str, tuple[int, Values, Values]]) -> Iterator[str]:
             worst = max(where, key=lambda layer: layers[layer][1].get(shares[kind], 0.0))
             others = listed([layer for layer in where if layer != worst], _MOST_NAMED)
             also = f" (also at {others})" if others else ""
-            yield f"{worst}: {found[worst][kind]}{also}. {remedy[0].upper()}{remedy[1:]}."
+            yield f"{worst}: {found[worst][kind]}{also}. {remedy}"
