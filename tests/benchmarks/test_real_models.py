@@ -7,10 +7,21 @@ from transformers import AutoModelForCausalLM
 
 import embedgeo
 from benchmarks import real_models
+from benchmarks.findings import PAGE
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.metrics import OutlierCoordinates
 from tests.sweep.tiny import TEXT, checkpoint_files, tokenize_sequences, write_files
+
+ROWS = {  # of the table of the page, by what heads them
+    "M / Q": "M_over_Q",
+    "V_W / V": "V_W_over_V_unbiased",
+    "slope of V on M": "V_on_M_slope",
+    "its R²": "V_on_M_r2",
+    "anisotropy": "anisotropy",
+    "with the first position": "anisotropy_with_first",
+    "largest coordinate's share of V": "top_dim_share",
+}
 
 
 def observed(folder, text, skip_first_positions):
@@ -52,3 +63,16 @@ def test_the_table_has_what_observe_measures_with_and_without_the_first_position
         assert true == pytest.approx(row[[*true]].to_dict(), rel=6e-4, nan_ok=True)
         assert row["weights_sha256"] == hashed_file(folder / "model.safetensors").digest
     assert {*found} == {*true, "model", "weights_sha256"}
+
+
+def test_the_page_has_the_numbers_of_the_file():
+    table = pd.read_csv(PAGE.with_suffix("") / "real-models.csv")
+    blocks = table[table["layer"].str.startswith("block.")].groupby("model", sort=False)
+    of_models = [found.iloc[[0, len(found) // 2 - 1, -1]] for _, found in blocks]
+    section = PAGE.read_text().partition("## Pretrained models")[2].partition("## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert [row[0].strip("| ") for row in rows] == [*ROWS]
+    for key, (_, *cells, _) in zip(ROWS.values(), rows, strict=True):
+        for cell, found in zip(cells, of_models, strict=True):
+            shown = cell.replace("−", "-").split(", ")
+            assert [*map(float, shown)] == pytest.approx([*found[key]], abs=0.0051)
