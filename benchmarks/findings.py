@@ -402,8 +402,8 @@ def models(losses: Frame, size: Size) -> str:
     return markdown(head, rows)
 
 
-def claims(values: Frame) -> str:
-    """The claims of the papers with their verdicts."""
+def claims(values: Frame, chosen: Sequence[Claim]) -> str:
+    """Claims with their verdicts."""
     ways = {"steps": "training", "steps of last rows": "last rows"}
     rows = [
         [
@@ -411,7 +411,7 @@ def claims(values: Frame) -> str:
             claim.paper,
             *(claim.cell(values, kind, ways.get(claim.over, "tokens")) for kind in KINDS),
         ]
-        for claim in CLAIMS
+        for claim in chosen
     ]
     return markdown(("claim", "after", *(NAMES[kind] for kind in KINDS)), rows)
 
@@ -958,7 +958,8 @@ def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[s
     """All tables by their names."""
     found = {
         "models": models(losses, size),
-        "claims": claims(values),
+        "claims": claims(values, [claim for claim in CLAIMS if claim.paper]),
+        "demo": claims(values, [claim for claim in CLAIMS if not claim.paper]),
         "neighbours": neighbours(values),
         "beyond": beyond_the_loss(values, losses),
         "equal loss": equal_loss(values, losses),

@@ -38,7 +38,8 @@ def test_every_table_and_figure_of_the_page_is_made(tmp_path):
     found = tables_of(page)
     assert found.keys() == tables_of(PAGE.read_text()).keys()
     files = {file.name: file.read_text() for file in (folder / "findings").iterdir()}
-    assert files.keys() == {file.name for file in PAGE.with_suffix("").iterdir()}
+    others = {"real-models.csv"}  # which `benchmarks.real_models` writes
+    assert files.keys() == {file.name for file in PAGE.with_suffix("").iterdir()} - others
     assert not [name for name, text in files.items() if re.search(r"\b(nan|inf)\b", text)]
     for name, table in found.items():
         rows = table.strip().splitlines()
@@ -46,7 +47,7 @@ def test_every_table_and_figure_of_the_page_is_made(tmp_path):
         assert "nan" not in table
         assert "inf" not in table
     verdicts = re.findall(r": (holds|fails|open) \|", found["claims"])
-    assert len(verdicts) == sum(len(claim.kinds) for claim in CLAIMS)
+    assert len(verdicts) == sum(len(claim.kinds) for claim in CLAIMS if claim.paper)
     figures = re.findall(r"images/(findings-[\w-]+)\.png", page)
     names = {file.stem for file in (folder / "images").glob("findings-*.png")}
     assert names == {name + shade for name in figures for shade in ("", "-dark")}

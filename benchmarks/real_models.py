@@ -1,0 +1,115 @@
+"""The numbers of language models that are on this machine, by depth.
+
+    python -m benchmarks.real_models FOLDER … [--text FILE …] [--num-tokens 16384] [--seq-len N]
+        [--sweeps FOLDER] [--csv FILE]
+
+sweeps each model twice over the same sequences, which begin as its tokenizer has them begin, prints
+a table of each, and writes all of them to one file. Columns that end in ``_with_first`` are of all
+rows, the others of those without the first position of each sequence. ``top_dim`` is the coordinate
+of the largest share of V; ``loss`` is in nats a token, where the model predicts tokens.
+"""
+
+import argparse
+from collections.abc import Sequence
+from math import nan
+from pathlib import Path
+
+import pandas as pd
+
+from embedgeo import load_results
+from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep import SweepSettings, sweep
+
+HEADLINES = ["M_over_Q", "V_W_over_V_unbiased", "V_W_over_V", "anisotropy"]
+KEYS = [
+    *HEADLINES,
+    "intrinsic_dimension",
+    "intrinsic_dimension_between",
+    "V_on_M_slope",
+    "V_on_M_r2",
+    "token_types_regressed",
+    "large_norm_rows",
+    "top_dim_share",
+]
+WAYS = {"with": {"count_special": True}, "without": {"skip_first_positions": 1}}
+"""Options of the two sweeps, with and without the first position of each sequence."""
+
+
+def swept(settings: SweepSettings) -> pd.DataFrame:
+    """The values of a model: a row for each layer, a column for each metric."""
+    if sweep(settings):
+        raise SystemExit(f"{settings.models[0]} could not be measured: see {settings.folder}.")
+    records = load_results(settings.folder)
+    of_layers = records[records["layer_index"] >= 0]
+    values = of_layers.pivot(index=["layer_index", "layer"], columns="metric", values="value")
+    (file,) = SweepFolder(settings.folder).tables("coordinates").values()
+    largest = pd.read_parquet(file).sort_values("share_of_V").groupby("layer").last()
+    loss = records.loc[records["metric"] == "loss", "value"]
+    return values.assign(
+        top_dim=largest["coordinate"].reindex(values.index, level="layer"),
+        loss=loss.iloc[0] if len(loss) else nan,
+        weights_sha256=records["weights_sha256"].iloc[0],
+    )
+
+
+def depth_table(
+    folder: Path,
+    sweeps: Path,
+    text: Sequence[str] = (),
+    num_tokens: int = 16384,
+    seq_len: int | None = None,
+) -> pd.DataFrame:
+    """The table of a model, a row for each layer: see the module.
+
+    Args:
+        folder: the model and its tokenizer, as transformers saves them.
+        sweeps: where the sweeps are written, or have been.
+        text: files; default: Python's documentation.
+        num_tokens: number of tokens, those before a text among them.
+        seq_len: tokens in a sequence; default: as many as the model has positions, at most 512.
+    """
+    every, rest = (
+        swept(
+            SweepSettings(
+                str(folder),
+                steps="final",
+                text=list(text),
+                num_tokens=num_tokens,
+                seq_len=seq_len,
+                extra="coordinates",
+                out=str(sweeps / f"{folder.name}-{way}"),
+                **options,
+            )
+        )
+        for way, options in WAYS.items()
+    )
+    table = rest[[*KEYS, "top_dim", "loss", "weights_sha256"]]
+    table = table.join(every[HEADLINES].add_suffix("_with_first")).rename_axis(columns=None)
+    table = table.reset_index()
+    table.insert(0, "model", folder.name)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folders", nargs="+", type=Path, help="of models and their tokenizers")
+    parser.add_argument("--text", nargs="+", default=[], help="files; default: Python's pages")
+    parser.add_argument("--num-tokens", type=int, default=16384)
+    parser.add_argument("--seq-len", type=int, help="default: the model's positions, at most 512")
+    parser.add_argument("--sweeps", type=Path, default=Path("runs/real-models"))
+    parser.add_argument("--csv", type=Path, help="the table to write")
+    given = parser.parse_args(arguments)
+    tables = [
+        depth_table(folder, given.sweeps, given.text, given.num_tokens, given.seq_len)
+        for folder in given.folders
+    ]
+    for table in tables:
+        shown = table.drop(columns=["model", "weights_sha256", "layer_index", "loss"])
+        print(f"\n{table['model'][0]}, loss {table['loss'][0]:.3f}:")
+        print(shown.set_index("layer").round(3).T.to_string())
+    if given.csv is not None:
+        pd.concat(tables).to_csv(given.csv, index=False, float_format="%.4g", lineterminator="\n")
+
+
+if __name__ == "__main__":
+    main()
