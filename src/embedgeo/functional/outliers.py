@@ -24,9 +24,8 @@ LARGE = 4
 """Times the median norm beyond which a norm is large."""
 
 _STEPS = 16  # bins an octave
-# bins span 2^-160 to 2^160, which norms of float32 rows do not leave; one more at each end has the
-# rest, and the first of these zero rows, too
-_HALF = 160 * _STEPS
+# bins span 2^-64 to 2^64; one more at each end has the rest, and the first of these zero rows, too
+_HALF = 64 * _STEPS
 _LARGE_STEPS = 2 * _STEPS  # that is `LARGE`
 # columns of `OutlierRows.facts`
 _NORM, _TOKEN, _SEQUENCE, _PLACE, _PAIRED, _DISTANCE = range(6)
@@ -61,9 +60,9 @@ class OutlierRows(NamedTuple):
     num_sequences: Tensor
 
     @classmethod
-    def empty(cls, dim: int) -> "OutlierRows":
+    def empty(cls, dim: int, device: torch.device | None = None) -> "OutlierRows":
         """The state of no rows."""
-        zero = torch.zeros((), dtype=torch.float64)
+        zero = torch.zeros((), dtype=torch.float64, device=device)
         row = zero.new_zeros(dim)
         held = zero.new_zeros(0, dim), zero.new_zeros(0, 6)
         return cls(*held, zero.new_zeros(2 * _HALF + 2), zero, row, row, zero)
@@ -164,10 +163,9 @@ def outlier_rows(rows: Rows, norms: Tensor, *, has_types: bool = False) -> Outli
     with those of their token type and sequence, in a batch that has a row of such a norm.
     """
     x, ids = rows.embeddings, rows.ids
-    dim = x.shape[1]
-    if not len(x):
-        return OutlierRows.empty(dim)
     device = state_device(x.device)
+    if not len(x):
+        return OutlierRows.empty(x.shape[1], device)
     labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
     largest = _largest(norms)
     at = largest.to(device)
@@ -272,7 +270,7 @@ def outlier_shares(
         each sequence of two or more; and ``large_norm_rows``, the share of the rows whose norm is
         beyond 4 times the median norm, to a bin's width: none of at most 4 times, and all from 4.18
         times on. NaN where undefined: no rows, rows that do not vary, no such sequences, and a
-        median norm of 0 or beyond 2^±160.
+        median norm of 0 or beyond 2^±64.
     """
     total = n * variance
     top = outliers.rows[..., :MOST_TOP, :]

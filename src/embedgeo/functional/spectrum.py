@@ -160,8 +160,8 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
     uncentred = uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0])
-    kept = torch.arange(len(variance), device=variance.device) != variance.argmax()
-    others = _leading_values(scatter.n, variance[kept], *(s[kept][:, kept],) * 2)
+    kept = torch.ones_like(variance).index_fill_(0, variance.argmax(), 0)
+    others = _leading_values(scatter.n, variance * kept, *(s * kept * kept[:, None],) * 2)
     return {
         **leading,
         **{f"{key}_without_top_dim": others[key] for key in ("anisotropy", "participation_ratio")},

@@ -110,9 +110,8 @@ def _open_kinds(
     for place, (layer, values) in enumerate(zip(layers, found, strict=True)):
         held = layer.wanted(lambda metric: metric.holds(OutlierRows))
         if held and not isinstance(values, Exception):
-            num_first = float(held[0].load(OutlierRows).first_n)
             own = {key: value for key, (value, _) in values.items()}
-            marks[place] = torch.tensor(open_kinds(own, layer.width, num_first))
+            marks[place] = torch.tensor(open_kinds(own, held[0]))
     if is_distributed() and layers:
         marks = all_reduce_max(marks.to(layers[0].device), group)
     return [

@@ -41,6 +41,7 @@ WITHOUT = {
 OPEN = 0.05
 """Share of V, above what is usual, from which numbers without a kind are recorded."""
 
+_LEAST_ROWS = 100
 # share of V that is left from which products that were summed in float32 tell its directions
 _LEAST_LEFT = 1e-4
 
@@ -63,11 +64,11 @@ class _States(NamedTuple):
 
     def without_coordinate(self) -> "_States":
         """These states without the coordinate of the largest share of V."""
-        kept = torch.arange(len(self.m2), device=self.m2.device) != self.m2.argmax()
+        kept = torch.ones_like(self.m2).index_fill_(0, self.m2.argmax(), 0)
         scatter = self.scatter and self.scatter._replace(
-            mean=self.scatter.mean[kept], scatter=self.scatter.scatter[kept][:, kept]
+            mean=self.scatter.mean * kept, scatter=self.scatter.scatter * kept * kept[:, None]
         )
-        return _States(self.n, self.mean[kept], self.m2[kept], scatter, None)
+        return _States(self.n, self.mean * kept, self.m2 * kept, scatter, None)
 
     def values(self, whole: "_States", num_sequences: Tensor) -> dict[str, Tensor]:
         """The numbers of these states; NaN of what they do not tell."""
@@ -90,34 +91,30 @@ class _States(NamedTuple):
         return values
 
 
-def open_kinds(values: Mapping[str, float], width: int, num_first: float) -> list[bool]:
-    """Whether each of `KINDS` holds so much of V that numbers without it are worth their time.
+def open_kinds(values: Mapping[str, float], metric: GeometryMetric) -> list[bool]:
+    """Whether each of `KINDS` holds so much of V (a coordinate, of V or M) that numbers without it
+    are worth their time: none among fewer than 100 rows, of which any few make the numbers.
 
     Args:
         values: numbers of a layer by key.
-        width: d.
-        num_first: number of first positions.
+        metric: one that holds its rows of largest norm.
     """
-    large, first, top, is_large, n = (
-        values.get(key, 0.0)
-        for key in (
-            "top_rows_share",
-            "first_positions_share",
-            "top_dim_share",
-            "large_norm_rows",
-            "n",
-        )
-    )
+    n = values["n"]
+    if n < _LEAST_ROWS:
+        return [False] * len(KINDS)
+    moments = metric.load(Moments)
+    of_mean = ratio(moments.mean[moments.m2.argmax()].square(), moments.mean.square().sum())
+    num_first = float(metric.load(OutlierRows).first_n)
     # a large row has at least 16 times the usual square
     return [
-        large > OPEN or 16 * is_large > OPEN,
-        abs(first - num_first / max(1, n)) > OPEN,
-        stands_out(top, width),
+        max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN,
+        abs(values["first_positions_share"] - num_first / n) > OPEN,
+        stands_out(max(values["top_dim_share"], float(of_mean)), metric.dim),
     ]
 
 
 def stands_out(share: float, width: int) -> bool:
-    """Tell whether a coordinate's share of V is above 5 %, and above 4 times what each has on
+    """Tell whether a coordinate's share of V or M is above 5 %, and above 4 times what each has on
     average.
     """
     return share > max(OPEN, 4 / max(1, width))

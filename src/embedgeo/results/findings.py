@@ -22,7 +22,6 @@ _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
 _LEAST = 0.01  # by which a share has to move
 _MOST_NAMED = 4  # layers
 _HELD = 128  # rows, those of largest norm, that are left out at most
-_LEAST_ROWS = 100  # of fewer, any few make the numbers
 # share of V of a coordinate, as in `embedgeo.metrics.left_out`, from which it is named
 _OPEN = 0.05
 
@@ -44,14 +43,11 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
 
     Returns:
         By kind, "5 rows of 8,160 hold 53 % of the variance; without them V_W / V is 0.27, not
-        0.68", for example. Empty where the numbers are nobody's, where it is not known, and of
-        fewer than 100 rows.
+        0.68", for example. Empty where the numbers are nobody's, and where it is not known.
     """
     errors = errors or {}
     found: dict[str, str] = {}
     n = values.get("n", 0.0)
-    if n < _LEAST_ROWS:
-        return found
     large, every = values.get("large_rows", 0.0), n * values.get("large_norm_rows", 0.0)
     more = f" (the largest of {every:,.0f} beyond 4 times the median norm)" if every > _HELD else ""
     before = ""  # what has been left out so far
