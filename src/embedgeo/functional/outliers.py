@@ -156,11 +156,11 @@ def _renumbered(facts: Tensor, first: Tensor) -> Tensor:
     return facts
 
 
-def outlier_rows(rows: Rows, norms: Tensor, *, has_types: bool = False) -> OutlierRows:
+def outlier_rows(rows: Rows, norms: Tensor) -> OutlierRows:
     """The state of the rows of a batch, given their norms, shape (n,).
 
-    With ``has_types`` rows of at least twice the median norm, and first positions, are compared
-    with those of their token type and sequence, in a batch that has a row of such a norm.
+    In a batch that has a row of at least twice the median norm, such rows and first positions are
+    compared with those of their token type and sequence.
     """
     x, ids = rows.embeddings, rows.ids
     device = state_device(x.device)
@@ -172,7 +172,7 @@ def outlier_rows(rows: Rows, norms: Tensor, *, has_types: bool = False) -> Outli
     facts = labels.index_select(0, at)
     norm = facts[:, _NORM].copy_(norms.index_select(0, largest))
     least = 2 * norms.median().to(norm)
-    if has_types and bool(norm[0] > least):
+    if ids.token_ids is not None and bool(norm[0] > least):
         is_wanted = (norm > least) | (facts[:, _PLACE] == 0)
         places = at[is_wanted].cpu()
         facts[is_wanted, _DISTANCE] = _distances(rows, places).to(facts)

@@ -248,20 +248,6 @@ class Geometry:
         """
         return export.layer_tables(self.measured_layers())
 
-    def without(self) -> "pd.DataFrame":
-        """The headlines without the rows, or the coordinate, that may make them; every rank must
-        call this.
-
-        A row for each layer and ``without``: ``""`` (nothing is left out), ``"large_rows"`` (norm
-        beyond 4 times the median, no first position; where there are none, the 0.1 % of largest
-        norm), ``"first_positions"``, ``"both"``, ``"top_dim"`` (the coordinate of the largest share
-        of V) and ``"all"``. ``n`` is the number of rows left out and ``coordinate`` the one of the
-        largest share of V; beside them ``V``, ``M_over_Q``, ``V_W_over_V``,
-        ``V_W_over_V_unbiased`` and ``anisotropy``: see `embedgeo.metrics.left_out.values_without`.
-        Empty where no metric holds rows, as with a ``count_range``.
-        """
-        return export.left_out_table(self.measured_layers())
-
     def samples(self) -> dict[str, LayerSample]:
         """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
 

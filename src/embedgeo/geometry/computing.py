@@ -14,7 +14,7 @@ from embedgeo.functional.distributed import Group, all_reduce_max, is_distribute
 from embedgeo.functional.outliers import OutlierRows
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
-from embedgeo.metrics.left_out import KINDS, open_kinds, recorded_values, values_without
+from embedgeo.metrics.left_out import may_make_numbers, recorded_values, values_without
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
@@ -93,41 +93,36 @@ def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pa
             stack.enter_context(torch.autocast(kind, enabled=False))
         found = _values(layers)
         return [
-            _with_values_without(layer, values, kinds)
-            for layer, values, kinds in zip(
-                layers, found, _open_kinds(layers, found, group), strict=True
+            _with_values_without(layer, values) if is_open else values
+            for layer, values, is_open in zip(
+                layers, found, _may_make_numbers(layers, found, group), strict=True
             )
         ]
 
 
-def _open_kinds(
+def _may_make_numbers(
     layers: Sequence[LayerMetrics], found: Sequence[Pairs | Exception], group: Group
-) -> list[list[str]]:
-    """The kinds, of each layer, without which there are numbers, too: the same on all ranks, which
+) -> list[bool]:
+    """Tell of which layers there are numbers without some rows, too: the same on all ranks, which
     may differ in the last digit of what they go by.
     """
-    marks = torch.zeros(len(layers), len(KINDS))
+    marks = torch.zeros(len(layers))
     for place, (layer, values) in enumerate(zip(layers, found, strict=True)):
         held = layer.wanted(lambda metric: metric.holds(OutlierRows))
         if held and not isinstance(values, Exception):
             own = {key: value for key, (value, _) in values.items()}
-            marks[place] = torch.tensor(open_kinds(own, held[0]))
+            marks[place] = may_make_numbers(own, held[0])
     if is_distributed() and layers:
         marks = all_reduce_max(marks.to(layers[0].device), group)
-    return [
-        [kind for kind, is_open in zip(KINDS, of_layer, strict=True) if is_open]
-        for of_layer in marks.tolist()
-    ]
+    return marks.bool().tolist()
 
 
-def _with_values_without(
-    layer: LayerMetrics, found: Pairs | Exception, kinds: Sequence[str]
-) -> Pairs | Exception:
-    """The values of a layer, and those without these kinds."""
-    if isinstance(found, Exception) or not kinds:
+def _with_values_without(layer: LayerMetrics, found: Pairs | Exception) -> Pairs | Exception:
+    """The values of a layer, and those without what may make them."""
+    if isinstance(found, Exception):  # on this rank alone
         return found
     try:
-        without = values_without(layer.wanted(lambda metric: True), kinds)
+        without = values_without(layer.wanted(lambda metric: True))
         return _pairs(recorded_values(without)) | found
     except Exception as error:
         return error

@@ -12,8 +12,7 @@ from torch import Tensor
 from embedgeo.extras import require_extra
 from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.layer import LayerMetrics, MetricFactory, in_sync
-from embedgeo.metrics.left_out import values_without
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -63,22 +62,6 @@ def layer_tables(layers: Sequence[MeasuredLayer]) -> "dict[str, pd.DataFrame]":
                     _layer_table(layer, table).assign(metric=key)
                 )
     return {kind: pd.concat(tables, ignore_index=True) for kind, tables in found.items()}
-
-
-def left_out_table(layers: Sequence[MeasuredLayer]) -> "pd.DataFrame":
-    """The table of `embedgeo.Geometry.without`."""
-    require_extra("report", "Geometry.without", "pandas")
-    import pandas as pd
-
-    rows = []
-    with in_sync([layer.metrics for layer in layers]):
-        for layer in layers:
-            found = values_without(layer.metrics.wanted(lambda metric: True))
-            for what, values in found.items():
-                numbers = {key: float(value) for key, value in values.items() if key != "share"}
-                place = {"layer": layer.name, "layer_index": layer.layer_index}
-                rows.append({**place, "without": what, **numbers})
-    return pd.DataFrame(rows)
 
 
 def _layer_table(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataFrame":

@@ -1,6 +1,6 @@
 """Numbers without the rows, or the coordinate, that may make them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -17,27 +17,12 @@ from embedgeo.functional.outliers import (
 from embedgeo.functional.rows import NO_TYPE
 from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
 from embedgeo.functional.tokens import (
-    SequenceCount,
     TokenTable,
     unbiased_split,
-    variance_split,
     within_variance,
 )
-from embedgeo.glossary import LEFT_OUT
 from embedgeo.metrics.base import GeometryMetric
 
-KINDS = ("large_rows", "first_positions", "top_dim")
-"""What may be left out: large rows that are no first position, first positions, and the coordinate
-of the largest share of V.
-"""
-WITHOUT = {
-    "large_rows": "without large rows",
-    "first_positions": "without first positions",
-    "both": "without large rows and first positions",
-    "top_dim": "without the largest coordinate",
-    "all": "without these rows, and then the largest coordinate",
-}
-"""What is left out together, as in the keys ``{key}_without_{what}``, in words."""
 OPEN = 0.05
 """Share of V, above what is usual, from which numbers without a kind are recorded."""
 
@@ -77,12 +62,11 @@ class _States(NamedTuple):
         values = {key: found[key] for key in ("V", "M_over_Q")}
         unknown = torch.full_like(total, torch.nan)
         if whole.types is not None:
-            split = {"V_W_over_V": unknown, "V_W_over_V_unbiased": unknown}
+            values["V_W_over_V_unbiased"] = unknown
             if self.types is not None:
-                types = self.types.typed().without_rounding()
-                within = within_variance(types, num_sequences)
-                split |= variance_split(types) | unbiased_split(self.n, values["V"], within)
-            values |= {key: split[key] for key in ("V_W_over_V", "V_W_over_V_unbiased")}
+                within = within_variance(self.types.typed().without_rounding(), num_sequences)
+                split = unbiased_split(self.n, values["V"], within)
+                values["V_W_over_V_unbiased"] = split["V_W_over_V_unbiased"]
         if whole.scatter is not None:
             values["anisotropy"] = unknown
             if self.scatter is not None and bool(total > _LEAST_LEFT * whole.m2.sum()):
@@ -91,9 +75,11 @@ class _States(NamedTuple):
         return values
 
 
-def open_kinds(values: Mapping[str, float], metric: GeometryMetric) -> list[bool]:
-    """Whether each of `KINDS` holds so much of V (a coordinate, of V or M) that numbers without it
-    are worth their time: none among fewer than 100 rows, of which any few make the numbers.
+def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> bool:
+    """Tell whether large rows, first positions or one coordinate hold so much of V (a coordinate,
+    of V or M) that numbers without them are worth their time.
+
+    They never are among fewer than 100 rows, of which any few make the numbers.
 
     Args:
         values: numbers of a layer by key.
@@ -101,29 +87,27 @@ def open_kinds(values: Mapping[str, float], metric: GeometryMetric) -> list[bool
     """
     n = values["n"]
     if n < _LEAST_ROWS:
-        return [False] * len(KINDS)
-    moments = metric.load(Moments)
-    of_mean = ratio(moments.mean[moments.m2.argmax()].square(), moments.mean.square().sum())
+        return False
     num_first = float(metric.load(OutlierRows).first_n)
     # a large row has at least 16 times the usual square
-    return [
-        max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN,
-        abs(values["first_positions_share"] - num_first / n) > OPEN,
-        stands_out(max(values["top_dim_share"], float(of_mean)), metric.dim),
-    ]
+    return (
+        max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN
+        or abs(values["first_positions_share"] - num_first / n) > OPEN
+        or _has_large_coordinate(metric.load(Moments))
+    )
 
 
-def stands_out(share: float, width: int) -> bool:
-    """Tell whether a coordinate's share of V or M is above 5 %, and above 4 times what each has on
-    average.
+def _has_large_coordinate(moments: Moments) -> bool:
+    """Tell whether the coordinate of the largest share of V has 5 % of V or M, and 4 times what
+    each has on average.
     """
-    return share > max(OPEN, 4 / max(1, width))
+    top, squares = moments.m2.argmax(), moments.mean.square()
+    shares = [ratio(each[top], each.sum()) for each in (moments.m2, squares)]
+    return bool(max(shares) > max(OPEN, 4 / len(squares)))
 
 
-def values_without(
-    metrics: Iterable[GeometryMetric], kinds: Sequence[str] = KINDS
-) -> dict[str, dict[str, Tensor]]:
-    """Numbers of a layer without each kind, and without all of them, by what is left out.
+def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Tensor]]:
+    """Numbers of a layer without large rows, first positions, the largest coordinate, and all.
 
     They are computed from the states, by merging the negative of what is left out. So they are
     those of the other rows exactly, as far as the rows left out are held: of first positions that
@@ -132,14 +116,13 @@ def values_without(
 
     Args:
         metrics: of a layer.
-        kinds: of `KINDS`, in any order.
 
     Returns:
-        By what is left out, the keys of `WITHOUT`, and ``""`` for nothing: ``n``, the number of
-        rows left out, ``V``, ``M_over_Q`` and, where a metric knows them, ``V_W_over_V``,
-        ``V_W_over_V_unbiased`` and ``anisotropy``; ``coordinate``, the one of the largest share of
-        V of what is left, which ``"top_dim"`` and ``"all"`` leave out. Empty where no metric holds
-        rows.
+        By what is left out, ``"large_rows"``, ``"first_positions"``, ``"both"``, ``"top_dim"`` and
+        ``"all"``: ``n``, the number of rows left out, ``V``, ``M_over_Q`` and, where a metric knows
+        them, ``V_W_over_V_unbiased`` and ``anisotropy``; ``coordinate``, the one of the largest
+        share of V of what is left, which ``"top_dim"`` and ``"all"`` leave out. Empty where no
+        metric holds rows.
     """
     own = [*metrics]
     held = next((each for each in own if each.holds(OutlierRows)), None)
@@ -154,38 +137,30 @@ def values_without(
         scatters[0].expanded() if scatters else None,
         _table(held, moments.n),
     )
-    num_sequences = moments.n
-    if held.holds(SequenceCount):
-        num_sequences = held.load(SequenceCount).num_sequences
     is_large = large_rows(outliers, whole.n)
     is_first = outliers.is_first
     has_all = bool(is_first.sum() == outliers.first_n)
-    found = {"": whole}
-    if "large_rows" in kinds:
-        found["large_rows"] = whole.without_rows(outliers.select(is_large))
-    if "first_positions" in kinds:
-        for what, base in [("first_positions", whole), ("both", found.get("large_rows"))]:
-            if base is not None and has_all:
-                found[what] = base.without_rows(outliers.select(is_first))
-            elif base is not None:
-                first = -outliers.first_n, outliers.first_mean, -outliers.first_m2
-                found[what] = _States(*merge_parts([base[:3], first]), None, None)
-    rows = next((what for what in ("both", "large_rows", "first_positions") if what in found), "")
-    if "top_dim" in kinds:
+    others = whole.without_rows(outliers.select(is_large))
+    found = {"large_rows": others}
+    for what, base in (("first_positions", whole), ("both", others)):
+        if has_all:
+            found[what] = base.without_rows(outliers.select(is_first))
+        else:
+            first = -outliers.first_n, outliers.first_mean, -outliers.first_m2
+            found[what] = _States(*merge_parts([base[:3], first]), None, None)
+    if _has_large_coordinate(moments):
         found["top_dim"] = whole.without_coordinate()
-    if rows:
-        found["all"] = found[rows].without_coordinate()
+    found["all"] = found["both"].without_coordinate()
     values = {
         what: {
             "n": whole.n - states.n,
-            **states.values(whole, num_sequences),
-            "coordinate": (found[rows] if what == "all" else whole).m2.argmax().double(),
+            **states.values(whole, outliers.num_sequences),
+            "coordinate": (found["both"] if what == "all" else whole).m2.argmax().double(),
         }
         for what, states in found.items()
     }
-    if "large_rows" in found:
-        squares = (outliers.rows[is_large] - whole.mean).square().sum()
-        values["large_rows"]["share"] = ratio(squares, whole.m2.sum())
+    squares = (outliers.rows[is_large] - whole.mean).square().sum()
+    values["large_rows"]["share"] = ratio(squares, whole.m2.sum())
     return values
 
 
@@ -203,23 +178,12 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
     values = {
         f"{key}_without_{what}": value
         for what, of_what in found.items()
-        if what
         for key, value in of_what.items()
-        if key not in ("n", "coordinate", "share")
-        and not (what in ("top_dim", "all") and key.startswith("V_W"))
+        if key not in ("n", "coordinate", "share") and not value.isnan()
     }
-    if "large_rows" in found:
-        values["large_rows"] = found["large_rows"]["n"]
-        values["large_rows_share"] = found["large_rows"]["share"]
+    values["large_rows"] = found["large_rows"]["n"]
+    values["large_rows_share"] = found["large_rows"]["share"]
     if "top_dim" in found:
         values["V_top_coordinate"] = found["top_dim"]["coordinate"]
-    if "all" in found:
-        values["V_without_rows_top_coordinate"] = found["all"]["coordinate"]
+    values["V_without_rows_top_coordinate"] = found["all"]["coordinate"]
     return values
-
-
-def is_left_out(key: str) -> bool:
-    """Tell whether a key is recorded only where few rows, or one coordinate, make the numbers: for
-    flags and tables.
-    """
-    return key in LEFT_OUT

@@ -267,7 +267,7 @@ class TokenMoments(GeometryMetric):
                 )
             moments, norms = moments_and_norms(x)
             self.extend(moments)
-            self.extend(outlier_rows(rows, norms, has_types=ids is not None))
+            self.extend(outlier_rows(rows, norms))
         table = type_table(rows)
         if table is not None:
             self.extend(table)

@@ -9,8 +9,7 @@ import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
-from embedgeo.glossary import DRIFT, GAUSSIAN, headlines, in_order, term
-from embedgeo.metrics.left_out import is_left_out
+from embedgeo.glossary import DRIFT, GAUSSIAN, LEFT_OUT, headlines, in_order, term
 from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.findings import REMEDIES, findings
 from embedgeo.results.records import loss_outliers
@@ -236,7 +235,7 @@ def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
     expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
-    if is_left_out(metric) or metric == "first_positions_share":
+    if metric in LEFT_OUT or metric == "first_positions_share":
         expected |= table.isna()  # where it is nobody's number, and without sequences
     is_over_types = term(metric).group == "token types"
     if (is_over_types or metric == "V_W_text_over_V_W") and {"V", "V_W"} <= set(run.values):
@@ -267,7 +266,7 @@ def _few_make_them(run: Run) -> Iterator[Flag]:
         "first_positions": ("First positions make the numbers", "first_positions_share"),
         "top_dim": ("One coordinate makes the numbers", "top_dim_share"),
     }
-    known = run.values[[key for key in run.values if is_left_out(str(key))]]
+    known = run.values[[key for key in run.values if key in LEFT_OUT]]
     cases: dict[str, dict[str, tuple[float, str]]] = {kind: {} for kind in kinds}
     for place in known.index[known.notna().any(axis=1)]:
         step, layer = place
@@ -485,7 +484,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         for label, (run, name) in labels.items()
     ]
     found = {metric for part in parts for metric in part.cells} - {"anisotropy_null"}
-    metrics = in_order(metric for metric in found if not is_left_out(metric))
+    metrics = in_order(metric for metric in found if metric not in LEFT_OUT)
     first = [metric for metric in metrics if metric in headlines()] or metrics
     return Overview(parts, first, [metric for metric in metrics if metric not in first])
 

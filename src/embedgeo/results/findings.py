@@ -52,7 +52,8 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
     more = f" (the largest of {every:,.0f} beyond 4 times the median norm)" if every > _HELD else ""
     before = ""  # what has been left out so far
     beginnings = {
-        "large_rows": f"{large:,.0f} rows of {n:,.0f}{more} hold "
+        "large_rows": f"{large:,.0f} {'row' if large == 1 else 'rows'} of {n:,.0f}{more} "
+        f"{'holds' if large == 1 else 'hold'} "
         f"{values.get('large_rows_share', 0):.0%} of the variance",
         "first_positions": f"first positions hold {values.get('first_positions_share', 0):.0%} of "
         "the variance",
@@ -76,14 +77,11 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
             f"coordinate {values.get('V_top_coordinate', 0):.0f} holds {share:.0%} of the variance;"
             f" without it {told}{_standardized(values)}"
         )
-    rows = next(
-        (each for each in ("both", "large_rows", "first_positions") if _has(values, each)), ""
-    )
-    if rows and before:
-        whole, others = (values.get(f"V_without_{each}", 0.0) for each in (rows, "all"))
+    if before:
+        whole, others = (values.get(f"V_without_{each}", 0.0) for each in ("both", "all"))
         share = 1 - others / whole if whole else 0.0
         stands_out = share > max(_OPEN, 4 / max(1, width))
-        if stands_out and (told := _told(values, errors, rows, "all")):
+        if stands_out and (told := _told(values, errors, "both", "all")):
             at = values.get("V_without_rows_top_coordinate", 0)
             text = (
                 f"without these rows coordinate {at:.0f} holds {share:.0%} of the variance; "
@@ -91,10 +89,6 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
             )
             found["top_dim"] = "; ".join(filter(None, (found.get("top_dim"), text)))
     return found
-
-
-def _has(values: Values, what: str) -> bool:
-    return f"V_without_{what}" in values
 
 
 def _told(values: Values, errors: Values, before: str, what: str) -> str:
