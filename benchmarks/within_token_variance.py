@@ -1,6 +1,6 @@
 """What share V_W / V the estimators give from few rows: simulated, where it is 0.6, and on text.
 
-    python -m benchmarks.within_token_variance [--seeds 8] [--max_steps 600] [--draws 8]
+    python -m benchmarks.within_token_variance [--seeds 8] [--max_steps 300] [--draws 8]
 
 Prints the tables of benchmarks/README.md. "MS_W" pools the squared deviations from the means of the
 token types over their degrees of freedom, as embedgeo did before: unbiased if all types have one
@@ -220,7 +220,7 @@ def on_text(max_steps: int, draws: int, most: int) -> None:
             print_row(f"block.{i:02}, {size} sequences", torch.tensor(values).mean(0))
 
 
-def main(seeds: int = 8, max_steps: int = 600, draws: int = 8, most: int = 400) -> None:
+def main(seeds: int = 8, max_steps: int = 300, draws: int = 8, most: int = 400) -> None:
     """Print both tables."""
     simulated(seeds)
     on_text(max_steps, draws, most)

@@ -73,6 +73,113 @@ def test_the_opening_line_says_which_main_numbers_will_be_absent_without_token_i
         assert ("V_W_over_V_unbiased" in found) == (not count)
 
 
+IDS = torch.arange(24).view(2, 12)
+MANY_IDS = torch.arange(50).repeat(24).view(100, 12)
+ENCODER = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+OF_ALL = "dimension between tokens (1,000 rows), intrinsic dimension (1,000 rows)"
+FEW = f" That is too few for {OF_ALL}, anisotropy (160 rows)."
+BY_HAND = {
+    "token_ids": lambda batch: torch.zeros(batch.shape[:2], dtype=torch.int64),
+    "mask": lambda batch: torch.ones(batch.shape[:2]),
+}
+
+
+class Endless(torch.utils.data.IterableDataset):
+    """Sequences whose number nothing tells."""
+
+    def __iter__(self):
+        return iter(IDS)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "options", "said", "n"),
+    [
+        (NanoGPT(), IDS, {}, ("24", 1, "token ids of transformer.wte, no mask." + FEW), 24),
+        (NanoGPT(), [IDS], {}, ("24", 1, "token ids of transformer.wte, no mask." + FEW), 24),
+        (NanoGPT(), MANY_IDS, {}, ("1,200", 1, "token ids of transformer.wte, no mask."), 1200),
+        (
+            NanoGPT(width=128),
+            MANY_IDS,
+            {},
+            (
+                "1,200",
+                1,
+                "token ids of transformer.wte, no mask. That is too few for anisotropy (1,280 "
+                "rows).",
+            ),
+            1200,
+        ),
+        (NanoGPT(), IDS, BY_HAND, ("24", 1, "token ids of token_ids=, mask of mask=." + FEW), 24),
+        (
+            NanoGPT(),
+            None,
+            {"probe": [MANY_IDS[:20], MANY_IDS[20:40]]},
+            (
+                "480",
+                2,
+                f"token ids of transformer.wte, no mask. That is too few for {OF_ALL}.",
+            ),
+            480,
+        ),
+        (
+            NanoGPT(),
+            IDS,
+            {"probe": torch.utils.data.DataLoader(Endless(), 2)},
+            "token ids of transformer.wte, no mask.",
+            24,
+        ),
+        (NanoGPT(), None, {}, "token ids of transformer.wte, no mask.", 24),
+        (
+            gpt_neox(),
+            {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)},
+            {"metrics": only_moments},
+            ("24", 1, "token ids of gpt_neox.embed_in, the model's mask where it is given one."),
+            24,
+        ),
+        (
+            NanoGPT(),
+            IDS,
+            {"rows": "mean", "mask": lambda ids: ids < 23},
+            (
+                "2",
+                1,
+                "no token ids, mask of mask=. That is too few for intrinsic dimension (1,000 "
+                "rows), anisotropy (160 rows).",
+            ),
+            2,
+        ),
+        (
+            ENCODER,
+            {"src": torch.randn(2, 12, 16), "labels": IDS},
+            {"metrics": only_moments},
+            "no token ids, the model's mask where it is given one.",
+            24,
+        ),
+    ],
+)
+def test_the_opening_says_how_many_rows_of_which_tokens_and_what_they_are_too_few_for(
+    model, batch, options, said, n, caplog
+):
+    caplog.set_level("INFO", "lightning.pytorch")
+    options = {"measure_last": False, "on_error": "raise", **options}
+    with StepMonitor(model, 1, **options) as monitor, monitor.step(0, batch):
+        if model is ENCODER:
+            model(batch["src"])
+        elif isinstance(batch, dict):
+            model(**batch)
+        else:
+            model(batch[0] if isinstance(batch, list) else IDS if batch is None else batch)
+    if isinstance(said, tuple):
+        num_rows, num_batches, sources = said
+        said = (
+            f"up to {num_rows} rows a measurement (batches like the first, each run once: "
+            f"{num_batches}), {sources}"
+        )
+    assert caplog.text.splitlines()[1] == f"StepMonitor: {said}"
+    counted = {record["value"] for record in monitor.history if record["metric"] == "n"}
+    assert counted == {n}
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_where_token_ids_and_mask_come_from(name):
     with torch.device("meta" if name == "gpt2" else "cpu"):

@@ -27,6 +27,11 @@ headlines.
 ALARM = "alarm_"
 """What begins the keys of a monitor's alarms."""
 
+FEW_POINTS = 1000
+"""Distinct rows below which an intrinsic dimension shows only trends."""
+FEW_ROWS = 10
+"""Rows per dimension below which a covariance spectrum is mostly noise."""
+
 GAUSSIAN = "Gaussian rows"  # the name of their values, beside measured ones
 
 

@@ -24,7 +24,15 @@ class StopsAfterIt(hf.Trainer):
         return super()._get_learning_rate()
 
 
-def hf_trainer(folder, *callbacks, kind=hf.Trainer, eval_dataset=None, **options):
+def hf_trainer(
+    folder,
+    *callbacks,
+    kind=hf.Trainer,
+    eval_dataset=None,
+    processing_class=None,
+    data_collator=None,
+    **options,
+):
     hf.set_seed(0)
     defaults = {
         "max_steps": 7,
@@ -36,7 +44,13 @@ def hf_trainer(folder, *callbacks, kind=hf.Trainer, eval_dataset=None, **options
     arguments = hf.TrainingArguments(output_dir=str(folder), **{**defaults, **quiet, **options})
     model = gpt_neox(hidden_dropout=0.1)
     trainer = kind(
-        model, arguments, train_dataset=rows(), eval_dataset=eval_dataset, callbacks=list(callbacks)
+        model,
+        arguments,
+        data_collator,
+        rows(),
+        eval_dataset,
+        processing_class,
+        callbacks=list(callbacks),
     )
     trainer.remove_callback(hf.trainer_callback.PrinterCallback)
     return trainer

@@ -25,6 +25,7 @@ from tests.training.runs import (
     fit,
     loader,
     moments,
+    n_at,
     of_monitors,
     raises_in,
     steps,
@@ -190,16 +191,19 @@ def test_a_second_fit_of_one_trainer_goes_on_with_the_file_and_one_of_another_do
     }
 
 
-def test_one_line_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_path, caplog):
+def test_two_lines_at_the_start_and_one_at_the_end_with_a_command_to_paste(tmp_path, caplog):
     folder = tmp_path / "my run"
     monitor = GeometryMonitor(50, extra_steps=(1, 2), metrics=moments, folder=folder)
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        fit(tmp_path, monitor, max_steps=3)
+        fit(tmp_path, monitor, max_steps=3, accumulate_grad_batches=2)
     start, end = (each for each in caplog.messages if "GeometryMonitor" in each)
     assert start == (
         "GeometryMonitor: 5 layers (embed, block.00, block.01, block.02 and 1 more), "
-        f"EmbeddingMoments, every 50 steps and at 1, 2; written to {folder / 'history.parquet'}."
+        f"EmbeddingMoments, every 50 steps and at 1, 2; written to {folder / 'history.parquet'}.\n"
+        "GeometryMonitor: up to 96 rows a measurement (batches like the first, each run once: 2), "
+        "token ids of gpt_neox.embed_in, the model's mask where it is given one."
     )
+    assert n_at(monitor)[0] == 96
     assert "\n" not in end
     assert shlex.split(end.split("to look at it: ")[1])[-2:] == ["report", str(folder)]
 

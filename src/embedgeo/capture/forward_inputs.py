@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,13 +42,13 @@ _PADDING_MASKS_OF_TRANSFORMERS = (*_PADDING_MASKS, "decoder_padding_mask", "inpu
 _UNTOLD = re.compile(r"input_mask|(\w+_)?pad(ding)?_mask")
 # the ends of packed texts, from 0 on
 _TEXT_ENDS = ("cu_seq_lens_q", "cu_seqlens_q", "cu_seq_lens", "cu_seqlens")
+READ_MASKS = {*_MASKS, *_PADDING_MASKS_OF_TRANSFORMERS}
 READ_ARGUMENTS = (
     "input_ids",
     "position_ids",
     "positions",
     "inputs_embeds",
-    *_MASKS,
-    *_PADDING_MASKS_OF_TRANSFORMERS,
+    *READ_MASKS,
     *_TEXT_ENDS,
 )
 
@@ -57,7 +57,9 @@ class SeveralStreamsError(ValueError):
     """A hidden state has a row for each token in each of several residual streams."""
 
 
-def require_exclusions(skip_first_positions: int, ignore_token_ids: Sequence[int]) -> None:
+def require_exclusions(
+    skip_first_positions: int, ignore_token_ids: Sequence[int] | Literal["special"]
+) -> None:
     """Raise TypeError if what to leave out is no integer, ValueError if the number is negative."""
     if isinstance(skip_first_positions, bool) or not hasattr(skip_first_positions, "__index__"):
         raise TypeError(f"skip_first_positions must be an integer; got {skip_first_positions!r}.")

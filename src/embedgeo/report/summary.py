@@ -9,13 +9,20 @@ import pandas as pd
 
 from embedgeo.formatting import listed, number, with_error
 from embedgeo.functional.dimension import FAR_SIGHTED
-from embedgeo.glossary import DRIFT, GAUSSIAN, LEFT_OUT, headlines, in_order, term
+from embedgeo.glossary import (
+    DRIFT,
+    FEW_POINTS,
+    FEW_ROWS,
+    GAUSSIAN,
+    LEFT_OUT,
+    headlines,
+    in_order,
+    term,
+)
 from embedgeo.report.runs import SETTINGS, Run
 from embedgeo.results.findings import REMEDIES, findings
 from embedgeo.results.records import loss_outliers
 
-FEW_POINTS = 1000  # distinct rows below which TwoNN shows only trends
-FEW_ROWS = 10  # rows per dimension below which a covariance spectrum is mostly noise
 FEW_TYPES = 300  # token types below which the values over them show only trends
 LEAST_TYPES = 150  # token types below which these values are not in the overview
 # share by which two token types may move a regression, and standard errors

@@ -164,7 +164,7 @@ def describe(
         geometry.settings["rows"],
         ranks,
         (batch_size, seq_len),
-    )
+    ).on_rank
     needed = geometry.table_bytes(num_rows, ranks, given=monitor.token_ids is not None)
     notes = []
     if monitor.chooses_metrics and needed > TABLE_BYTES:

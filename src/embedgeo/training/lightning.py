@@ -147,21 +147,19 @@ class GeometryMonitor(Monitor, Callback):
         self._last_values = state_dict.get("last_values", {})
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self._reset()  # Lightning loads the state of a checkpoint after setup
-        for checkpoint in (
-            trainer.checkpoint_callbacks if stage == "fit" and self.probe is None else []
-        ):
+        if stage != "fit":
+            return
+        self._reset()  # Lightning loads the state of a checkpoint after setup
+        for checkpoint in trainer.checkpoint_callbacks if self.probe is None else []:
             if (tag := getattr(checkpoint, "monitor", None)) and self._is_own(tag):
                 raise ValueError(
                     f"ModelCheckpoint(monitor={tag!r}) needs a value of the weights that it saves; "
                     "that of a training batch is of the weights before the step. Give "
                     "GeometryMonitor held-out batches: probe=."
                 )
-        if stage == "fit":
-            # the model may be made later, in configure_model; training starts with the error
-            with suppress(Exception):
-                self.prepare(pl_module)
+        # the model may be made later, in configure_model; training starts with the error
+        with suppress(Exception):
+            self.prepare(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer = trainer

@@ -55,7 +55,13 @@ from embedgeo.results.records import Record, block_means
 from embedgeo.training.batches import LastBatches
 from embedgeo.training.distributed import PipelineStage
 from embedgeo.training.loggers import Media
-from embedgeo.training.opening import expected_rows, missing_for_history, opening, without_tables
+from embedgeo.training.opening import (
+    ExpectedRows,
+    expected_rows,
+    missing_for_history,
+    opening,
+    without_tables,
+)
 
 if TYPE_CHECKING:
     from embedgeo.results.parquet import HistoryFile
@@ -139,7 +145,7 @@ class MonitorOptions(TypedDict, total=False):
     probe: Iterable[Any] | dict[str, Any] | None
     probe_forward: Callable[[Any, Any], Any] | None
     skip_first_positions: int
-    ignore_token_ids: Sequence[int]
+    ignore_token_ids: Sequence[int] | Literal["special"]
     token_ids: Callable[[Any], Tensor] | None
     mask: Callable[[Any], Tensor] | None
     prefix: str
@@ -178,6 +184,7 @@ class Monitor(ABC):
     _sequence_mesh: DeviceMesh | None = None
     _stage: PipelineStage | None = None
     _tag_start = ""  # what the trainer puts in front of the tags of scalars
+    _has_tokenizer = False  # the trainer, whose special tokens may be left out
 
     @suggesting
     def __init__(
@@ -190,7 +197,7 @@ class Monitor(ABC):
         probe: Iterable[Any] | dict[str, Any] | None = None,
         probe_forward: Callable[[Any, Any], Any] | None = None,
         skip_first_positions: int = 0,
-        ignore_token_ids: Sequence[int] = (),
+        ignore_token_ids: Sequence[int] | Literal["special"] = (),
         token_ids: Callable[[Any], Tensor] | None = None,
         mask: Callable[[Any], Tensor] | None = None,
         prefix: str = "geometry",
@@ -211,7 +218,8 @@ class Monitor(ABC):
             raise ValueError(f'on_error must be "warn" or "raise"; got {on_error!r}.')
         _require_compiled(compiled)
         require_word_ids(rows, word_ids)
-        require_exclusions(skip_first_positions, ignore_token_ids)
+        self._ignores_special = self._has_tokenizer and str(ignore_token_ids) == "special"
+        require_exclusions(skip_first_positions, () if self._ignores_special else ignore_token_ids)
         massive_times(skip_massive)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
@@ -449,27 +457,38 @@ class Monitor(ABC):
         geometry = self._geometry
         assert geometry is not None
         with self._guarded():
-            notes = self._choose_metrics(geometry, batch) if self.chooses_metrics else []
+            assert self._run is not None
+            expected = expected_rows(
+                self.schedule.window * self._run.batches_a_step,
+                self.probe,
+                batch,
+                geometry.settings["rows"],
+                num_ranks(self._row_group),
+            )
+            notes = self._choose_metrics(geometry, expected) if self.chooses_metrics else []
             described = opening(
                 geometry,
                 self.schedule,
-                None if self._file is None else self._file.path,
-                given=self.token_ids is not None,
+                getattr(self._file, "path", None),
+                expected,
+                gives_ids=self.token_ids is not None,
+                gives_mask=self.mask is not None,
             )
-            lines = [described[0], *notes, *described[1:]]
+            lines = [*described[:2], *notes, *described[2:]]
             self._say(f"\n{type(self).__name__}: ".join(lines))
 
-    def _choose_metrics(self, geometry: Geometry, batch: Any) -> list[str]:
+    def _choose_metrics(self, geometry: Geometry, expected: ExpectedRows) -> list[str]:
         """Take token tables where they fit, alike on all ranks, or as this run has begun; a
         sentence where they do not.
         """
-        assert self._run is not None
-        ranks = num_ranks(self._row_group)
         with together(self._ranks):
-            window = self.schedule.window * self._run.batches_a_step
-            num_rows = expected_rows(window, self.probe, batch, geometry.settings["rows"], ranks)
-            given = self.token_ids is not None
-            needed = float(geometry.table_bytes(num_rows, ranks, given=given))
+            needed = float(
+                geometry.table_bytes(
+                    expected.on_rank,
+                    num_ranks(self._row_group),
+                    given=self.token_ids is not None,
+                )
+            )
             if self._has_tables is not None:
                 needed = 0.0 if self._has_tables else math.inf
             if self._ranks is not None:
@@ -520,10 +539,10 @@ class Monitor(ABC):
         self._row_group = None
 
     def _before_batch(self, step: int, batch: Any) -> None:
-        if self._geometry is not None and not self._opened:
-            self._open(batch)
         if self._geometry is None:
             return
+        if not self._opened:
+            self._open(batch)
         if self._keeps_batches and batch is not None:
             self._last_batches.add(step, batch)
         if self._window_start is None and self._take_due(step):
@@ -548,9 +567,9 @@ class Monitor(ABC):
         assert self._geometry is not None
         probe = self._geometry.probe
         probe.attach()
-        probe.token_ids = None if self.token_ids is None else self.token_ids(batch)
-        probe.mask = None if self.mask is None else self.mask(batch)
-        probe.word_ids = None if self.word_ids is None else self.word_ids(batch)
+        for name in ("token_ids", "mask", "word_ids"):
+            function = getattr(self, name)
+            setattr(probe, name, None if function is None else function(batch))
         if self._stage is not None:
             self._stage.attach(probe, batch)
         if self._closure_hook is None:

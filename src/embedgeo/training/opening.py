@@ -1,18 +1,21 @@
 """The lines that open a run, and the number of rows that a monitor reckons with."""
 
-from collections.abc import Iterable, Sequence, Sized
-from math import inf
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import signature
+from math import inf, prod
+from operator import length_hint
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Size, Tensor
 
+from embedgeo.capture.forward_inputs import READ_MASKS
 from embedgeo.capture.structure import measured_model, model_width
 from embedgeo.capture.units import RowUnit
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, size
 from embedgeo.geometry import Geometry
-from embedgeo.glossary import headlines, term
+from embedgeo.glossary import FEW_POINTS, FEW_ROWS, headlines, term
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
 
@@ -20,28 +23,73 @@ UNKNOWN_SHAPE = 128, 512
 """Sequences and tokens of a batch that does not tell them."""
 
 
-def opening(geometry: Geometry, schedule: object, path: Path | None, *, given: bool) -> list[str]:
-    """Sentences, when training starts, on what a monitor measures, and when.
+class ExpectedRows(NamedTuple):
+    """Rows of a measurement, at most."""
 
-    ``path`` is the history file's; token ids may be ``given`` in place of those that the model's
-    table is called with.
+    num_batches: int  # on all ranks
+    on_rank: int  # where batches do not tell their shape, of batches of the default one
+    num_rows: int  # of all ranks; 0 where batches do not tell their shape
+
+
+def opening(
+    geometry: Geometry,
+    schedule: object,
+    path: Path | None,
+    expected: ExpectedRows,
+    *,
+    gives_ids: bool,
+    gives_mask: bool,
+) -> list[str]:
+    """Sentences, when training starts, on what a monitor measures, when, and of which rows.
+
+    ``path`` is the history file's; token ids and mask may be given in place of those that the model
+    is called with.
     """
     width = model_width(geometry.model) or 2
     made = geometry.make_metrics(width)
-    layers = listed([layer.name for layer in geometry.layers], 4)
-    metrics = listed([type(metric).__name__ for metric in made])
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
-    lines = [f"{len(geometry.layers)} layers ({layers}), {metrics}, {schedule}; {history}."]
-    lines += width_notes(geometry.make_metrics, width)
+    lines = [
+        f"{len(geometry.layers)} layers ({listed([layer.name for layer in geometry.layers], 4)}), "
+        f"{listed([type(metric).__name__ for metric in made])}, {schedule}; {history}."
+    ]
     own = [each for each in made if isinstance(each, GeometryMetric)]
-    absent = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
+    of_types = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
+    inputs = geometry.inputs
+    has_no_ids = not (gives_ids or inputs.tables or geometry.part)
     has_no_types = geometry.settings["rows"] in ("mean", "max")
-    if absent and not (given or geometry.inputs.tables or geometry.part or has_no_types):
+    measured = measured_model(geometry.model)
+    paths = {module: name for name, module in measured.named_modules()}
+    tables = listed([paths[table] for table in inputs.tables], 2) or "the batch"
+    ids = f"token ids of {'token_ids=' if gives_ids else tables}"
+    calls = (signature(module.forward).parameters for module in inputs.enclosing_modules)
+    mask = "mask of mask=" if gives_mask else "no mask"
+    if not gives_mask and any(READ_MASKS & call.keys() for call in calls):
+        mask = "the model's mask where it is given one"
+    sources = f"{'no token ids' if has_no_ids or has_no_types else ids}, {mask}."
+    # without token ids, other integers of a batch do not tell its rows
+    if (num_rows := expected.num_rows) and not has_no_ids:
+        needed = {
+            "intrinsic_dimension_between": 0 if has_no_types else FEW_POINTS,
+            "intrinsic_dimension": FEW_POINTS,
+            "anisotropy": FEW_ROWS * width,
+        }
+        few = [
+            f"{term(key).name} ({least:,} rows)"
+            for key, least in needed.items()
+            if num_rows < least and any(key in each.terms for each in own)
+        ]
+        sources = (
+            f"up to {num_rows:,} rows a measurement (batches like the first, each run once: "
+            f"{expected.num_batches:,}), {sources}"
+            f"{f' That is too few for {listed(few)}.' if few else ''}"
+        )
+    lines += [sources, *width_notes(geometry.make_metrics, width)]
+    if of_types and has_no_ids and not has_no_types:
         lines.append(
-            f"{listed([term(key).name for key in absent])} and other values over token types will "
-            f"be absent, because {type(measured_model(geometry.model)).__name__} has no embedding "
-            f"table that is called with token ids. Give token_ids=, a function of the batch."
+            f"{listed([term(key).name for key in of_types])} and other values over token types "
+            f"will be absent, because {type(measured).__name__} has no embedding table that is "
+            f"called with token ids. Give token_ids=, a function of the batch."
         )
     return lines
 
@@ -79,25 +127,30 @@ def expected_rows(
     unit: RowUnit,
     ranks: int,
     default: tuple[int, int] = UNKNOWN_SHAPE,
-) -> int:
-    """Number of rows of a measurement on one rank, at most.
+) -> ExpectedRows:
+    """Number of rows of a measurement, at most.
 
     They are those of a window of so many training batches like this one, or of the batches of a
     probe, which the ranks share. ``default`` is the shape of batches that do not tell theirs.
     """
-    num_batches = window
+    num_batches = window * ranks
     if probe is not None:
-        num_batches = -(-(len(probe) if isinstance(probe, Sized) else 1) // ranks)
+        num_batches = length_hint(probe, 1)
         batch = probe[0] if isinstance(probe, Sequence) and probe else None
         default = getattr(probe, "batch_size", None) or default[0], default[1]
-    batch_size, seq_len = _shape(batch) or default
-    return num_batches * batch_size * (seq_len if unit in ("tokens", "words") else 1)
+    shape = _shape(batch)
+    batch_size, seq_len = shape or default
+    in_batch = batch_size * (seq_len if unit in ("tokens", "words") else 1)
+    on_rank = -(-num_batches // ranks) * in_batch
+    return ExpectedRows(num_batches, on_rank, num_batches * in_batch if shape else 0)
 
 
-def _shape(batch: Any) -> tuple[int, int] | None:
-    """Sequences and tokens of a batch: the shape of its first matrix of integers, if it has one."""
-    is_mapping = hasattr(batch, "values") and not isinstance(batch, Tensor)
-    for each in batch.values() if is_mapping else [batch]:
-        if isinstance(each, Tensor) and each.ndim == 2 and not each.is_floating_point():
-            return len(each), each.shape[1]
-    return None
+def _shape(batch: Any) -> Size | None:
+    """Sequences and tokens of a batch: the shape of its largest matrix of integers, if any."""
+    parts = batch if isinstance(batch, list | tuple) else [batch]
+    shapes = [
+        each.shape
+        for each in (batch.values() if isinstance(batch, Mapping) else parts)
+        if isinstance(each, Tensor) and each.ndim == 2 and not each.is_floating_point()
+    ]
+    return max(shapes, key=prod, default=None)

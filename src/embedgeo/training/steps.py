@@ -7,7 +7,6 @@ from math import inf
 from typing import Any, Self, Unpack
 from weakref import WeakMethod
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import mode_restorer
-from embedgeo.capture.structure import measured_model, unwrapped
+from embedgeo.capture.structure import measured_model, unwrapped, weights_device
 from embedgeo.functional.distributed import Group, current_rank, has_other_ranks, is_distributed
 from embedgeo.geometry import Geometry
 from embedgeo.results.records import Record
@@ -262,13 +261,10 @@ class StepMonitor(Monitor):
             return
         if self._run is None:
             self._handled = sys.exception()
-            device = next(
-                (parameter.device for parameter in self._model.parameters()), torch.device("cpu")
-            )
             self._set_modes = mode_restorer(self._model)
             run = TrainingRun(
                 model=self._model,
-                device=device,
+                device=weights_device(self._model),
                 process_group=self._process_group,
                 writes_files=current_rank() == 0,
                 folder=self._log_folder,

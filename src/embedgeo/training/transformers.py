@@ -37,9 +37,11 @@ class GeometryCallback(Monitor, TrainerCallback):
     for every checkpoint holds it. Integrations that show more than scalars get charts, pictures
     and a text, too. Names, and the records in ``history``, are those of `embedgeo.GeometryMonitor`,
     and so are the arguments; ``probe_forward`` is given the model that the Trainer runs, and the
-    default of ``folder`` is the Trainer's ``output_dir``. Nothing is measured in evaluate and
-    predict. ``compiled="stable"`` goes with ``torch_compile=True``; a callback that is added to a
-    Trainer later needs ``prepare(model)``.
+    default of ``folder`` is the Trainer's ``output_dir``. ``ignore_token_ids="special"`` leaves out
+    the special tokens of the Trainer's ``processing_class``. Nothing is measured in evaluate and
+    predict. The Trainer's checkpoints do not hold the states of listeners. ``compiled="stable"``
+    goes with ``torch_compile=True``; a callback that is added to a Trainer later needs
+    ``prepare(model)``.
 
     Raises:
         TypeError, ValueError: as `embedgeo.GeometryMonitor` does.
@@ -55,14 +57,12 @@ class GeometryCallback(Monitor, TrainerCallback):
 
     _trainer: Trainer  # while it trains
     _tag_start = "train/"
+    _has_tokenizer = True
 
-    def on_init_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        # which the Trainer compiles when training begins
-        if isinstance(model := kwargs.get("model"), nn.Module):
-            with suppress(Exception):  # training starts with the error
-                self.prepare(model)
+    def on_init_end(self, *_: Any, **kwargs: Any) -> None:
+        self._take_special_ids(kwargs.get("processing_class"))
+        with suppress(Exception):  # training starts with the error
+            self.prepare(kwargs["model"])  # which the Trainer compiles when training begins
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -72,6 +72,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         trainer = _calling_trainer()
         assert isinstance(trainer.model, nn.Module)
         _require_data_parallel(trainer)
+        self._take_special_ids(trainer.processing_class)
         run = TrainingRun(
             model=trainer.model,
             device=args.device,
@@ -96,10 +97,14 @@ class GeometryCallback(Monitor, TrainerCallback):
             # loaded after this
             self._finish(state.global_step)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_end(self, *_: Any, **kwargs: Any) -> None:
         self._stop()
+
+    def _take_special_ids(self, tokenizer: object) -> None:
+        """Take the ids to ignore from the Trainer's tokenizer, if they are its special tokens'."""
+        if self._ignores_special:
+            # without one, training starts with the error that names what to give
+            self._settings["ignore_token_ids"] = getattr(tokenizer, "all_special_ids", "special")
 
     def _wrap_training_step(self, trainer: Trainer) -> None:
         """Wrap ``training_step`` until training ends: the Trainer has no event for a batch or an
@@ -161,9 +166,10 @@ class GeometryCallback(Monitor, TrainerCallback):
         callbacks = handler.callbacks
         scalars = self._scalars(records)
         layers = {record["layer"] for record in records}
-        names = {tag: tag.rpartition("/")[2] for tag in scalars}
         means = {
-            tag: scalars[tag] for tag, name in names.items() if name in MEANS and name not in layers
+            tag: value
+            for tag, value in scalars.items()
+            if (name := tag.rpartition("/")[2]) in MEANS and name not in layers
         }
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
         state.global_step = step  # integrations date values with it
