@@ -12,7 +12,6 @@ from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.report.figures import with_errors
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
 ABLATION_TEXT = (
@@ -33,11 +32,6 @@ _BESIDE_CHANGES = {
     "M_over_Q": ("M / Q", "black", "-"),
     "anisotropy": ("anisotropy", "#777777", "-"),
 }
-
-
-def ablation_section() -> Section:
-    """The section of what the loss needs."""
-    return Section("What the loss needs", of_each(ablation_figures), ABLATION_TEXT)
 
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:

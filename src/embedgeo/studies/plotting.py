@@ -70,13 +70,13 @@ _NEEDS = {
 class _Options(NamedTuple):
     """What is asked of a figure."""
 
-    metric: str
-    by: Literal["layer", "step"]
-    layer: str | None
-    step: int | None
-    layers: int
-    examples: Sequence[str]
-    ax: Axes | None
+    metric: str = ""
+    by: Literal["layer", "step"] = "layer"
+    layer: str | None = None
+    step: int | None = None
+    layers: int = 4
+    examples: Sequence[str] = ()
+    ax: Axes | None = None
 
 
 class Plot:
@@ -154,10 +154,9 @@ class Plot:
         """
         _require_known("kind", kind, [*_OPTIONS])
         options = _Options(metric, by, layer, step, layers, examples, ax)
-        usual = _Options("", "layer", None, None, 4, (), ax)
-        for option in _Options._fields:
-            is_given = getattr(options, option) != getattr(usual, option)
-            if is_given and option not in _OPTIONS[kind]:
+        for option, value in options._asdict().items():
+            is_given = value != _Options._field_defaults[option]
+            if is_given and option not in (*_OPTIONS[kind], "ax"):
                 raise ValueError(f"{kind} has no {option}; it is of other kinds of figures.")
         if ax is not None and not isinstance(ax, Axes):
             raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")

@@ -11,13 +11,7 @@ from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.metrics.processing import is_processed
 from embedgeo.report.figures import with_errors
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
-
-
-def processing_section() -> Section:
-    """The section of after-processing."""
-    return Section("After-processing", of_each(processing_figures))
 
 
 def processing_figures(run: Run) -> Iterator[FigureData]:

@@ -12,7 +12,6 @@ from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.report.figures import with_errors
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
 SCALES_TEXT = (
@@ -25,11 +24,6 @@ SCALES_TEXT = (
 
 _SCALE = re.compile(r"intrinsic_dimension_at_(\d+)")
 _GRIDE = "dimensions, GRIDE"
-
-
-def scales_section() -> Section:
-    """The section of the dimension over scales."""
-    return Section("Intrinsic dimension over scales", of_each(scale_figures), SCALES_TEXT)
 
 
 def scale_figures(run: Run) -> Iterator[FigureData]:

@@ -3,7 +3,6 @@ activations.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.layer_names import layer_labels
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
 SPECTRA_TEXT = (
@@ -53,20 +51,6 @@ _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 
 
 Tables = Mapping[int, pd.DataFrame]  # by step
-
-
-def variance_sections(most_layers: int = 4) -> list[Section]:
-    """The sections of spectra and of coordinates, over steps drawn at so many layers at most."""
-    return [
-        Section(
-            "Spectrum", of_each(partial(spectra_figures, most_layers=most_layers)), SPECTRA_TEXT
-        ),
-        Section(
-            "Outlier coordinates",
-            of_each(coordinate_figures),
-            COORDINATES_TEXT,
-        ),
-    ]
 
 
 def read_spectra(run: Run) -> Tables:

@@ -21,7 +21,7 @@ from embedgeo.checkpoints.files import Contents, reading, weight_files
 from embedgeo.checkpoints.loading import described_model, load_model
 from embedgeo.formatting import listed, number
 from embedgeo.functional.moments import row_chunks
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
+from embedgeo.functional.neighbors import Neighbors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import MeasuredLayer, compute
@@ -349,13 +349,13 @@ class MatrixWorker:
         return Measured(records, tables, sample={layer: sample} if sample is not None else None)
 
 
-def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
+def copies(x: Tensor) -> Tensor:
     """Return the index of the first row that equals each row but for rounding, shape (n,): see
     `merge_duplicates`. A row with NaN or Inf equals none.
     """
     first = torch.arange(len(x), device=x.device)
     finite = x.isfinite().all(1).nonzero().flatten()
-    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct(tolerance)
+    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct()
     least = torch.full_like(place, len(x)).scatter_reduce(0, place, finite, "amin")
     first[finite] = least[place]
     return first
