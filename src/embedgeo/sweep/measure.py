@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from itertools import accumulate
 from math import nan
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +30,6 @@ from transformers import PreTrainedModel
 from embedgeo.capture.structure import find_logits, measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import reason
-from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, default_metrics
 from embedgeo.metrics.base import GeometryMetric
@@ -253,7 +253,12 @@ class Worker:
         loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
         rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
         batches = text.batches(self.settings.batch_size, rank, num_ranks)
-        numbers = self._row_numbers(text)[rank::num_ranks] if num_ranks > 1 else None
+        numbers = None
+        if num_ranks > 1:  # of the tokens that count, which ranks draw their samples by
+            sizes = [batch.num_counted for batch in text.batches(self.settings.batch_size)]
+            ends = accumulate(sizes)
+            numbers = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+            numbers = numbers[rank::num_ranks]
         for i, on_cpu in enumerate(batches):
             batch = move_data_to_device(on_cpu, device)
             geometry.row_numbers = None if numbers is None else numbers[i]
@@ -280,26 +285,6 @@ class Worker:
                 "--special-tokens default.",
                 stacklevel=2,
             )
-
-    def _row_numbers(self, text: ProbeText) -> list[range]:
-        """Numbers of the tokens that count of each batch of all ranks, which ranks draw their
-        samples by.
-        """
-        numbers = []
-        start = 0
-        for batch in text.batches(self.settings.batch_size):
-            counts = (
-                torch.ones_like(batch.token_ids, dtype=torch.bool)
-                if batch.mask is None
-                else batch.mask
-            )
-            counts = counts & (sequence_positions(counts) > text.skip_first_positions)
-            counts &= ~torch.isin(
-                batch.token_ids, torch.tensor(text.ignore_token_ids, dtype=torch.int64)
-            )
-            numbers.append(range(start, start + int(counts.sum())))
-            start = numbers[-1].stop
-        return numbers
 
     def _results(
         self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]
