@@ -41,11 +41,11 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
-    draw.lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, errors.to_numpy().T)
+    draw.lines(ax, table, colours, errors)
     draw.mean_lines(ax, means, mean_errors)
     few = means[means.index.isin(run.few_rows.index)]
     ax.plot(few, "o", color="black", mfc="white", clip_on=False)
-    draw.value_axis(ax, named, table.to_numpy(), gaussian, run.layers, errors.to_numpy())
+    draw.value_axis(ax, named, table, gaussian, run.layers, errors)
     alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
     for step in alarms:
         ax.axvline(step, color=draw.ACCENT, ls=":", label=None if step > alarms[0] else "alarm")
@@ -91,16 +91,15 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
-    x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
     if has_several_steps:
-        draw.lines(ax, x, table.to_numpy(), draw.time_bar(ax, run.steps), errors.to_numpy())
+        draw.lines(ax, table.T, draw.time_bar(ax, run.steps), errors.T)
     else:
-        draw.band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
+        draw.band(ax, last, errors.iloc[-1], "black")
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
-    ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
-    baseline = pd.Series(gaussian.iloc[-1].to_numpy(), x)
-    draw.value_axis(ax, named, table.to_numpy(), baseline, run.axis, errors.to_numpy())
+    ax.plot(last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
+    baseline = gaussian.iloc[-1].reset_index(drop=True)
+    draw.value_axis(ax, named, table, baseline, run.axis, errors)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     numbers, bands = with_errors(
@@ -172,7 +171,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
         return
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
-    draw.value_axis(ax, named, values.to_numpy())
+    draw.value_axis(ax, named, values)
     draw.step_axis(ax, list(values.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, color="black", lw=1.2)
     outlying = values[values.index.isin(outlier_steps(run))]

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
@@ -74,13 +73,12 @@ def _ablation(run: Run, changes: dict[str, tuple[str, str, str]]) -> FigureData:
         pd.DataFrame({key: run.table(key, each).iloc[-1].reindex(run.axis) for key in looks})
         for each in (run.values, run.errors)
     )
-    x = np.arange(float(len(run.axis)))
     key = []
     for metric, (name, colour, dashes) in looks.items():
         ax = axes[metric in beside]
         look: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.6}
-        ax.plot(x, values[metric].to_numpy(), marker="o", ms=2.5, **look)
-        draw.band(ax, x, values[metric].to_numpy(), errors[metric].to_numpy(), colour)
+        ax.plot(values[metric].to_numpy(), marker="o", ms=2.5, **look)
+        draw.band(ax, values[metric], errors[metric], colour)
         key.append(Line2D([], [], label=name, **look))
     for ax, label in zip(axes, ("change of the loss, nats per token", "share"), strict=True):
         draw.layer_axis(ax, run.axis, most=6)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
 from embedgeo import drawing as draw
@@ -36,13 +35,7 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
             )
             colour = colours.setdefault(name, draw.RUNS[(len(colours) - 1) % len(draw.RUNS)])
             ax.plot(values[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
-            draw.band(
-                ax,
-                np.arange(float(len(run.axis))),
-                values[key].to_numpy(),
-                errors[key].to_numpy(),
-                colour,
-            )
+            draw.band(ax, values[key], errors[key], colour)
         draw.layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     draw.legend(axes[-1])
