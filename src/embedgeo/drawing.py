@@ -8,9 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
-from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -272,20 +270,11 @@ def legend(ax: Axes, key: Sequence[Line2D] = ()) -> None:
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * more)
 
 
-@lru_cache(maxsize=8)
-def _renderer(width: int, height: int, dpi: float, thread: int) -> RendererAgg:
-    """A renderer for figures of one size: it remembers the extents of texts, most of which are in
-    many of them.
-    """
-    return RendererAgg(width, height, dpi)
-
-
 def png(figure: Figure, dpi: float = DPI) -> Png:
     """The picture as a PNG of at most 256 colours, its width and height."""
     figure.set_dpi(dpi)
     width, height = (int(side) for side in figure.canvas.get_width_height(physical=True))
-    renderer = _renderer(width, height, dpi, get_ident())
-    renderer.clear()
+    renderer = RendererAgg(width, height, dpi)
     figure.draw(renderer)
     image = Image.fromarray(np.asarray(renderer.buffer_rgba())).convert("RGB")
     # the default is slow
@@ -565,16 +554,12 @@ def depth_colours(num_layers: int) -> Array:
 
 
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
-    """Add a colour bar for steps; the colours of the steps."""
+    """Add a colour bar for steps; their colours, from violet to orange for the last."""
     axis = StepAxis(steps)
     bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
     bar.set_ticks(axis.position(axis.ticks()), labels=[tick_label(step) for step in axis.ticks()])
-    return time_colours(steps)
-
-
-def time_colours(steps: Sequence[int]) -> Array:
-    """The colours of steps, from violet for the first to orange for the last."""
-    return TIME(StepAxis(steps).position(steps))
+    colours: Array = TIME(axis.position(steps))
+    return colours
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:

@@ -238,9 +238,10 @@ class Run:
         """A title with the step, of which a final model has none."""
         return f"{title}, step {step:,}" if self.has_steps else title
 
-    def step_label(self, step: int) -> str:
-        """The name of a step in a legend."""
-        return f"step {tick_label(step)}" if self.has_steps else "measured"
+    @property
+    def last_label(self) -> str:
+        """The name of the last step in a legend."""
+        return f"step {tick_label(self.steps[-1])}" if self.has_steps else "measured"
 
     def varies(self, metric: str) -> bool:
         """Test for more than one value of a metric."""

@@ -114,10 +114,6 @@ class Substitutes(NamedTuple):
             mean, vectors, values.clamp(min=0).sqrt(), coordinates, types.token_ids, types.mean
         )
 
-    def has_mean(self, token_ids: Tensor) -> Tensor:
-        """Marks of the token ids, shape (n,), that have a mean."""
-        return torch.isin(token_ids, self.token_ids)
-
     def replaced(self, name: str, rows: Tensor, token_ids: Tensor, normal: Tensor) -> Tensor:
         """Rows in place of those given, of the same dtype; rows of token types without a mean keep
         what needs one.
@@ -133,7 +129,7 @@ class Substitutes(NamedTuple):
             if name == "without_offset":
                 x = x - self.mean
             elif name in ("without_context", "without_token"):
-                seen = self.has_mean(token_ids)
+                seen = torch.isin(token_ids, self.token_ids)
                 means = self.token_means[torch.searchsorted(self.token_ids, token_ids[seen])]
                 x = x.index_put((seen,), means if name == "without_context" else x[seen] - means)
             elif name.endswith("_directions"):

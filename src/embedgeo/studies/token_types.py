@@ -424,13 +424,11 @@ def extremes(known: Types, layer: str) -> TableData:
     numbers = []
     for name, (listed, key, symbol) in lists.items():
         columns = {
-            name: map(spelled, listed["token"]),
-            symbol: map(number, listed[key]),
-            "n": map(number, listed["n"]),
+            name: [*map(spelled, listed["token"])],
+            symbol: [*map(number, listed[key])],
+            "n": [*map(number, listed["n"])],
         }
-        cells += [
-            pd.Series([*column], name=title, dtype=object) for title, column in columns.items()
-        ]
+        cells.append(pd.DataFrame(columns, dtype=object))
         rows = listed[["token", "n", key]].rename(columns={key: "value"})
         numbers.append(rows.assign(list=name, of=key, rank=range(1, len(rows) + 1)))
     text = (
@@ -485,9 +483,8 @@ def chosen_types(known: Types, names: Sequence[str]) -> pd.Index:
     _, drawn = _last(known.run, "occurrences")
     if len(drawn):
         return pd.Index(drawn["token_id"].unique())
-    is_text = torch.tensor(
-        (stripped.str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types))
-    )
+    are_ids = bool((texts == types["token_id"].astype(str)).all())  # in place of texts
+    is_text = torch.tensor((stripped.str.len() >= _LEAST_LETTERS).to_numpy() | are_ids)
     return types.index[types_by_frequency(torch.tensor(types["n"].to_numpy()), is_text).numpy()]
 
 
@@ -515,11 +512,6 @@ def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
     present = run.layers_in(table)
     layers = [layer for layer in present if layer in run.all_blocks] or run.layers_to_draw(table, 4)
     return list(dict.fromkeys((layers[(len(layers) - 1) // 2], layers[-1])))
-
-
-def has_texts(types: pd.DataFrame) -> bool:
-    """Test for texts of token types, and not their ids in place of them."""
-    return not bool((types["token"].astype(str) == types["token_id"].astype(str)).all())
 
 
 def spelled(token: object) -> str:
