@@ -8,9 +8,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
-from threading import get_ident
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -28,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
 from numpy.typing import NDArray
+from pandas.api.types import is_numeric_dtype
 from PIL import Image
 
 from embedgeo import formatting
@@ -200,12 +199,12 @@ def resized(width: float, height: float) -> Iterator[None]:
         yield
 
 
-def new_picture(title: str, subtitle: str = "", width: float = 1, height: float = 1) -> Picture:
-    """A picture without axes yet, so many times as wide and high as most; what it gets is laid out
-    below its title when it is drawn.
+def new_picture(title: str, subtitle: str = "", width: float = 1) -> Picture:
+    """A picture without axes yet, so many times as wide as most; what it gets is laid out below its
+    title when it is drawn.
     """
-    usual_width, usual_height = mpl.rcParams["figure.figsize"]
-    figure = Picture(figsize=(width * usual_width, height * usual_height), layout="constrained")
+    usual_width, height = mpl.rcParams["figure.figsize"]
+    figure = Picture(figsize=(width * usual_width, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.texts_look = session_texts()
     figure.subtitle = subtitle
@@ -271,20 +270,11 @@ def legend(ax: Axes, key: Sequence[Line2D] = ()) -> None:
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE * more)
 
 
-@lru_cache(maxsize=8)
-def _renderer(width: int, height: int, dpi: float, thread: int) -> RendererAgg:
-    """A renderer for figures of one size: it remembers the extents of texts, most of which are in
-    many of them.
-    """
-    return RendererAgg(width, height, dpi)
-
-
 def png(figure: Figure, dpi: float = DPI) -> Png:
     """The picture as a PNG of at most 256 colours, its width and height."""
     figure.set_dpi(dpi)
     width, height = (int(side) for side in figure.canvas.get_width_height(physical=True))
-    renderer = _renderer(width, height, dpi, get_ident())
-    renderer.clear()
+    renderer = RendererAgg(width, height, dpi)
     figure.draw(renderer)
     image = Image.fromarray(np.asarray(renderer.buffer_rgba())).convert("RGB")
     # the default is slow
@@ -397,10 +387,10 @@ def layer_axis(ax: Axes, layers: Sequence[str], *, vertical: bool = False, most:
 def value_axis(
     ax: Axes,
     term: Term,
-    values: Array,
+    values: Array | pd.Series | pd.DataFrame,
     baseline: pd.Series | pd.DataFrame | None = None,
     layers: Sequence[str] = (),
-    errors: Array | float = np.nan,
+    errors: Array | pd.DataFrame | float = np.nan,
 ) -> None:
     """Put a metric on the y axis, logarithmic where it spans orders of magnitude, and draw the
     baseline as dashes.
@@ -409,6 +399,7 @@ def value_axis(
     it. A baseline (by abscissa) that lies farther away, and layers (of the columns of ``values``)
     with values that do, are only named in the legend.
     """
+    values, errors = np.asarray(values, dtype=float), np.asarray(errors, dtype=float)
     low, high, _ = colour_range(layers, values)
     is_log = term.is_logarithmic(np.array([low, high]))
     scale: Callable[[Any], Array] = np.log10 if is_log else np.asarray
@@ -492,26 +483,32 @@ def log_ticks(ax: Axes, low: float, high: float) -> None:
     ax.yaxis.set_minor_formatter(ticker.NullFormatter())
 
 
-def lines(ax: Axes, x: Array, rows: Array, colours: Array, errors: Array | None = None) -> None:
-    """Draw lines over the same abscissae, shape (lines, len(x)), with gaps where they are not
-    finite, and bands.
-    """
-    for row, error, colour in zip(
-        rows, rows * np.nan if errors is None else errors, colours, strict=True
-    ):
-        band(ax, x, row, error, colour)
-    segments = [np.column_stack((x, row)) for row in rows]
+def lines(
+    ax: Axes, table: pd.DataFrame, colours: Array, errors: pd.DataFrame | None = None
+) -> None:
+    """Draw the columns of a table as lines, with gaps where they are not finite, and bands."""
+    if errors is not None:
+        for name, colour in zip(table, colours, strict=True):
+            band(ax, table[name], errors[name], colour)
+    x = _abscissae(table)
+    segments = [np.column_stack((x, table[name])) for name in table]
     collection = LineCollection(segments, colors=colours, linewidths=1.1, alpha=0.9)
     ax.add_collection(collection, autolim=False)
-    if rows.size <= 800:
+    if table.size <= 800:
         ax.scatter(
-            np.tile(x, len(rows)),
-            rows.ravel(),
+            np.tile(x, len(segments)),
+            table.to_numpy().T.ravel(),
             s=9,
             color=np.repeat(colours, len(x), axis=0),
             lw=0,
             zorder=2,
         )
+
+
+def _abscissae(values: pd.Series | pd.DataFrame) -> Array:
+    """Where the rows of a table are drawn: at their numbers, or at their places."""
+    at = values.index if is_numeric_dtype(values.index) else range(len(values))
+    return np.array(at, dtype=float)
 
 
 def stacked_bars(
@@ -532,21 +529,15 @@ def mean_lines(ax: Axes, means: pd.DataFrame, errors: pd.DataFrame) -> None:
     """Draw the means over blocks, of encoder and decoder apart, with their bands."""
     for name, dashes in zip(means, DASHES, strict=False):
         ax.plot(means[name], color="black", lw=2.0, ls=dashes, label=name)
-        band(
-            ax,
-            means.index.to_numpy(dtype=float),
-            means[name].to_numpy(),
-            errors[name].to_numpy(),
-            "black",
-        )
+        band(ax, means[name], errors[name], "black")
 
 
-def band(ax: Axes, x: Array, values: Array, errors: Array, colour: Any, alpha: float = 0.2) -> None:
+def band(ax: Axes, values: pd.Series, errors: pd.Series, colour: Any, alpha: float = 0.2) -> None:
     """Draw a band of one error to each side of a line, where it is known."""
     if np.isfinite(errors).any():
-        ax.fill_between(
-            x, values - errors, values + errors, color=colour, alpha=alpha, lw=0.8, zorder=1.5
-        )
+        low, high = values - errors, values + errors
+        look: dict[str, Any] = {"color": colour, "alpha": alpha, "lw": 0.8, "zorder": 1.5}
+        ax.fill_between(_abscissae(values), low, high, **look)
 
 
 def depth_bar(ax: Axes, layers: Sequence[str]) -> Array:
@@ -563,16 +554,12 @@ def depth_colours(num_layers: int) -> Array:
 
 
 def time_bar(ax: Axes, steps: Sequence[int]) -> Array:
-    """Add a colour bar for steps; the colours of the steps."""
+    """Add a colour bar for steps; their colours, from violet to orange for the last."""
     axis = StepAxis(steps)
     bar = value_bar(ax, ScalarMappable(Normalize(0, 1), TIME), axis.label)
     bar.set_ticks(axis.position(axis.ticks()), labels=[tick_label(step) for step in axis.ticks()])
-    return time_colours(steps)
-
-
-def time_colours(steps: Sequence[int]) -> Array:
-    """The colours of steps, from violet for the first to orange for the last."""
-    return TIME(StepAxis(steps).position(steps))
+    colours: Array = TIME(axis.position(steps))
+    return colours
 
 
 def value_bar(ax: Axes, mappable: ScalarMappable, label: str, extend: str = "neither") -> Any:

@@ -307,11 +307,6 @@ ERRORS = {
 }
 
 
-def test_functions_of_before_say_what_replaces_them() -> None:
-    with pytest.raises(AttributeError, match=r"'heatmap': write embedgeo\.plot\(results, kind, "):
-        plot.heatmap  # noqa: B018
-
-
 def test_errors_say_the_rule_and_what_came(sweep: Path) -> None:
     draw: Callable[[Path], object]
     for message, draw in ERRORS.items():

@@ -50,7 +50,7 @@ PARTS = {
         *("cka-steps-embed", "cka-steps-block.02", "cka-layers-8"),
     ),
     "token-20types": ("tokens-V-against-M", "tokens-histograms"),
-    "outlier-20coordinates": (*("coordinates-largest", "massive-activations"),),
+    "outlier-20coordinates": ("massive-activations",),
 }
 """Sections with figures of several metrics together."""
 

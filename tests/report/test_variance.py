@@ -74,9 +74,12 @@ def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
             assert named["coordinate"].tolist() == expected["coordinate"].tolist()
             assert named["share"].tolist() == expected[share].tolist()
     assert numbers.xs(("share_of_V", "block.01"))["coordinate"].tolist()[:4] == OUTLIERS
-    texts = [text.get_text() for text in data.figure.axes[0].texts]
-    assert len(texts) == 10 * len(LAYERS)
-    assert texts.count("41") == len(LAYERS)
+    cells = data.cells.set_index("layer")["by share of V"]
+    assert [*cells.index] == LAYERS
+    for layer in LAYERS:
+        first = numbers.xs(("share_of_V", layer)).head(5)
+        shown = [f"{row.coordinate}: {row.share:.1%}" for row in first.itertuples()]
+        assert cells[layer] == ", ".join(shown)
     assert "41 (5 of 5)" in data.text
 
 

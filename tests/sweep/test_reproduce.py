@@ -18,7 +18,7 @@ from embedgeo.results.folder import SweepFolder
 from embedgeo.studies import reproduce as command
 from embedgeo.studies.claims import Claim, read_claims
 from embedgeo.studies.reproduce import judge
-from embedgeo.studies.verdicts import falling, near, peak, phase, series, settles, trend
+from embedgeo.studies.verdicts import Series, falling, near, peak, phase, settles, trend
 from tests.sweep.papers import (
     FEWER,
     dataset_files,
@@ -243,7 +243,7 @@ LI = ("li2025", "--model", ".", "--claims")
         ((*LI, {"printed": "many"}), "printed must be a number, as text; got 'many'"),
         ((*LI, {"printed": 4.5}), "printed must be str; got 4.5"),
         ((*LI, {"printed": "inf"}), "printed must be a number, as text; got 'inf'"),
-        ((*LI, {"layr": "x"}), "has 'layr', which is no field. Did you mean layer?"),
+        ((*LI, {"layr": "x"}), "Claim has no argument 'layr'. Did you mean layer?"),
         ((*LI, {"metric": ""}), "rule value needs metric"),
         ((*LI, "/no/where.yaml"), "claims must be a YAML file; /no/where.yaml cannot be read"),
         (("nobody2020",), "invalid choice: 'nobody2020' (choose from 'yamagiwa2025'"),
@@ -328,7 +328,8 @@ settled = partial(settles, steps=STEPS)
 def test_planted_shapes_hold_where_they_are_right_and_do_not_where_they_are_wrong(
     rule, values, error, verdict
 ):
-    of = series([f"at {i}" for i in range(len(values))], values, [error] * len(values))
+    names = [f"at {i}" for i in range(len(values))]
+    of = Series(names, np.array(values, dtype=float), error * np.eye(len(values)))
     found = rule(of)
     assert found.verdict == verdict
     if rule not in (trend, down) and np.isnan(error):
@@ -338,7 +339,7 @@ def test_planted_shapes_hold_where_they_are_right_and_do_not_where_they_are_wron
 def test_noise_is_rarely_a_peak_a_phase_or_a_trend():
     # so noisy that a visible change could hide
     flat = 1 + 0.1 * np.random.default_rng(13).standard_normal((1000, 13))
-    runs = [series([*"abcdefghijklm"], each, [0.1] * 13) for each in flat]
+    runs = [Series([*"abcdefghijklm"], each, 0.1 * np.eye(13)) for each in flat]
     found = [[rule(of).verdict for of in runs] for rule in (peak, *in_phase.values(), trend)]
     # one of forty or twenty, and three standard errors
     assert max(verdicts.count("holds") for verdicts in found) <= 25 + 3 * 5

@@ -120,15 +120,15 @@ def _comparison(title: str, subtitle: str, metric: str, curves: Curves) -> tuple
     """A figure of curves, with a legend of them and of their groups; the groups in words."""
     looks, by_group = _looks(curves)
     figure, (ax,) = new_figure(title, subtitle)
-    values = np.concatenate([curve.values.to_numpy() for curve in curves.values()])
-    errors = np.concatenate([curve.errors.to_numpy() for curve in curves.values()])
+    values, errors = (
+        np.concatenate(each) for each in zip(*(curve[:2] for curve in curves.values()), strict=True)
+    )
     value_axis(ax, term(metric), values, errors=errors)
     alpha = max(0.06, min(0.2, 0.5 / len(curves)))
     for label, curve in curves.items():
         every = 1 if len(curve.values) <= 40 else 0.06  # of the diagonal
         ax.plot(curve.values.dropna(), markevery=every, **looks[label])
-        x, colour = curve.values.index.to_numpy(), looks[label]["color"]
-        band(ax, x, curve.values.to_numpy(), curve.errors.to_numpy(), colour, alpha)
+        band(ax, curve.values, curve.errors, looks[label]["color"], alpha)
     # the space: a label that begins with "_" would be hidden
     key = [
         Line2D([], [], label=f" {_shortened(printable(label))}", **look)

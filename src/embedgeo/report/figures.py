@@ -41,11 +41,12 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
-    draw.lines(ax, table.index.to_numpy(), table.to_numpy().T, colours, errors.to_numpy().T)
+    draw.lines(ax, table, colours, errors)
     draw.mean_lines(ax, means, mean_errors)
+    baseline = _named_gaussian(gaussian)
     few = means[means.index.isin(run.few_rows.index)]
     ax.plot(few, "o", color="black", mfc="white", clip_on=False)
-    draw.value_axis(ax, named, table.to_numpy(), gaussian, run.layers, errors.to_numpy())
+    draw.value_axis(ax, named, table, gaussian, run.layers, errors)
     alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
     for step in alarms:
         ax.axvline(step, color=draw.ACCENT, ls=":", label=None if step > alarms[0] else "alarm")
@@ -64,12 +65,11 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     lines = [
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
-        *_baseline_lines(_named_gaussian(gaussian)),
+        *_baseline_lines(baseline),
         Lines("few", few.add_suffix(", few rows"), "black"),
         Lines("alarm", pd.DataFrame({"alarm": np.nan}, alarms), draw.ACCENT, dashes=":"),
     ]
-    numbers = numbers.join(_named_gaussian(gaussian))
-    return FigureData(f"{metric}-dynamics", figure, numbers, alt, text, lines)
+    return FigureData(f"{metric}-dynamics", figure, numbers.join(baseline), alt, text, lines)
 
 
 def _baseline_lines(values: pd.DataFrame) -> list[Lines]:
@@ -91,16 +91,18 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     has_several_steps = len(run.steps) > 1
     figure, (ax,) = draw.new_figure(f"{named.name} through the layers", named.unit, ax=ax)
     draw.layer_axis(ax, run.axis)
-    x = np.arange(float(len(run.axis)))
     last = table.iloc[-1]
+    of_steps = []
     if has_several_steps:
-        draw.lines(ax, x, table.to_numpy(), draw.time_bar(ax, run.steps), errors.to_numpy())
+        colours = draw.time_bar(ax, run.steps)
+        draw.lines(ax, table.T, colours, errors.T)
+        of_steps = [Lines("step", table.T, colours, errors.T)]
     else:
-        draw.band(ax, x, last.to_numpy(), errors.iloc[-1].to_numpy(), "black")
+        draw.band(ax, last, errors.iloc[-1], "black")
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
-    ax.plot(x, last.to_numpy(), label=run.step_label(run.steps[-1]), **look)
-    baseline = pd.Series(gaussian.iloc[-1].to_numpy(), x)
-    draw.value_axis(ax, named, table.to_numpy(), baseline, run.axis, errors.to_numpy())
+    ax.plot(last.to_numpy(), label=run.last_label, **look)
+    baseline = gaussian.iloc[-1].reset_index(drop=True)
+    draw.value_axis(ax, named, table, baseline, run.axis, errors)
     draw.legend(ax)
     columns = {} if run.has_steps else {run.steps[-1]: metric}
     numbers, bands = with_errors(
@@ -111,13 +113,12 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
     )
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
-    of_last = last.to_frame(run.step_label(run.steps[-1]))
+    of_last = last.to_frame(run.last_label)
     lines = [
+        *of_steps,
         Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
         *_baseline_lines(gaussian.iloc[-1].to_frame(GAUSSIAN)),
     ]
-    if has_several_steps:
-        lines.insert(0, Lines("step", table.T, draw.time_colours(run.steps), errors.T))
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands, lines)
 
 
@@ -172,7 +173,7 @@ def loss_figures(run: Run) -> Iterator[FigureData]:
         return
     values, named = drawable(run.model[["loss"]])["loss"].dropna(), term("loss")
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit)
-    draw.value_axis(ax, named, values.to_numpy())
+    draw.value_axis(ax, named, values)
     draw.step_axis(ax, list(values.index))
     ax.plot(values, marker="o" if len(values) <= 40 else "", ms=2.5, color="black", lw=1.2)
     outlying = values[values.index.isin(outlier_steps(run))]

@@ -35,7 +35,6 @@ from embedgeo.results.parquet import (
 from embedgeo.results.records import MEANS, MODEL
 
 _LARGEST = 1e300  # value beyond which the length of an axis would be infinite
-_LARGEST_OF_TYPE = 1e100  # value of a token type that can be squared
 _OF_CHECKPOINT = ["model", "revision", "weights_sha256", "duplicate_of"]
 _MOST_LOSSES = 512  # points of a curve of the training loss
 _WITHOUT_EFFECT = (  # settings that say what is measured, and change no value
@@ -70,7 +69,6 @@ SETTINGS = {
 _OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
 _FEW_ROWS = 0.75  # of those that steps have as a rule: fewer than that make other values
-_SPECTRA, _EIGENVALUES = 9, 120  # steps whose spectra are drawn, and eigenvalues of each
 
 
 @dataclass(frozen=True)
@@ -240,9 +238,10 @@ class Run:
         """A title with the step, of which a final model has none."""
         return f"{title}, step {step:,}" if self.has_steps else title
 
-    def step_label(self, step: int) -> str:
-        """The name of a step in a legend."""
-        return f"step {tick_label(step)}" if self.has_steps else "measured"
+    @property
+    def last_label(self) -> str:
+        """The name of the last step in a legend."""
+        return f"step {tick_label(self.steps[-1])}" if self.has_steps else "measured"
 
     def varies(self, metric: str) -> bool:
         """Test for more than one value of a metric."""

@@ -15,8 +15,8 @@ from embedgeo.studies.ablation import (
     Ablation,
     AblationBatch,
     lens_layers,
+    make_batch,
     passes_line,
-    text_batch,
 )
 from embedgeo.studies.commands import AblationParts
 from embedgeo.sweep.measure import RunningCheckpoint
@@ -109,7 +109,9 @@ def _sweep_batches(running: RunningCheckpoint) -> list[AblationBatch]:
     for i, on_cpu in enumerate(text.batches(batch_size, rank, num_ranks)):
         batch = move_data_to_device(on_cpu, device)
         numbers = (i * num_ranks + rank) * batch_size + torch.arange(len(batch.token_ids))
-        batches.append(
-            text_batch(batch.token_ids, batch.mask, batch.masked, text.mask_token_id, numbers)
-        )
+        inputs = {"input_ids": batch.token_ids}
+        if batch.mask is not None:
+            inputs["attention_mask"] = batch.mask.long()
+        of_text = {"masked": batch.masked, "mask_token_id": text.mask_token_id}
+        batches.append(make_batch(inputs, numbers, **of_text))
     return batches

@@ -114,10 +114,6 @@ class Substitutes(NamedTuple):
             mean, vectors, values.clamp(min=0).sqrt(), coordinates, types.token_ids, types.mean
         )
 
-    def has_mean(self, token_ids: Tensor) -> Tensor:
-        """Marks of the token ids, shape (n,), that have a mean."""
-        return torch.isin(token_ids, self.token_ids)
-
     def replaced(self, name: str, rows: Tensor, token_ids: Tensor, normal: Tensor) -> Tensor:
         """Rows in place of those given, of the same dtype; rows of token types without a mean keep
         what needs one.
@@ -133,7 +129,7 @@ class Substitutes(NamedTuple):
             if name == "without_offset":
                 x = x - self.mean
             elif name in ("without_context", "without_token"):
-                seen = self.has_mean(token_ids)
+                seen = torch.isin(token_ids, self.token_ids)
                 means = self.token_means[torch.searchsorted(self.token_ids, token_ids[seen])]
                 x = x.index_put((seen,), means if name == "without_context" else x[seen] - means)
             elif name.endswith("_directions"):
@@ -194,13 +190,18 @@ Agree = Callable[[], AbstractContextManager[None]]
 class AblationBatch(NamedTuple):
     """Sequences that a model is run on, and the tokens that its loss is computed at."""
 
-    inputs: Mapping[str, Any]  # what the model is called with by name
-    token_ids: Tensor  # that the model reads, shape (batch, positions)
+    inputs: Mapping[str, Any]  # what the model is called with by name, ``input_ids`` among it
     real: Tensor  # False = padding, (batch, positions)
     # the token that the logits of each position are to predict, -100: none, (batch, positions)
     targets: Tensor
     # of the sequences among all, (batch,); the even ones are one half, the odd ones the other
     numbers: Tensor
+
+    @property
+    def token_ids(self) -> Tensor:
+        """What the model reads, shape (batch, positions)."""
+        token_ids: Tensor = self.inputs["input_ids"]
+        return token_ids
 
 
 def ablation(
@@ -321,11 +322,7 @@ def lens_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Layer]:
     Raises:
         ValueError: there are none.
     """
-    stream = [
-        layer.calls
-        for layer in resolve_layers(model, "blocks")
-        if not layer.name.endswith("final_norm")
-    ]
+    stream = [layer.calls for layer in _stream(model)]
     found = {
         i: layer for i, layer in enumerate(layers) if layer.calls in stream and not layer.stream
     }
@@ -337,6 +334,12 @@ def lens_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Layer]:
             f"{names}. Add some."
         )
     return found
+
+
+def _stream(model: nn.Module) -> list[Layer]:
+    """The input of the first block, and the outputs of blocks."""
+    layers = resolve_layers(model, "blocks")
+    return [layer for layer in layers if not layer.name.endswith("final_norm")]
 
 
 @contextmanager
@@ -365,42 +368,32 @@ def passes_line(num_layers: int, num_batches: int, num_removed: Sequence[int] = 
     )
 
 
-def text_batch(
-    token_ids: Tensor,
-    mask: Tensor | None,
-    masked: Tensor | None,
-    mask_token_id: int | None,
-    numbers: Tensor,
-) -> AblationBatch:
-    """A batch of texts; their loss is that at the ``masked`` tokens, or without them at all next
-    tokens.
-    """
-    real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
-    labels = token_ids.masked_fill(~(real if masked is None else masked), NO_TYPE)
-    if masked is not None and mask_token_id is not None:
-        token_ids = token_ids.masked_fill(masked, mask_token_id)
-    inputs = {"input_ids": token_ids} | ({} if mask is None else {"attention_mask": real.long()})
-    return _batch(inputs, token_ids, real, labels, masked is not None, numbers)
-
-
-def _batch(
+def make_batch(
     inputs: Mapping[str, Any],
-    token_ids: Tensor,
-    real: Tensor,
-    labels: Tensor,
-    is_masked: bool,
     numbers: Tensor,
+    *,
+    masked: Tensor | None = None,
+    mask_token_id: int | None = None,
+    labels: Tensor | None = None,
+    are_of_masked: bool = False,
 ) -> AblationBatch:
-    """A batch with the targets of its positions, and with the positions of sequences that are
-    padded on the left.
+    """A batch of what a model is called with. Its loss is that at the ``masked`` tokens; without
+    them at labels, which are those of a masked model or else shifted; by default at all next
+    tokens. Sequences that are padded on the left get their positions.
     """
-    if is_masked:
-        return AblationBatch(inputs, token_ids, real, labels.masked_fill(~real, NO_TYPE), numbers)
+    token_ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
+    if masked is not None:
+        labels = token_ids.masked_fill(~masked, NO_TYPE)
+        inputs = {**inputs, "input_ids": token_ids.masked_fill(masked, mask_token_id)}
+    targets = (token_ids if labels is None else labels).masked_fill(~real, NO_TYPE)
+    if masked is not None or are_of_masked:
+        return AblationBatch(inputs, real, targets, numbers)
     if "position_ids" not in inputs and bool((~real[:, :-1] & real[:, 1:]).any()):
         inputs = {**inputs, "position_ids": (real.cumsum(1) - 1).clamp(min=0)}
-    targets = labels.roll(-1, 1).masked_fill(~(real & real.roll(-1, 1)), NO_TYPE)
+    targets = targets.roll(-1, 1).masked_fill(~real, NO_TYPE)
     targets[:, -1] = NO_TYPE
-    return AblationBatch(inputs, token_ids, real, targets, numbers)
+    return AblationBatch(inputs, real, targets, numbers)
 
 
 def _given_batches(
@@ -444,36 +437,25 @@ def _given_batch(
             f"got {tuple(getattr(token_ids, 'shape', ())) or type(token_ids).__name__}."
         )
     numbers = first + torch.arange(len(token_ids))
-    mask = given.get("attention_mask")
-    real = torch.ones_like(token_ids, dtype=torch.bool) if mask is None else mask.bool()
-    if labels is None and is_masked:
-        if mask_token_id is None:
-            raise ValueError(
-                "a masked model needs labels in its batches, or mask_token_id; got neither."
-            )
-        may_be_masked = real & ~torch.isin(
-            token_ids, torch.tensor([*ignored], dtype=torch.int64).to(token_ids.device)
+    if labels is not None or not is_masked:
+        return make_batch(given, numbers, labels=labels, are_of_masked=is_masked)
+    if mask_token_id is None:
+        raise ValueError(
+            "a masked model needs labels in its batches, or mask_token_id; got neither."
         )
-        masked = torch.zeros_like(real)
-        for i, number in enumerate(numbers.tolist()):
-            drawn = (
-                torch.rand(int(may_be_masked[i].sum()), generator=_generator(seed, number))
-                < _MASKED
-            )
-            masked[i, may_be_masked[i]] = drawn.to(masked.device)
-        labels = token_ids.masked_fill(~masked, NO_TYPE)
-        token_ids = token_ids.masked_fill(masked, mask_token_id)
-        given["input_ids"] = token_ids
-    labels = token_ids if labels is None else labels
-    return _batch(given, token_ids, real, labels, is_masked, numbers)
+    left_out = torch.tensor([*ignored], dtype=torch.int64, device=token_ids.device)
+    may_be_masked = ~torch.isin(token_ids, left_out)
+    if (mask := given.get("attention_mask")) is not None:
+        may_be_masked &= mask.bool()
+    masked = torch.zeros_like(may_be_masked)
+    for own, marks, number in zip(may_be_masked, masked, numbers.tolist(), strict=True):
+        drawn = torch.rand(int(own.sum()), generator=_generator(seed, number)) < _MASKED
+        marks[own] = drawn.to(marks.device)
+    return make_batch(given, numbers, masked=masked, mask_token_id=mask_token_id)
 
 
 def _generator(seed: int, number: int) -> torch.Generator:
     return torch.Generator().manual_seed((seed << 32) + number)
-
-
-def _as_it_is(batch: AblationBatch) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 class Ablation:
@@ -566,7 +548,7 @@ class Ablation:
                 for name, after_first in [("identity", False), *others]:
                     with self._agree():
                         replaced = partial(self._replaced, name, substitutes, after_first)
-                        sums = self._losses(partial(_changed, layer, replaced))
+                        sums = self._losses(partial(_at, layer, replaced))
                     change, error = paired_change(plain, self._total(sums)[0], counts, half)
                     found.append(
                         Record(
@@ -584,11 +566,7 @@ class Ablation:
     @torch.no_grad()
     def lens_records(self) -> list[Record]:
         """The records of the logit lens at all layers."""
-        last = [
-            each
-            for each in resolve_layers(self._model, "blocks")
-            if not each.name.endswith("final_norm")
-        ][-1]
+        last = _stream(self._model)[-1]
         found: list[Record] = []
         with eager_mode:
             for index, layer in self._layers.items():
@@ -615,14 +593,14 @@ class Ablation:
         return all_reduce_sum(sums) if self._has_ranks else sums
 
     def _losses(
-        self, hooked: Callable[[AblationBatch], AbstractContextManager[None]] = _as_it_is
+        self, hooked: Callable[[AblationBatch], AbstractContextManager[None]] | None = None
     ) -> Tensor:
         """Loss summed over the tokens of each sequence, and their number, shape (2, S), float64,
         with hooks.
         """
         sums = torch.zeros(2, self._num_sequences, dtype=torch.float64)
         for batch in self._batches:
-            with hooked(batch):
+            with nullcontext() if hooked is None else hooked(batch):
                 logits = self._logits(batch)
             for own, targets, number in zip(
                 logits, batch.targets, batch.numbers.tolist(), strict=True
@@ -685,7 +663,7 @@ class Ablation:
             return hidden
 
         for batch in self._batches:
-            with _at(layer, partial(read, batch)):
+            with _at(layer, read, batch):
                 self._logits(batch)
         return found
 
@@ -723,19 +701,11 @@ def _unseen_share(
     unseen = 0.0
     total = 0.0
     for half in (0, 1):
-        types = statistics[half, False].types
-        is_seen = torch.isin(
-            types.token_ids.cpu(), substitutes[1 - half, False].token_ids.cpu()
-        ).to(types.n.device)
-        unseen += float(types.n[~is_seen].sum())
-        total += float(types.n.sum())
+        ids, n = (each.cpu() for each in statistics[half, False].types[:2])
+        is_seen = torch.isin(ids, substitutes[1 - half, False].token_ids.cpu())
+        unseen += float(n[~is_seen].sum())
+        total += float(n.sum())
     return unseen / total if total else math.nan
-
-
-def _changed(
-    layer: Layer, change: Callable[[AblationBatch, Tensor], Tensor], batch: AblationBatch
-) -> AbstractContextManager[None]:
-    return _at(layer, partial(change, batch))
 
 
 @contextmanager
@@ -743,20 +713,22 @@ def _lens(layer: Layer, last: Layer, widths: list[int], batch: AblationBatch) ->
     """Context in which the last block gives the hidden state of a layer."""
     held: list[Tensor] = []
 
-    def keep(hidden: Tensor) -> Tensor:
+    def keep(batch: AblationBatch, hidden: Tensor) -> Tensor:
         held[:] = [hidden.clone()]  # of which a model may add to what it goes on with
         widths.append(hidden.shape[-1])
         return hidden
 
-    def give(hidden: Tensor) -> Tensor:
+    def give(batch: AblationBatch, hidden: Tensor) -> Tensor:
         return held[0].to(hidden)
 
-    with _at(layer, keep), _at(last, give):
+    with _at(layer, keep, batch), _at(last, give, batch):
         yield
 
 
 @contextmanager
-def _at(layer: Layer, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def _at(
+    layer: Layer, change: Callable[[AblationBatch, Tensor], Tensor], batch: AblationBatch
+) -> Iterator[None]:
     """Context in which a function makes another hidden state of that of a layer, batch first."""
     call = layer.calls[0]
     num_calls = 0
@@ -772,8 +744,8 @@ def _at(layer: Layer, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
                 f"shape {tuple(hidden.shape)}. Leave it out."
             )
         if layer.positions_first:
-            return change(hidden.transpose(0, 1)).transpose(0, 1)
-        return change(hidden)
+            return change(batch, hidden.transpose(0, 1)).transpose(0, 1)
+        return change(batch, hidden)
 
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         old = first_input(args, kwargs)

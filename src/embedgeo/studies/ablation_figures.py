@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from matplotlib.lines import Line2D
 
@@ -12,7 +11,6 @@ from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.report.figures import with_errors
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
 ABLATION_TEXT = (
@@ -33,11 +31,6 @@ _BESIDE_CHANGES = {
     "M_over_Q": ("M / Q", "black", "-"),
     "anisotropy": ("anisotropy", "#777777", "-"),
 }
-
-
-def ablation_section() -> Section:
-    """The section of what the loss needs."""
-    return Section("What the loss needs", of_each(ablation_figures), ABLATION_TEXT)
 
 
 def ablation_figures(run: Run) -> Iterator[FigureData]:
@@ -80,13 +73,12 @@ def _ablation(run: Run, changes: dict[str, tuple[str, str, str]]) -> FigureData:
         pd.DataFrame({key: run.table(key, each).iloc[-1].reindex(run.axis) for key in looks})
         for each in (run.values, run.errors)
     )
-    x = np.arange(float(len(run.axis)))
     key = []
     for metric, (name, colour, dashes) in looks.items():
         ax = axes[metric in beside]
         look: dict[str, Any] = {"color": colour, "ls": dashes, "lw": 1.6}
-        ax.plot(x, values[metric].to_numpy(), marker="o", ms=2.5, **look)
-        draw.band(ax, x, values[metric].to_numpy(), errors[metric].to_numpy(), colour)
+        ax.plot(values[metric].to_numpy(), marker="o", ms=2.5, **look)
+        draw.band(ax, values[metric], errors[metric], colour)
         key.append(Line2D([], [], label=name, **look))
     for ax, label in zip(axes, ("change of the loss, nats per token", "share"), strict=True):
         draw.layer_axis(ax, run.axis, most=6)

@@ -3,12 +3,12 @@ found.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from embedgeo.formatting import did_you_mean, listed
+from embedgeo.formatting import reason, suggesting
 
 VISIBLE = 0.1
 """Share of a value by which a shape has to rise or fall for a reader of the figure to see it."""
@@ -207,23 +207,18 @@ def read_claims(name: str, path: Path | None = None) -> Paper:
 
     file = path or Path(__file__).with_name("papers.yaml")
     try:
-        papers = yaml.safe_load(file.read_text(encoding="utf-8"))
+        entry = {**yaml.safe_load(file.read_text(encoding="utf-8"))[name]}
+        claims = [*enumerate(entry.pop("claims"), 1)]
     except OSError as error:
         raise FileNotFoundError(
             f"claims must be a YAML file; {file} cannot be read ({error.strerror})."
         ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"claims must be a YAML file; {file} is none ({error}).") from error
-    if not isinstance(papers, dict) or not isinstance(papers.get(name), dict):
-        known = listed(list(papers)) if isinstance(papers, dict) else "no mapping"
-        raise ValueError(f"claims must be a mapping that has {name}; {file} has {known}.")  # noqa: TRY004  # of a file
-    entry = {**papers[name]}
-    claims = entry.pop("claims", None)
-    if not isinstance(claims, list) or not claims:
-        raise ValueError(f"claims of {name} in {file} must be a list with some; got {claims!r}.")
-    made = tuple(
-        _made(Claim, each, f"claim {i} of {name} in {file}") for i, each in enumerate(claims, 1)
-    )
+    except (UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError) as error:
+        raise ValueError(
+            f"claims must be a YAML file of papers, {name} among them, each with a list of claims; "
+            f"{file} is none ({reason(error)})."
+        ) from error
+    made = tuple(_made(Claim, each, f"claim {i} of {name} in {file}") for i, each in claims)
     paper: Paper = _made(Paper, {**entry, "name": name, "claims": made}, f"{name} in {file}")
     return paper
 
@@ -232,32 +227,18 @@ def _made(kind: type[Any], entry: Any, where: str) -> Any:
     """An entry as a data class; its errors say where it is."""
     if not isinstance(entry, dict):
         raise ValueError(f"{where} must be a mapping; got {entry!r}.")  # noqa: TRY004  # of a file
-    known = {field.name: field for field in fields(kind)}
-    for name, value in entry.items():
-        if name not in known:
-            raise ValueError(
-                f"{where} has {name!r}, which is no field.{did_you_mean(str(name), known)}"
-            )
-        kind_of: Any = known[name].type
+    for field in fields(kind):
+        value = entry.get(field.name)
+        kind_of: Any = field.type
         kinds = {str: (str,), int: (int,), float: (float, int)}.get(kind_of)
-        if kinds and type(value) not in kinds:
-            raise ValueError(f"{where}: {name} must be {kinds[0].__name__}; got {value!r}.")
-    missing = [
-        name for name, field in known.items() if field.default is MISSING and name not in entry
-    ]
-    if missing:
-        raise ValueError(f"{where} needs {', '.join(missing)}.")
-    several = {name for name, field in known.items() if isinstance(field.default, tuple)}
-    given = {
-        name: (value,) if name in several and isinstance(value, str) else value
+        if field.name in entry and kinds and type(value) not in kinds:
+            raise ValueError(f"{where}: {field.name} must be {kinds[0].__name__}; got {value!r}.")
+    several = {
+        name: (value,) if isinstance(value, str) else tuple(value)
         for name, value in entry.items()
+        if name in ("models", "shown")
     }
     try:
-        return kind(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in given.items()
-            }
-        )
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}.") from error
+        return suggesting(kind)(**entry | several)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error

@@ -9,7 +9,6 @@ import pandas as pd
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.report.figures import heatmap
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
 LEDGER_TEXT = (
@@ -27,11 +26,6 @@ _WRITERS = {
     "norm_bias": "#cc79a7",
     "rounding": "#7a5195",
 }
-
-
-def ledger_section() -> Section:
-    """The section of what each sublayer writes."""
-    return Section("Who writes it", of_each(ledger_figures), LEDGER_TEXT)
 
 
 def ledger_figures(run: Run) -> Iterator[FigureData]:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -70,133 +70,118 @@ _NEEDS = {
 class _Options(NamedTuple):
     """What is asked of a figure."""
 
-    metric: str
-    by: Literal["layer", "step"]
-    layer: str | None
-    step: int | None
-    layers: int
-    examples: Sequence[str]
-    ax: Axes | None
+    metric: str = ""
+    by: Literal["layer", "step"] = "layer"
+    layer: str | None = None
+    step: int | None = None
+    layers: int = 4
+    examples: Sequence[str] = ()
+    ax: Axes | None = None
 
 
-class Plot:
-    """The report's figures of one run: `embedgeo.plot`, which is called."""
+def plot(
+    results: Results,
+    kind: Kind,
+    metric: str = "",
+    *,
+    by: Literal["layer", "step"] = "layer",
+    layer: str | None = None,
+    step: int | None = None,
+    layers: int = 4,
+    examples: Sequence[str] = (),
+    ax: Axes | None = None,
+    title: str | None = None,
+    figsize: tuple[float, float] | None = None,
+    compact: bool = False,
+    run: str | None = None,
+) -> Figure:
+    """Draw one figure of one run.
 
-    def __call__(
-        self,
-        results: Results,
-        kind: Kind,
-        metric: str = "",
-        *,
-        by: Literal["layer", "step"] = "layer",
-        layer: str | None = None,
-        step: int | None = None,
-        layers: int = 4,
-        examples: Sequence[str] = (),
-        ax: Axes | None = None,
-        title: str | None = None,
-        figsize: tuple[float, float] | None = None,
-        compact: bool = False,
-        run: str | None = None,
-    ) -> Figure:
-        """Draw one figure of one run.
+    The kinds are:
 
-        The kinds are:
+    - ``"dynamics"``: a metric against the step, a line for each layer, and the mean over
+      blocks. The dashed line is what isotropic Gaussian embeddings of the same number, width
+      and size show, where that can be told from the numbers: a table without ``width``, such
+      as that of `embedgeo.Geometry.to_frame`, gives it for few metrics.
+    - ``"profile"``: a metric against the layer, a line for each step, the last one in black.
+    - ``"heatmap"``: a metric as colour over steps and layers.
+    - ``"composition"``: the shares of M, V_W and V_B in the mean squared norm Q, by layer at
+      the last step, or ``by="step"``, averaged over blocks.
+    - ``"tokens"``: V against M at the last step, a point for each token type, with the
+      regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with
+      tables of token types, or such a table.
+    - ``"spectrum"``: the eigenvalues of the covariance in descending order, beside those of
+      Gaussian rows: a line for each layer at the last step, or for each step at ``layer``.
+    - ``"scales"``: the intrinsic dimension against the scale at which it is measured: a line
+      for each layer at the last step, or ``by="step"``, averaged over blocks.
+    - ``"similarity"``: debiased linear CKA as colours: of layers with layers at ``step`` (by
+      default the last one compared), or of steps with steps at ``layer``. ``results`` are a
+      folder in which ``embedgeo drift`` has compared the saved rows of a sweep.
 
-        - ``"dynamics"``: a metric against the step, a line for each layer, and the mean over
-          blocks. The dashed line is what isotropic Gaussian embeddings of the same number, width
-          and size show, where that can be told from the numbers: a table without ``width``, such
-          as that of `embedgeo.Geometry.to_frame`, gives it for few metrics.
-        - ``"profile"``: a metric against the layer, a line for each step, the last one in black.
-        - ``"heatmap"``: a metric as colour over steps and layers.
-        - ``"composition"``: the shares of M, V_W and V_B in the mean squared norm Q, by layer at
-          the last step, or ``by="step"``, averaged over blocks.
-        - ``"tokens"``: V against M at the last step, a point for each token type, with the
-          regression line. ``results`` are a `Geometry` with `embedgeo.TokenMoments`, a folder with
-          tables of token types, or such a table.
-        - ``"spectrum"``: the eigenvalues of the covariance in descending order, beside those of
-          Gaussian rows: a line for each layer at the last step, or for each step at ``layer``.
-        - ``"scales"``: the intrinsic dimension against the scale at which it is measured: a line
-          for each layer at the last step, or ``by="step"``, averaged over blocks.
-        - ``"similarity"``: debiased linear CKA as colours: of layers with layers at ``step`` (by
-          default the last one compared), or of steps with steps at ``layer``. ``results`` are a
-          folder in which ``embedgeo drift`` has compared the saved rows of a sweep.
+    Args:
+        results: what was measured: a folder, a table, a history, a monitor or a `Geometry`.
+        kind: the kind of figure.
+        metric: the key of the metric that is drawn, of the first three kinds.
+        by: of composition and scales, what stands side by side.
+        layer: of tokens, spectrum and similarity, the only layer to draw. Token types without
+            it are drawn at several layers; in given axes at the last block.
+        step: of similarity, the step.
+        layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
+            are 0, 3, 6, 9 and 12).
+        examples: of tokens, texts of token types to name, as ``("once", "winked")``; of a
+            table without texts their ids.
+        ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of
+            ``matplotlib.rcParams``.
+        title: in place of the figure's own; ``""`` leaves it out.
+        figsize: width and height of a new figure, in inches. Texts have 9.5 points and their
+            family, unless ``rcParams`` have other than matplotlib's defaults.
+        compact: make a new figure for one column of a paper: 3.25 × 2.5 inches unless
+            ``figsize`` says otherwise, with texts of 7 points.
+        run: which run, where there are several: its name, or that of its model.
 
-        Args:
-            results: what was measured: a folder, a table, a history, a monitor or a `Geometry`.
-            kind: the kind of figure.
-            metric: the key of the metric that is drawn, of the first three kinds.
-            by: of composition and scales, what stands side by side.
-            layer: of tokens, spectrum and similarity, the only layer to draw. Token types without
-                it are drawn at several layers; in given axes at the last block.
-            step: of similarity, the step.
-            layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
-                are 0, 3, 6, 9 and 12).
-            examples: of tokens, texts of token types to name, as ``("once", "winked")``; of a
-                table without texts their ids.
-            ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of
-                ``matplotlib.rcParams``.
-            title: in place of the figure's own; ``""`` leaves it out.
-            figsize: width and height of a new figure, in inches. Texts have 9.5 points and their
-                family, unless ``rcParams`` have other than matplotlib's defaults.
-            compact: make a new figure for one column of a paper: 3.25 × 2.5 inches unless
-                ``figsize`` says otherwise, with texts of 7 points.
-            run: which run, where there are several: its name, or that of its model.
+    Returns:
+        The figure.
 
-        Returns:
-            The figure.
-
-        Raises:
-            TypeError: ``results``, ``ax`` or ``title`` is something else.
-            ValueError: there is no such kind, or it has no such option; what it shows was not
-                measured, or of several runs; ``figsize`` or ``compact`` with ``ax``.
-            FileNotFoundError: there is no such folder.
-        """
-        _require_known("kind", kind, [*_OPTIONS])
-        options = _Options(metric, by, layer, step, layers, examples, ax)
-        usual = _Options("", "layer", None, None, 4, (), ax)
-        for option in _Options._fields:
-            is_given = getattr(options, option) != getattr(usual, option)
-            if is_given and option not in _OPTIONS[kind]:
-                raise ValueError(f"{kind} has no {option}; it is of other kinds of figures.")
-        if ax is not None and not isinstance(ax, Axes):
-            raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
-        _require_known("by", by, ["layer", "step"])
-        if layer is not None and step is not None:
-            raise ValueError(
-                f"{kind} is of one layer or of one step; got layer={layer!r} and step={step!r}."
-            )
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
-        has_types = kind == "tokens" or (kind in _OF_METRIC and term(metric).group == "token types")
-        tables = "tokens" if has_types else "spectra" if kind == "spectrum" else ""
-        chosen = _chosen_run(_runs(results, tables), run)
-        if ax is not None and (compact or figsize is not None):
-            raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
-        look = drawing.session_texts(has_defaults=ax is not None)
-        size = figsize or ((3.25, 2.5) if compact else None)
-        if compact:
-            look = {"font.size": 7.0, **look}
-        if size is not None:
-            look["figure.figsize"] = list(size)
-        with drawing.style(look):
-            data = _draw(chosen, kind, options)
-            if title is not None:
-                drawing.retitle(data.figure, ax, title)
-            if size is not None:  # of several panels, too
-                data.figure.set_size_inches(size)
-        return data.figure
-
-    def __getattr__(self, name: str) -> NoReturn:
-        """Say that figures are made by a call, not by functions of their own."""
-        raise AttributeError(
-            f"embedgeo.plot has no {name!r}: write embedgeo.plot(results, kind, …), where kind is "
-            f"one of {listed([*_OPTIONS])}."
+    Raises:
+        TypeError: ``results``, ``ax`` or ``title`` is something else.
+        ValueError: there is no such kind, or it has no such option; what it shows was not
+            measured, or of several runs; ``figsize`` or ``compact`` with ``ax``.
+        FileNotFoundError: there is no such folder.
+    """
+    _require_known("kind", kind, [*_OPTIONS])
+    options = _Options(metric, by, layer, step, layers, examples, ax)
+    usual = _Options(ax=ax)
+    for option in _Options._fields:
+        is_given = getattr(options, option) != getattr(usual, option)
+        if is_given and option not in _OPTIONS[kind]:
+            raise ValueError(f"{kind} has no {option}; it is of other kinds of figures.")
+    if ax is not None and not isinstance(ax, Axes):
+        raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
+    _require_known("by", by, ["layer", "step"])
+    if layer is not None and step is not None:
+        raise ValueError(
+            f"{kind} is of one layer or of one step; got layer={layer!r} and step={step!r}."
         )
-
-
-plot = Plot()
-"""Draws a figure of the report, by its kind: call it, as `embedgeo.plot`."""
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
+    has_types = kind == "tokens" or (kind in _OF_METRIC and term(metric).group == "token types")
+    tables = "tokens" if has_types else "spectra" if kind == "spectrum" else ""
+    chosen = _chosen_run(_runs(results, tables), run)
+    if ax is not None and (compact or figsize is not None):
+        raise ValueError("figsize and compact are of a new figure; the one of ax= has a size.")
+    look = drawing.session_texts(has_defaults=ax is not None)
+    size = figsize or ((3.25, 2.5) if compact else None)
+    if compact:
+        look = {"font.size": 7.0, **look}
+    if size is not None:
+        look["figure.figsize"] = list(size)
+    with drawing.style(look):
+        data = _draw(chosen, kind, options)
+        if title is not None:
+            drawing.retitle(data.figure, ax, title)
+        if size is not None:  # of several panels, too
+            data.figure.set_size_inches(size)
+    return data.figure
 
 
 def _draw(run: Run, kind: str, options: _Options) -> FigureData:

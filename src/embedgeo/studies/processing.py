@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import numpy as np
 import pandas as pd
 
 from embedgeo import drawing as draw
@@ -11,13 +10,7 @@ from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.metrics.processing import is_processed
 from embedgeo.report.figures import with_errors
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
-
-
-def processing_section() -> Section:
-    """The section of after-processing."""
-    return Section("After-processing", of_each(processing_figures))
 
 
 def processing_figures(run: Run) -> Iterator[FigureData]:
@@ -42,13 +35,7 @@ def processing_figures(run: Run) -> Iterator[FigureData]:
             )
             colour = colours.setdefault(name, draw.RUNS[(len(colours) - 1) % len(draw.RUNS)])
             ax.plot(values[key].to_numpy(), color=colour, marker="o", ms=3, lw=1.6, label=name)
-            draw.band(
-                ax,
-                np.arange(float(len(run.axis))),
-                values[key].to_numpy(),
-                errors[key].to_numpy(),
-                colour,
-            )
+            draw.band(ax, values[key], errors[key], colour)
         draw.layer_axis(ax, run.axis)
         ax.set_ylabel(term(metric).name)
     draw.legend(axes[-1])

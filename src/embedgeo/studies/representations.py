@@ -42,21 +42,7 @@ def debiased_cka(x: Tensor, y: Tensor) -> Tensor:
     >>> round(float(debiased_cka(x, 3 * x - 1)), 6)
     1.0
     """
-    x, y = _pair(x, y)
-    n = len(x)
-    if n < 4:
-        return x.new_full((), torch.nan)
-
-    def hsic(a: Tensor, b: Tensor) -> Tensor:
-        """HSIC n (n - 3) of centred rows: the products of a row with the others add up to minus its
-        square.
-        """
-        product = _product(a, b)
-        a2, b2 = a.square().sum(1), b.square().sum(1)
-        value = product - a2 @ b2 * (n / (n - 2)) + a2.sum() * b2.sum() / ((n - 1) * (n - 2))
-        return torch.where(value.abs() <= _ROUNDING * product, 0, value)
-
-    return ratio(hsic(x, y), (hsic(x, x) * hsic(y, y)).sqrt())
+    return cka_matrix(_rows(x, y))[0, 1]
 
 
 def biased_cka(x: Tensor, y: Tensor) -> Tensor:

@@ -569,12 +569,6 @@ def shown(claim: Claim, drawn: Sequence[str]) -> list[str]:
 def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
     """The runs in the folder of a sweep as claims of a paper are about them."""
     folder = SweepFolder(settings.folder)
-    classes = {
-        str(folder.read(checkpoint)["model"].iloc[0]): folder.facts(checkpoint).get(
-            "model_class", ""
-        )
-        for checkpoint in folder.done()
-    }
     asked = preset(name)
     text = folder.manifest().get("text", {})
     order = [model.rstrip("/") for model in settings.models]
@@ -584,7 +578,7 @@ def read_measured(settings: SweepSettings, name: str) -> list[Measured]:
             continue
         full_name = str(run.checkpoints["model"].iloc[-1])
         model = full_name.rstrip("/")
-        kind = classes.get(full_name, "")
+        kind = run.facts.get("model_class", "")
         by_class = ""
         if kind.endswith(_DECODERS):
             by_class = "decoder"

@@ -12,7 +12,6 @@ from embedgeo.drawing import FigureData
 from embedgeo.formatting import number
 from embedgeo.glossary import term
 from embedgeo.report.figures import with_errors
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 
 SCALES_TEXT = (
@@ -25,11 +24,6 @@ SCALES_TEXT = (
 
 _SCALE = re.compile(r"intrinsic_dimension_at_(\d+)")
 _GRIDE = "dimensions, GRIDE"
-
-
-def scales_section() -> Section:
-    """The section of the dimension over scales."""
-    return Section("Intrinsic dimension over scales", of_each(scale_figures), SCALES_TEXT)
 
 
 def scale_figures(run: Run) -> Iterator[FigureData]:
@@ -77,21 +71,10 @@ def scales_by_layer(run: Run, ax: Axes | None = None) -> FigureData:
     title = run.titled("Intrinsic dimension against scale", step)
     figure, (ax,) = draw.new_figure(title, _GRIDE, ax=ax)
     colours = draw.depth_bar(ax, run.depth)
-    draw.lines(
-        ax,
-        table.index.to_numpy(dtype=float),
-        table.to_numpy().T,
-        colours,
-        errors.to_numpy().T,
-    )
+    draw.lines(ax, table, colours, errors)
     draw.mean_lines(ax, means, run.means(errors))
-    draw.value_axis(
-        ax,
-        term("intrinsic_dimension"),
-        table.to_numpy(),
-        layers=run.depth,
-        errors=errors.to_numpy(),
-    )
+    named = term("intrinsic_dimension")
+    draw.value_axis(ax, named, table, layers=run.depth, errors=errors)
     _scale_axis(ax, list(scales))
     draw.legend(ax)
     numbers, bands = with_errors(table.join(means), errors)
@@ -108,10 +91,8 @@ def scales_by_step(run: Run, ax: Axes | None = None) -> FigureData:
     )
     title = "Intrinsic dimension against scale, by step"
     figure, (ax,) = draw.new_figure(title, f"{_GRIDE}, mean over blocks", ax=ax)
-    draw.lines(
-        ax, np.array(list(scales), dtype=float), table.to_numpy(), draw.time_bar(ax, run.steps)
-    )
-    draw.value_axis(ax, term("intrinsic_dimension"), table.to_numpy())
+    draw.lines(ax, table.T, draw.time_bar(ax, run.steps))
+    draw.value_axis(ax, term("intrinsic_dimension"), table)
     _scale_axis(ax, list(scales))
     alt = (
         f"Intrinsic dimension against scale, mean over blocks, a line for each of {len(run.steps)} "

@@ -1,17 +1,23 @@
 """What studies draw in a report, beside the figures of metrics."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from embedgeo.report.page import Section
-from embedgeo.studies.ablation_figures import ablation_section
-from embedgeo.studies.ledger import ledger_section
-from embedgeo.studies.processing import processing_section
+from embedgeo.report.page import Section, of_each
+from embedgeo.studies.ablation_figures import ABLATION_TEXT, ablation_figures
+from embedgeo.studies.ledger import LEDGER_TEXT, ledger_figures
+from embedgeo.studies.processing import processing_figures
 from embedgeo.studies.reference import reference_section
-from embedgeo.studies.scales import scales_section
-from embedgeo.studies.similarity import similarity_section
-from embedgeo.studies.token_types import token_section, words_section
-from embedgeo.studies.variance import variance_sections
+from embedgeo.studies.scales import SCALES_TEXT, scale_figures
+from embedgeo.studies.similarity import CKA_TEXT, cka_figures
+from embedgeo.studies.token_types import WORDS_TEXT, token_section, word_figures
+from embedgeo.studies.variance import (
+    COORDINATES_TEXT,
+    SPECTRA_TEXT,
+    coordinate_figures,
+    spectra_figures,
+)
 
 
 def report_sections(
@@ -27,16 +33,17 @@ def report_sections(
     """
     if layers < 1:
         raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
-    spectra, coordinates = variance_sections(layers)
+    spectra = of_each(partial(spectra_figures, most_layers=layers))
+    words = of_each(partial(word_figures, most_layers=layers))
     return [
         *([reference_section(reference)] if reference else []),
-        scales_section(),
-        ledger_section(),
-        ablation_section(),
-        processing_section(),
-        spectra,
-        similarity_section(),
+        Section("Intrinsic dimension over scales", of_each(scale_figures), SCALES_TEXT),
+        Section("Who writes it", of_each(ledger_figures), LEDGER_TEXT),
+        Section("What the loss needs", of_each(ablation_figures), ABLATION_TEXT),
+        Section("After-processing", of_each(processing_figures)),
+        Section("Spectrum", spectra, SPECTRA_TEXT),
+        Section("The same rows over time and depth", of_each(cka_figures), CKA_TEXT),
         token_section(names, layers),
-        words_section(layers),
-        coordinates,
+        Section("Words", words, WORDS_TEXT),
+        Section("Outlier coordinates", of_each(coordinate_figures), COORDINATES_TEXT),
     ]

@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData
 from embedgeo.formatting import number, printable
-from embedgeo.report.page import Section, of_each
 from embedgeo.report.runs import Run
 from embedgeo.results.folder import CKA
 
@@ -20,11 +19,6 @@ CKA_TEXT = (
     "geometry is the same but for rotation and scale, 0 where it is unrelated. Blocks along the "
     "diagonal are phases in which little changes."
 )
-
-
-def similarity_section() -> Section:
-    """The section of similarities."""
-    return Section("The same rows over time and depth", of_each(cka_figures), CKA_TEXT)
 
 
 def compared(run: Run) -> pd.DataFrame:

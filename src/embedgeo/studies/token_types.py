@@ -92,11 +92,6 @@ def token_section(names: Sequence[str] | None = None, most_layers: int = 4) -> S
     return Section("Token types", draw)
 
 
-def words_section(most_layers: int = 4) -> Section:
-    """The section of token types that are words."""
-    return Section("Words", of_each(partial(word_figures, most_layers=most_layers)), WORDS_TEXT)
-
-
 def token_figures(
     run: Run, names: Sequence[str] | None = None, most_layers: int = 4
 ) -> Iterator[FigureData | TableData]:
@@ -134,9 +129,7 @@ def mean_against_variance(
     with these texts, of which there is one at least, have a ring and their name (figure 8 and
     table 2).
     """
-    run = known.run
-    step = known.step
-    table = known.table
+    run, step, table, _ = known
     layers = layers or known.layers_to_draw()
     title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
     subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
@@ -211,9 +204,7 @@ def raw_against_frequency(known: Types) -> FigureData:
     Colours are those of `mean_against_variance`; types outside of the range of the regression are
     pale.
     """
-    run = known.run
-    step = known.step
-    table = known.table
+    run, step, table, _ = known
     layer = two_layers(run, table)[0]
     types = table[table["layer"] == layer].set_index("token_id")[["n", "Q", "M", "V"]]
     values = types.assign(n=np.log10(types["n"]))
@@ -266,9 +257,7 @@ def draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> tuple[f
 
 def histograms(known: Types) -> FigureData:
     """Histograms of Q, M and V over token types at the last checkpoint, a line for each layer."""
-    run = known.run
-    step = known.step
-    table = known.table
+    run, step, table, _ = known
     present = run.layers_in(table)
     title = run.titled("Q, M and V over token types", step)
     subtitle = "share of the token types in each bin; at most nine of the layers"
@@ -382,9 +371,7 @@ def words(known: Types, layer: str) -> FigureData:
     """Q, M and V of the words against log frequency, and V against M, coloured by their number of
     tokens.
     """
-    run = known.run
-    step = known.step
-    table = known.table
+    run, step, table, _ = known
     least = 2  # a single occurrence has no variance
     types = table[(table["layer"] == layer) & (table["n"] >= least) & table["num_tokens"].notna()]
     types = types.set_index("token_id")[["n", "Q", "M", "V", "num_tokens"]]
@@ -421,9 +408,7 @@ def extremes(known: Types, layer: str) -> TableData:
     """Token types that vary most and least, and lie nearest the mean, at a layer of the last
     checkpoint.
     """
-    run = known.run
-    step = known.step
-    table = known.table
+    run, step, table, _ = known
     types = table[(table["layer"] == layer) & _is_regressed(table)].set_index("token_id")
     by_variance = types.sort_values(["V", "n"], ascending=[False, False], kind="stable")
     lists = {"varies most": (by_variance.head(_LISTED), "V", "V")}
@@ -439,13 +424,11 @@ def extremes(known: Types, layer: str) -> TableData:
     numbers = []
     for name, (listed, key, symbol) in lists.items():
         columns = {
-            name: map(spelled, listed["token"]),
-            symbol: map(number, listed[key]),
-            "n": map(number, listed["n"]),
+            name: [*map(spelled, listed["token"])],
+            symbol: [*map(number, listed[key])],
+            "n": [*map(number, listed["n"])],
         }
-        cells += [
-            pd.Series([*column], name=title, dtype=object) for title, column in columns.items()
-        ]
+        cells.append(pd.DataFrame(columns, dtype=object))
         rows = listed[["token", "n", key]].rename(columns={key: "value"})
         numbers.append(rows.assign(list=name, of=key, rank=range(1, len(rows) + 1)))
     text = (
@@ -463,9 +446,7 @@ def examples(known: Types, names: Sequence[str]) -> TableData | None:
     """Q, M and V of token types at the last checkpoint (table 2): see `chosen_types`; None where
     there are none.
     """
-    run = known.run
-    step = known.step
-    table = known.table
+    run, step, table, _ = known
     layers = two_layers(run, table)
     types = table[table["token_id"].isin(chosen_types(known, names)) & table["layer"].isin(layers)]
     if types.empty:
@@ -502,9 +483,8 @@ def chosen_types(known: Types, names: Sequence[str]) -> pd.Index:
     _, drawn = _last(known.run, "occurrences")
     if len(drawn):
         return pd.Index(drawn["token_id"].unique())
-    is_text = torch.tensor(
-        (stripped.str.len() >= _LEAST_LETTERS).to_numpy() | (not has_texts(types))
-    )
+    are_ids = bool((texts == types["token_id"].astype(str)).all())  # in place of texts
+    is_text = torch.tensor((stripped.str.len() >= _LEAST_LETTERS).to_numpy() | are_ids)
     return types.index[types_by_frequency(torch.tensor(types["n"].to_numpy()), is_text).numpy()]
 
 
@@ -532,11 +512,6 @@ def two_layers(run: Run, table: pd.DataFrame) -> list[str]:
     present = run.layers_in(table)
     layers = [layer for layer in present if layer in run.all_blocks] or run.layers_to_draw(table, 4)
     return list(dict.fromkeys((layers[(len(layers) - 1) // 2], layers[-1])))
-
-
-def has_texts(types: pd.DataFrame) -> bool:
-    """Test for texts of token types, and not their ids in place of them."""
-    return not bool((types["token"].astype(str) == types["token_id"].astype(str)).all())
 
 
 def spelled(token: object) -> str:

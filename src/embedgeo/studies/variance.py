@@ -3,22 +3,18 @@ activations.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import PowerNorm
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import Array, FigureData
 from embedgeo.formatting import listed, number, printable
 from embedgeo.glossary import GAUSSIAN, term
-from embedgeo.layer_names import layer_labels
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
-from embedgeo.report.page import Section, of_each
+from embedgeo.report.page import TableData
 from embedgeo.report.runs import Run
 
 SPECTRA_TEXT = (
@@ -40,9 +36,8 @@ _WIDEST = 20_000  # width beyond which nothing is simulated
 # share of the largest eigenvalue below which others are rounding, and beyond the axis
 _DEEPEST = 1e-9
 _OVER_MEAN = "λᵢ over their mean, V / d"
-_NAMED = 10  # coordinates of a layer that are named
-_SHARES = {"share_of_V": "share of V", "share_of_cosine": "share of the mean cosine"}
-_MOST_LAYERS = 36
+_NAMED, _SHOWN = 10, 5  # coordinates of a layer that are named, and that the page has
+_SHARES = {"share_of_V": "by share of V", "share_of_cosine": "by share of the mean cosine"}
 _COMPARED = ("max_abs", "massive_fraction", "kurtosis")
 # by the end of a key: colour, marker and name of the rows that are compared
 _POSITIONS = {
@@ -53,20 +48,6 @@ _KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 
 
 Tables = Mapping[int, pd.DataFrame]  # by step
-
-
-def variance_sections(most_layers: int = 4) -> list[Section]:
-    """The sections of spectra and of coordinates, over steps drawn at so many layers at most."""
-    return [
-        Section(
-            "Spectrum", of_each(partial(spectra_figures, most_layers=most_layers)), SPECTRA_TEXT
-        ),
-        Section(
-            "Outlier coordinates",
-            of_each(coordinate_figures),
-            COORDINATES_TEXT,
-        ),
-    ]
 
 
 def read_spectra(run: Run) -> Tables:
@@ -219,8 +200,8 @@ def read_coordinates(run: Run) -> tuple[int, pd.DataFrame]:
     return step, table[is_known].drop_duplicates(["layer", "coordinate"])
 
 
-def coordinate_figures(run: Run) -> Iterator[FigureData]:
-    """The figures of coordinates that there are numbers for."""
+def coordinate_figures(run: Run) -> Iterator[FigureData | TableData]:
+    """The table and the figure of coordinates that there are numbers for."""
     if run.steps_of("coordinates"):
         step, table = read_coordinates(run)
         if len(table):
@@ -230,45 +211,18 @@ def coordinate_figures(run: Run) -> Iterator[FigureData]:
         yield massive_activations(run)
 
 
-def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> FigureData:
+def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> TableData:
     """The ten coordinates with the largest share of V and of the mean cosine at each layer, at the
-    last step.
+    last step; the page has the first five.
     """
-    by_share = {share: _ranked(table, share) for share in _SHARES}
-    ranked = pd.concat(by_share, names=["by"])
+    ranked = pd.concat({share: _ranked(table, share) for share in _SHARES}, names=["by"])
     present = run.layers_in(table)
-    layers = [present[i] for i in draw.thinned(len(present), _MOST_LAYERS)]
-    columns = int(ranked["rank"].max())
-    title = run.titled(f"The {columns} largest coordinates", step)
-    subtitle = "numbers of coordinates, from 0, by rank; the colour is the share"
-    with draw.resized(7.6, 1.4 + 0.17 * len(layers)):
-        figure = draw.new_picture(title, subtitle)
-    axes = figure.subplots(1, 2)
-    norm = PowerNorm(0.5, 0, max(0.01, float(ranked["share"].max())))
-    for ax, (share, name) in zip(axes, _SHARES.items(), strict=True):
-        cells = by_share[share][by_share[share]["layer"].isin(layers)]
-        grid = cells.pivot_table("share", "layer", "rank").reindex(
-            index=layers, columns=range(1, columns + 1)
-        )
-        ax.imshow(grid.to_numpy(dtype=float), norm=norm, cmap="YlOrBr", aspect="auto")
-        for layer, rank, coordinate, size in cells.itertuples(index=False):
-            text = ax.text(
-                rank - 1, layers.index(layer), f"{coordinate:.0f}", ha="center", va="center"
-            )
-            text.set(
-                color="white" if norm(size) > 0.6 else "black",
-                fontsize=6.5 if coordinate < 10_000 else 5.5,
-            )
-        ax.set_title(f"by {name}", fontsize="small")
-        ax.set_xticks(range(columns), [str(rank + 1) for rank in range(columns)], fontsize=7.5)
-        names = layer_labels(layers)[0] if ax is axes[0] else [""] * len(layers)
-        ax.set_yticks(range(len(layers)), names, fontsize=7.5)
-        ax.set_xlabel("rank")
-        ax.grid(visible=False)
-        ax.tick_params(length=0)
-        ax.spines[:].set_visible(False)
-    draw.value_bar(axes[-1], ScalarMappable(norm, "YlOrBr"), "share")
-    by_variance = by_share["share_of_V"]
+    shown = ranked[ranked["rank"] <= _SHOWN]
+    numbers = shown["coordinate"].map("{:.0f}".format)
+    words = numbers + ": " + shown["share"].map("{:.1%}".format)
+    cells = words.groupby([shown["layer"], "by"]).agg(", ".join).unstack()
+    cells = cells.reindex(index=present, columns=[*_SHARES]).fillna("")
+    by_variance = _ranked(table, "share_of_V")
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
     counts = by_variance["coordinate"].value_counts()
     common = [
@@ -276,12 +230,13 @@ def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> FigureData:
     ]
     text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
     text += f" Most often among those of a layer: {listed(common[:5])}." if common else ""
-    alt = (
-        f"Numbers of the {columns} coordinates with the largest shares at each layer, coloured by "
-        "share."
+    return TableData(
+        "coordinates-largest",
+        run.titled("The largest coordinates", step),
+        cells.rename(columns=_SHARES).reset_index(),
+        ranked.reset_index("by").set_index(["by", "layer", "rank"]),
+        text,
     )
-    numbers = ranked.reset_index("by").set_index(["by", "layer", "rank"])
-    return FigureData("coordinates-largest", figure, numbers, alt, text)
 
 
 def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:

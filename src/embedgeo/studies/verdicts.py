@@ -70,13 +70,6 @@ class Contrast(NamedTuple):
     constant: float = 0.0
 
 
-def series(
-    names: Sequence[str], values: Sequence[float], errors: Sequence[float], degrees: float = inf
-) -> Series:
-    """Values whose errors are independent."""
-    return Series(names, np.array(values, dtype=float), np.diag(np.array(errors)), degrees)
-
-
 def widened(choices: int, degrees: float = inf) -> float:
     """Number of standard errors that the largest of so many differences exceeds by chance in one
     case of forty.

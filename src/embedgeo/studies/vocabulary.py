@@ -3,12 +3,13 @@
 import json
 import platform
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -21,7 +22,7 @@ from embedgeo.checkpoints.files import Contents, reading, weight_files
 from embedgeo.checkpoints.loading import described_model, load_model
 from embedgeo.formatting import listed, number
 from embedgeo.functional.moments import row_chunks
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, Neighbors
+from embedgeo.functional.neighbors import Neighbors
 from embedgeo.functional.precision import accumulator_dtype, row_norms
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import MeasuredLayer, compute
@@ -298,35 +299,28 @@ class MatrixWorker:
             )
 
     def _measure_matrices(self, matrices: Matrices, names: TokenNames | None) -> Measured:
-        of_input = self._measure_matrix(_INPUT, 0, matrices.input, names)
-        parts = [of_input]
+        parts = [self._measure_matrix(matrices.input, names)]
         if matrices.is_tied:
-            copied = [
-                Record(**{**record, "layer": _OUTPUT, "layer_index": 1})
-                for record in of_input.records
-            ]
-            tables = {
-                kind: table.assign(layer=_OUTPUT, layer_index=1)
-                for kind, table in of_input.tables.items()
-            }
-            sample = {_OUTPUT: deepcopy(of_input.sample[_INPUT])} if of_input.sample else None
-            parts.append(Measured(copied, tables, sample=sample))
+            parts *= 2
         elif matrices.output is not None:
-            parts.append(self._measure_matrix(_OUTPUT, 1, matrices.output, names))
-        records = [record for part in parts for record in part.records]
+            parts.append(self._measure_matrix(matrices.output, names))
+        records: list[Record] = []
+        tables = defaultdict[str, list[pd.DataFrame]](list)
+        samples = {}
+        for index, (layer, part) in enumerate(zip((_INPUT, _OUTPUT), parts, strict=False)):
+            place: Any = {"layer": layer, "layer_index": index}
+            records += [Record(**{**record, **place}) for record in part.records]
+            for kind, table in part.tables.items():
+                tables[kind].append(table.assign(**place))
+            if part.sample:
+                samples[layer] = deepcopy(part.sample[_INPUT])
         if len(parts) > 1:
             records.append(model_record("tied_embeddings", float(matrices.is_tied)))
-        tables = {
-            kind: pd.concat([part.tables[kind] for part in parts], ignore_index=True)
-            for kind in of_input.tables
-        }
-        sample = {layer: each for part in parts for layer, each in (part.sample or {}).items()}
+        joined = {kind: pd.concat(each, ignore_index=True) for kind, each in tables.items()}
         facts = {"model_class": matrices.model_class}
-        return Measured(records, tables, facts, sample if self.settings.save_samples else None)
+        return Measured(records, joined, facts, samples if self.settings.save_samples else None)
 
-    def _measure_matrix(
-        self, layer: str, layer_index: int, matrix: Tensor, names: TokenNames | None
-    ) -> Measured:
+    def _measure_matrix(self, matrix: Tensor, names: TokenNames | None) -> Measured:
         counts, noted, trained = _row_kinds(matrix, names)
         kept = trained if self.only_trained else torch.arange(len(matrix))
         metrics = LayerMetrics(
@@ -335,7 +329,7 @@ class MatrixWorker:
         with torch.inference_mode():
             rows = matrix if len(kept) == len(matrix) else matrix[kept]
             metrics.update(rows, row_ids(rows))
-            layers = [MeasuredLayer(layer, layer_index, metrics)]
+            layers = [MeasuredLayer(_INPUT, 0, metrics)]
             records = compute(layers)
             tables = layer_tables(layers)
             sample = layer_sample(metrics) if self.settings.save_samples else None
@@ -345,17 +339,17 @@ class MatrixWorker:
             records.append(
                 Record(**{**records[0], "metric": metric, "value": count, "stderr": torch.nan})
             )
-        tables["vocabulary"] = noted.assign(layer=layer, layer_index=layer_index)
-        return Measured(records, tables, sample={layer: sample} if sample is not None else None)
+        tables["vocabulary"] = noted
+        return Measured(records, tables, sample={_INPUT: sample} if sample is not None else None)
 
 
-def copies(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tensor:
+def copies(x: Tensor) -> Tensor:
     """Return the index of the first row that equals each row but for rounding, shape (n,): see
     `merge_duplicates`. A row with NaN or Inf equals none.
     """
     first = torch.arange(len(x), device=x.device)
     finite = x.isfinite().all(1).nonzero().flatten()
-    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct(tolerance)
+    _, place = Neighbors(x if len(finite) == len(x) else x[finite]).distinct()
     least = torch.full_like(place, len(x)).scatter_reduce(0, place, finite, "amin")
     first[finite] = least[place]
     return first

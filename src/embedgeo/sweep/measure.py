@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from itertools import accumulate
 from math import nan
 from pathlib import Path
 from typing import Any, Self
@@ -29,7 +30,6 @@ from transformers import PreTrainedModel
 from embedgeo.capture.structure import find_logits, measured_model, output_embedding, weights_device
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import reason
-from embedgeo.functional.rows import sequence_positions
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, default_metrics
 from embedgeo.metrics.base import GeometryMetric
@@ -44,9 +44,7 @@ from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, require_vocabulary
 
-# whose logits are computed at so many positions at a time: the processor's cache holds them
-_TOKEN_TYPES = 1024
-_POSITIONS = 512
+_POSITIONS = 128  # whose logits are held at a time
 _COMPARED = 8  # sequences whose loss is compared with that behind BOS
 _LOWER = 0.2  # nats by which it is lower where BOS is missed
 _METRIC_OPTIONS = [
@@ -255,7 +253,12 @@ class Worker:
         loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
         rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
         batches = text.batches(self.settings.batch_size, rank, num_ranks)
-        numbers = self._row_numbers(text)[rank::num_ranks] if num_ranks > 1 else None
+        numbers = None
+        if num_ranks > 1:  # of the tokens that count, which ranks draw their samples by
+            sizes = [batch.num_counted for batch in text.batches(self.settings.batch_size)]
+            ends = accumulate(sizes)
+            numbers = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+            numbers = numbers[rank::num_ranks]
         for i, on_cpu in enumerate(batches):
             batch = move_data_to_device(on_cpu, device)
             geometry.row_numbers = None if numbers is None else numbers[i]
@@ -282,26 +285,6 @@ class Worker:
                 "--special-tokens default.",
                 stacklevel=2,
             )
-
-    def _row_numbers(self, text: ProbeText) -> list[range]:
-        """Numbers of the tokens that count of each batch of all ranks, which ranks draw their
-        samples by.
-        """
-        numbers = []
-        start = 0
-        for batch in text.batches(self.settings.batch_size):
-            counts = (
-                torch.ones_like(batch.token_ids, dtype=torch.bool)
-                if batch.mask is None
-                else batch.mask
-            )
-            counts = counts & (sequence_positions(counts) > text.skip_first_positions)
-            counts &= ~torch.isin(
-                batch.token_ids, torch.tensor(text.ignore_token_ids, dtype=torch.int64)
-            )
-            numbers.append(range(start, start + int(counts.sum())))
-            start = numbers[-1].stop
-        return numbers
 
     def _results(
         self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]
@@ -425,8 +408,13 @@ class TokenLoss:
         states = states.flatten(0, 1)
         targets = targets.flatten().to(states.device)
         for part in predicts.flatten().nonzero().flatten().to(states.device).split(_POSITIONS):
-            loss = self._loss(states[part], targets[part])
-            self.total += torch.tensor([float(loss), len(part)], dtype=torch.float64)
+            logits = states[part]
+            if self._head is not None:
+                logits = F.linear(logits, self._head.weight, self._head.bias)
+            losses = F.cross_entropy(logits.float(), targets[part], reduction="none")
+            self.total += torch.tensor(
+                [float(losses.cpu().double().sum()), len(part)], dtype=torch.float64
+            )
 
     def at_same_tokens(self, text: ProbeText, start: Sequence[int]) -> float:
         """The mean loss behind the tokens of ``start`` of a few sequences that lack them; always at
@@ -449,30 +437,6 @@ class TokenLoss:
         mask[:, : len(start) + 1] = False
         alone.add(states, token_ids, None, mask)
         return float(alone.total[0] / alone.total[1])
-
-    def _loss(self, states: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the losses at some positions, without logits of more than some token types at
-        a time.
-        """
-        head = self._head
-        num_types = states.shape[1] if head is None else head.out_features
-        at_once = num_types if head is None else _TOKEN_TYPES
-        chosen = torch.empty(targets.shape, device=states.device)
-        sums = []
-        for start in range(0, num_types, at_once):
-            types = slice(start, start + at_once)
-            logits = states
-            if head is not None:
-                bias = None if head.bias is None else head.bias[types]
-                logits = F.linear(states, head.weight[types], bias)
-            logits = logits.float()
-            inside = (targets >= start) & (targets < types.stop)
-            chosen[inside] = logits[inside, targets[inside] - start]
-            top = logits.amax(1, keepdim=True)
-            top.masked_fill_(top.isinf(), 0)
-            # in place: twice as fast as logsumexp
-            sums.append(logits.sub_(top).exp_().sum(1).log_().add_(top[:, 0]))
-        return (torch.stack(sums).cpu().double().logsumexp(0) - chosen.cpu()).sum()
 
     def _forward(self, token_ids: Tensor, mask: Tensor | None = None) -> Any:
         if not isinstance(self._model, PreTrainedModel):

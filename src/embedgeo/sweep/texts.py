@@ -51,6 +51,7 @@ class Batch(NamedTuple):
     masked: Tensor | None  # for an encoder, the tokens that its loss is computed at
     word_ids: Tensor | None = None  # numbers of words in their text; -1 for tokens of no word
     word_types: Tensor | None = None
+    num_counted: int = 0  # tokens that are rows
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,14 @@ class ProbeText:
         return len(self.lengths.unique()) <= 1
 
     @property
+    def counted(self) -> Tensor:
+        """Marks of the tokens that count, shape (n,)."""
+        starts = (self.lengths.cumsum(0) - self.lengths).repeat_interleave(self.lengths)
+        places = torch.arange(len(self.token_ids)) - starts
+        ignored = torch.tensor(self.ignore_token_ids, dtype=torch.int64)
+        return (places >= self.skip_first_positions) & ~torch.isin(self.token_ids, ignored)
+
+    @property
     def sha256(self) -> str:
         """The sha256 of the tokens and their texts."""
         if self.is_even:
@@ -109,13 +118,13 @@ class ProbeText:
         # or else metrics that take rows in turn would get those of the shortest texts first
         if not self.is_even:
             batches = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
-        starts = self.lengths.cumsum(0) - self.lengths
+        starts, counted = self.lengths.cumsum(0) - self.lengths, self.counted
         return [
-            self._batch(self.lengths[groups[i]], starts[groups[i]])
+            self._batch(self.lengths[groups[i]], starts[groups[i]], counted)
             for i in batches[rank::world_size]
         ]
 
-    def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
+    def _batch(self, lengths: Tensor, starts: Tensor, counted: Tensor) -> Batch:
         positions = torch.arange(int(lengths.max()))
         real = positions < lengths[:, None]
         places = torch.where(real, starts[:, None] + positions, 0)
@@ -127,15 +136,15 @@ class ProbeText:
         token_ids = padded(self.token_ids, int(self.token_ids[0]))
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
-        if self.words is None:
-            return Batch(
-                token_ids, mask, masked, None, None if self.types is None else padded(self.types, 0)
-            )
-        word_ids = padded(self.words.word_ids, -1)
-        first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
-        # they were numbered over all texts
-        word_ids = torch.where(word_ids < 0, -1, word_ids - first)
-        return Batch(token_ids, mask, masked, word_ids, padded(self.words.word_types, -1))
+        num_counted = int(padded(counted, 0).sum())
+        word_ids, word_types = None, None if self.types is None else padded(self.types, 0)
+        if self.words is not None:
+            word_ids = padded(self.words.word_ids, -1)
+            first = torch.where(word_ids < 0, len(self.token_ids), word_ids).amin(1, keepdim=True)
+            # they were numbered over all texts
+            word_ids = torch.where(word_ids < 0, -1, word_ids - first)
+            word_types = padded(self.words.word_types, -1)
+        return Batch(token_ids, mask, masked, word_ids, word_types, num_counted)
 
 
 def prepare_texts(
@@ -302,13 +311,9 @@ def _tokenize(
     if for_encoder and tokenizer.mask_token_id is not None:
         drawn = torch.rand(token_ids.shape, generator=torch.Generator().manual_seed(0)) < 0.15
         masked = drawn & ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
-    occurrence_types: tuple[int, ...] = ()
-    if settings.token_tables:
-        typed = tokenized if types is None else tokenized._replace(token_ids=types)
-        occurrence_types = frequent_types(typed, token_texts, special, settings)
     ordinary = ~torch.isin(token_ids, torch.tensor(special, dtype=token_ids.dtype))
     counts = (token_ids if types is None else types)[ordinary].unique(return_counts=True)[1]
-    return ProbeText(
+    text = ProbeText(
         token_ids,
         tokenized.lengths,
         masked=masked,
@@ -316,8 +321,6 @@ def _tokenize(
         words=tokenized.words,
         types=types,
         token_texts=token_texts,
-        type_sizes=_type_sizes(tokenized, settings),
-        occurrence_types=occurrence_types,
         num_cut=tokenized.num_cut,
         skip_first_positions=settings.skip_first_positions,
         ignore_token_ids=tuple(map(int, settings.ignore_token_ids)),
@@ -328,6 +331,8 @@ def _tokenize(
         num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
     )
+    shown = _frequent_types(text, special) if settings.token_tables else ()
+    return replace(text, type_sizes=_type_sizes(text), occurrence_types=shown)
 
 
 def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
@@ -378,45 +383,30 @@ def string_types(
     return types[token_ids]
 
 
-def frequent_types(
-    text: TokenizedText,
-    token_texts: Mapping[int, str],
-    special: Collection[int],
-    settings: SweepSettings,
-) -> tuple[int, ...]:
+def _frequent_types(text: ProbeText, special: Collection[int]) -> tuple[int, ...]:
     """Token types of three characters or more, not special, spread over their frequencies."""
-    types, counts = _counted_types(text, settings).unique(return_counts=True)
+    types, counts = _counted_types(text).unique(return_counts=True)
     special = special if text.words is None else ()
-    is_text = [len(token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
+    is_text = [len(text.token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
     chosen = types_by_frequency(counts, torch.tensor(is_text, dtype=torch.bool))
     return tuple(types[chosen].tolist())
 
 
-def _counted_types(text: TokenizedText, settings: SweepSettings) -> Tensor:
+def _counted_types(text: ProbeText) -> Tensor:
     """The types of the tokens or words that count."""
-    kept = _kept_tokens(text, settings)
     if text.words is None:
-        return text.token_ids[kept]
+        return (text.token_ids if text.types is None else text.types)[text.counted]
     words = torch.stack((text.words.word_types, text.words.word_ids))
-    return words[:, kept & (text.words.word_ids >= 0)].unique(dim=1)[0]
+    return words[:, text.counted & (text.words.word_ids >= 0)].unique(dim=1)[0]
 
 
-def _type_sizes(text: TokenizedText, settings: SweepSettings) -> Mapping[int, float]:
-    """Mean number of kept tokens in the words of each type; NaN where none is."""
+def _type_sizes(text: ProbeText) -> Mapping[int, float]:
+    """Mean number of tokens that count in the words of each type; NaN where none does."""
     if text.words is None:
         return {}
-    kept = _kept_tokens(text, settings) & (text.words.word_ids >= 0)
-    sizes = text.words.word_types[kept].bincount() / _counted_types(text, settings).bincount()
+    counted = text.counted & (text.words.word_ids >= 0)
+    sizes = text.words.word_types[counted].bincount() / _counted_types(text).bincount()
     return dict(enumerate(sizes.tolist()))
-
-
-def _kept_tokens(text: TokenizedText, settings: SweepSettings) -> Tensor:
-    """Mask of the tokens that count, shape (n,), bool."""
-    first = (text.lengths.cumsum(0) - text.lengths).repeat_interleave(text.lengths)
-    kept = torch.arange(len(text.token_ids)) - first >= settings.skip_first_positions
-    return kept & ~torch.isin(
-        text.token_ids, torch.tensor(list(settings.ignore_token_ids), dtype=torch.int64)
-    )
 
 
 def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> None:

@@ -110,7 +110,9 @@ class Documents:
         ] or [builtin_corpus()]
         self.is_streamed = any(isinstance(part, Address) for part in self._parts)
         parts = ([part.url] if isinstance(part, Address) else part for part in self._parts)
-        self.sha256 = hash_documents(chain.from_iterable(parts))
+        digest = hashlib.sha256()
+        deque(hashing(chain.from_iterable(parts), digest), maxlen=0)
+        self.sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[str]:
         for part in self._parts:
@@ -195,13 +197,6 @@ def _opened(datasets: ModuleType, address: Address) -> Iterable[dict[str, Any]]:
             f"text must be a file or a dataset on the Hub, {_FORM}; {address.url} cannot be read "
             f"({reason(error)})."
         ) from error
-
-
-def hash_documents(documents: Iterable[str]) -> str:
-    """The sha256 of documents, their boundaries included."""
-    digest = hashlib.sha256()
-    deque(hashing(documents, digest), maxlen=0)
-    return digest.hexdigest()
 
 
 def hashing(documents: Iterable[str], digest: "hashlib._Hash") -> Iterator[str]:

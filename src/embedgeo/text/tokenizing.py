@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 import tokenizers
@@ -148,9 +149,7 @@ def _surrounded(
         token_ids += [*before, *ids, *after]
         places += [*[-1] * len(before), *inner_places, *[-1] * len(after)]
     words = (
-        None
-        if decode is None
-        else _spell_words(token_ids, torch.tensor(places), torch.tensor(lengths), decode)
+        None if decode is None else _spell_words(token_ids, places, torch.tensor(lengths), decode)
     )
     return TokenizedText(
         torch.tensor(token_ids), torch.tensor(lengths), words, num_before=len(before)
@@ -246,7 +245,7 @@ def _beginning(text: str, tokenizer: Tokenizer, num_tokens: int, *, with_special
 
 
 def _spell_words(
-    token_ids: list[int], places: Tensor, lengths: Tensor, decode: Callable[..., str]
+    token_ids: list[int], places: list[int], lengths: Tensor, decode: Callable[..., str]
 ) -> SpelledWords:
     """Number the words of texts, and spell them. A word that is cut, at the end of a text, has the
     tokens left.
@@ -254,18 +253,15 @@ def _spell_words(
     ``places`` are alike for consecutive tokens of a word, others for those of the next; -1 for
     tokens of no word.
     """
-    row = torch.arange(len(lengths)).repeat_interleave(lengths)
-    runs = torch.where(
-        places < 0, -1, places + row * (int(places.max()) + 1) if len(places) else places
-    )
-    of_run, run, counts = torch.unique_consecutive(runs, return_inverse=True, return_counts=True)
+    texts = torch.arange(len(lengths)).repeat_interleave(lengths).tolist()
     types: dict[str, int] = {}
     seen: dict[tuple[int, ...], int] = {}
-    found: list[int] = []
-    start = 0
-    for is_word, count in zip((of_run >= 0).tolist(), counts.tolist(), strict=True):
-        tokens = tuple(token_ids[start : start + count]) if is_word else ()
-        start += count
+    word_ids: list[int] = []
+    word_types: list[int] = []
+    runs = groupby(zip(texts, places, strict=True))
+    for number, ((_, place), run) in enumerate(runs):
+        start, count = len(word_ids), len([*run])
+        tokens = tuple(token_ids[start : start + count]) if place >= 0 else ()
         if tokens not in seen:
             word = (
                 decode(list(tokens), clean_up_tokenization_spaces=False).strip() if tokens else ""
@@ -276,9 +272,9 @@ def _spell_words(
                     f"{word[:40]!r} as one. Take other rows."
                 )
             seen[tokens] = types.setdefault(word, len(types)) if word else -1
-        found.append(seen[tokens])
-    word_types = torch.tensor(found, dtype=torch.int64)[run]
-    return SpelledWords(torch.where(word_types < 0, -1, run), word_types, list(types))
+        word_ids += [number if seen[tokens] >= 0 else -1] * count
+        word_types += [seen[tokens]] * count
+    return SpelledWords(torch.tensor(word_ids), torch.tensor(word_types), list(types))
 
 
 def cut_sequences(
