@@ -45,7 +45,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     draw.mean_lines(ax, means, mean_errors)
     baseline = _named_gaussian(gaussian)
     few = means[means.index.isin(run.few_rows.index)]
-    ax.plot(few, "o", color="black", mfc="white", clip_on=False)
+    if len(few):  # marks of none would be outside of the figure
+        ax.plot(few, "o", color="black", mfc="white", clip_on=False)
     draw.value_axis(ax, named, table, gaussian, run.layers, errors)
     alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
     for step in alarms:

@@ -331,7 +331,7 @@ def _tokenize(
         num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
     )
-    shown = _frequent_types(text, special) if settings.token_tables else ()
+    shown = frequent_types(text, special) if settings.token_tables else ()
     return replace(text, type_sizes=_type_sizes(text), occurrence_types=shown)
 
 
@@ -383,7 +383,7 @@ def string_types(
     return types[token_ids]
 
 
-def _frequent_types(text: ProbeText, special: Collection[int]) -> tuple[int, ...]:
+def frequent_types(text: ProbeText, special: Collection[int]) -> tuple[int, ...]:
     """Token types of three characters or more, not special, spread over their frequencies."""
     types, counts = _counted_types(text).unique(return_counts=True)
     special = special if text.words is None else ()
