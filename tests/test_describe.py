@@ -265,7 +265,7 @@ def test_all_monitors_describe_and_nothing_is_changed():
     options = {"metrics": only_moments, "every_n_steps": 7}
     by_hand = StepMonitor(model, **options)
     for monitor in (GeometryMonitor(**options), GeometryCallback(**options), by_hand):
-        assert embedgeo.describe(monitor, model).state_bytes == 5 * 39_672
+        assert embedgeo.describe(monitor, model).state_bytes == 5 * 64_248
     assert [module.training for module in model.modules()] == modes
     assert_same_random_state(state, random_state())
     assert hooks(model) == 0

@@ -24,8 +24,9 @@ LARGE = 4
 """Times the median norm beyond which a norm is large."""
 
 _STEPS = 16  # bins an octave
-# bins span 2^-64 to 2^64; one more at each end has the rest, and the first of these zero rows, too
-_HALF = 64 * _STEPS
+# bins span 2^-160 to 2^160, as norms of float32 rows do; one more at each end has the rest, and the
+# first of these zero rows, too
+_HALF = 160 * _STEPS
 _LARGE_STEPS = 2 * _STEPS  # that is `LARGE`
 # columns of `OutlierRows.facts`
 _NORM, _TOKEN, _SEQUENCE, _PLACE, _PAIRED, _DISTANCE = range(6)
@@ -270,7 +271,7 @@ def outlier_shares(
         each sequence of two or more; and ``large_norm_rows``, the share of the rows whose norm is
         beyond 4 times the median norm, to a bin's width: none of at most 4 times, and all from 4.18
         times on. NaN where undefined: no rows, rows that do not vary, no such sequences, and a
-        median norm of 0 or beyond 2^±64.
+        median norm of 0 or beyond 2^±160.
     """
     total = n * variance
     top = outliers.rows[..., :MOST_TOP, :]
