@@ -110,6 +110,36 @@ def test_what_is_left_without_large_rows_and_first_positions_is_as_measured_alon
     assert f"{left['V_W_over_V_unbiased']:.4g}" in told["first_positions"]
 
 
+def test_a_first_position_and_large_rows_of_its_type_are_left_out_together():
+    x, ids = planted(large=True, first=True)
+    ids[3, 0] = ids[3, 5]
+    values, _ = measured(x, ids)
+    assert_without(values, "both", naive(x, ids, ~(LARGE | FIRST)))
+
+
+class OnlyV(EmbeddingMoments):
+    def compute(self):
+        return {"V": super().compute()["V"]}
+
+
+def test_a_subclass_may_have_fewer_values():
+    values, _ = measured(*planted(large=True), metrics=(OnlyV,))
+    assert values.keys() == {"V"}
+
+
+def test_a_state_that_was_saved_without_largest_rows_has_no_shares():
+    metric = EmbeddingMoments(DIM)
+    metric.persistent(True)
+    metric.update(gaussian(500, DIM))
+    state = metric.state_dict()
+    other = EmbeddingMoments(DIM)
+    other.load_state_dict({k: v for k, v in state.items() if "outlier_" not in k})
+    other.update(gaussian(900, DIM, seed=1))
+    values = other.compute()
+    assert values["n"] == 1400
+    assert values["large_norm_rows"].isnan()
+
+
 def test_shares_are_the_naive_ones():
     x, ids = planted(large=True, first=True)
     values, _ = measured(x, ids)
@@ -153,7 +183,7 @@ def test_first_positions_that_are_not_held_leave_only_what_their_moments_tell():
     kept[:, 0] = False
     expected = references.row_values(x[kept])
     assert_without(values, "first_positions", expected, ("V", "M_over_Q"))
-    assert "anisotropy_without_first_positions" not in values
+    assert np.isnan(values["anisotropy_without_first_positions"])
     assert "first_positions" in findings(values, 3)
 
 

@@ -273,6 +273,8 @@ def outlier_shares(
         times on. NaN where undefined: no rows, rows that do not vary, no such sequences, and a
         median norm of 0 or beyond 2^±160.
     """
+    # rows may be missing in a state that an earlier version has saved
+    n = n.where(outliers.bins.sum(-1) == n, torch.nan)
     total = n * variance
     top = outliers.rows[..., :MOST_TOP, :]
     rank = torch.arange(top.shape[-2], device=n.device)

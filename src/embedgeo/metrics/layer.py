@@ -115,7 +115,9 @@ class LayerMetrics:
             of_group = Rows.of(hidden, part, self.skip_massive, rows.largest)
             for copy in self._copies_of(group):
                 with named(copy):
-                    update_metric(copy, hidden, part, of_group)
+                    update_metric(
+                        copy, hidden, of_group.ids if self.skip_massive else part, of_group
+                    )
 
     @property
     def groups(self) -> list[int]:

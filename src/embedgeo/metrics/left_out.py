@@ -1,5 +1,6 @@
 """Numbers without the rows, or the coordinate, that may make them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -85,6 +86,7 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
         values: numbers of a layer by key.
         metric: one that holds its rows of largest norm.
     """
+    values = defaultdict(float, values)  # another's subclass may have fewer
     n = values["n"]
     if n < _LEAST_ROWS:
         return False
@@ -140,16 +142,17 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     is_large = large_rows(outliers, whole.n)
     is_first = outliers.is_first
     has_all = bool(is_first.sum() == outliers.first_n)
-    others = whole.without_rows(outliers.select(is_large))
-    found = {"large_rows": others}
-    for what, base in (("first_positions", whole), ("both", others)):
-        if has_all:
-            found[what] = base.without_rows(outliers.select(is_first))
+    found = {"large_rows": whole.without_rows(outliers.select(is_large))}
+    first = -outliers.first_n, outliers.first_mean, -outliers.first_m2
+    for what, base, left_out in (
+        ("first_positions", whole, is_first),
+        ("both", found["large_rows"], is_large | is_first),
+    ):
+        if has_all:  # all of them at once, for some may be of one type and sequence
+            found[what] = whole.without_rows(outliers.select(left_out))
         else:
-            first = -outliers.first_n, outliers.first_mean, -outliers.first_m2
             found[what] = _States(*merge_parts([base[:3], first]), None, None)
-    if _has_large_coordinate(moments):
-        found["top_dim"] = whole.without_coordinate()
+    found["top_dim"] = whole.without_coordinate()
     found["all"] = found["both"].without_coordinate()
     values = {
         what: {
@@ -179,11 +182,11 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
         f"{key}_without_{what}": value
         for what, of_what in found.items()
         for key, value in of_what.items()
-        if key not in ("n", "coordinate", "share") and not value.isnan()
+        if key not in ("n", "coordinate", "share")
+        and not (what in ("top_dim", "all") and key.startswith("V_W"))
     }
     values["large_rows"] = found["large_rows"]["n"]
     values["large_rows_share"] = found["large_rows"]["share"]
-    if "top_dim" in found:
-        values["V_top_coordinate"] = found["top_dim"]["coordinate"]
+    values["V_top_coordinate"] = found["top_dim"]["coordinate"]
     values["V_without_rows_top_coordinate"] = found["all"]["coordinate"]
     return values

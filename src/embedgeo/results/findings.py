@@ -72,7 +72,7 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
         )
         before = "both"
     share = values.get("top_dim_share", 0.0)
-    if told := _told(values, errors, "", "top_dim"):
+    if _has_large_coordinate(values, width) and (told := _told(values, errors, "", "top_dim")):
         found["top_dim"] = (
             f"coordinate {values.get('V_top_coordinate', 0):.0f} holds {share:.0%} of the variance;"
             f" without it {told}{_standardized(values)}"
@@ -84,11 +84,21 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
         if stands_out and (told := _told(values, errors, "both", "all")):
             at = values.get("V_without_rows_top_coordinate", 0)
             text = (
-                f"without these rows coordinate {at:.0f} holds {share:.0%} of the variance; "
-                f"without it, too, {told}"
+                f"without large rows and first positions coordinate {at:.0f} holds {share:.0%} of "
+                f"the variance; without it, too, {told}"
             )
             found["top_dim"] = "; ".join(filter(None, (found.get("top_dim"), text)))
     return found
+
+
+def _has_large_coordinate(values: Values, width: int) -> bool:
+    """Tell whether the largest coordinate has 5 % of V or M, and 4 times what each has on average:
+    of M it has what is not in the M that V and M / Q without it tell.
+    """
+    variance, share = (values.get(f"{key}_without_top_dim", nan) for key in ("V", "M_over_Q"))
+    mean = values.get("M", 0.0)
+    of_mean = 1 - variance * share / (1 - share) / mean if share < 1 and mean else nan
+    return max(values.get("top_dim_share", 0.0), of_mean) > max(_OPEN, 4 / max(1, width))
 
 
 def _told(values: Values, errors: Values, before: str, what: str) -> str:

@@ -458,14 +458,15 @@ class Monitor(ABC):
         assert geometry is not None
         with self._guarded():
             assert self._run is not None
-            expected = expected_rows(
-                self.schedule.window * self._run.batches_a_step,
-                self.probe,
-                batch,
-                geometry.settings["rows"],
-                num_ranks(self._row_group),
-            )
-            notes = self._choose_metrics(geometry, expected) if self.chooses_metrics else []
+            with together(self._ranks):
+                expected = expected_rows(
+                    self.schedule.window * self._run.batches_a_step,
+                    self.probe,
+                    batch,
+                    geometry.settings["rows"],
+                    num_ranks(self._row_group),
+                )
+                notes = self._choose_metrics(geometry, expected) if self.chooses_metrics else []
             described = opening(
                 geometry,
                 self.schedule,
