@@ -11,7 +11,9 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from embedgeo.functional.neighbors import (
@@ -21,7 +23,8 @@ from embedgeo.functional.neighbors import (
     merge_duplicates,
     same_label_shares,
 )
-from embedgeo.functional.precision import is_normal
+
+Array = NDArray[Any]
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless given."""
@@ -35,7 +38,8 @@ FAR_SIGHTED = 1024
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
 # a step of Newton's method, relative, after which less than the square of it is left of the error
 _CONVERGED = 1e-6
-# at most, of Newton's method, which starts within a factor of 1.5 and squares the relative error
+# at most, of Newton's method, which is within a factor of 2 after its first step and squares the
+# relative error
 _ITERATIONS = 12
 _EQUAL = 1e-8  # mean log μ below which distances are equal but for rounding
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, are spread evenly
@@ -107,24 +111,29 @@ def twonn_dimension(
         use, are left, where all these ratios are 1 (rows on a grid), and where a squared distance
         overflows or vanishes.
     """
-    order = torch.arange(len(x), device=x.device) * _GOLDEN % 1
-    nearest, place = _nearest_points(Neighbors(x), duplicate_tolerance, order)
+    nearest, place = _nearest_points(Neighbors(x), duplicate_tolerance)
     group = None if groups is None else point_groups(groups, place, len(nearest.distances))
-    return _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
+    (found,) = _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
+    return found
 
 
 def _nearest_points(
-    rows: Neighbors, duplicate_tolerance: float, order: Tensor, apart: Tensor | None = None
+    rows: Neighbors,
+    duplicate_tolerance: float,
+    order: Tensor | None = None,
+    apart: Tensor | None = None,
 ) -> tuple[Nearest, Tensor]:
     """Find the nearest distinct rows of each distinct row, and for each row the place of its copy.
 
-    Only the `FAR_SIGHTED` distinct rows with the smallest ``order`` of a copy, shape (n,), have a
-    third and fourth neighbour.
+    Only the `FAR_SIGHTED` distinct rows with the smallest ``order`` of a copy, shape (n,), by
+    default rows all over, have a third and fourth neighbour.
     """
     kept, place = rows.distinct(duplicate_tolerance)
     points = None if len(kept) == len(place) else kept
     if len(kept) <= FAR_SIGHTED:
         return rows.nearest(4, points, apart), place
+    if order is None:
+        order = rows.every * _GOLDEN % 1
     least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
     is_far_sighted = torch.zeros_like(least, dtype=torch.bool)
     is_far_sighted[least.argsort()[:FAR_SIGHTED]] = True
@@ -139,27 +148,57 @@ def _of_distances(
     discard_fraction: float | None,
     group: Tensor | None,
     num_groups: int,
-) -> DimensionEstimate:
-    """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the
-    points' groups.
+) -> list[DimensionEstimate]:
+    """TwoNN of each layer from the distances of points to their two nearest or more, shape (N, k)
+    or (L, N, k), and the points' groups.
     """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    distances = distances.cpu().double()
-    first, second = distances[:, :2].unbind(1)
-    left_out = None if group is None else first.new_full((num_groups,), math.nan)
-    if not bool(is_normal(distances[:, :2].square()).all()):
-        return DimensionEstimate(math.nan, len(first), left_out)
-    next_scale = math.nan
-    if distances.shape[1] > 3:
-        log_next = (distances[:, 3] / second).log()
-        next_scale = most_likely_dimension(log_next[~log_next.isnan()], 2)
-    log_mu, order = (second / first).log().sort()
-    if group is not None:
-        in_order = group.cpu()[order]
-        others = (log_mu[in_order != i] for i in range(num_groups))
-        left_out = log_mu.new_tensor([_rate_of_ratios(each, method, discarded) for each in others])
-    dimension = _rate_of_ratios(log_mu, method, discarded)
-    return DimensionEstimate(dimension, len(first), left_out, next_scale)
+    distances = distances[None] if distances.ndim == 2 else distances
+    num_points, k = distances.shape[1:]
+    # operations of NumPy take less time on so few numbers
+    nearest: Array = distances.cpu().double().numpy()
+    found = np.full((len(nearest), 2 + num_groups), math.nan)  # dimension, next scale, of groups
+    if num_points > 2:
+        first, second = nearest[..., 0], nearest[..., 1]
+        log_mu = _log_ratios(second, first)
+        ascending = np.sort(log_mu)
+        found[:, 0] = _rates_of_ratios(ascending, method, discarded)
+        if k > 3:
+            log_next = _log_ratios(nearest[..., 3], second)
+            if num_points > FAR_SIGHTED:
+                log_next = log_next[:, ~np.isnan(log_next[0])]
+            found[:, 1] = most_likely_dimension(log_next, 2)
+        if group is not None:
+            in_order = group.cpu().numpy()[log_mu.argsort()]
+            for i in range(num_groups):
+                others = ascending[in_order != i].reshape(len(nearest), -1)
+                found[:, 2 + i] = _rates_of_ratios(others, method, discarded)
+        found[~_are_normal(first.min(-1), second.max(-1))] = math.nan
+    return [
+        DimensionEstimate(
+            dimension,
+            num_points,
+            None if group is None else torch.tensor(left_out, dtype=torch.float64),
+            next_scale=next_scale,
+        )
+        for dimension, next_scale, *left_out in found.tolist()
+    ]
+
+
+def _log_ratios(far: Array, near: Array) -> Array:
+    """log(far / near) of distances; NaN where one of both is."""
+    with np.errstate(all="ignore"):
+        return np.log(far / near)
+
+
+def _are_normal(least: Array, largest: Array) -> Array:
+    """Marks of the layers of which no squared distance overflows, vanishes or is unknown, given the
+    least and the largest distance of each, shape (L,).
+    """
+    with np.errstate(over="ignore", under="ignore"):
+        squares = np.stack((least, largest)) ** 2
+    are_normal: Array = np.all((squares >= np.finfo(float).tiny) & (squares < math.inf), axis=0)
+    return are_normal
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
@@ -174,23 +213,26 @@ def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
 
 
 @lru_cache(maxsize=16)  # layers have as many points, most of them
-def _log_ranks(n: int) -> Tensor:
-    """-log(1 - i/n) of i = 1 … n, float64."""
-    return -torch.log1p(-torch.arange(1, n + 1, dtype=torch.float64, device="cpu") / n)
+def _log_ranks(n: int) -> Array:
+    """-log(1 - i/n) of i = 1 … n - 1, float64."""
+    return -np.log1p(-np.arange(1, n) / n)
 
 
-def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> float:
-    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``."""
-    num_used = math.floor(len(log_mu) * (1 - discard_fraction) + 1e-9)
+def _rates_of_ratios(log_mu: Array, method: str, discard_fraction: float) -> Array | float:
+    """Rate of the exponential law of log μ_i, shape (L, N), ascending, by ``method``."""
+    n = log_mu.shape[-1]
+    num_used = math.floor(n * (1 - discard_fraction) + 1e-9)
     if method == "fit":
-        num_used = min(num_used, len(log_mu) - 1)  # the last one's rank has no logarithm
-    used = log_mu[: max(0, num_used)]
-    total = float(used.sum())
-    if num_used < 2 or not total > _EQUAL * num_used:
+        num_used = min(num_used, n - 1)  # the last one's rank has no logarithm
+    if num_used < 2:
         return math.nan
+    used = log_mu[:, :num_used]
+    total = used.sum(-1)
+    total[~(total > _EQUAL * num_used)] = math.nan
     if method == "fit":
-        return float(used @ _log_ranks(len(log_mu))[:num_used]) / float(used @ used)
-    return (num_used - 1) / (total + (len(log_mu) - num_used) * float(used[-1]))
+        squares = np.square(used).sum(-1) + 0 * total
+        return used @ _log_ranks(n)[:num_used] / squares
+    return (num_used - 1) / (total + (n - num_used) * used[:, -1])
 
 
 def estimated_dimension(
@@ -272,59 +314,71 @@ def _at_scales(
     """The estimates from the distances of points to their nearest, shape (N, k), and the points'
     groups.
     """
-    nearest = distances.cpu().double()
-    group = None if group is None else group.cpu()
+    nearest: Array = distances.cpu().double().numpy()
+    in_group = None if group is None else group.cpu().numpy()
     found, left_out = [], []
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
-        log_mu = (far / near).log()
-        if not len(nearest) or not bool(is_normal(torch.stack((near, far)).square()).all()):
-            log_mu = log_mu[:0]
+        log_mu = _log_ratios(far, near)[None]
+        if not len(nearest) or not bool(
+            _are_normal(near.min(keepdims=True), far.max(keepdims=True))
+        ):
+            log_mu = log_mu[:, :0]
         dimension = most_likely_dimension(log_mu, scale)
-        _, squares = _share_sums(log_mu, dimension)
-        error = (len(log_mu) / dimension**2 + (scale - 1) * squares) ** -0.5
-        found.append(log_mu.new_tensor((dimension, error)))
-        if group is not None:
-            others = (log_mu[group[: len(log_mu)] != i] for i in range(num_groups))
-            left_out.append(
-                log_mu.new_tensor([most_likely_dimension(each, scale) for each in others])
-            )
-    dimensions, errors = torch.stack(found).unbind(1)
-    return ScaleEstimates(dimensions, errors, torch.stack(left_out, dim=1) if left_out else None)
+        _, squares = _share_sums(log_mu, np.ones_like(log_mu), dimension)
+        error = (log_mu.shape[1] / np.square(dimension) + (scale - 1) * squares) ** -0.5
+        found.append((*dimension, *error))
+        if in_group is not None:
+            others = (log_mu[:, in_group[: log_mu.shape[1]] != i] for i in range(num_groups))
+            left_out.append([float(most_likely_dimension(each, scale)[0]) for each in others])
+    dimensions, errors = torch.tensor(found, dtype=torch.float64).unbind(1)
+    without = torch.tensor(left_out, dtype=torch.float64).T if left_out else None
+    return ScaleEstimates(dimensions, errors, without)
 
 
-def most_likely_dimension(log_mu: Tensor, scale: int) -> float:
-    """The most likely dimension, given the log μ of points, shape (N,).
+def most_likely_dimension(log_mu: Array, scale: int) -> Array:
+    """The most likely dimension of each layer, given the log μ of points, shape (L, N).
 
     The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
-    log μ. It is convex in d, falls, and is nearly a line. As d share ≥ 1 + d log μ / 2, it is not
-    negative where Newton's method starts, which so comes nearer from below.
+    log μ. It is positive at 0, convex in d, and falls by n1 Σ log μ to 1.5 times that for each 1 of
+    d. So Newton's method, which starts at the d of which Σ log μ is the expected one, has a
+    positive d after its first step, and from then on comes nearer from below.
     """
-    if len(log_mu) < 2:
-        return math.nan
-    mu = log_mu.exp()
-    middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
-    used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
-    count, total = len(used), float(used.sum())
-    if count < 2 or not total > _EQUAL * count:
-        return math.nan
-    dimension = (scale * count - 1) / ((1.5 * scale - 0.5) * total)
+    if log_mu.shape[1] < 2:
+        return np.full(len(log_mu), math.nan)
+    mu = np.sort(np.exp(log_mu))
+    middle, high = (_quantile(mu, share) for share in (0.5, 0.95))
+    is_used = np.exp(log_mu) <= ((middle + 20 * (high - middle)) * (1 + _EQUAL))[:, None]
+    used = np.where(is_used, log_mu, 0)
+    count, total = is_used.sum(1), used.sum(1)
+    total[~((count >= 2) & (total > _EQUAL * count))] = math.nan
+    dimension: Array = count * sum(1 / k for k in range(scale, 2 * scale)) / total
     for _ in range(_ITERATIONS):
-        shares, squares = _share_sums(used, dimension)
+        shares, squares = _share_sums(used, is_used, dimension)
         slope = (scale - 1) * (shares - dimension * squares) - (2 * scale - 1) * total
         excess = count - 1 + dimension * ((scale - 1) * shares - (2 * scale - 1) * total)
         step = excess / slope
-        dimension -= step
-        if abs(step) < _CONVERGED * dimension:
+        dimension = dimension - step
+        if not (abs(step) >= _CONVERGED * dimension).any():
             break
     return dimension
 
 
-def _share_sums(log_mu: Tensor, dimension: float) -> tuple[float, float]:
-    """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d."""
-    negative = torch.expm1(-dimension * log_mu)  # μ^-d - 1
-    share = torch.where(negative < 0, log_mu / -negative, 1 / dimension)
-    return float(share.sum()), float((share.square() * (1 + negative)).sum())
+def _quantile(ascending: Array, share: float) -> Array:
+    """The quantile of each layer's numbers, shape (L, N), between those of the nearest ranks."""
+    rank = share * (ascending.shape[1] - 1)
+    low, high = ascending[:, int(rank)], ascending[:, math.ceil(rank)]
+    return low + (rank - int(rank)) * (high - low)
+
+
+def _share_sums(log_mu: Array, is_used: Array, dimension: Array) -> tuple[Array, Array]:
+    """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d, of the points
+    that are used, shape (L, N).
+    """
+    fallen = -np.expm1(-dimension[:, None] * log_mu)  # 1 - μ^-d
+    share = is_used / dimension[:, None]
+    np.divide(log_mu, fallen, out=share, where=fallen > 0)
+    return share.sum(1), (share * share * (1 - fallen)).sum(1)
 
 
 class RowLabels(NamedTuple):
@@ -392,44 +446,105 @@ def labelled_dimensions(
         The estimates, and the shares of rows whose nearest distinct row is of their type and
         sequence.
     """
-    types, sequences = (
-        None if each is None else each.to(x.device) for each in (labels.types, labels.sequences)
+    estimate = _Estimation(
+        scales, method, discard_fraction, duplicate_tolerance, groups, num_groups, apart
     )
-    labels = RowLabels(types, sequences, labels.order.to(x.device))
-    groups = None if groups is None else groups.to(x.device)
-    others = sequences if apart else None
-    searched = Neighbors(x)
-    if scales:
-        kept, place = searched.distinct(duplicate_tolerance)
-        every = searched.nearest(2 * max(scales), kept, others)
-    else:
-        every, place = _nearest_points(searched, duplicate_tolerance, labels.order, others)
+    (found,) = estimate.of(Neighbors(x), labels)
+    return found
 
-    def estimate(distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
-        if scales:
-            return _at_scales(distances, scales, group, num_groups)
-        return _of_distances(distances, method, discard_fraction, group, num_groups)
 
-    def among(rows: Tensor, *of_neighbors: Tensor) -> DimensionEstimate | ScaleEstimates:
+def dimensions_of_layers(
+    x: Tensor,
+    labels: RowLabels,
+    *,
+    method: str = "fit",
+    discard_fraction: float | None = None,
+    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
+    apart: bool = False,
+) -> list[LabelledEstimates]:
+    """The `labelled_dimensions` of the rows of several layers, which have the same labels.
+
+    Args:
+        x: shape (L, n, d), any floating dtype, finite; n at most 512.
+        labels: see `labelled_dimensions`, as for the others.
+        method: of TwoNN.
+        discard_fraction: of TwoNN.
+        duplicate_tolerance: rows as near as this are merged first.
+        apart: rows of one sequence are not neighbours.
+    """
+    estimate = _Estimation((), method, discard_fraction, duplicate_tolerance, None, 0, apart)
+    every = Neighbors(x)
+    have_copies = every.may_have_copies(duplicate_tolerance)
+    # layers without copies have the same points
+    alike = [i for i, has_copies in enumerate(have_copies) if not has_copies]
+    found = dict(zip(alike, estimate.of(every.layers(alike), labels) if alike else (), strict=True))
+    for i, has_copies in enumerate(have_copies):
+        if has_copies:
+            (found[i],) = estimate.of(every.layers(i), labels)
+    return [found[i] for i in range(len(x))]
+
+
+class _Estimation(NamedTuple):
+    """What is estimated: the arguments of `labelled_dimensions`."""
+
+    scales: Sequence[int]
+    method: str
+    discard_fraction: float | None
+    duplicate_tolerance: float
+    groups: Tensor | None
+    num_groups: int
+    apart: bool
+
+    def of(self, rows: Neighbors, labels: RowLabels) -> list[LabelledEstimates]:
+        """The estimates of each layer of the rows; of several, if none of them has copies."""
+        device = rows.x.device
+        types, sequences, order, groups = (
+            None if each is None else each.to(device) for each in (*labels, self.groups)
+        )
+        assert order is not None
+        labels = RowLabels(types, sequences, order)
+        others = sequences if self.apart else None
+        if self.scales:
+            kept, place = rows.distinct(self.duplicate_tolerance)
+            every = rows.nearest(2 * max(self.scales), kept, others)
+        else:
+            every, place = _nearest_points(rows, self.duplicate_tolerance, order, others)
+        between = None
+        within = None
+        if types is not None:
+            between = self._among(rows, _one_of_each_type(labels, place), groups)
+        if types is not None and sequences is not None:
+            within = self._among(rows, _repeated(labels, place), groups, sequences, types)
+        num_points = every.distances.shape[-2]
+        group = None if groups is None else point_groups(groups, place, num_points)
+        kinds = (None, None) if self.scales else (types, sequences)
+        of_all = self._of_distances(every.distances, group)
+        none = [None] * len(of_all)
+        shares = (
+            none if each is None else each.view(-1, 2)
+            for each in same_label_shares(every, place, kinds)
+        )
+        columns = of_all, between or none, within or none, *shares
+        return [LabelledEstimates(*each) for each in zip(*columns, strict=True)]
+
+    def _of_distances(
+        self, distances: Tensor, group: Tensor | None
+    ) -> list[DimensionEstimate] | list[ScaleEstimates]:
+        if self.scales:
+            return [_at_scales(distances, self.scales, group, self.num_groups)]
+        return _of_distances(distances, self.method, self.discard_fraction, group, self.num_groups)
+
+    def _among(
+        self, rows: Neighbors, chosen: Tensor, groups: Tensor | None, *of_neighbors: Tensor
+    ) -> list[DimensionEstimate] | list[ScaleEstimates]:
         """Of these rows, those that have all neighbours with the right labels."""
-        distances = searched.nearest(2 * max(scales, default=1), rows, *of_neighbors).distances
-        has_all = distances.isfinite().all(1) if of_neighbors else slice(None)
-        return estimate(distances[has_all], None if groups is None else groups[rows][has_all])
-
-    between = None
-    within = None
-    if types is not None:
-        between = among(_one_of_each_type(labels, place))
-    if types is not None and sequences is not None:
-        within = among(_repeated(labels, place), sequences, types)
-    group = None if groups is None else point_groups(groups, place, len(every.distances))
-    kinds = (None, None) if scales else (types, sequences)
-    return LabelledEstimates(
-        estimate(every.distances, group),
-        between,
-        within,
-        *same_label_shares(every, place, kinds),
-    )
+        distances = rows.nearest(2 * max(self.scales, default=1), chosen, *of_neighbors).distances
+        group = None if groups is None else groups[chosen]
+        if of_neighbors:  # layers have the same labels, and so as many neighbours
+            has_all = (distances if distances.ndim == 2 else distances[0]).isfinite().all(1)
+            distances = distances[..., has_all, :]
+            group = None if group is None else group[has_all]
+        return self._of_distances(distances, group)
 
 
 def first_of_each(labels: Tensor, order: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from embedgeo.functional.precision import (
     search_dtype,
 )
 
-_FEW_ROWS = 512  # number of rows among which all distances are computed
 _FEW_NEIGHBORS = 4  # number of neighbours of a row up to which rounded rows tell where they are
 _WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where labels part them
 _BLOCK = 1 << 24  # products that are held at a time: those of 4,096 rows with each other
@@ -40,6 +39,9 @@ _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits o
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
+
+FEW_ROWS = 512
+"""Number of rows among which all distances are computed."""
 
 DUPLICATE_TOLERANCE = 1e-5
 """Default of how near rows are taken for copies of each other, relative to the median distance from
@@ -103,30 +105,37 @@ class Neighbors:
     """Finds copies and nearest neighbours among the same rows, once or several times.
 
     Args:
-        x: shape (n, d), any floating dtype, finite.
+        x: shape (n, d), any floating dtype, finite; or (L, n, d), n at most 512: of several layers,
+            among whose rows neighbours are found in the same operations.
     """
 
     def __init__(self, x: Tensor) -> None:
         self.x = x.detach()
-        self.every = torch.arange(len(x), device=x.device)
+        self.every = torch.arange(x.shape[-2], device=x.device)
+
+    @cached_property
+    def _float64(self) -> "Float64Rows":
+        return Float64Rows.of(self.x)
 
     @cached_property
     def _distances(self) -> Tensor:
-        return Float64Rows.of(self.x).distances(self.every)
+        return self._float64.distances(None)
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
         return RoundedRows.of(self.x)
 
     def distinct(self, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Tensor, Tensor]:
-        """Find the distinct rows: see `merge_duplicates`.
+        """Find the distinct rows of one layer: see `merge_duplicates`.
 
         Returns:
             Indices of the distinct rows, and for each row the place of its copy among them, (n,).
         """
         kept = self.every
         place = kept
-        is_small = len(self.x) <= _FEW_ROWS
+        is_small = len(self.x) <= FEW_ROWS
+        if len(kept) < 2 or (is_small and not any(self.may_have_copies(tolerance))):
+            return kept, place
         projected = None if is_small else Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
         for most, share in ((1, 0.0), (len(self.x), tolerance)):
@@ -140,8 +149,6 @@ class Neighbors:
                 )
                 reach = share * float(norms.median().nan_to_num(posinf=0))
             if projected is None:
-                if float(self._distances.amin()) > reach:
-                    continue
                 near = self._distances if is_all else self._distances[kept][:, kept]
                 i, j = (near <= reach).nonzero(as_tuple=True)
             else:
@@ -155,6 +162,25 @@ class Neighbors:
                 )
                 place = of_kept[place]
         return kept, place
+
+    def may_have_copies(self, tolerance: float) -> list[bool]:
+        """Tell of each layer of at most 512 rows whether some may be near to each other; or squares
+        may be out of range.
+        """
+        squares = self._float64.squares.view(-1, len(self.every))
+        nearest = self._distances.view(len(squares), -1).amin(1)
+        known = torch.stack((nearest, squares.median(1).values, squares.amax(1)))
+        tiny, most = torch.finfo(squares.dtype).tiny, torch.finfo(squares.dtype).max
+        return [
+            not (distance > tolerance * median**0.5 and tiny < median and 4 * largest < most)
+            for distance, median, largest in known.T.tolist()
+        ]
+
+    def layers(self, chosen: Sequence[int] | int) -> Self:
+        """Take some of the layers, or one of them."""
+        layers = type(self)(self.x[chosen])
+        layers._distances = self._distances[chosen]
+        return layers
 
     def nearest(
         self,
@@ -175,8 +201,10 @@ class Neighbors:
         """
         if rows is not None:
             apart, together = (None if each is None else each[rows] for each in (apart, together))
-        if len(self.x) <= _FEW_ROWS:
-            distances = self._distances if rows is None else self._distances[rows][:, rows]
+        if self.x.shape[-2] <= FEW_ROWS:
+            distances = self._distances
+            if rows is not None:
+                distances = distances.index_select(-2, rows).index_select(-1, rows)
             if apart is not None or together is not None:
                 distances = _exclude(distances.clone(), slice(None), apart, together)
             return _smallest(distances, k)
@@ -208,7 +236,7 @@ class Neighbors:
         """Find the k nearest of these rows among each other; labels are theirs."""
         every = torch.arange(len(rows), device=rows.device)
         is_all = len(rows) == len(self.x)
-        if k > _FEW_NEIGHBORS or len(rows) <= _FEW_ROWS:
+        if k > _FEW_NEIGHBORS or len(rows) <= FEW_ROWS:
             x = Float64Rows.of(self.x if is_all else self.x[rows])
             return x.nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
@@ -246,11 +274,19 @@ def _exclude(
     return distances
 
 
+def _exclude_selves(distances: Tensor, rows: Tensor | None) -> None:
+    """Make distances of some rows, or of all, to themselves infinite, in place."""
+    if rows is None:
+        distances.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    else:
+        distances.scatter_(1, rows[:, None], torch.inf)
+
+
 def _smallest(distances: Tensor, k: int) -> Nearest:
-    """Take the k smallest distances of each row of shape (m, n); NaN where they are infinite."""
-    nearest, places = distances.topk(min(k, distances.shape[1]), largest=False)
+    """Take the k smallest distances of each row of shape (..., n); NaN where they are infinite."""
+    nearest, places = distances.topk(min(k, distances.shape[-1]), largest=False)
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
-    missing = k - nearest.shape[1]
+    missing = k - nearest.shape[-1]
     if missing > 0:
         nearest, places = pad(nearest, (0, missing), value=torch.nan), pad(places, (0, missing))
     return Nearest(nearest, places)
@@ -278,52 +314,63 @@ class Float64Rows(NamedTuple):
     Where that may be too much, the distance is computed from the rows' difference.
     """
 
-    x: Tensor  # shape (n, d), as they were given
+    x: Tensor  # shape (n, d), as they were given, or (L, n, d), of several layers
     centred: Tensor
-    squares: Tensor  # shape (n,)
+    squares: Tensor  # shape (n,), or (L, n)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
-        """Centre the rows of ``x``, shape (n, d)."""
+        """Centre the rows of ``x``."""
         centred = x.to(accumulator_dtype(x.device))
-        centred = centred - centred.mean(0)
+        centred = centred - centred.mean(-2, keepdim=True)
         return cls(x, centred, torch.linalg.vecdot(centred, centred))
 
     def distances(
         self,
-        rows: Tensor,
+        rows: Tensor | None,
         k: int | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
     ) -> Tensor:
-        """Compute the distances of these rows to all, infinite to themselves and where labels
-        forbid neighbours.
+        """Compute the distances of these rows, or of all, to all, infinite to themselves and where
+        labels forbid neighbours.
 
         With ``k`` only those to the k nearest rows need to be right.
         """
-        if not len(rows):
-            return self.squares.new_empty(0, len(self.squares))
-        squared = self.squares[rows, None] + self.squares
+        left, own = self.centred, self.squares
+        if rows is not None:
+            left, own = left.index_select(-2, rows), own.index_select(-1, rows)
+        squared = own[..., None] + self.squares[..., None, :]
+        if not squared.numel():
+            return squared
         # in place, which autocast leaves alone
-        squared.addmm_(self.centred[rows], self.centred.T, alpha=-2)
-        squared.scatter_(1, rows[:, None], torch.inf)
-        _exclude(squared, rows, apart, together)
-        error = 2 * (self.x.shape[1] + 24) * torch.finfo(squared.dtype).eps
+        if squared.ndim == 2:
+            squared.addmm_(left, self.centred.mT, alpha=-2)
+        else:
+            squared.baddbmm_(left, self.centred.mT, alpha=-2)
+        _exclude_selves(squared, rows)
+        if apart is not None or together is not None:
+            _exclude(squared, slice(None) if rows is None else rows, apart, together)
+        error = 2 * (self.x.shape[-1] + 24) * torch.finfo(squared.dtype).eps
         # a square that has overflowed is NaN, and so is the least of its row
-        most = self.squares[rows] + self.squares.amax()
-        if bool((squared.amin(1) > error / _EXACT * most).all()):
+        most = own + self.squares.amax(-1, keepdim=True)
+        if bool((squared.amin(-1) > error / _EXACT * most).all()):
             return squared.sqrt_()
-        sums = self.squares[rows, None] + self.squares
+        sums = own[..., None] + self.squares[..., None, :]
         is_blurred = ~(squared > error / _EXACT * sums)
         if k is not None:  # a row whose distance is larger than k others may be is none of the k
             sums *= error
-            most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
+            most = (squared + sums).topk(min(k, sums.shape[-1]), largest=False).values[..., -1:]
             is_blurred &= ~(squared - sums > most)
-        i, j = is_blurred.nonzero(as_tuple=True)
+        *layer, i, j = is_blurred.nonzero(as_tuple=True)
+        first = layer[0] * sums.shape[-1] if layer else 0
         distances = squared.clamp_(min=0).sqrt_()
-        distances[i, j] = pair_distances(self.x, rows[i], j).to(distances.dtype)
-        distances.scatter_(1, rows[:, None], torch.inf)
-        return _exclude(distances, rows, apart, together)
+        exact = pair_distances(
+            self.x.flatten(0, -2), first + (i if rows is None else rows[i]), first + j
+        )
+        distances[is_blurred] = exact.to(distances.dtype)
+        _exclude_selves(distances, rows)
+        return _exclude(distances, slice(None) if rows is None else rows, apart, together)
 
     def nearest(
         self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None
@@ -533,7 +580,9 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
 
 
 def _distances_from_mean(x: Tensor) -> Tensor:
-    center = x.mean(0, dtype=torch.promote_types(x.dtype, torch.float32))
+    center = x.mean(-2, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    if x.shape[-2] <= FEW_ROWS:
+        return quick_row_norms(x - center)
     return torch.cat([quick_row_norms(x[chunk] - center) for chunk in row_chunks(x)])
 
 
@@ -609,39 +658,48 @@ def same_label_shares(
     equally near, each counts half. A random neighbour is any row that is no copy of the row.
 
     Args:
-        nearest: two or more nearest of the distinct rows, N of them.
+        nearest: two or more nearest of the distinct rows, N of them; maybe of several layers, then
+            of shape (L, N, k).
         place: the place among these of each row, shape (n,): see `distinct_nearest`.
         labels: of the rows, of some kinds, each of shape (n,), int64; None: there are none of it.
 
     Returns:
-        Both shares, means over rows, of each kind of labels, shape (2,); NaN where there is no
+        Both shares, means over rows, of each kind of labels, shape (..., 2); NaN where there is no
         other row, or squared distances overflow or vanish.
     """
-    num_points, dtype = len(nearest.distances), nearest.distances.dtype
-    if num_points < 2 or not bool(is_normal(nearest.distances[:, 0].square()).all()):
-        unknown = nearest.distances.new_full((2,), torch.nan)
+    distances = nearest.distances
+    num_points, dtype = distances.shape[-2], distances.dtype
+    if num_points < 2:
+        unknown = distances.new_full((*distances.shape[:-2], 2), torch.nan)
         return [None if of_kind is None else unknown for of_kind in labels]
-    # of each row: the nearest point, the next one, and the one that it is a copy of
-    points = torch.cat((nearest.places[place, :2], place[:, None]), dim=1)
-    num_copies = place.bincount(minlength=num_points)[points]
-    near, next_one = nearest.distances[:, :2].unbind(1)
-    is_tied = (next_one <= (1 + _TIED) * near)[place]
+    is_unknown = ~is_normal(distances[..., 0].square()).all(-1, keepdim=True)
+    # of each row: the nearest point and the next one, and how many rows are copies of the row
+    points = nearest.places[..., :2]
+    near, next_one = distances[..., :2].unbind(-1)
+    is_tied = next_one <= (1 + _TIED) * near
+    num_copies = place.bincount(minlength=num_points)
+    has_copies = num_points < len(place)
+    if has_copies:
+        points, is_tied = points.index_select(-2, place), is_tied.index_select(-1, place)
+    num_others = len(place) - num_copies[place]
     found = list[Tensor | None]()
     for of_kind in labels:
         if of_kind is None:
             found.append(None)
             continue
         _, label, counts = of_kind.unique(return_inverse=True, return_counts=True)
-        if num_points == len(place):  # there are no copies
-            with_label = (label[points] == label[:, None]).to(dtype)
-        else:
+        if has_copies:
             of_point, copies_with_label = (place * len(label) + label).unique(return_counts=True)
             wanted = points * len(label) + label[:, None]
             at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
             with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
-        first, second, _ = (with_label / num_copies).unbind(1)
-        shares = torch.where(is_tied, (first + second) / 2, first)
-        others = counts[label] - with_label[:, 2]
-        at_random = others / (len(place) - num_copies[:, 2])
-        found.append(torch.stack((shares.mean(), at_random.mean())))
+            with_label /= num_copies[points]
+            own = copies_with_label[torch.searchsorted(of_point, place * len(label) + label)]
+        else:
+            with_label = (label[points] == label[:, None]).to(dtype)
+            own = num_copies
+        first, second = with_label.unbind(-1)
+        shares = torch.where(is_tied, (first + second) / 2, first).mean(-1)
+        at_random = ((counts[label] - own).to(dtype) / num_others).mean().expand_as(shares)
+        found.append(torch.stack((shares, at_random), -1).masked_fill_(is_unknown, torch.nan))
     return found

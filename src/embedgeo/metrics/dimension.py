@@ -1,7 +1,8 @@
 """Intrinsic dimension of the embeddings."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any, Literal, Self, get_args
 
@@ -14,13 +15,14 @@ from embedgeo.functional.dimension import (
     GlobalEstimator,
     LabelledEstimates,
     RowLabels,
+    dimensions_of_layers,
     estimated_dimension,
     labelled_dimensions,
     twonn_dimension,
 )
 from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.jackknife import deviations
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, FEW_ROWS
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
@@ -28,6 +30,7 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
+_TOGETHER = 1 << 22  # distances that are held at a time, where several layers are computed at once
 _OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
@@ -379,9 +382,53 @@ class IntrinsicDimension(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        sample = self._sample_on_host()
+        return self._values_of(self._sample_on_host())
+
+    def _values_of(self, sample: Sample) -> dict[str, Tensor]:
         batches = sample_batches(sample, self.batch_size)
         return self._values([self._estimate(batch) for batch in batches], sample)
+
+    def _kind(self, sample: Sample) -> object:
+        """What metrics have in common that are computed together; None: this one is not."""
+        n = len(sample.rows)
+        if self.estimator != "twonn" or not 0 < n <= min(self.batch_size, FEW_ROWS):
+            return None
+        rows = sample.rows
+        tensors = self.settings, sample.labels, sample.keys
+        return rows.shape, rows.dtype, rows.device, *(each.numpy().tobytes() for each in tensors)
+
+    @classmethod
+    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
+        """Compute the values of several metrics; TwoNN of few rows with the same labels, as layers
+        have, in the same operations.
+        """
+        if cls.compute is not IntrinsicDimension.compute:  # a subclass has its own
+            return super().compute_all(metrics)
+        own = [(metric, metric._sample_on_host()) for metric in metrics]
+        alike = defaultdict[object, list[int]](list)
+        for place, (metric, sample) in enumerate(own):
+            alike[metric._kind(sample) or place].append(place)
+        values = dict[int, dict[str, Tensor]]()
+        for places in alike.values():
+            first, of_first = own[places[0]]
+            if len(places) == 1:
+                values[places[0]] = first._values_of(of_first)
+                continue
+            most = max(1, _TOGETHER // len(of_first.rows) ** 2)
+            for start in range(0, len(places), most):
+                some = places[start : start + most]
+                estimates = dimensions_of_layers(
+                    torch.stack([own[place][1].rows for place in some]),
+                    _labels_of(of_first),
+                    method=first.method,
+                    discard_fraction=first.discard_fraction,
+                    duplicate_tolerance=first.duplicate_tolerance,
+                    apart=first.neighbors == "other_sequences",
+                )
+                for place, estimate in zip(some, estimates, strict=True):
+                    metric, sample = own[place]
+                    values[place] = metric._values([estimate], sample)
+        return [values[place] for place in range(len(own))]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
@@ -434,14 +481,9 @@ class IntrinsicDimension(GeometryMetric):
             return LabelledEstimates(
                 estimated_dimension(x, self.estimator, duplicate_tolerance=tolerance)
             )
-        _, types, sequences = batch.labels.unbind(1)
-        has_types = not len(types) or bool((types >= 0).any())
-        has_sequences = bool((sequences >= 0).any())
         return labelled_dimensions(
             x,
-            RowLabels(
-                types if has_types else None, sequences if has_sequences else None, batch.keys
-            ),
+            _labels_of(batch),
             scales=self.scales if self.estimator == "gride" else (),
             method=self.method,
             discard_fraction=self.discard_fraction,
@@ -521,6 +563,16 @@ def _after(labels: Tensor, num_rows: int) -> Tensor:
     types = torch.where(types < 0, types - num_rows, types)
     sequences = torch.where(sequences < 0, sequences - num_rows, sequences + num_rows)
     return torch.stack((groups, types, sequences), dim=1)
+
+
+def _labels_of(sample: Sample) -> RowLabels:
+    """The token types and sequences of a sample's rows; None of those that none has."""
+    _, types, sequences = sample.labels.unbind(1)
+    has_types = not len(types) or bool((types >= 0).any())
+    has_sequences = bool((sequences >= 0).any())
+    return RowLabels(
+        types if has_types else None, sequences if has_sequences else None, sample.keys
+    )
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:
