@@ -114,12 +114,13 @@ class Neighbors:
         self.every = torch.arange(x.shape[-2], device=x.device)
 
     @cached_property
-    def _float64(self) -> "Float64Rows":
-        return Float64Rows.of(self.x)
+    def _float64(self) -> list["Float64Rows"]:
+        return [Float64Rows.of(x) for x in (self.x[None] if self.x.ndim == 2 else self.x)]
 
     @cached_property
     def _distances(self) -> Tensor:
-        return self._float64.distances(None)
+        found = [layer.distances(None) for layer in self._float64]
+        return found[0] if self.x.ndim == 2 else torch.stack(found)
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
@@ -167,7 +168,7 @@ class Neighbors:
         """Tell of each layer of at most 512 rows whether some may be near to each other; or squares
         may be out of range.
         """
-        squares = self._float64.squares.view(-1, len(self.every))
+        squares = torch.stack([layer.squares for layer in self._float64])
         nearest = self._distances.view(len(squares), -1).amin(1)
         known = torch.stack((nearest, squares.median(1).values, squares.amax(1)))
         tiny, most = torch.finfo(squares.dtype).tiny, torch.finfo(squares.dtype).max
@@ -274,14 +275,6 @@ def _exclude(
     return distances
 
 
-def _exclude_selves(distances: Tensor, rows: Tensor | None) -> None:
-    """Make distances of some rows, or of all, to themselves infinite, in place."""
-    if rows is None:
-        distances.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    else:
-        distances.scatter_(1, rows[:, None], torch.inf)
-
-
 def _smallest(distances: Tensor, k: int) -> Nearest:
     """Take the k smallest distances of each row of shape (..., n); NaN where they are infinite."""
     nearest, places = distances.topk(min(k, distances.shape[-1]), largest=False)
@@ -314,15 +307,20 @@ class Float64Rows(NamedTuple):
     Where that may be too much, the distance is computed from the rows' difference.
     """
 
-    x: Tensor  # shape (n, d), as they were given, or (L, n, d), of several layers
+    x: Tensor  # shape (n, d), as they were given
     centred: Tensor
-    squares: Tensor  # shape (n,), or (L, n)
+    squares: Tensor  # shape (n,)
+
+    @property
+    def every(self) -> Tensor:
+        """Indices of the rows, shape (n,)."""
+        return torch.arange(len(self.x), device=self.x.device)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
-        """Centre the rows of ``x``."""
+        """Centre the rows of ``x``, shape (n, d)."""
         centred = x.to(accumulator_dtype(x.device))
-        centred = centred - centred.mean(-2, keepdim=True)
+        centred = centred - centred.mean(0)
         return cls(x, centred, torch.linalg.vecdot(centred, centred))
 
     def distances(
@@ -337,40 +335,32 @@ class Float64Rows(NamedTuple):
 
         With ``k`` only those to the k nearest rows need to be right.
         """
-        left, own = self.centred, self.squares
-        if rows is not None:
-            left, own = left.index_select(-2, rows), own.index_select(-1, rows)
-        squared = own[..., None] + self.squares[..., None, :]
-        if not squared.numel():
+        chosen = slice(None) if rows is None else rows
+        selves = self.every if rows is None else rows
+        left, own = self.centred[chosen], self.squares[chosen]
+        squared = own[:, None] + self.squares
+        if not len(own):
             return squared
         # in place, which autocast leaves alone
-        if squared.ndim == 2:
-            squared.addmm_(left, self.centred.mT, alpha=-2)
-        else:
-            squared.baddbmm_(left, self.centred.mT, alpha=-2)
-        _exclude_selves(squared, rows)
-        if apart is not None or together is not None:
-            _exclude(squared, slice(None) if rows is None else rows, apart, together)
-        error = 2 * (self.x.shape[-1] + 24) * torch.finfo(squared.dtype).eps
+        squared.addmm_(left, self.centred.T, alpha=-2)
+        squared.scatter_(1, selves[:, None], torch.inf)
+        _exclude(squared, chosen, apart, together)
+        error = 2 * (self.x.shape[1] + 24) * torch.finfo(squared.dtype).eps
         # a square that has overflowed is NaN, and so is the least of its row
-        most = own + self.squares.amax(-1, keepdim=True)
-        if bool((squared.amin(-1) > error / _EXACT * most).all()):
+        most = own + self.squares.amax()
+        if bool((squared.amin(1) > error / _EXACT * most).all()):
             return squared.sqrt_()
-        sums = own[..., None] + self.squares[..., None, :]
+        sums = own[:, None] + self.squares
         is_blurred = ~(squared > error / _EXACT * sums)
         if k is not None:  # a row whose distance is larger than k others may be is none of the k
             sums *= error
-            most = (squared + sums).topk(min(k, sums.shape[-1]), largest=False).values[..., -1:]
+            most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
             is_blurred &= ~(squared - sums > most)
-        *layer, i, j = is_blurred.nonzero(as_tuple=True)
-        first = layer[0] * sums.shape[-1] if layer else 0
+        i, j = is_blurred.nonzero(as_tuple=True)
         distances = squared.clamp_(min=0).sqrt_()
-        exact = pair_distances(
-            self.x.flatten(0, -2), first + (i if rows is None else rows[i]), first + j
-        )
-        distances[is_blurred] = exact.to(distances.dtype)
-        _exclude_selves(distances, rows)
-        return _exclude(distances, slice(None) if rows is None else rows, apart, together)
+        distances[i, j] = pair_distances(self.x, selves[i], j).to(distances.dtype)
+        distances.scatter_(1, selves[:, None], torch.inf)
+        return _exclude(distances, chosen, apart, together)
 
     def nearest(
         self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -173,8 +173,10 @@ def _values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
             # where one fails, they are computed one by one below, to name it; operations take less
             # time where no gradients can be asked for
             with suppress(Exception), torch.inference_mode():
-                values = [_pairs(each) for each in kind.compute_all(metrics)]
-                found |= zip(map(id, metrics), values, strict=True)
+                values = [require_values(each) for each in kind.compute_all(metrics)]
+                numbers = iter(_numbers([value for each in values for value in each.values()]))
+                for metric, each in zip(metrics, values, strict=True):
+                    found[id(metric)] = {key: (next(numbers), math.nan) for key in each}
         for layer, metric, copies in some:
             if id(metric) not in found:
                 found[id(metric)] = _values_of_one(metric, copies, has_errors=layer.num_groups > 0)
@@ -198,19 +200,20 @@ def _values_of_one(metric: Any, copies: list[Any], *, has_errors: bool) -> Pairs
 def _pairs(found: object, errors: dict[str, Tensor] | None = None) -> Pairs:
     """Values that ``compute`` of a metric has returned, each with its standard error or NaN."""
     values = require_values(found)
-    if not values:
-        return {}
-    numbers = _numbers(values)
-    if errors is None:
-        return {key: (number, math.nan) for key, number in numbers.items()}
-    stderrs = _numbers(errors)
-    return {key: (number, stderrs.get(key, math.nan)) for key, number in numbers.items()}
+    known = errors or {}
+    stderrs = dict(zip(known, _numbers(known.values()), strict=True))
+    numbers = zip(values, _numbers(values.values()), strict=True)
+    return {key: (number, stderrs.get(key, math.nan)) for key, number in numbers}
 
 
-def _numbers(values: dict[str, Tensor]) -> dict[str, float]:
-    device = next(iter(values.values())).device
-    stacked = torch.stack([each.to(device) for each in values.values()])
-    return dict(zip(values, stacked.cpu().double().tolist(), strict=True))
+def _numbers(values: Iterable[Tensor]) -> list[float]:
+    """Several scalars on the host, brought there together."""
+    scalars = [*values]
+    if not scalars:
+        return []
+    device = scalars[0].device
+    stacked = torch.stack([each if each.device == device else each.to(device) for each in scalars])
+    return stacked.cpu().double().tolist()
 
 
 def _values_of_layer(layer: LayerMetrics, found: dict[int, Pairs | Exception]) -> Pairs | Exception:

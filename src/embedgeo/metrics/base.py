@@ -540,8 +540,10 @@ class GeometryMetric(Metric):
 
     def reset(self) -> None:
         """Drop the rows seen."""
-        self._own_states = None
-        self.deviations = {}
+        if self._own_states is not None:
+            self._own_states = None
+        if self.deviations:
+            self.deviations = {}
         super().reset()
 
     # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`

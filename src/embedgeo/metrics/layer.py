@@ -3,7 +3,7 @@ sequences.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from inspect import Parameter, signature
 from typing import Any
 
@@ -185,7 +185,8 @@ class LayerMetrics:
         with torch.inference_mode(False):
             for metric in self.with_copies:
                 metric.reset()
-                metric.process_group = None  # one that a metric holds stays open
+                if metric.process_group is not None:
+                    metric.process_group = None  # one that a metric holds stays open
         self.is_synced = False
         are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in self._metrics)
         return self._metrics if are_own else []
@@ -209,7 +210,8 @@ class LayerMetrics:
         for metric in metrics:
             if metric.device != device:
                 metric.to(device)
-            metric.process_group = self.process_group
+            if metric.process_group is not self.process_group:
+                metric.process_group = self.process_group
             if isinstance(self.process_group, OwnGroup) and not isinstance(metric, GeometryMetric):
                 metric.process_group = self.process_group.original
         return metrics
@@ -258,16 +260,16 @@ def compute_alone(metric: Metric) -> object:
     """The result of ``compute`` of a metric on the states that it has, for which no other rank is
     waited.
     """
-    attributes = vars(metric)
-    attributes["sync_context"] = _no_sync
+    is_available = metric.distributed_available_fn
+    metric.distributed_available_fn = _is_never_distributed
     try:
         return metric.compute()
     finally:
-        del attributes["sync_context"]
+        metric.distributed_available_fn = is_available
 
 
-def _no_sync(**arguments: object) -> AbstractContextManager[None]:
-    return nullcontext()
+def _is_never_distributed() -> bool:
+    return False
 
 
 def require_num_groups(jackknife: int) -> None:

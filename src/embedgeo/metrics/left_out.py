@@ -1,5 +1,6 @@
 """Numbers without the rows, or the coordinate, that may make them."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -80,7 +81,8 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
     """Tell whether large rows, first positions or one coordinate hold so much of V (a coordinate,
     of V or M) that numbers without them are worth their time.
 
-    They never are among fewer than 100 rows, of which any few make the numbers.
+    A coordinate does where it has 5 % of V or M, and 4 times what each has on average. They never
+    are among fewer than 100 rows, of which any few make the numbers.
 
     Args:
         values: numbers of a layer by key.
@@ -90,22 +92,15 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
     n = values["n"]
     if n < _LEAST_ROWS:
         return False
-    num_first = float(metric.load(OutlierRows).first_n)
+    outliers, moments = metric.load(OutlierRows), metric.load(Moments)
+    top = moments.m2.argmax()
+    share_of_mean = float(moments.mean[top]) ** 2 / (values["M"] or math.inf)
     # a large row has at least 16 times the usual square
     return (
         max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN
-        or abs(values["first_positions_share"] - num_first / n) > OPEN
-        or _has_large_coordinate(metric.load(Moments))
+        or abs(values["first_positions_share"] - float(outliers.first_n) / n) > OPEN
+        or max(values["top_dim_share"], share_of_mean) > max(OPEN, 4 / len(moments.m2))
     )
-
-
-def _has_large_coordinate(moments: Moments) -> bool:
-    """Tell whether the coordinate of the largest share of V has 5 % of V or M, and 4 times what
-    each has on average.
-    """
-    top, squares = moments.m2.argmax(), moments.mean.square()
-    shares = [ratio(each[top], each.sum()) for each in (moments.m2, squares)]
-    return bool(max(shares) > max(OPEN, 4 / len(squares)))
 
 
 def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Tensor]]:
