@@ -454,7 +454,7 @@ def labelled_dimensions(
 
 
 def dimensions_of_layers(
-    x: Tensor,
+    rows: Sequence[Tensor],
     labels: RowLabels,
     *,
     method: str = "fit",
@@ -465,7 +465,7 @@ def dimensions_of_layers(
     """The `labelled_dimensions` of the rows of several layers, which have the same labels.
 
     Args:
-        x: shape (L, n, d), any floating dtype, finite; n at most 512.
+        rows: of each layer, shape (n, d), any floating dtype, finite; n is 2 to 512.
         labels: see `labelled_dimensions`, as for the others.
         method: of TwoNN.
         discard_fraction: of TwoNN.
@@ -473,15 +473,16 @@ def dimensions_of_layers(
         apart: rows of one sequence are not neighbours.
     """
     estimate = _Estimation((), method, discard_fraction, duplicate_tolerance, None, 0, apart)
-    every = Neighbors(x)
-    have_copies = every.may_have_copies(duplicate_tolerance)
-    # layers without copies have the same points
-    alike = [i for i, has_copies in enumerate(have_copies) if not has_copies]
-    found = dict(zip(alike, estimate.of(every.layers(alike), labels) if alike else (), strict=True))
-    for i, has_copies in enumerate(have_copies):
-        if has_copies:
-            (found[i],) = estimate.of(every.layers(i), labels)
-    return [found[i] for i in range(len(x))]
+    found = dict[int, LabelledEstimates]()
+    alike = dict[int, Neighbors]()  # layers without copies, which have the same points
+    for i, searched in enumerate(map(Neighbors, rows)):
+        if searched.may_have_copies(duplicate_tolerance):
+            (found[i],) = estimate.of(searched, labels)
+        else:
+            alike[i] = searched
+    if alike:
+        found |= zip(alike, estimate.of(Neighbors.stacked([*alike.values()]), labels), strict=True)
+    return [found[i] for i in range(len(rows))]
 
 
 class _Estimation(NamedTuple):

@@ -105,37 +105,44 @@ class Neighbors:
     """Finds copies and nearest neighbours among the same rows, once or several times.
 
     Args:
-        x: shape (n, d), any floating dtype, finite; or (L, n, d), n at most 512: of several layers,
-            among whose rows neighbours are found in the same operations.
+        x: shape (n, d), any floating dtype, finite; or (L, n, d), of several layers: see `stacked`.
     """
 
     def __init__(self, x: Tensor) -> None:
         self.x = x.detach()
         self.every = torch.arange(x.shape[-2], device=x.device)
 
+    @classmethod
+    def stacked(cls, layers: Sequence[Self]) -> Self:
+        """Search among as many rows of several layers in the same operations: at most 512 rows,
+        none of them near copies.
+        """
+        stacked = cls(torch.stack([layer.x for layer in layers]))
+        stacked._distances = torch.stack([layer._distances for layer in layers])
+        return stacked
+
     @cached_property
-    def _float64(self) -> list["Float64Rows"]:
-        return [Float64Rows.of(x) for x in (self.x[None] if self.x.ndim == 2 else self.x)]
+    def _float64(self) -> "Float64Rows":
+        return Float64Rows.of(self.x)
 
     @cached_property
     def _distances(self) -> Tensor:
-        found = [layer.distances(None) for layer in self._float64]
-        return found[0] if self.x.ndim == 2 else torch.stack(found)
+        return self._float64.distances(None)
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
         return RoundedRows.of(self.x)
 
     def distinct(self, tolerance: float = DUPLICATE_TOLERANCE) -> tuple[Tensor, Tensor]:
-        """Find the distinct rows of one layer: see `merge_duplicates`.
+        """Find the distinct rows: see `merge_duplicates`.
 
         Returns:
             Indices of the distinct rows, and for each row the place of its copy among them, (n,).
         """
         kept = self.every
         place = kept
-        is_small = len(self.x) <= FEW_ROWS
-        if len(kept) < 2 or (is_small and not any(self.may_have_copies(tolerance))):
+        is_small = len(kept) <= FEW_ROWS
+        if self.x.ndim > 2 or len(kept) < 2 or (is_small and not self.may_have_copies(tolerance)):
             return kept, place
         projected = None if is_small else Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
@@ -164,24 +171,16 @@ class Neighbors:
                 place = of_kept[place]
         return kept, place
 
-    def may_have_copies(self, tolerance: float) -> list[bool]:
-        """Tell of each layer of at most 512 rows whether some may be near to each other; or squares
-        may be out of range.
+    def may_have_copies(self, tolerance: float) -> bool:
+        """Tell whether some of two to 512 rows may be near to each other, or squares may be out of
+        range.
         """
-        squares = torch.stack([layer.squares for layer in self._float64])
-        nearest = self._distances.view(len(squares), -1).amin(1)
-        known = torch.stack((nearest, squares.median(1).values, squares.amax(1)))
-        tiny, most = torch.finfo(squares.dtype).tiny, torch.finfo(squares.dtype).max
-        return [
-            not (distance > tolerance * median**0.5 and tiny < median and 4 * largest < most)
-            for distance, median, largest in known.T.tolist()
-        ]
-
-    def layers(self, chosen: Sequence[int] | int) -> Self:
-        """Take some of the layers, or one of them."""
-        layers = type(self)(self.x[chosen])
-        layers._distances = self._distances[chosen]
-        return layers
+        squares = self._float64.squares
+        known = self._distances.amin(), squares.median(), squares.amax()
+        distance, median, largest = torch.stack(known).tolist()
+        finfo = torch.finfo(squares.dtype)
+        are_known = finfo.tiny < median and 4 * largest < finfo.max
+        return not (are_known and distance > tolerance * median**0.5)
 
     def nearest(
         self,
@@ -207,7 +206,8 @@ class Neighbors:
             if rows is not None:
                 distances = distances.index_select(-2, rows).index_select(-1, rows)
             if apart is not None or together is not None:
-                distances = _exclude(distances.clone(), slice(None), apart, together)
+                distances = distances.clone() if rows is None else distances
+                _exclude(distances, slice(None), apart, together)
             return _smallest(distances, k)
         rows = self.every if rows is None else rows
         if together is None:
@@ -268,11 +268,15 @@ def _exclude(
     distances: Tensor, rows: Tensor | slice, apart: Tensor | None, together: Tensor | None
 ) -> Tensor:
     """Make distances of some rows to all infinite, in place, where labels forbid neighbours."""
-    if apart is not None:
-        distances.masked_fill_(apart[rows, None] == apart, torch.inf)
-    if together is not None:
-        distances.masked_fill_(together[rows, None] != together, torch.inf)
-    return distances
+    if apart is not None and together is not None:
+        is_excluded = (apart[rows, None] == apart) | (together[rows, None] != together)
+    elif apart is not None:
+        is_excluded = apart[rows, None] == apart
+    elif together is not None:
+        is_excluded = together[rows, None] != together
+    else:
+        return distances
+    return distances.masked_fill_(is_excluded, torch.inf)
 
 
 def _smallest(distances: Tensor, k: int) -> Nearest:
@@ -356,9 +360,14 @@ class Float64Rows(NamedTuple):
             sums *= error
             most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
             is_blurred &= ~(squared - sums > most)
+        if rows is None:
+            is_blurred.triu_()
         i, j = is_blurred.nonzero(as_tuple=True)
         distances = squared.clamp_(min=0).sqrt_()
-        distances[i, j] = pair_distances(self.x, selves[i], j).to(distances.dtype)
+        exact = pair_distances(self.x, selves[i], j).to(distances.dtype)
+        distances[i, j] = exact
+        if rows is None:
+            distances[j, i] = exact
         distances.scatter_(1, selves[:, None], torch.inf)
         return _exclude(distances, chosen, apart, together)
 

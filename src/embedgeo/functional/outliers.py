@@ -168,11 +168,12 @@ def outlier_rows(rows: Rows, norms: Tensor) -> OutlierRows:
     if not len(x):
         return OutlierRows.empty(x.shape[1], device)
     labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
-    largest = _largest(norms)
+    descending = norms.sort(descending=True, stable=True)
+    largest = descending.indices[:NUM_HELD]
     at = largest.to(device)
     facts = labels.index_select(0, at)
-    norm = facts[:, _NORM].copy_(norms.index_select(0, largest))
-    least = 2 * norms.median().to(norm)
+    norm = facts[:, _NORM].copy_(descending.values[:NUM_HELD])
+    least = 2 * descending.values[len(x) // 2].to(norm)
     if ids.token_ids is not None and bool(norm[0] > least):
         is_wanted = (norm > least) | (facts[:, _PLACE] == 0)
         places = at[is_wanted].cpu()

@@ -444,7 +444,8 @@ class Geometry:
 
     def measured_layers(self) -> list[MeasuredLayer]:
         """The layers that have rows on any rank, with their metrics; every rank must call this."""
-        known = torch.stack([self._known_of(layer) for layer in self.layers])
+        of_layers = [self._known_of(layer) for layer in self.layers]
+        known = torch.tensor(of_layers, dtype=torch.float64)
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
@@ -481,8 +482,8 @@ class Geometry:
             if layer.name in self._metrics
         ]
 
-    def _known_of(self, layer: Layer) -> Tensor:
-        """What this rank knows of a layer, float64; zeros where no forward pass has reached it.
+    def _known_of(self, layer: Layer) -> list[float]:
+        """What this rank knows of a layer; zeros where no forward pass has reached it.
 
         Its width, expected size and bytes; a mark of each group of the jackknife that has a
         sequence; and for each rank a number of sequences, and of massive rows, of which this rank
@@ -490,15 +491,15 @@ class Geometry:
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
-        known = torch.zeros(3 + num_groups + 2 * ranks, dtype=torch.float64)
+        known = [0.0] * (3 + num_groups + 2 * ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
-            sizes = metrics.dim, self.norms.expected_size(layer), num_bytes
-            known[:3] = torch.tensor(sizes, dtype=torch.float64)
-            known[[3 + group for group in metrics.groups]] = 1
+            known[:3] = metrics.dim, self.norms.expected_size(layer), num_bytes
+            for group in metrics.groups:
+                known[3 + group] = 1
             own = 3 + num_groups + current_rank(self._group)
-            known[own::ranks] = torch.tensor([metrics.num_sequences, metrics.num_massive]).double()
+            known[own::ranks] = metrics.num_sequences, metrics.num_massive
         return known
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:

@@ -391,7 +391,7 @@ class IntrinsicDimension(GeometryMetric):
     def _kind(self, sample: Sample) -> object:
         """What metrics have in common that are computed together; None: this one is not."""
         n = len(sample.rows)
-        if self.estimator != "twonn" or not 0 < n <= min(self.batch_size, FEW_ROWS):
+        if self.estimator != "twonn" or not 2 <= n <= min(self.batch_size, FEW_ROWS):
             return None
         rows = sample.rows
         tensors = self.settings, sample.labels, sample.keys
@@ -418,7 +418,7 @@ class IntrinsicDimension(GeometryMetric):
             for start in range(0, len(places), most):
                 some = places[start : start + most]
                 estimates = dimensions_of_layers(
-                    torch.stack([own[place][1].rows for place in some]),
+                    [own[place][1].rows for place in some],
                     _labels_of(of_first),
                     method=first.method,
                     discard_fraction=first.discard_fraction,
