@@ -118,7 +118,8 @@ class Neighbors:
         none of them near copies.
         """
         stacked = cls(torch.stack([layer.x for layer in layers]))
-        stacked._distances = torch.stack([layer._distances for layer in layers])
+        distances = [layer._distances for layer in layers if layer._distances is not None]
+        stacked._distances = torch.stack(distances)
         return stacked
 
     @cached_property
@@ -126,8 +127,12 @@ class Neighbors:
         return Float64Rows.of(self.x)
 
     @cached_property
-    def _distances(self) -> Tensor:
-        return self._float64.distances(None)
+    def _distances(self) -> Tensor | None:
+        """All distances among few rows; None where products do not tell them."""
+        if not 0 < len(self.every) <= FEW_ROWS:
+            return None
+        squared, is_clear = self._float64.squared_distances(self.every)
+        return squared.sqrt_() if is_clear else None
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
@@ -141,28 +146,21 @@ class Neighbors:
         """
         kept = self.every
         place = kept
-        is_small = len(kept) <= FEW_ROWS
-        if self.x.ndim > 2 or len(kept) < 2 or (is_small and not self.may_have_copies(tolerance)):
+        if self.x.ndim > 2 or len(kept) < 2 or not self.may_have_copies(tolerance):
             return kept, place
-        projected = None if is_small else Projections.of(self.x)
+        projected = Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
         for most, share in ((1, 0.0), (len(self.x), tolerance)):
             if len(kept) < 2:
                 continue
-            is_all = len(kept) == len(self.x)
             reach = 0.0
             if share:
-                norms = (
-                    projected.norms if projected and is_all else _distances_from_mean(self.x[kept])
-                )
+                is_all = len(kept) == len(self.x)
+                norms = projected.norms if is_all else _distances_from_mean(self.x[kept])
                 reach = share * float(norms.median().nan_to_num(posinf=0))
-            if projected is None:
-                near = self._distances if is_all else self._distances[kept][:, kept]
-                i, j = (near <= reach).nonzero(as_tuple=True)
-            else:
-                i, j = projected.pairs(kept, reach, most)
-                is_near = pair_distances(self.x, kept[i], kept[j]) <= reach
-                i, j = i[is_near], j[is_near]
+            i, j = projected.pairs(kept, reach, most)
+            is_near = pair_distances(self.x, kept[i], kept[j]) <= reach
+            i, j = i[is_near], j[is_near]
             if len(i):
                 label, of_kept = _joined(len(kept), i, j).unique(return_inverse=True)
                 kept = torch.empty_like(label).scatter_reduce_(
@@ -172,9 +170,11 @@ class Neighbors:
         return kept, place
 
     def may_have_copies(self, tolerance: float) -> bool:
-        """Tell whether some of two to 512 rows may be near to each other, or squares may be out of
-        range.
+        """Tell whether some rows may be near to each other; that there are none only their
+        distances tell, which are at hand for few rows.
         """
+        if self._distances is None:
+            return True
         squares = self._float64.squares
         known = self._distances.amin(), squares.median(), squares.amax()
         distance, median, largest = torch.stack(known).tolist()
@@ -201,7 +201,7 @@ class Neighbors:
         """
         if rows is not None:
             apart, together = (None if each is None else each[rows] for each in (apart, together))
-        if self.x.shape[-2] <= FEW_ROWS:
+        if self._distances is not None:
             distances = self._distances
             if rows is not None:
                 distances = distances.index_select(-2, rows).index_select(-1, rows)
@@ -210,8 +210,8 @@ class Neighbors:
                 _exclude(distances, slice(None), apart, together)
             return _smallest(distances, k)
         rows = self.every if rows is None else rows
-        if together is None:
-            return self._nearest(k, rows, apart, far=far)
+        if together is None or len(rows) <= FEW_ROWS:
+            return self._nearest(k, rows, apart, together, far)
         order, windows = _windows(together)
         found = [
             self._nearest(
@@ -315,11 +315,6 @@ class Float64Rows(NamedTuple):
     centred: Tensor
     squares: Tensor  # shape (n,)
 
-    @property
-    def every(self) -> Tensor:
-        """Indices of the rows, shape (n,)."""
-        return torch.arange(len(self.x), device=self.x.device)
-
     @classmethod
     def of(cls, x: Tensor) -> Self:
         """Centre the rows of ``x``, shape (n, d)."""
@@ -329,47 +324,54 @@ class Float64Rows(NamedTuple):
 
     def distances(
         self,
-        rows: Tensor | None,
+        rows: Tensor,
         k: int | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
     ) -> Tensor:
-        """Compute the distances of these rows, or of all, to all, infinite to themselves and where
-        labels forbid neighbours.
+        """Compute the distances of these rows to all, infinite to themselves and where labels
+        forbid neighbours.
 
         With ``k`` only those to the k nearest rows need to be right.
         """
-        chosen = slice(None) if rows is None else rows
-        selves = self.every if rows is None else rows
-        left, own = self.centred[chosen], self.squares[chosen]
-        squared = own[:, None] + self.squares
-        if not len(own):
-            return squared
-        # in place, which autocast leaves alone
-        squared.addmm_(left, self.centred.T, alpha=-2)
-        squared.scatter_(1, selves[:, None], torch.inf)
-        _exclude(squared, chosen, apart, together)
-        error = 2 * (self.x.shape[1] + 24) * torch.finfo(squared.dtype).eps
-        # a square that has overflowed is NaN, and so is the least of its row
-        most = own + self.squares.amax()
-        if bool((squared.amin(1) > error / _EXACT * most).all()):
+        if not len(rows):
+            return self.squares.new_empty(0, len(self.squares))
+        squared, is_clear = self.squared_distances(rows, apart, together)
+        if is_clear:
             return squared.sqrt_()
-        sums = own[:, None] + self.squares
-        is_blurred = ~(squared > error / _EXACT * sums)
+        sums = self.squares[rows, None] + self.squares
+        is_blurred = ~(squared > self._error / _EXACT * sums)
         if k is not None:  # a row whose distance is larger than k others may be is none of the k
-            sums *= error
+            sums *= self._error
             most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
             is_blurred &= ~(squared - sums > most)
-        if rows is None:
-            is_blurred.triu_()
         i, j = is_blurred.nonzero(as_tuple=True)
         distances = squared.clamp_(min=0).sqrt_()
-        exact = pair_distances(self.x, selves[i], j).to(distances.dtype)
-        distances[i, j] = exact
-        if rows is None:
-            distances[j, i] = exact
-        distances.scatter_(1, selves[:, None], torch.inf)
-        return _exclude(distances, chosen, apart, together)
+        distances[i, j] = pair_distances(self.x, rows[i], j).to(distances.dtype)
+        distances.scatter_(1, rows[:, None], torch.inf)
+        return _exclude(distances, rows, apart, together)
+
+    def squared_distances(
+        self, rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None
+    ) -> tuple[Tensor, bool]:
+        """Compute the squares of the `distances` from products, and whether they tell all."""
+        is_all = len(rows) == len(self.x)
+        left, own = (
+            each if is_all else each.index_select(0, rows) for each in (self.centred, self.squares)
+        )
+        squared = own[:, None] + self.squares
+        # in place, which autocast leaves alone
+        squared.addmm_(left, self.centred.T, alpha=-2)
+        squared.scatter_(1, rows[:, None], torch.inf)
+        _exclude(squared, rows, apart, together)
+        # a square that has overflowed is NaN, and so is the least of its row
+        most = own + self.squares.amax()
+        return squared, bool((squared.amin(1) > self._error / _EXACT * most).all())
+
+    @property
+    def _error(self) -> float:
+        """The largest error of a squared distance beside the sum of both squared norms."""
+        return 2 * (self.x.shape[1] + 24) * torch.finfo(self.squares.dtype).eps
 
     def nearest(
         self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None
