@@ -186,6 +186,7 @@ class GeometryMetric(Metric):
         # of the groups, by key, once `compute_with_errors` has run
         self.deviations: dict[str, Tensor] = {}
         self._declared: dict[type[Any], tuple[str, Any]] = {}
+        self._fields: dict[type[Any], list[str]] = {}  # that are tensors
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
         self._on_cpu = {"num_rows", "num_nonfinite", "settings"}
@@ -265,8 +266,9 @@ class GeometryMetric(Metric):
             self._untouched.clear()
         if self.deviations:
             self.deviations = {}
-        self.num_rows = self.num_rows + rows.num_kept - rows.num_massive
-        self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
+        self.num_rows = self.num_rows + (rows.num_kept - rows.num_massive)
+        if rows.num_nonfinite:
+            self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
     @abstractmethod
     def update_states(self, rows: Rows) -> None:
@@ -353,9 +355,12 @@ class GeometryMetric(Metric):
         """
         self._declared[type(empty)] = prefix, empty
         self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
-        for field, value in empty._asdict().items():
-            if isinstance(value, Tensor):
-                self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
+        tensors = {
+            key: value for key, value in empty._asdict().items() if isinstance(value, Tensor)
+        }
+        self._fields[type(empty)] = [*tensors]
+        for field, value in tensors.items():
+            self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
     def holds(self, kind: type[Any]) -> bool:
         """Tell whether a state of this kind has been declared."""
@@ -367,21 +372,21 @@ class GeometryMetric(Metric):
         held = vars(self) if tensors is None else tensors
         cpu, own = torch.device("cpu"), self.device
         fields: dict[str, Tensor] = {}
-        for field, value in empty._asdict().items():
-            if isinstance(value, Tensor) and (tensor := held.get(prefix + field)) is not None:
-                device = cpu if prefix + field in self._on_cpu else own
+        for field in self._fields[kind]:
+            name = prefix + field
+            if (tensor := held.get(name)) is not None:
+                device = cpu if name in self._on_cpu else own
                 fields[field] = tensor if tensor.device == device else sent(tensor, device)
         return empty._replace(**fields)
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
-        prefix, _ = self._declared[type(state)]
-        self._untouched.discard(type(state))
-        for field, value in state._asdict().items():
-            if isinstance(value, Tensor):
-                setattr(
-                    self, prefix + field, value.cpu() if prefix + field in self._on_cpu else value
-                )
+        kind = type(state)
+        prefix, _ = self._declared[kind]
+        self._untouched.discard(kind)
+        for field in self._fields[kind]:
+            name, value = prefix + field, getattr(state, field)
+            setattr(self, name, value.cpu() if name in self._on_cpu else value)
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
