@@ -264,8 +264,8 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """
     quotient = numerator / denominator
     size = denominator.to(quotient.dtype).abs()
-    is_undefined = (size < torch.finfo(quotient.dtype).tiny) | size.isinf() | numerator.isinf()
-    return quotient.masked_fill(is_undefined, torch.nan)
+    is_defined = (size >= torch.finfo(quotient.dtype).tiny) & (size < torch.inf)
+    return quotient.where(is_defined & (numerator.abs() < torch.inf), torch.nan)
 
 
 def ratios(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

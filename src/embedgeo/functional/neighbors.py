@@ -38,6 +38,7 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
+_TOPK_LENGTH = 64  # of a row for each of its smallest numbers, below which topk is slower than min
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 FEW_ROWS = 512
@@ -281,7 +282,16 @@ def _exclude(
 
 def _smallest(distances: Tensor, k: int) -> Nearest:
     """Take the k smallest distances of each row of shape (..., n); NaN where they are infinite."""
-    nearest, places = distances.topk(min(k, distances.shape[-1]), largest=False)
+    n = distances.shape[-1]
+    if _TOPK_LENGTH * k <= n or n == 0:
+        nearest, places = distances.topk(min(k, n), largest=False)
+    else:
+        left = distances.clone()
+        found = [left.min(-1, keepdim=True)]
+        for _ in range(min(k, n) - 1):
+            left.scatter_(-1, found[-1].indices, torch.inf)
+            found.append(left.min(-1, keepdim=True))
+        nearest, places = (torch.cat(each, -1) for each in zip(*found, strict=True))
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
     missing = k - nearest.shape[-1]
     if missing > 0:

@@ -182,14 +182,18 @@ def outlier_rows(rows: Rows, norms: Tensor) -> OutlierRows:
     places = ids.once(("first rows", x.device), lambda: sent(_first_places(ids, len(x)), x.device))
     first = x.index_select(0, places).to(norms.dtype)
     mean = first.sum(0) / max(1, len(first))
+    counts = ids.once(
+        ("counts", x.device), lambda: norms.new_tensor([len(first), rows.num_sequences])
+    )
+    num_first, num_sequences = counts.unbind()
     return OutlierRows(
         x.index_select(0, largest),
         facts,
         bins,
-        norms.new_tensor(float(len(first))),
+        num_first,
         mean,
         (first - mean).square_().sum(0),
-        norms.new_tensor(float(rows.num_sequences)),
+        num_sequences,
     )
 
 

@@ -47,9 +47,14 @@ def to_state(sums: Sums) -> Sums:
     """The sums over a batch on the device of the states, with the floating-point ones in
     float64.
     """
-    held = (tensor.to(state_device(tensor.device)) for tensor in sums)
+    device = state_device(sums[0].device)
     return type(sums)(
-        *(tensor.to(torch.float64) if tensor.is_floating_point() else tensor for tensor in held)
+        *(
+            tensor
+            if tensor.device == device and tensor.dtype in (torch.float64, torch.int64)
+            else tensor.to(device, torch.float64 if tensor.is_floating_point() else tensor.dtype)
+            for tensor in sums
+        )
     )
 
 

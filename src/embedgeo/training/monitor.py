@@ -799,7 +799,7 @@ class Monitor(ABC):
         layers = {record["layer"] for record in records}
         # a layer may have their name
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]
-        measured = [Record(**{"step": step, **record}) for record in [*records, *means]]
+        measured = [Record(step=step, **record) for record in [*records, *means]]
         measured += self._hear(step, measured)
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
             self.history = [record for record in self.history if record["step"] < step]
