@@ -314,23 +314,27 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
 
 
 class Float64Rows(NamedTuple):
-    """Centred rows in float64 (float32 on a device without), and their squared norms.
+    """Centred rows in float64 (float32 on a device without), as the rows (b, ‖b‖², 1).
 
-    A squared distance is the sum of two squared norms, less twice a product. Rounding changes it by
-    at most (d + 24) ε (‖a‖ + ‖b‖)², where ε is the dtype's, and (‖a‖ + ‖b‖)² ≤ 2 (‖a‖² + ‖b‖²).
-    Where that may be too much, the distance is computed from the rows' difference.
+    The product with (-2a, 1, ‖a‖²) is the squared distance ‖a - b‖². Rounding changes it by at most
+    (d + 24) ε (‖a‖ + ‖b‖)², where ε is the dtype's, and (‖a‖ + ‖b‖)² ≤ 2 (‖a‖² + ‖b‖²). Where that
+    may be too much, the distance is computed from the rows' difference.
     """
 
     x: Tensor  # shape (n, d), as they were given
-    centred: Tensor
-    squares: Tensor  # shape (n,)
+    values: Tensor  # shape (n, d + 2)
+    squares: Tensor  # ‖b‖², shape (n,)
 
     @classmethod
     def of(cls, x: Tensor) -> Self:
         """Centre the rows of ``x``, shape (n, d)."""
-        centred = x.to(accumulator_dtype(x.device))
-        centred = centred - centred.mean(0)
-        return cls(x, centred, torch.linalg.vecdot(centred, centred))
+        values = x.new_empty(len(x), x.shape[1] + 2, dtype=accumulator_dtype(x.device))
+        centred = values[:, :-2]
+        torch.sub(x, x.mean(0, dtype=values.dtype), out=centred)
+        squares = torch.linalg.vecdot(centred, centred)
+        values[:, -2] = squares
+        values[:, -1] = 1
+        return cls(x, values, squares)
 
     def distances(
         self,
@@ -365,13 +369,13 @@ class Float64Rows(NamedTuple):
         self, rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None
     ) -> tuple[Tensor, bool]:
         """Compute the squares of the `distances` from products, and whether they tell all."""
-        is_all = len(rows) == len(self.x)
-        left, own = (
-            each if is_all else each.index_select(0, rows) for each in (self.centred, self.squares)
-        )
-        squared = own[:, None] + self.squares
-        # in place, which autocast leaves alone
-        squared.addmm_(left, self.centred.T, alpha=-2)
+        own = self.squares.index_select(0, rows)
+        left = self.values.index_select(0, rows)
+        left[:, :-2] *= -2
+        left[:, -2] = 1
+        left[:, -1] = own
+        squared = left.new_empty(len(rows), len(self.x))
+        torch.mm(left, self.values.T, out=squared)  # which autocast leaves alone
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         # a square that has overflowed is NaN, and so is the least of its row
