@@ -15,7 +15,7 @@ from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.report.runs import make_run
 from embedgeo.report.summary import flags
-from embedgeo.results.findings import findings, lines
+from embedgeo.results.findings import approximate_error, findings, lines
 from tests import references
 from tests.data import gaussian, generator, texts, zipf_ids
 from tests.ranks import on_two_ranks
@@ -91,6 +91,7 @@ def test_what_is_left_without_large_rows_and_first_positions_is_as_measured_alon
     x, ids = planted(large=True, first=True)
     values, _ = measured(x, ids, batches)
     assert values["large_rows"] == 5
+    assert values["first_positions"] == SEQUENCES
     for what, left_out in {
         "large_rows": LARGE,
         "first_positions": FIRST,
@@ -165,6 +166,25 @@ def test_rows_that_make_a_number_and_its_jackknife_error_are_told_of():
     assert errors["V"] > 0.2 * values["V"]
     assert errors["top_rows_share"] > 0
     assert "large_rows" in findings(values, DIM, errors)
+
+
+def test_rows_are_told_of_where_as_many_others_would_not_do_as_much():
+    values = {  # of Gemma 3 270M, block.12
+        "n": 8192.0,
+        "token_types": 1689.0,
+        "V_W_over_V_unbiased": 0.3596,
+        "large_rows": 5.0,
+        "large_rows_share": 0.0582,
+        "V_W_over_V_unbiased_without_large_rows": 0.3145,
+        "anisotropy_without_large_rows": 0.5247,
+    }
+    error = approximate_error("V_W_over_V_unbiased", values, "large_rows")
+    assert 2 * error > 0.3596 - 0.3145
+    assert findings(values, 640) == {
+        "large_rows": "5 rows of 8,192 hold 6% of the variance; without them V_W / V is 0.3145, "
+        "not 0.3596"
+    }
+    assert findings(values | {"large_rows": 300.0}, 640) == {}
 
 
 def test_metrics_without_a_table_or_scatter_tell_what_they_know():
@@ -242,6 +262,35 @@ def test_of_a_hundred_simulations_of_gaussian_rows_and_zipf_types_none_is_told_o
         values, _ = measured(x.view(-1, n // 8, dim), ids.view(-1, n // 8))
         told += findings(values, dim).values()
     assert told == []
+
+
+NEARLY_ON_A_LINE = [  # sequences, their length, d, V_W / V, number of token types
+    (50, 2, 2, 0.1, 5000),
+    (50, 2, 32, 0.6, 5000),
+    (64, 2, 16, 1.0, 60),
+    (1, 100, 16, 0.1, 60),
+    (8, 16, 3, 0.05, 20),
+    (1, 200, 64, 1.0, 60),
+    (1, 512, 16, 0.02, 20),
+    (8, 256, 2, 0.05, 20),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sequences", "length", "dim", "within", "vocabulary"), NEARLY_ON_A_LINE)
+def test_rows_nearly_on_a_line_are_no_few_rows(sequences, length, dim, within, vocabulary):
+    told = set()
+    scale = torch.ones(dim, dtype=torch.float64)
+    scale[0] = 14 * dim**0.5
+    for seed in range(20):
+        ids = zipf_ids(sequences * length, vocabulary=vocabulary, seed=seed)
+        centers = gaussian(vocabulary, dim, seed=seed + 1)
+        x = within**0.5 * gaussian(len(ids), dim, seed=seed + 2)
+        x = 0.3 + (x + (1 - within) ** 0.5 * centers[ids]) * scale
+        shape = sequences, length
+        values, errors = measured(x.view(*shape, dim), ids.view(shape), jackknife=6)
+        told |= findings(values, dim, errors).keys()
+    assert told <= {"top_dim"}
 
 
 @pytest.mark.slow

@@ -180,7 +180,8 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
         if key not in ("n", "coordinate", "share")
         and not (what in ("top_dim", "all") and key.startswith("V_W"))
     }
-    values["large_rows"] = found["large_rows"]["n"]
+    for what in ("large_rows", "first_positions"):
+        values[what] = found[what]["n"]
     values["large_rows_share"] = found["large_rows"]["share"]
     values["V_top_coordinate"] = found["top_dim"]["coordinate"]
     values["V_without_rows_top_coordinate"] = found["all"]["coordinate"]

@@ -1,14 +1,14 @@
 """Which few rows, first positions or single coordinate make a layer's headlines, in words."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from math import inf, isnan, nan, sqrt
+from math import isnan, log, nan, sqrt
 from typing import Any
 
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import term
 
 MOVED, MOVED_ERRORS = 0.1, 2
-"""The share of itself, and the number of its standard errors, by which a headline has to move."""
+"""The share of itself, and the number of standard errors, by which a headline has to move."""
 REMEDIES = {
     "large_rows": "Leave large rows out by skip_massive= (--skip-massive).",
     "first_positions": "Leave first positions out by skip_first_positions=1 "
@@ -22,6 +22,12 @@ _HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
 _LEAST = 0.01  # by which a share has to move
 _MOST_NAMED = 4  # layers
 _HELD = 128  # rows, those of largest norm, that are left out at most
+# what is left out by what has the number of its rows
+_ROWS = {
+    "large_rows": ("large_rows",),
+    "first_positions": ("first_positions",),
+    "both": ("large_rows", "first_positions"),
+}
 # share of V of a coordinate, as in `embedgeo.metrics.left_out`, from which it is named
 _OPEN = 0.05
 
@@ -33,8 +39,9 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
 
     One does where, without it, V_W / V, M / Q, the anisotropy or V moves by more than a tenth of
     itself and two standard errors: of all rows, and where several kinds do, without those before.
-    The standard error is that of independent Gaussian rows (`approximate_error`) or that of the
-    jackknife where it is smaller: rows that make a number make its jackknife error, too.
+    Without a coordinate, the error is that of the headline: of independent Gaussian rows
+    (`approximate_error`), or the jackknife's where that is smaller. Without rows it is that of what
+    leaving out as many of Gaussian rows does, be they the largest.
 
     Args:
         values: numbers by key, with those of `embedgeo.metrics.left_out`.
@@ -110,17 +117,36 @@ def _told(values: Values, errors: Values, before: str, what: str) -> str:
     for key in _HEADLINES:
         old = values.get(f"{key}_without_{before}" if before else key, nan)
         new = values.get(f"{key}_without_{what}", nan)
-        if _is_moved(key, old, new, approximate_error(key, values, what), errors.get(key, inf)):
+        error, jackknife = approximate_error(key, values, what), errors.get(key, nan)
+        if what in _ROWS:
+            error *= _times_of_move(key, values, before, what)
+        elif not isnan(jackknife):
+            error = min(error, jackknife)
+        if _is_moved(key, old, new, error):
             told.append(f"{term(key).name} is {number(new)}, not {number(old)}")
     return ", ".join(told[:-1] if len(told) > 1 and told[-1].startswith("V is") else told)
 
 
-def _is_moved(key: str, old: float, new: float, approximate: float, jackknife: float) -> bool:
+def _is_moved(key: str, old: float, new: float, error: float) -> bool:
     if isnan(old) or isnan(new):
         return False
-    error = approximate if isnan(jackknife) else min(approximate, jackknife)
     least = 0.0 if key == "V" else _LEAST
     return abs(new - old) > max(MOVED * abs(old), MOVED_ERRORS * error, least)
+
+
+def _times_of_move(key: str, values: Values, before: str, what: str) -> float:
+    """Standard error of what leaving out k of n rows does to a headline, by that of the headline.
+
+    Numbers of n independent rows and of n - k of them differ by √(k / (n - k)) times the error of
+    one of them; V_W / V rests on n - T rows, for T types. Rows may be left out for their size: the
+    k largest of n squares of a Gaussian are on average up to 1 + 2 ln(n / k) times as large as
+    all of them, and so may be what they do. The jackknife's error does not serve: all its groups
+    have the same types, and where these are few it is too small by far.
+    """
+    n = values.get("n", 0.0)
+    k = max(1.0, sum(values.get(kind, 0.0) for kind in _ROWS[what] if kind != before))
+    types = values.get("token_types", 0.0) if key == "V_W_over_V_unbiased" else 0.0
+    return sqrt(k / max(1.0, n - types - k)) * (1 + 2 * log(max(1.0, n / k)))
 
 
 def approximate_error(key: str, values: Values, what: str) -> float:
