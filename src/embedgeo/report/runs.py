@@ -30,7 +30,6 @@ from embedgeo.results.parquet import (
     is_history,
     monitored_runs,
     read_table,
-    require_numbers,
 )
 from embedgeo.results.records import MEANS, MODEL
 
@@ -388,7 +387,6 @@ def runs_of_records(records: pd.DataFrame, **tables: pd.DataFrame) -> list[Run]:
     records = records.assign(
         **{name: value for name, value in defaults.items() if name not in records}
     )
-    require_numbers(records, "a table of results")
     runs = []
     for name, of_run in records.groupby("run", sort=False):
         are_several = (

@@ -17,12 +17,11 @@ from urllib.parse import quote, unquote
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pandas.api.types import is_numeric_dtype
 
 from embedgeo.glossary import foreign_terms, learn
 from embedgeo.results.events import EVENTS, read_events
 from embedgeo.results.files import replacing
-from embedgeo.results.records import MEANS, MODEL, Record
+from embedgeo.results.records import Record
 
 
 def _columns(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
@@ -151,12 +150,17 @@ def read_metadata(path: Path) -> dict[str, str]:
 def read_records(path: Path) -> pd.DataFrame:
     """Read the records of a checkpoint."""
     remedy = f"Removing it is safe: the next sweep measures {path.stem} again."
-    table = _read(path, SCHEMA.names, remedy)
+    return _read_as(path, SCHEMA, remedy)
+
+
+def _read_as(path: Path, schema: pa.Schema, remedy: str = "") -> pd.DataFrame:
+    """The columns of a schema in a Parquet file, in its types, which what is there has to fit."""
+    table = _read(path, schema.names, remedy)
     try:
-        return table.select(SCHEMA.names).cast(SCHEMA).to_pandas()
+        return table.select(schema.names).cast(schema).to_pandas()
     except (pa.ArrowException, ValueError) as error:
         raise ValueError(
-            f"{path} must have columns of records; it has others ({error}). {remedy}"
+            f"{path} must have columns of records; it has others ({error}). {remedy}".rstrip()
         ) from error
 
 
@@ -312,53 +316,6 @@ def _histories(source: Path) -> Iterator[tuple[Path, str]]:
             yield path, prefix
 
 
-def _read_history(path: Path) -> pd.DataFrame:
-    table = read_parquet(path, HISTORY.names)
-    require_numbers(table, str(path))
-    of_none = table[(table["width"] < 1) & ~table["layer"].isin([MODEL, *MEANS])]
-    if len(of_none):
-        width, layer = of_none[["width", "layer"]].iloc[0]
-        raise ValueError(
-            f"{path} must have the number of coordinates of each layer in the column width; it has "
-            f"{width} at {layer}."
-        )
-    place = ["step", "layer", "metric"]
-    twice = table[table.duplicated(place)]
-    if len(twice):
-        step, layer, metric = twice[place].iloc[0]
-        raise ValueError(
-            f"{path} must have one value for each step, layer and metric; it has several of "
-            f"{metric} at {layer}, step "
-            f"{step}. Leave one of them, or give each run a history of its own."
-        )
-    return table.astype({"step": "int64"})
-
-
-def require_numbers(table: pd.DataFrame, source: str) -> None:
-    """Check that records have numbers as values, and whole numbers from 0 up as steps."""
-    for column in ("value", "stderr", "step", "width"):
-        values = table.get(column, table["value"])
-        texts = values[[isinstance(value, str) for value in values]]
-        if not is_numeric_dtype(values) and len(texts):
-            raise ValueError(
-                f"{source} must have numbers in the column {column}; it has {texts.iloc[0]!r}. "
-                "Write NaN for undefined."
-            )
-    negative = table[table["stderr"] < 0] if "stderr" in table else table[:0]
-    if len(negative):
-        raise ValueError(
-            f"{source} must have standard errors of 0 or more in the column stderr; it has "
-            f"{negative['stderr'].iloc[0]}. Write NaN for unknown."
-        )
-    steps = pd.to_numeric(table["step"], errors="coerce")
-    wrong = table["step"][~((steps >= 0) & (steps % 1 == 0))]
-    if len(wrong):
-        raise ValueError(
-            f"{source} must have optimizer steps, whole numbers from 0 up, in the column step; it "
-            f"has {wrong.iloc[0]}. Count the steps that the weights have taken."
-        )
-
-
 def is_history(path: Path) -> bool:
     """Tell a history from other files, by its name."""
     return path.is_file() and path.match("history.*parquet")
@@ -373,7 +330,7 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
     W&B keeps those of a run, is no name.
     """
     found = [
-        (path.parent, prefix, _read_history(path), path) for path, prefix in _histories(source)
+        (path.parent, prefix, _read_as(path, HISTORY), path) for path, prefix in _histories(source)
     ]
     if not found:
         folders = sorted({path.parent for path in source.rglob(f"{EVENTS}*")})
@@ -393,8 +350,8 @@ def monitored_runs(source: Path) -> list[MonitoredRun]:
         )
         name = "/".join(parts[-length:])
         origin = json.loads(read_metadata(path).get(_ORIGIN, "{}")) if path.is_file() else {}
-        named = records if "model" in records else records.assign(model=origin.get("model", ""))
-        runs.append(
-            MonitoredRun(name if prefix == "geometry" else f"{name} {prefix}", named, path, origin)
-        )
+        if prefix != "geometry":
+            name = f"{name} {prefix}"
+        named = records.assign(model=origin.get("model", ""))
+        runs.append(MonitoredRun(name, named, path, origin))
     return runs
