@@ -233,7 +233,6 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
     if pattern not in ("blocks", "hidden_states", "residual"):
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
-        _require_callable_blocks(model, pattern)
         names = [*structure.module_names(model)][:6]
         instead = f"Name layers by a pattern of module names instead, such as {', '.join(names)}."
         remedy = instead if names else "It has no modules."
@@ -266,21 +265,6 @@ def _streams(standard: Sequence[Layer]) -> list[Layer]:
         for part in (*PARTS, LEDGER)
         for layer in blocks
     ]
-
-
-def _require_callable_blocks(model: nn.Module, pattern: str) -> None:
-    for stack in structure.find_stacks(model):
-        inside = set(map(structure.unwrapped, stack.blocks[0].children()))
-        path = [name for name, module in structure.module_names(model).items() if module in inside][
-            -1
-        ]
-        *before, number, part = path.split(".")
-        raise ValueError(
-            f"layers={pattern!r} needs blocks that are called; those of "
-            f"{type(stack.parent).__name__} are a {type(stack.blocks[0]).__name__} of modules "
-            "each. Name the modules inside whose output is the hidden state, such as "
-            f"layers={'.'.join([*before, '?' * len(number), part])!r}."
-        )
 
 
 def _mean(submodel: _Submodel, pattern: str, count: int, *, of_hidden: bool) -> Layer:
