@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -250,17 +249,6 @@ def test_a_demo_that_cannot_start_gives_one_line_and_status_2(
         assert said in only_line(capsys.readouterr().err)
     assert not (tmp_path / "out").exists()
     assert mine.exists()
-
-
-def test_a_full_disk_gives_one_line_and_status_2_before_training_starts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1_000_000))
-    assert main(["demo", "--out", str(tmp_path)]) == 2
-    captured = capsys.readouterr()
-    assert "MB" in only_line(captured.err)
-    assert str(tmp_path) in captured.err
-    assert captured.out == ""
 
 
 @pytest.mark.parametrize(

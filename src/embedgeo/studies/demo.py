@@ -63,7 +63,6 @@ def run_demo(settings: DemoSettings) -> None:
         *(s for s in log_spaced_steps() if s < last),
         last,
     }
-    _require_space(out, len(steps) * model.num_parameters() * 4)
     console = Console()
     console.print(
         f"Training a GPT-NeoX of {settings.num_layers} layers, {model.num_parameters() / 1e6:.1f} "
@@ -130,16 +129,6 @@ def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> 
         raise OSError(
             f"--out must be a folder that can be written; {out} is not ({error})."
         ) from error
-
-
-def _require_space(out: Path, checkpoint_bytes: int) -> None:
-    needed = 1.1 * checkpoint_bytes + 10e6
-    free = shutil.disk_usage(out).free
-    if free < needed:
-        raise OSError(
-            f"--out needs about {needed / 1e6:.0f} MB for the checkpoints; {out} has "
-            f"{free / 1e6:.0f} MB left."
-        )
 
 
 def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:
