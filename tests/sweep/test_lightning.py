@@ -111,12 +111,12 @@ class Short(Forward):
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Blocks(), r"Blocks has no forward\. Give it one"),
+        (Blocks(), r"must be one that can be run .*Module \[Blocks\] is missing .*forward"),
         (
             Forward(num_positions=13),
             r"at most the model's 13 positions; got 16\. Give --seq-len 13",
         ),
-        (Short(), "seq_len must be what the model can be run on, .* got 16 "),
+        (Short(), "must be one that can be run on sequences of seq_len tokens, .* got 16 "),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_the_way_out(tmp_path, asked, model, why):

@@ -437,13 +437,6 @@ def import_named(name: str) -> Any:
     return getattr(import_module(module_name), attribute)
 
 
-def has_own(module: nn.Module, method: str) -> bool:
-    """Tell a method of the model's own from one of Lightning's in its place."""
-    return not getattr(type(module), method).__module__.startswith(
-        ("lightning.", "pytorch_lightning.")
-    )
-
-
 def num_token_types(model: nn.Module) -> int | None:
     """Rows of the input embedding; None if the model has no embedding table."""
     return getattr(input_embedding(model), "num_embeddings", None)

@@ -418,11 +418,6 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     if settings.device_map is not None:
         loading.placement(model, settings.device_map)
     network = measured_model(model)
-    if not loading.has_own(network, "forward"):
-        raise ValueError(
-            f"model_class must be a model that can be run; {type(network).__name__} has no "
-            "forward. Give it one that takes token ids of shape (sequences, positions)."
-        )
     takes_mask = (
         isinstance(network, PreTrainedModel)
         and "attention_mask" in signature(network.forward).parameters
@@ -438,7 +433,10 @@ def require_fit(model: nn.Module, text: ProbeText, settings: SweepSettings) -> N
     if most is not None and needed > most:
         raise _too_long(most, settings)
     if not any(parameter.is_meta for parameter in network.parameters()):
-        rule = "seq_len must be what the model can be run on, as smaller ones may be"
+        rule = (
+            "a model must be one that can be run on sequences of seq_len tokens, of shape "
+            "(sequences, positions), as on smaller ones it may be"
+        )
         with torch.inference_mode(), loading.requiring(rule, needed):
             network(text.token_ids[:needed][None])
 
