@@ -334,7 +334,6 @@ class ForwardInputs:
         enclosing = (module for part in parts for module in structure.enclosing_modules(part))
         self.enclosing_modules = list(dict.fromkeys(enclosing))
         self._warned_of_rows_without_type = False
-        self.has_mask = False  # of some forward pass, given or found
         self._embedding_modules = {
             m for m in self.enclosing_modules if structure.contains_any(m, self.tables)
         }
@@ -605,7 +604,6 @@ class ForwardInputs:
                 "tell the attention mask. Call the model or its forward(), or give mask= (all "
                 "ones if there is no padding)."
             )
-        self.has_mask |= mask is not None
         if self._skip_first_positions:
             mask = self._without_first_positions(rows, token_ids, mask, device)
         if self._ignore_token_ids:
