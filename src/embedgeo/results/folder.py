@@ -223,13 +223,12 @@ class SweepFolder:
             path.stem: path.read_text().strip() for path in sorted(self.failed.glob("[!.]*.txt"))
         }
 
-    def runs(self, num_series: int = 1) -> dict[str, dict[str, pd.DataFrame]]:
+    def runs(self) -> dict[str, dict[str, pd.DataFrame]]:
         """The records of all checkpoints that are done, by training run and, in the order of steps,
         by checkpoint.
 
-        A run has the name of its series, fit for a folder; a single series that of the model,
-        unless the sweep is to have ``num_series`` of them. Different models in one series are runs
-        of their own.
+        A run has the name of its series, fit for a folder; a single series that of the model.
+        Different models in one series are runs of their own.
         """
         frames = {
             name: pd.concat(map(read_records, self._measured_files(name)), ignore_index=True)
@@ -243,7 +242,7 @@ class SweepFolder:
             if weights.get(records["duplicate_of"].iloc[0], weights[name]) != weights[name]:
                 records["duplicate_of"] = None  # the weights of that one have been replaced since
         models = {Path(records["model"].iloc[0]).name for records in found.values()}
-        if len(models) == max(num_series, len(set(series.values()))) == 1:
+        if len(models) == len(set(series.values())) == 1:
             series = dict.fromkeys(series, models.pop())
         runs: dict[str, dict[str, pd.DataFrame]] = {}
         for name in sorted(
@@ -295,7 +294,7 @@ class SweepFolder:
                 facts |= {"group": groups[name]} if groups[name] else {}
                 write_parquet(self._file(name), self.read(name), SCHEMA, facts)
 
-    def rebuild(self, num_series: int = 1) -> None:
+    def rebuild(self) -> None:
         """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see
         `runs`.
         """
@@ -304,7 +303,7 @@ class SweepFolder:
         seen: set[str] = set()
         while (done := self.done()) != seen:  # other processes may finish checkpoints meanwhile
             seen = done
-            runs = self.runs(num_series)
+            runs = self.runs()
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
                 pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)

@@ -213,9 +213,6 @@ class Sweep:
         self.left = list(pending)  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
-        self._num_series = len(
-            {planned.checkpoint.position.series for planned in self.plan.checkpoints}
-        )
         self._make_metrics = metrics_function(self.settings)
         self._locks = Locks(self.folder.path / "manifest.json")
         self._status = Console(quiet=not self.fabric.is_global_zero).status("")
@@ -233,7 +230,7 @@ class Sweep:
         with self._status, closing(self._locks):
             yield
             if self.fabric.is_global_zero:
-                self.folder.rebuild(self._num_series)
+                self.folder.rebuild()
 
     def next(self) -> Planned | None:
         """The checkpoint to measure now; None at the end. What other processes have begun comes
@@ -349,7 +346,7 @@ class Sweep:
         now = time.monotonic()
         if self.fabric.is_global_zero and now > self._next_rebuild:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
-                self.folder.rebuild(self._num_series)
+                self.folder.rebuild()
             self._next_rebuild = now + 50 * (time.monotonic() - now)
 
     def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
