@@ -113,15 +113,14 @@ def test_padding_changes_neither_moments_nor_the_loss(small, tmp_path):
     pd.testing.assert_series_equal(*found, rtol=1e-9, atol=1e-12)
 
 
-def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
-    hub, small, tmp_path, capsys
-):
+def test_every_model_has_the_tokenizer_of_its_own_and_one_without_is_refused(hub, small, tmp_path):
     write_files(tmp_path / "bert/step1", checkpoint_files(1, "bert"))
     write_files(tmp_path / "gpt/step1", checkpoint_of("gpt2"))
     hub.add("lab/bare", "step2", checkpoint_files(2, "gpt2", with_tokenizer=False))
-    names = [str(tmp_path / "bert"), str(tmp_path / "gpt"), "lab/bare"]
+    names = [str(tmp_path / "bert"), str(tmp_path / "gpt")]
+    with pytest.raises(ValueError, match=r"a tokenizer must come from .*main of lab/bare"):
+        sweep([*names, "lab/bare"], **small, out=str(tmp_path / "out"))
     assert sweep(names, **small, out=str(tmp_path / "out")) == 0
-    assert f"lab/bare has no tokenizer: that of {names[0]} is used" in capsys.readouterr().out
     text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
     rows = {
         kind: [tokens_of(kind, sentence) for sentence in SENTENCES] for kind in ("bert", "gpt2")
@@ -129,11 +128,10 @@ def test_every_model_has_the_tokenizer_of_its_own_and_one_without_borrows(
     assert {name: entry["num_tokens"] for name, entry in text.items()} == {
         names[0]: sum(map(len, rows["bert"])),
         names[1]: sum(len(ids) - 2 for ids in rows["gpt2"]),
-        "lab/bare": sum(map(len, rows["bert"])),
     }
     folder = SweepFolder(tmp_path / "out")
     kinds = {name: folder.facts(name)["architecture"] for name in folder.done()}
-    assert [*kinds.values()].count("pre-ln") == 2
+    assert [*kinds.values()].count("pre-ln") == 1
     assert kinds["bert--step1"] == "post-ln"
 
 

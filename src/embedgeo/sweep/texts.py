@@ -22,7 +22,7 @@ from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
 from embedgeo.checkpoints.sources import is_local
-from embedgeo.formatting import listed, reason
+from embedgeo.formatting import reason
 from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SPECIAL, SweepSettings
 from embedgeo.text.frequency import types_by_frequency
@@ -153,8 +153,8 @@ def prepare_texts(
     settings: SweepSettings,
     announce: Callable[[nn.Module, SweepSettings, "ProbeText"], str] | None = None,
 ) -> tuple[dict[str, ProbeText], list[str]]:
-    """The text of each model, which it fits; and sentences about models that have no tokenizer of
-    their own.
+    """The text of each model, which it fits; and sentences about models of fewer positions, and on
+    what is measured.
     """
     models = by_model(plan)
     if settings.model_class is not None:
@@ -178,10 +178,7 @@ def prepare_texts(
     prepared: dict[tuple[bool, Identity, int], ProbeText] = {}
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as name:
         folder = Path(name)
-        tokenizers: dict[str, IdentifiedTokenizer] = {}
         lines: list[str] = []
-        if settings.tokens is None:
-            tokenizers, lines = find_tokenizers(models, settings, folder)
         for model_name, checkpoints in models.items():
             model, for_encoder = _first_model(checkpoints, settings, folder)
             fitted = settings if model is None else _with_positions(settings, model)
@@ -193,7 +190,7 @@ def prepare_texts(
             if settings.tokens is not None:
                 texts[model_name] = _given_tokens(Path(settings.tokens).expanduser(), fitted)
             else:
-                tokenizer, identity = tokenizers[model_name]
+                tokenizer, identity = find_tokenizer(checkpoints, settings, folder)
                 key = for_encoder, identity, fitted.length
                 if key not in prepared:
                     prepared[key] = _tokenize(copy(cut), tokenizer, fitted, for_encoder, sha256)
@@ -455,37 +452,13 @@ class MissingTokenizerError(ValueError):
     """Files of a tokenizer that a model does not have."""
 
 
-def find_tokenizers(
-    models: Mapping[str, Sequence[Planned]], settings: SweepSettings, folder: Path
-) -> tuple[dict[str, IdentifiedTokenizer], list[str]]:
-    """The tokenizer of each model, and sentences about models that have none and so get that of the
-    first other one.
-    """
-    found: dict[str, IdentifiedTokenizer] = {}
-    missing: list[MissingTokenizerError] = []
-    for model, plan in models.items():
-        try:
-            found[model] = find_tokenizer(plan, settings, folder)
-        except MissingTokenizerError as error:
-            missing.append(error)
-    if not found:
-        raise missing[0]
-    lender = next(iter(found))
-    without = [model for model in models if model not in found]
-    lines = [
-        f"{model} has no tokenizer: that of {lender} is used; name another by --tokenizer"
-        for model in without
-    ]
-    return {model: found.get(model, found[lender]) for model in models}, lines
-
-
 def find_tokenizer(
     plan: Sequence[Planned], settings: SweepSettings, folder: Path
 ) -> IdentifiedTokenizer:
     """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or
     of the folder.
     """
-    models = list(by_model(plan))
+    model = plan[0].checkpoint.model
     sources: dict[str, str | Planned] = {}
     if settings.tokenizer is not None:
         sources[settings.tokenizer] = settings.tokenizer
@@ -493,11 +466,10 @@ def find_tokenizer(
         owner = next((planned for planned in plan if _has_vocabulary(_files(planned))), None)
         if owner is not None:
             sources[owner.name] = owner
-        for model in models:
-            if not is_local(model):
-                sources[f"main of {model}"] = model
-            elif _has_vocabulary(Path(model).expanduser().glob("*")):
-                sources[model] = model
+        if not is_local(model):
+            sources[f"main of {model}"] = model
+        elif _has_vocabulary(Path(model).expanduser().glob("*")):
+            sources[model] = model
     tried: list[str] = []
     kind: type[ValueError] = MissingTokenizerError
     for name, source in sources.items():
@@ -514,7 +486,7 @@ def find_tokenizer(
             f"{file.name} {hashed_file(file).digest}" for file in candidates if file.is_file()
         )
         return tokenizer, (type(tokenizer).__name__, *digests)
-    neither = f"{listed(models)} has no files of one, nor have its checkpoints"
+    neither = f"{model} has no files of one, nor have its checkpoints"
     found = f"none loads: {'; '.join(tried)}" if tried else neither
     raise kind(
         f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, "
