@@ -47,15 +47,14 @@ def to_state(sums: Sums) -> Sums:
     """The sums over a batch on the device of the states, with the floating-point ones in
     float64.
     """
-    device = state_device(sums[0].device)
-    return type(sums)(
-        *(
-            tensor
-            if tensor.device == device and tensor.dtype in (torch.float64, torch.int64)
-            else tensor.to(device, torch.float64 if tensor.is_floating_point() else tensor.dtype)
-            for tensor in sums
-        )
-    )
+    return type(sums)(*(_to_state(tensor) for tensor in sums))
+
+
+def _to_state(tensor: Tensor) -> Tensor:
+    if tensor.dtype == torch.float64:  # as most are, on a device that has it
+        return tensor
+    dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(state_device(tensor.device), dtype)
 
 
 def on_one_device(state: Sums) -> Sums:
