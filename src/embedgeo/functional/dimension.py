@@ -11,9 +11,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from embedgeo.functional.neighbors import (
@@ -23,8 +21,7 @@ from embedgeo.functional.neighbors import (
     merge_duplicates,
     same_label_shares,
 )
-
-Array = NDArray[Any]
+from embedgeo.functional.precision import is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless given."""
@@ -154,51 +151,31 @@ def _of_distances(
     """
     discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
     distances = distances[None] if distances.ndim == 2 else distances
-    num_points, k = distances.shape[1:]
-    # operations of NumPy take less time on so few numbers
-    nearest: Array = distances.cpu().double().numpy()
-    found = np.full((len(nearest), 2 + num_groups), math.nan)  # dimension, next scale, of groups
+    distances = distances.cpu().double()
+    num_layers, num_points, k = distances.shape
+    found = distances.new_full((2 + num_groups, num_layers), math.nan)
     if num_points > 2:
-        first, second = nearest[..., 0], nearest[..., 1]
-        log_mu = _log_ratios(second, first)
-        ascending = np.sort(log_mu)
-        found[:, 0] = _rates_of_ratios(ascending, method, discarded)
+        first, second = distances[..., :2].unbind(-1)
+        log_mu, order = (second / first).log().sort()
+        found[0] = _rates_of_ratios(log_mu, method, discarded)
         if k > 3:
-            log_next = _log_ratios(nearest[..., 3], second)
+            log_next = (distances[..., 3] / second).log()
             if num_points > FAR_SIGHTED:
-                log_next = log_next[:, ~np.isnan(log_next[0])]
-            found[:, 1] = most_likely_dimension(log_next, 2)
+                log_next = log_next[:, ~log_next[0].isnan()]
+            found[1] = most_likely_dimension(log_next, 2)
         if group is not None:
-            in_order = group.cpu().numpy()[log_mu.argsort()]
+            in_order = group.cpu()[order]
             for i in range(num_groups):
-                others = ascending[in_order != i].reshape(len(nearest), -1)
-                found[:, 2 + i] = _rates_of_ratios(others, method, discarded)
-        found[~_are_normal(first.min(-1), second.max(-1))] = math.nan
+                others = log_mu[in_order != i].view(num_layers, -1)
+                found[2 + i] = _rates_of_ratios(others, method, discarded)
+        extremes = torch.stack((first.amin(1), second.amax(1)))
+        found.masked_fill_(~is_normal(extremes.square()).all(0), math.nan)
     return [
         DimensionEstimate(
-            dimension,
-            num_points,
-            None if group is None else torch.tensor(left_out, dtype=torch.float64),
-            next_scale=next_scale,
+            dimension, num_points, None if group is None else each[2:], next_scale=next_scale
         )
-        for dimension, next_scale, *left_out in found.tolist()
+        for each, (dimension, next_scale) in zip(found.T, found[:2].T.tolist(), strict=True)
     ]
-
-
-def _log_ratios(far: Array, near: Array) -> Array:
-    """log(far / near) of distances; NaN where one of both is."""
-    with np.errstate(all="ignore"):
-        return np.log(far / near)
-
-
-def _are_normal(least: Array, largest: Array) -> Array:
-    """Marks of the layers of which no squared distance overflows, vanishes or is unknown, given the
-    least and the largest distance of each, shape (L,).
-    """
-    with np.errstate(over="ignore", under="ignore"):
-        squares = np.stack((least, largest)) ** 2
-    are_normal: Array = np.all((squares >= np.finfo(float).tiny) & (squares < math.inf), axis=0)
-    return are_normal
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
@@ -213,26 +190,26 @@ def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
 
 
 @lru_cache(maxsize=16)  # layers have as many points, most of them
-def _log_ranks(n: int) -> Array:
+def _log_ranks(n: int) -> Tensor:
     """-log(1 - i/n) of i = 1 … n - 1, float64."""
-    return -np.log1p(-np.arange(1, n) / n)
+    return -torch.log1p(-torch.arange(1, n, dtype=torch.float64, device="cpu") / n)
 
 
-def _rates_of_ratios(log_mu: Array, method: str, discard_fraction: float) -> Array | float:
+def _rates_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Tensor | float:
     """Rate of the exponential law of log μ_i, shape (L, N), ascending, by ``method``."""
-    n = log_mu.shape[-1]
+    n = log_mu.shape[1]
     num_used = math.floor(n * (1 - discard_fraction) + 1e-9)
     if method == "fit":
         num_used = min(num_used, n - 1)  # the last one's rank has no logarithm
     if num_used < 2:
         return math.nan
     used = log_mu[:, :num_used]
-    total = used.sum(-1)
-    total[~(total > _EQUAL * num_used)] = math.nan
+    total = used.sum(1)
     if method == "fit":
-        squares = np.square(used).sum(-1) + 0 * total
-        return used @ _log_ranks(n)[:num_used] / squares
-    return (num_used - 1) / (total + (n - num_used) * used[:, -1])
+        rates = used @ _log_ranks(n)[:num_used] / used.square().sum(1)
+    else:
+        rates = (num_used - 1) / (total + (n - num_used) * used[:, -1])
+    return rates.where(total > _EQUAL * num_used, math.nan)
 
 
 def estimated_dimension(
@@ -314,29 +291,26 @@ def _at_scales(
     """The estimates from the distances of points to their nearest, shape (N, k), and the points'
     groups.
     """
-    nearest: Array = distances.cpu().double().numpy()
-    in_group = None if group is None else group.cpu().numpy()
+    nearest = distances.cpu().double()
+    group = None if group is None else group.cpu()
     found, left_out = [], []
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
-        log_mu = _log_ratios(far, near)[None]
-        if not len(nearest) or not bool(
-            _are_normal(near.min(keepdims=True), far.max(keepdims=True))
-        ):
+        log_mu = (far / near).log()[None]
+        if not bool(is_normal(torch.stack((near, far)).square()).all()):
             log_mu = log_mu[:, :0]
         dimension = most_likely_dimension(log_mu, scale)
-        _, squares = _share_sums(log_mu, np.ones_like(log_mu), dimension)
-        error = (log_mu.shape[1] / np.square(dimension) + (scale - 1) * squares) ** -0.5
-        found.append((*dimension, *error))
-        if in_group is not None:
-            others = (log_mu[:, in_group[: log_mu.shape[1]] != i] for i in range(num_groups))
-            left_out.append([float(most_likely_dimension(each, scale)[0]) for each in others])
-    dimensions, errors = torch.tensor(found, dtype=torch.float64).unbind(1)
-    without = torch.tensor(left_out, dtype=torch.float64).T if left_out else None
-    return ScaleEstimates(dimensions, errors, without)
+        _, squares = _share_sums(log_mu, torch.ones_like(log_mu), dimension)
+        error = (log_mu.shape[1] / dimension.square() + (scale - 1) * squares) ** -0.5
+        found.append(torch.cat((dimension, error)))
+        if group is not None:
+            others = (log_mu[:, group[: log_mu.shape[1]] != i] for i in range(num_groups))
+            left_out.append(torch.cat([most_likely_dimension(each, scale) for each in others]))
+    dimensions, errors = torch.stack(found).unbind(1)
+    return ScaleEstimates(dimensions, errors, torch.stack(left_out, dim=1) if left_out else None)
 
 
-def most_likely_dimension(log_mu: Array, scale: int) -> Array:
+def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
     """The most likely dimension of each layer, given the log μ of points, shape (L, N).
 
     The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
@@ -345,40 +319,38 @@ def most_likely_dimension(log_mu: Array, scale: int) -> Array:
     positive d after its first step, and from then on comes nearer from below.
     """
     if log_mu.shape[1] < 2:
-        return np.full(len(log_mu), math.nan)
-    mu = np.sort(np.exp(log_mu))
-    middle, high = (_quantile(mu, share) for share in (0.5, 0.95))
-    is_used = np.exp(log_mu) <= ((middle + 20 * (high - middle)) * (1 + _EQUAL))[:, None]
-    used = np.where(is_used, log_mu, 0)
-    count, total = is_used.sum(1), used.sum(1)
-    total[~((count >= 2) & (total > _EQUAL * count))] = math.nan
-    dimension: Array = count * sum(1 / k for k in range(scale, 2 * scale)) / total
+        return log_mu.new_full((len(log_mu),), math.nan)
+    mu = log_mu.exp()
+    middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]), dim=1)
+    is_used = mu <= ((middle + 20 * (high - middle)) * (1 + _EQUAL))[:, None]
+    used = log_mu.where(is_used, 0)
+    counts, totals = is_used.sum(1).tolist(), used.sum(1).tolist()
+    expected = sum(1 / k for k in range(scale, 2 * scale))
+    dimensions = [
+        count * expected / total if count > 1 and total > _EQUAL * count else math.nan
+        for count, total in zip(counts, totals, strict=True)
+    ]
     for _ in range(_ITERATIONS):
-        shares, squares = _share_sums(used, is_used, dimension)
-        slope = (scale - 1) * (shares - dimension * squares) - (2 * scale - 1) * total
-        excess = count - 1 + dimension * ((scale - 1) * shares - (2 * scale - 1) * total)
-        step = excess / slope
-        dimension = dimension - step
-        if not (abs(step) >= _CONVERGED * dimension).any():
+        sums = _share_sums(used, is_used, used.new_tensor(dimensions)).tolist()
+        steps = list[float]()
+        for d, n, total, share, square in zip(dimensions, counts, totals, *sums, strict=True):
+            slope = (scale - 1) * (share - d * square) - (2 * scale - 1) * total
+            excess = n - 1 + d * ((scale - 1) * share - (2 * scale - 1) * total)
+            steps.append(excess / slope)
+        dimensions = [d - step for d, step in zip(dimensions, steps, strict=True)]
+        if not any(abs(s) >= _CONVERGED * d for d, s in zip(dimensions, steps, strict=True)):
             break
-    return dimension
+    return used.new_tensor(dimensions)
 
 
-def _quantile(ascending: Array, share: float) -> Array:
-    """The quantile of each layer's numbers, shape (L, N), between those of the nearest ranks."""
-    rank = share * (ascending.shape[1] - 1)
-    low, high = ascending[:, int(rank)], ascending[:, math.ceil(rank)]
-    return low + (rank - int(rank)) * (high - low)
-
-
-def _share_sums(log_mu: Array, is_used: Array, dimension: Array) -> tuple[Array, Array]:
+def _share_sums(log_mu: Tensor, is_used: Tensor, dimension: Tensor) -> Tensor:
     """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d, of the points
-    that are used, shape (L, N).
+    that are used, shape (L, N); the result has shape (2, L).
     """
-    fallen = -np.expm1(-dimension[:, None] * log_mu)  # 1 - μ^-d
-    share = is_used / dimension[:, None]
-    np.divide(log_mu, fallen, out=share, where=fallen > 0)
-    return share.sum(1), (share * share * (1 - fallen)).sum(1)
+    dimension = dimension[:, None]
+    negative = torch.expm1(-dimension * log_mu)  # μ^-d - 1
+    share = torch.where(negative < 0, log_mu / -negative, 1 / dimension) * is_used
+    return torch.stack((share.sum(1), (share.square() * (1 + negative)).sum(1)))
 
 
 class RowLabels(NamedTuple):

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -47,10 +47,10 @@ def to_state(sums: Sums) -> Sums:
     """The sums over a batch on the device of the states, with the floating-point ones in
     float64.
     """
-    return type(sums)(*(_to_state(tensor) for tensor in sums))
+    return type(sums)(*[_to_state(tensor) for tensor in sums])
 
 
-def _to_state(tensor: Tensor) -> Tensor:
+def _to_state(tensor: Any) -> Any:
     if tensor.dtype == torch.float64:  # as most are, on a device that has it
         return tensor
     dtype = torch.float64 if tensor.is_floating_point() else tensor.dtype
