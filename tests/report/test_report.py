@@ -415,6 +415,13 @@ def test_monitored_runs_of_other_numbers_of_rows_are_not_measured_alike(tmp_path
     assert origins(runs).loc["b", ["model", "dtype"]].tolist() == ["GPT2Model", "float32"]
 
 
+def test_a_run_without_massive_rows_is_not_measured_like_one_with_all(tmp_path: Path) -> None:
+    for name, origin in (("all", {}), ("some", {"skip_massive": "4.0"})):
+        write_history(tmp_path / name, origin={"dtype": "float32", **origin})
+    (_, some) = read_runs([tmp_path / name for name in ("all", "some")])
+    assert some.differences == {"skip massive": ("0.0", "4.0")}
+
+
 def raised(folder: Path) -> dict[str, list[str]]:
     """The flags of a run and their cases."""
     (run,) = read_runs([folder])

@@ -220,10 +220,9 @@ class Run:
         values of each.
         """
         # named otherwise, it is the same text
-        shared = self.settings.keys() & other.settings.keys() - {"text_files"}
-        known = {
-            key: (self.settings[key], other.settings[key]) for key in self.settings if key in shared
-        }
+        ours, theirs = ({"skip_massive": "0.0", **each.settings} for each in (self, other))
+        shared = ours.keys() & theirs.keys() - {"text_files"}
+        known = {key: (ours[key], theirs[key]) for key in ours if key in shared}
         few, many = sorted((self.num_rows, other.num_rows))
         if "num_tokens" not in known and many > (1 + _DIFFERENT_ROWS) * few:
             known["n"] = (number(self.num_rows), number(other.num_rows))
