@@ -78,11 +78,13 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
             f"{beginnings['large_rows']}, and {beginnings['first_positions']}; without both {told}"
         )
         before = "both"
-    share = values.get("top_dim_share", 0.0)
-    if _has_large_coordinate(values, width) and (told := _told(values, errors, "", "top_dim")):
+    share, of_mean = values.get("top_dim_share", 0.0), _share_of_mean(values)
+    is_large = max(share, of_mean) > max(_OPEN, 4 / max(1, width))
+    if is_large and (told := _told(values, errors, "", "top_dim")):
         found["top_dim"] = (
-            f"coordinate {values.get('V_top_coordinate', 0):.0f} holds {share:.0%} of the variance;"
-            f" without it {told}{_standardized(values)}"
+            f"coordinate {values.get('V_top_coordinate', 0):.0f} holds {share:.0%} of the variance"
+            f"{f' and {of_mean:.0%} of M' if of_mean > share else ''}; without it {told}"
+            f"{_standardized(values)}"
         )
     if before:
         whole, others = (values.get(f"V_without_{each}", 0.0) for each in ("both", "all"))
@@ -98,14 +100,13 @@ def findings(values: Values, width: int, errors: Values | None = None) -> dict[s
     return found
 
 
-def _has_large_coordinate(values: Values, width: int) -> bool:
-    """Tell whether the largest coordinate has 5 % of V or M, and 4 times what each has on average:
-    of M it has what is not in the M that V and M / Q without it tell.
+def _share_of_mean(values: Values) -> float:
+    """The share of M of the coordinate with the largest share of V: what is not in the M that V and
+    M / Q without it tell.
     """
     variance, share = (values.get(f"{key}_without_top_dim", nan) for key in ("V", "M_over_Q"))
     mean = values.get("M", 0.0)
-    of_mean = 1 - variance * share / (1 - share) / mean if share < 1 and mean else nan
-    return max(values.get("top_dim_share", 0.0), of_mean) > max(_OPEN, 4 / max(1, width))
+    return 1 - variance * share / (1 - share) / mean if share < 1 and mean else nan
 
 
 def _told(values: Values, errors: Values, before: str, what: str) -> str:
