@@ -93,7 +93,7 @@ def labelled(n: int, d: int, rounds: int, num_sequences: int = 32) -> Line:
     order = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     labels = RowLabels(types, torch.arange(n) * num_sequences // n, order)
     sides = {
-        "all three": lambda: labelled_dimensions(x, labels),
+        "all three": lambda: labelled_dimensions([x], labels),
         "TwoNN": lambda: twonn_dimension(x),
     }
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)

@@ -9,8 +9,10 @@ import skdim.id
 import torch
 
 from embedgeo.functional import (
+    RowLabels,
     estimated_dimension,
     gride_dimensions,
+    labelled_dimensions,
     merge_duplicates,
     twonn_dimension,
 )
@@ -225,3 +227,22 @@ def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
     torch.testing.assert_close(got.left_out[2], alone.left_out[1], rtol=1e-12, atol=0)
     twonn = twonn_dimension(x, method="mle", groups=groups, num_groups=4)
     torch.testing.assert_close(got.left_out[:, 0], twonn.left_out, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("n", [100, 600])
+def test_rows_of_types_of_their_own_have_the_dimension_of_all_between_types(n):
+    labels = RowLabels(torch.randperm(n, generator=generator()), None, torch.rand(n))
+    (found,) = labelled_dimensions([gaussian(n, 12)], labels)
+    assert found.between.dimension == pytest.approx(found.every.dimension, rel=1e-9)
+
+
+def test_dimensions_of_layers_are_those_of_each():
+    n = 90
+    labels = RowLabels(torch.arange(n) % 5, torch.arange(n) % 7, torch.rand(n))
+    layers = [gaussian(n, dim, seed=dim) for dim in (3, 8, 5)]
+    layers[1][4] = layers[1][9]  # copies
+    for options in ({}, {"scales": (1, 2)}, {"apart": True}):
+        together = labelled_dimensions(layers, labels, **options)
+        for layer, found in zip(layers, together, strict=True):
+            (alone,) = labelled_dimensions([layer], labels, **options)
+            torch.testing.assert_close(found, alone, rtol=1e-9, atol=0, equal_nan=True)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from embedgeo.functional.neighbors import (
     DUPLICATE_TOLERANCE,
-    Nearest,
     Neighbors,
     merge_duplicates,
     same_label_shares,
@@ -108,66 +107,41 @@ def twonn_dimension(
         use, are left, where all these ratios are 1 (rows on a grid), and where a squared distance
         overflows or vanishes.
     """
-    nearest, place = _nearest_points(Neighbors(x), duplicate_tolerance)
-    group = None if groups is None else point_groups(groups, place, len(nearest.distances))
-    (found,) = _of_distances(nearest.distances, method, discard_fraction, group, num_groups)
-    return found
+    (found,) = labelled_dimensions(
+        [x],
+        _no_labels(x),
+        method=method,
+        discard_fraction=discard_fraction,
+        duplicate_tolerance=duplicate_tolerance,
+        groups=groups,
+        num_groups=num_groups,
+    )
+    estimate: DimensionEstimate = found.every
+    return estimate
 
 
-def _nearest_points(
-    rows: Neighbors,
-    duplicate_tolerance: float,
-    order: Tensor | None = None,
-    apart: Tensor | None = None,
-) -> tuple[Nearest, Tensor]:
-    """Find the nearest distinct rows of each distinct row, and for each row the place of its copy.
-
-    Only the `FAR_SIGHTED` distinct rows with the smallest ``order`` of a copy, shape (n,), by
-    default rows all over, have a third and fourth neighbour.
-    """
-    kept, place = rows.distinct(duplicate_tolerance)
-    points = None if len(kept) == len(place) else kept
-    if len(kept) <= FAR_SIGHTED:
-        return rows.nearest(4, points, apart), place
-    if order is None:
-        order = rows.every * _GOLDEN % 1
-    least = torch.full_like(order[: len(kept)], torch.inf).scatter_reduce_(0, place, order, "amin")
-    is_far_sighted = torch.zeros_like(least, dtype=torch.bool)
-    is_far_sighted[least.argsort()[:FAR_SIGHTED]] = True
-    nearest = rows.nearest(4, points, apart, far=is_far_sighted)
-    nearest.distances[~is_far_sighted, 2:] = torch.nan
-    return nearest, place
-
-
-def _of_distances(
-    distances: Tensor,
-    method: str,
-    discard_fraction: float | None,
-    group: Tensor | None,
-    num_groups: int,
+def _twonn_estimates(
+    distances: Tensor, group: Tensor | None, method: str, discard_fraction: float, num_groups: int
 ) -> list[DimensionEstimate]:
-    """TwoNN of each layer from the distances of points to their two nearest or more, shape (N, k)
-    or (L, N, k), and the points' groups.
+    """TwoNN of each layer from the distances of points to their two nearest or more, shape (L, N,
+    k), and the points' groups.
     """
-    discarded = DISCARD_FRACTIONS[method] if discard_fraction is None else discard_fraction
-    distances = distances[None] if distances.ndim == 2 else distances
-    distances = distances.cpu().double()
     num_layers, num_points, k = distances.shape
     found = distances.new_full((2 + num_groups, num_layers), math.nan)
     if num_points > 2:
         first, second = distances[..., :2].unbind(-1)
         log_mu, order = (second / first).log().sort()
-        found[0] = _rates_of_ratios(log_mu, method, discarded)
+        found[0] = _rates_of_ratios(log_mu, method, discard_fraction)
         if k > 3:
             log_next = (distances[..., 3] / second).log()
             if num_points > FAR_SIGHTED:
                 log_next = log_next[:, ~log_next[0].isnan()]
             found[1] = most_likely_dimension(log_next, 2)
         if group is not None:
-            in_order = group.cpu()[order]
+            in_order = group[order]
             for i in range(num_groups):
                 others = log_mu[in_order != i].view(num_layers, -1)
-                found[2 + i] = _rates_of_ratios(others, method, discarded)
+                found[2 + i] = _rates_of_ratios(others, method, discard_fraction)
         extremes = torch.stack((first.amin(1), second.amax(1)))
         found.masked_fill_(~is_normal(extremes.square()).all(0), math.nan)
     return [
@@ -278,21 +252,24 @@ def gride_dimensions(
     >>> gride_dimensions(x, (1, 4, 16)).dimensions.round()
     tensor([2., 2., 2.], dtype=torch.float64)
     """
-    rows = Neighbors(x)
-    kept, place = rows.distinct(duplicate_tolerance)
-    nearest = rows.nearest(2 * max(scales), kept)
-    group = None if groups is None else point_groups(groups, place, len(kept))
-    return _at_scales(nearest.distances, scales, group, num_groups)
+    (found,) = labelled_dimensions(
+        [x],
+        _no_labels(x),
+        scales=scales,
+        duplicate_tolerance=duplicate_tolerance,
+        groups=groups,
+        num_groups=num_groups,
+    )
+    estimate: ScaleEstimates = found.every
+    return estimate
 
 
-def _at_scales(
-    distances: Tensor, scales: Sequence[int], group: Tensor | None, num_groups: int
+def _gride_estimates(
+    nearest: Tensor, group: Tensor | None, scales: Sequence[int], num_groups: int
 ) -> ScaleEstimates:
-    """The estimates from the distances of points to their nearest, shape (N, k), and the points'
+    """GRIDE of a layer from the distances of points to their nearest, shape (N, k), and the points'
     groups.
     """
-    nearest = distances.cpu().double()
-    group = None if group is None else group.cpu()
     found, left_out = [], []
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
@@ -364,20 +341,25 @@ class RowLabels(NamedTuple):
     order: Tensor
 
 
+def _no_labels(x: Tensor) -> RowLabels:
+    """No labels; those rows are far-sighted that are spread evenly over all."""
+    return RowLabels(None, None, torch.arange(len(x), device=x.device) * _GOLDEN % 1)
+
+
 class LabelledEstimates(NamedTuple):
     """Dimensions of rows in all, between and within token types, and who their neighbours are; None
     if unknown.
     """
 
-    every: DimensionEstimate | ScaleEstimates
-    between: DimensionEstimate | ScaleEstimates | None = None
-    within: DimensionEstimate | ScaleEstimates | None = None
+    every: Any  # a DimensionEstimate of TwoNN, ScaleEstimates of GRIDE
+    between: Any = None
+    within: Any = None
     same_type: Tensor | None = None  # shape (2,): see `same_label_shares`
     same_sequence: Tensor | None = None
 
 
 def labelled_dimensions(
-    x: Tensor,
+    layers: Sequence[Tensor],
     labels: RowLabels,
     *,
     scales: Sequence[int] = (),
@@ -387,9 +369,9 @@ def labelled_dimensions(
     groups: Tensor | None = None,
     num_groups: int = 0,
     apart: bool = False,
-) -> LabelledEstimates:
-    """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those
-    within them.
+) -> list[LabelledEstimates]:
+    """Intrinsic dimension of the distinct rows of each layer, of rows between token types, and of
+    those within them.
 
     Both estimators take rows for independent draws from one density. But occurrences of one token
     type are near each other, and so are rows of one text: where the nearest row is of the same type
@@ -403,8 +385,9 @@ def labelled_dimensions(
       occurrences a type has, the farther are a row's neighbours, and the lower is the estimate.
 
     Args:
-        x: shape (n, d), any floating dtype, finite.
-        labels: of the rows, on any device.
+        layers: the rows of each, shape (n, d), any floating dtype, finite. Layers of few rows, none
+            of which are copies, are searched in the same operations.
+        labels: of the rows, the same in all layers, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.
         discard_fraction: of TwoNN.
@@ -415,109 +398,96 @@ def labelled_dimensions(
         apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
 
     Returns:
-        The estimates, and the shares of rows whose nearest distinct row is of their type and
-        sequence.
+        The estimates of each layer, and the shares of rows whose nearest distinct row is of their
+        type and sequence.
     """
-    estimate = _Estimation(
-        scales, method, discard_fraction, duplicate_tolerance, groups, num_groups, apart
+    device = layers[0].device
+    types, sequences, order, groups = (
+        None if each is None else each.to(device) for each in (*labels, groups)
     )
-    (found,) = estimate.of(Neighbors(x), labels)
-    return found
-
-
-def dimensions_of_layers(
-    rows: Sequence[Tensor],
-    labels: RowLabels,
-    *,
-    method: str = "fit",
-    discard_fraction: float | None = None,
-    duplicate_tolerance: float = DUPLICATE_TOLERANCE,
-    apart: bool = False,
-) -> list[LabelledEstimates]:
-    """The `labelled_dimensions` of the rows of several layers, which have the same labels.
-
-    Args:
-        rows: of each layer, shape (n, d), any floating dtype, finite; n is 2 to 512.
-        labels: see `labelled_dimensions`, as for the others.
-        method: of TwoNN.
-        discard_fraction: of TwoNN.
-        duplicate_tolerance: rows as near as this are merged first.
-        apart: rows of one sequence are not neighbours.
-    """
-    estimate = _Estimation((), method, discard_fraction, duplicate_tolerance, None, 0, apart)
+    assert order is not None
+    labels = RowLabels(types, sequences, order)
+    estimator = _Estimator(scales, method, discard_fraction, num_groups)
+    searched = [Neighbors(x) for x in layers]
+    alike = [i for i, rows in enumerate(searched) if not rows.may_have_copies(duplicate_tolerance)]
     found = dict[int, LabelledEstimates]()
-    alike = dict[int, Neighbors]()  # layers without copies, which have the same points
-    for i, searched in enumerate(map(Neighbors, rows)):
-        if searched.may_have_copies(duplicate_tolerance):
-            (found[i],) = estimate.of(searched, labels)
-        else:
-            alike[i] = searched
-    if alike:
-        found |= zip(alike, estimate.of(Neighbors.stacked([*alike.values()]), labels), strict=True)
-    return [found[i] for i in range(len(rows))]
+    for part in [alike, *([i] for i in range(len(layers)) if i not in alike)]:
+        if part:
+            rows = Neighbors.stacked([searched[i] for i in part])
+            copies = rows.every, rows.every
+            if part is not alike:
+                copies = rows.distinct(duplicate_tolerance)
+            estimates = _estimates(rows, copies, labels, groups, estimator, apart=apart)
+            found |= zip(part, estimates, strict=True)
+    return [found[i] for i in range(len(layers))]
 
 
-class _Estimation(NamedTuple):
-    """What is estimated: the arguments of `labelled_dimensions`."""
+class _Estimator(NamedTuple):
+    """TwoNN or, with scales, GRIDE: see `labelled_dimensions`."""
 
     scales: Sequence[int]
     method: str
     discard_fraction: float | None
-    duplicate_tolerance: float
-    groups: Tensor | None
     num_groups: int
-    apart: bool
 
-    def of(self, rows: Neighbors, labels: RowLabels) -> list[LabelledEstimates]:
-        """The estimates of each layer of the rows; of several, if none of them has copies."""
-        device = rows.x.device
-        types, sequences, order, groups = (
-            None if each is None else each.to(device) for each in (*labels, self.groups)
-        )
-        assert order is not None
-        labels = RowLabels(types, sequences, order)
-        others = sequences if self.apart else None
+    @property
+    def num_neighbors(self) -> int:
+        return 2 * max(self.scales, default=1)
+
+    def of(self, distances: Tensor, group: Tensor | None) -> list[Any]:
+        """The estimates of each layer, given the distances of points to their nearest, shape (L, N,
+        k), and the points' groups.
+        """
+        nearest = distances.cpu().double()
+        in_group = None if group is None else group.cpu()
         if self.scales:
-            kept, place = rows.distinct(self.duplicate_tolerance)
-            every = rows.nearest(2 * max(self.scales), kept, others)
-        else:
-            every, place = _nearest_points(rows, self.duplicate_tolerance, order, others)
-        between = None
-        within = None
-        if types is not None:
-            between = self._among(rows, _one_of_each_type(labels, place), groups)
-        if types is not None and sequences is not None:
-            within = self._among(rows, _repeated(labels, place), groups, sequences, types)
-        num_points = every.distances.shape[-2]
-        group = None if groups is None else point_groups(groups, place, num_points)
-        kinds = (None, None) if self.scales else (types, sequences)
-        of_all = self._of_distances(every.distances, group)
-        none = [None] * len(of_all)
-        shares = (
-            none if each is None else each.view(-1, 2)
-            for each in same_label_shares(every, place, kinds)
-        )
-        columns = of_all, between or none, within or none, *shares
-        return [LabelledEstimates(*each) for each in zip(*columns, strict=True)]
+            return [
+                _gride_estimates(each, in_group, self.scales, self.num_groups) for each in nearest
+            ]
+        usual = DISCARD_FRACTIONS[self.method]
+        discarded = usual if self.discard_fraction is None else self.discard_fraction
+        return _twonn_estimates(nearest, in_group, self.method, discarded, self.num_groups)
 
-    def _of_distances(
-        self, distances: Tensor, group: Tensor | None
-    ) -> list[DimensionEstimate] | list[ScaleEstimates]:
-        if self.scales:
-            return [_at_scales(distances, self.scales, group, self.num_groups)]
-        return _of_distances(distances, self.method, self.discard_fraction, group, self.num_groups)
 
-    def _among(
-        self, rows: Neighbors, chosen: Tensor, groups: Tensor | None, *of_neighbors: Tensor
-    ) -> list[DimensionEstimate] | list[ScaleEstimates]:
-        """Of these rows, those that have all neighbours with the right labels."""
-        distances = rows.nearest(2 * max(self.scales, default=1), chosen, *of_neighbors).distances
-        group = None if groups is None else groups[chosen]
-        if of_neighbors:  # layers have the same labels, and so as many neighbours
-            has_all = (distances if distances.ndim == 2 else distances[0]).isfinite().all(1)
-            distances = distances[..., has_all, :]
-            group = None if group is None else group[has_all]
-        return self._of_distances(distances, group)
+def _estimates(
+    rows: Neighbors,
+    copies: tuple[Tensor, Tensor],
+    labels: RowLabels,
+    groups: Tensor | None,
+    estimator: _Estimator,
+    *,
+    apart: bool,
+) -> list[LabelledEstimates]:
+    """The estimates of each layer of the rows, given which rows are distinct, and the place of each
+    row's copy among these.
+    """
+    (points, place), (types, sequences, order) = copies, labels
+    k = estimator.num_neighbors
+    is_twonn = not estimator.scales
+    chosen = None if len(points) == len(place) else points
+    every = rows.nearest(4 if is_twonn else k, chosen, sequences if apart else None).by_layer()
+    if is_twonn and len(points) > FAR_SIGHTED:
+        least = torch.full_like(order[: len(points)], torch.inf)
+        by_order = least.scatter_reduce_(0, place, order, "amin").argsort()
+        every.distances[:, by_order[FAR_SIGHTED:], 2:] = torch.nan
+    group = None if groups is None else point_groups(groups, place, len(points))
+    of_all = estimator.of(every.distances, group)
+    between: Sequence[Any] = [None] * len(of_all)
+    within = between
+    if types is not None:
+        chosen = _one_of_each_type(labels, place)
+        distances = rows.nearest(k, chosen).by_layer().distances
+        between = estimator.of(distances, None if groups is None else groups[chosen])
+    if types is not None and sequences is not None:
+        chosen = _repeated(labels, place)
+        distances = rows.nearest(k, chosen, sequences, types).by_layer().distances
+        has_all = distances[0].isfinite().all(1)  # layers have the same labels
+        chosen = chosen[has_all]
+        within = estimator.of(distances[:, has_all], None if groups is None else groups[chosen])
+    shares = same_label_shares(every, place, (types, sequences) if is_twonn else (None, None))
+    same_type, same_sequence = ([None] * len(of_all) if each is None else each for each in shares)
+    columns = of_all, between, within, same_type, same_sequence
+    return [LabelledEstimates(*each) for each in zip(*columns, strict=True)]
 
 
 def first_of_each(labels: Tensor, order: Tensor) -> Tensor:

@@ -95,30 +95,36 @@ def nearest_distances(
 
 
 class Nearest(NamedTuple):
-    """The k nearest other rows of every row."""
+    """The k nearest other rows of every row; of several layers, with a leading axis."""
 
     # shape (n, k), float64 (float32 on a device without), ascending; NaN where there is none
     distances: Tensor
     places: Tensor  # of these rows, shape (n, k), int64; any where there is none
+
+    def by_layer(self) -> "Nearest":
+        """Have the leading axis also of one layer."""
+        return Nearest(*(each if each.ndim > 2 else each[None] for each in self))
 
 
 class Neighbors:
     """Finds copies and nearest neighbours among the same rows, once or several times.
 
     Args:
-        x: shape (n, d), any floating dtype, finite; or (L, n, d), of several layers: see `stacked`.
+        x: shape (n, d), any floating dtype, finite.
     """
 
     def __init__(self, x: Tensor) -> None:
         self.x = x.detach()
-        self.every = torch.arange(x.shape[-2], device=x.device)
+        self.every = torch.arange(len(x), device=x.device)
 
     @classmethod
     def stacked(cls, layers: Sequence[Self]) -> Self:
-        """Search among as many rows of several layers in the same operations: at most 512 rows,
-        none of them near copies.
+        """Find the `nearest` among as many rows of several layers in the same operations: at most
+        512 rows, none of them near copies, or any rows of one layer.
         """
-        stacked = cls(torch.stack([layer.x for layer in layers]))
+        if len(layers) == 1:
+            return layers[0]
+        stacked = cls(layers[0].x)
         distances = [layer._distances for layer in layers if layer._distances is not None]
         stacked._distances = torch.stack(distances)
         return stacked
@@ -147,7 +153,7 @@ class Neighbors:
         """
         kept = self.every
         place = kept
-        if self.x.ndim > 2 or len(kept) < 2 or not self.may_have_copies(tolerance):
+        if len(kept) < 2 or not self.may_have_copies(tolerance):
             return kept, place
         projected = Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
@@ -157,7 +163,7 @@ class Neighbors:
             reach = 0.0
             if share:
                 is_all = len(kept) == len(self.x)
-                norms = projected.norms if is_all else _distances_from_mean(self.x[kept])
+                norms = (projected if is_all else Projections.of(self.x[kept])).norms
                 reach = share * float(norms.median().nan_to_num(posinf=0))
             i, j = projected.pairs(kept, reach, most)
             is_near = pair_distances(self.x, kept[i], kept[j]) <= reach
@@ -189,7 +195,6 @@ class Neighbors:
         rows: Tensor | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
-        far: Tensor | None = None,
     ) -> Nearest:
         """Find the k nearest of some rows among these.
 
@@ -198,21 +203,18 @@ class Neighbors:
             rows: indices of these rows, shape (m,); default: all. Places are among them.
             apart: labels of all rows, shape (n,), int64: see `nearest_distances`.
             together: labels of all rows.
-            far: marks of some rows, shape (m,), where only these need more than two neighbours.
         """
-        if rows is not None:
-            apart, together = (None if each is None else each[rows] for each in (apart, together))
+        rows = self.every if rows is None else rows
+        apart, together = (None if each is None else each[rows] for each in (apart, together))
         if self._distances is not None:
             distances = self._distances
-            if rows is not None:
+            if rows is not self.every:
                 distances = distances.index_select(-2, rows).index_select(-1, rows)
-            if apart is not None or together is not None:
-                distances = distances.clone() if rows is None else distances
-                _exclude(distances, slice(None), apart, together)
-            return _smallest(distances, k)
-        rows = self.every if rows is None else rows
+            elif apart is not None or together is not None:
+                distances = distances.clone()
+            return _smallest(_exclude(distances, slice(None), apart, together), k)
         if together is None or len(rows) <= FEW_ROWS:
-            return self._nearest(k, rows, apart, together, far)
+            return self._nearest(k, rows, apart, together)
         order, windows = _windows(together)
         found = [
             self._nearest(
@@ -228,25 +230,22 @@ class Neighbors:
         return Nearest(distances[back], places[back])
 
     def _nearest(
-        self,
-        k: int,
-        rows: Tensor,
-        apart: Tensor | None,
-        together: Tensor | None = None,
-        far: Tensor | None = None,
+        self, k: int, rows: Tensor, apart: Tensor | None, together: Tensor | None
     ) -> Nearest:
-        """Find the k nearest of these rows among each other; labels are theirs."""
-        every = torch.arange(len(rows), device=rows.device)
-        is_all = len(rows) == len(self.x)
+        """Find the k nearest of these rows among each other; labels are theirs.
+
+        Of more than 512 rows ``together`` is None, or the same for all of them.
+        """
+        is_all = rows is self.every
+        x = self.x if is_all else self.x[rows]
         if k > _FEW_NEIGHBORS or len(rows) <= FEW_ROWS:
-            x = Float64Rows.of(self.x if is_all else self.x[rows])
-            return x.nearest(every, k, apart, together)
+            every = torch.arange(len(rows), device=rows.device)
+            return Float64Rows.of(x).nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(self.x, rows, k, apart, together, far)
+        nearest, is_known = rounded.nearest(x, k, apart)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
-            x = Float64Rows.of(self.x if is_all else self.x[rows])
-            found = x.nearest(pending, k, apart, together)
+            found = Float64Rows.of(x).nearest(pending, k, apart)
             nearest.distances[pending], nearest.places[pending] = found
         return nearest
 
@@ -266,7 +265,10 @@ def _windows(labels: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _exclude(
-    distances: Tensor, rows: Tensor | slice, apart: Tensor | None, together: Tensor | None
+    distances: Tensor,
+    rows: Tensor | slice,
+    apart: Tensor | None,
+    together: Tensor | None = None,
 ) -> Tensor:
     """Make distances of some rows to all infinite, in place, where labels forbid neighbours."""
     if apart is not None and together is not None:
@@ -388,7 +390,7 @@ class Float64Rows(NamedTuple):
         return 2 * (self.x.shape[1] + 24) * torch.finfo(self.squares.dtype).eps
 
     def nearest(
-        self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None
+        self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None = None
     ) -> Nearest:
         """Find the k nearest of these rows among all."""
         found = [
@@ -482,21 +484,13 @@ class RoundedRows(NamedTuple):
         out[:, rows].fill_diagonal_(torch.inf)
         return out
 
-    def nearest(
-        self,
-        x: Tensor,
-        rows: Tensor,
-        k: int,
-        apart: Tensor | None,
-        together: Tensor | None,
-        far: Tensor | None,
-    ) -> tuple[Nearest, Tensor]:
-        """Find the k nearest of these rows, whose indices in ``x`` are ``rows``, shape (m,).
+    def nearest(self, x: Tensor, k: int, apart: Tensor | None) -> tuple[Nearest, Tensor]:
+        """Find the k nearest of each row, given the rows as they were, shape (n, d).
 
         Returns:
             The nearest, and marks of the rows for which they are known.
         """
-        n = len(rows)
+        n = len(x)
         width = -(-n // _GROUP) * _GROUP
         # products in bfloat16 take less time than turning over those that serve two rows
         length = _STRIP_ROWS if self.values.dtype == torch.bfloat16 else n
@@ -507,15 +501,11 @@ class RoundedRows(NamedTuple):
         for start in range(0, n, length):
             own = slice(start, min(start + length, n))
             of_block = room[: own.stop - start]
-            _exclude(self.products(own, of_block[:, :n]), own, apart, together)
+            _exclude(self.products(own, of_block[:, :n]), own, apart)
             groups = of_block.unflatten(1, (_GROUP, -1))
             minima = groups.amin(1)
-            near = None if far is None else ~far[own]  # those that need two neighbours
-            guessed, guessed_distances = self._guess(x, rows, own, groups, minima, k, near)
-            reach = guessed_distances.amax(1)
-            if near is not None:
-                reach = torch.where(near, guessed_distances[:, :2].amax(1), reach)
-            limit = self.largest_products(own, reach)
+            guessed, guessed_distances = self._guess(x, start, groups, minima, k)
+            limit = self.largest_products(own, guessed_distances.amax(1))
             of_block[torch.arange(len(of_block), device=x.device)[:, None], guessed] = torch.inf
             # of a group of products only the smallest is looked at, unless that is small enough
             is_near = minima <= limit[:, None]
@@ -523,7 +513,7 @@ class RoundedRows(NamedTuple):
             i, group = (is_near & ~is_crowded[:, None]).nonzero(as_tuple=True)
             at, member = (groups[i, :, group] <= limit[i, None]).nonzero(as_tuple=True)
             i, j = i[at], member * minima.shape[1] + group[at]
-            distances = _by_row(i, pair_distances(x, rows[own][i], rows[j]), guessed_distances)
+            distances = _by_row(i, pair_distances(x, start + i, j), guessed_distances)
             nearest = _smallest(distances, k)
             places = _by_row(i, j, guessed).gather(1, nearest.places)
             found.append((nearest.distances, places, ~(is_crowded | limit.isnan())))
@@ -531,31 +521,20 @@ class RoundedRows(NamedTuple):
         return Nearest(distances, places), is_known
 
     def _guess(
-        self,
-        x: Tensor,
-        rows: Tensor,
-        own: slice,
-        groups: Tensor,
-        minima: Tensor,
-        k: int,
-        near: Tensor | None,
+        self, x: Tensor, start: int, groups: Tensor, minima: Tensor, k: int
     ) -> tuple[Tensor, Tensor]:
-        """Take the smallest products of k groups of each row, and of two of those that ``near``
-        marks.
+        """Take the smallest products of k groups of each row from ``start`` on.
 
         Returns:
             Their columns, and the distances of these rows, infinite where products are; both of
             shape (m, k).
         """
         least, group = minima.topk(k, largest=False)
-        if near is not None:
-            least[near, 2:] = torch.inf
-            group[near, 2:] = group[near, :1]
         members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
         columns = members.min(1).indices * minima.shape[1] + group
         i, at = (least < torch.inf).nonzero(as_tuple=True)
         distances = torch.full_like(least, torch.inf, dtype=self.norms.dtype)
-        distances[i, at] = pair_distances(x, rows[own][i], rows[columns[i, at]])
+        distances[i, at] = pair_distances(x, start + i, columns[i, at])
         return columns, distances
 
 
@@ -592,13 +571,6 @@ def merge_duplicates(x: Tensor, tolerance: float = DUPLICATE_TOLERANCE) -> Tenso
     """
     kept, _ = Neighbors(x).distinct(tolerance)
     return x if len(kept) == len(x) else x[kept]
-
-
-def _distances_from_mean(x: Tensor) -> Tensor:
-    center = x.mean(-2, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-    if x.shape[-2] <= FEW_ROWS:
-        return quick_row_norms(x - center)
-    return torch.cat([quick_row_norms(x[chunk] - center) for chunk in row_chunks(x)])
 
 
 class Projections(NamedTuple):
@@ -675,7 +647,7 @@ def same_label_shares(
     Args:
         nearest: two or more nearest of the distinct rows, N of them; maybe of several layers, then
             of shape (L, N, k).
-        place: the place among these of each row, shape (n,): see `distinct_nearest`.
+        place: the place among these of each row, shape (n,): see `Neighbors.distinct`.
         labels: of the rows, of some kinds, each of shape (n,), int64; None: there are none of it.
 
     Returns:
@@ -684,7 +656,7 @@ def same_label_shares(
     """
     distances = nearest.distances
     num_points, dtype = distances.shape[-2], distances.dtype
-    if num_points < 2:
+    if num_points < 2 or all(of_kind is None for of_kind in labels):
         unknown = distances.new_full((*distances.shape[:-2], 2), torch.nan)
         return [None if of_kind is None else unknown for of_kind in labels]
     is_unknown = ~is_normal(distances[..., 0].square()).all(-1, keepdim=True)

@@ -163,13 +163,6 @@ class TokenTable(NamedTuple):
         """The token types for which ``keep``, shape (T,), is true."""
         return TokenTable(*(state[keep] for state in self))
 
-    def has_counts_of(self, other: "TokenTable") -> bool:
-        """Tell whether the rows of both are of the same token types, in the same sequences."""
-        counts = (
-            (each.token_ids, each.n, each.sequences, each.sequence_n2) for each in (self, other)
-        )
-        return all(map(torch.equal, *counts))
-
     def typed(self) -> "TokenTable":
         """The table without the rows that have no type, all of it on the device of the means."""
         table = self._replace(token_ids=self.token_ids.to(self.n.device))

@@ -1,6 +1,6 @@
 """Anisotropy of the embeddings."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from embedgeo.functional.spectrum import (
     spectrum_values,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, Tables
+from embedgeo.metrics.base import GeometryMetric, Table, Tables, stacked, unstacked
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_A_SAMPLE = (
@@ -288,37 +288,29 @@ class Anisotropy(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        return Anisotropy.compute_all([self])[0]
+        if self.sample_size is not None:
+            return sampled_spectrum_values(self.load(Sample).rows)
+        values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)
+        return values | self._of_batches()
+
+    def likeness(self) -> object:
+        """Of narrow scatters, whose eigenvalues are computed in one operation, their width."""
+        is_narrow = self.dim <= SMALL_DIM and not self.spectrum and self.sample_size is None
+        return (self.dim, self.device) if is_narrow else object()
 
     @classmethod
-    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
-        """Compute the values of several metrics; narrow scatters of one width have their
-        eigenvalues in one operation.
-        """
-        if cls.compute is not Anisotropy.compute:  # a subclass has its own
-            return super().compute_all(metrics)
-        values: list[dict[str, Tensor]] = []
-        narrow: dict[tuple[int, torch.device], list[tuple[int, Scatter]]] = {}
-        for place, metric in enumerate(metrics):
-            values.append({})
-            if metric.sample_size is not None:
-                values[place] = sampled_spectrum_values(metric.load(Sample).rows)
-                continue
-            scatter = metric.load(Scatter).expanded()
-            if metric.spectrum or metric.dim > SMALL_DIM:
-                values[place] = spectrum_values(scatter, full=metric.spectrum)
-            else:
-                narrow.setdefault((metric.dim, scatter.mean.device), []).append((place, scatter))
-            if metric.batch_size is not None:
-                batches = metric.load(AnisotropyBatches)
-                values[place] |= batch_values(batches.n, batches.mean, batches.m2)
-        for some in narrow.values():
-            places, scatters = zip(*some, strict=True)
-            found = spectrum_values(Scatter(*map(torch.stack, zip(*scatters, strict=True))))
-            for key, of_key in found.items():
-                for place, value in zip(places, of_key.unbind(), strict=True):
-                    values[place][key] = value
-        return values
+    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
+        if len(metrics) == 1:
+            return super().compute_alike(metrics)
+        scatters = stacked(metric.load(Scatter).expanded() for metric in metrics)
+        values = unstacked(spectrum_values(scatters), len(metrics))
+        return [each | metric._of_batches() for metric, each in zip(metrics, values, strict=True)]
+
+    def _of_batches(self) -> dict[str, Tensor]:
+        if self.batch_size is None:
+            return {}
+        batches = self.load(AnisotropyBatches)
+        return batch_values(batches.n, batches.mean, batches.m2)
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
-from itertools import chain
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
@@ -203,6 +203,8 @@ class GeometryMetric(Metric):
         super().__init_subclass__(**kwargs)
         own_family = cls.family_term if "family_term" in cls.__dict__ else None
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
+        if "compute" in cls.__dict__ and "compute_alike" not in cls.__dict__:
+            cls.likeness = GeometryMetric.likeness  # type: ignore[method-assign]  # its own values
 
     @staticmethod
     def family_term(key: str) -> Term | None:
@@ -419,9 +421,24 @@ class GeometryMetric(Metric):
     def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
         """Compute the values of several metrics of this class, on the states that they have.
 
-        They are those of layers, or of one layer without a group of rows each. A class overrides
-        this where one operation can serve several metrics.
+        They are those of layers, or of one layer without a group of rows each. Those that follow
+        each other and have one `likeness` are computed together.
         """
+        values = list[dict[str, Tensor]]()
+        for _, alike in groupby(metrics, cls.likeness):
+            values += cls.compute_alike([*alike])
+        return values
+
+    def likeness(self) -> object:
+        """What metrics have in common that `compute_alike` takes; by default they have nothing.
+
+        A class overrides both where one operation can serve several metrics.
+        """
+        return object()
+
+    @classmethod
+    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
+        """Compute the values of metrics of one `likeness`; of a single one by ``compute``."""
         return [cls.compute(metric) for metric in metrics]
 
     def hold(self, whole: Self) -> None:
@@ -633,6 +650,18 @@ class GeometryMetric(Metric):
             state = getattr(self, name)
             setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
         return self
+
+
+def stacked(states: Iterable[S]) -> S:
+    """The states of as many rows each, as one with a leading axis."""
+    every = [*states]
+    return type(every[0])(*map(torch.stack, zip(*every, strict=True)))
+
+
+def unstacked(values: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
+    """Values that have a leading axis of this length, or none where they are equal, one by one."""
+    of_keys = (value.expand(count).unbind() for value in values.values())
+    return [dict(zip(values, each, strict=True)) for each in zip(*of_keys, strict=True)]
 
 
 def _refuse_gathered(states: Tensor) -> Tensor:

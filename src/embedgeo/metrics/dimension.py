@@ -1,8 +1,7 @@
 """Intrinsic dimension of the embeddings."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, Self, get_args
 
@@ -15,14 +14,13 @@ from embedgeo.functional.dimension import (
     GlobalEstimator,
     LabelledEstimates,
     RowLabels,
-    dimensions_of_layers,
     estimated_dimension,
     labelled_dimensions,
     twonn_dimension,
 )
 from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.jackknife import deviations
-from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE, FEW_ROWS
+from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, Rows
 from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
@@ -30,7 +28,7 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_TOGETHER = 1 << 22  # distances that are held at a time, where several layers are computed at once
+_TOGETHER = 256  # rows up to which layers take less time in the same operations
 _OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
@@ -382,53 +380,30 @@ class IntrinsicDimension(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        return self._values_of(self._sample_on_host())
+        batches = self._batches()
+        estimates = [each for batch in batches for each in self._estimates([batch])]
+        return self._values(estimates, sum(len(batch.rows) for batch in batches))
 
-    def _values_of(self, sample: Sample) -> dict[str, Tensor]:
-        batches = sample_batches(sample, self.batch_size)
-        return self._values([self._estimate(batch) for batch in batches], sample)
-
-    def _kind(self, sample: Sample) -> object:
-        """What metrics have in common that are computed together; None: this one is not."""
-        n = len(sample.rows)
-        if self.estimator != "twonn" or not 2 <= n <= min(self.batch_size, FEW_ROWS):
-            return None
-        rows = sample.rows
+    def likeness(self) -> object:
+        """Of TwoNN of few rows their labels and keys, which those of layers share."""
+        sample = self._sample()
+        x = sample.rows
+        if self.estimator != "twonn" or not 2 <= len(x) <= min(self.batch_size, _TOGETHER):
+            return object()
         tensors = self.settings, sample.labels, sample.keys
-        return rows.shape, rows.dtype, rows.device, *(each.numpy().tobytes() for each in tensors)
+        return x.shape, x.dtype, x.device, *(each.numpy().tobytes() for each in tensors)
 
     @classmethod
-    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
-        """Compute the values of several metrics; TwoNN of few rows with the same labels, as layers
-        have, in the same operations.
-        """
-        if cls.compute is not IntrinsicDimension.compute:  # a subclass has its own
-            return super().compute_all(metrics)
-        own = [(metric, metric._sample_on_host()) for metric in metrics]
-        alike = defaultdict[object, list[int]](list)
-        for place, (metric, sample) in enumerate(own):
-            alike[metric._kind(sample) or place].append(place)
-        values = dict[int, dict[str, Tensor]]()
-        for places in alike.values():
-            first, of_first = own[places[0]]
-            if len(places) == 1:
-                values[places[0]] = first._values_of(of_first)
-                continue
-            most = max(1, _TOGETHER // len(of_first.rows) ** 2)
-            for start in range(0, len(places), most):
-                some = places[start : start + most]
-                estimates = dimensions_of_layers(
-                    [own[place][1].rows for place in some],
-                    _labels_of(of_first),
-                    method=first.method,
-                    discard_fraction=first.discard_fraction,
-                    duplicate_tolerance=first.duplicate_tolerance,
-                    apart=first.neighbors == "other_sequences",
-                )
-                for place, estimate in zip(some, estimates, strict=True):
-                    metric, sample = own[place]
-                    values[place] = metric._values([estimate], sample)
-        return [values[place] for place in range(len(own))]
+    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
+        if len(metrics) == 1:
+            return super().compute_alike(metrics)
+        first = metrics[0]._sample()
+        others = (metric.load(Sample) for metric in metrics[1:])
+        estimates = metrics[0]._estimates([first, *others])
+        return [
+            metric._values([each], len(first.rows))
+            for metric, each in zip(metrics, estimates, strict=True)
+        ]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
@@ -437,18 +412,15 @@ class IntrinsicDimension(GeometryMetric):
         The groups of the jackknife are those of the sampled rows, by default their
         ``sequence_ids``; ``groups`` are not used.
         """
-        sample = self._sample_on_host()
-        batches = sample_batches(sample, self.batch_size)
+        batches = self._batches()
         labels, group = torch.cat([batch.labels[:, 0] for batch in batches]).unique(
             return_inverse=True
         )
-        of_batches = group.split([len(batch.keys) for batch in batches])
-        of_groups = [(each, len(labels)) if len(labels) else () for each in of_batches]
-        estimates = [
-            self._estimate(batch, *of_group)
-            for batch, of_group in zip(batches, of_groups, strict=True)
-        ]
-        values = self._values(estimates, sample)
+        of_batches = group.split([len(batch.rows) for batch in batches])
+        estimates = list[LabelledEstimates]()
+        for batch, of_batch in zip(batches, of_batches, strict=True):
+            estimates += self._estimates([batch], of_batch if len(labels) else None, len(labels))
+        values = self._values(estimates, len(group))
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
         for infix, each in _by_infix(estimates).items():
@@ -461,81 +433,72 @@ class IntrinsicDimension(GeometryMetric):
                     errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
-    def _sample_on_host(self) -> Sample:
-        """The sampled rows, with all but the rows on the CPU."""
+    def _sample(self) -> Sample:
+        """The sampled rows, with their keys and labels on the CPU."""
         held = self.load(Sample)
-        return held._replace(
-            keys=held.keys.cpu(), labels=held.labels.cpu(), positions=held.positions.cpu()
-        )
+        return held._replace(keys=held.keys.cpu(), labels=held.labels.cpu())
+
+    def _batches(self) -> list[Sample]:
+        return sample_batches(self._sample(), self.batch_size)
 
     def _keys(self, infix: str) -> list[str]:
         scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
         return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
 
-    def _estimate(
-        self, batch: Sample, groups: Tensor | None = None, num_groups: int = 0
-    ) -> LabelledEstimates:
-        x = batch.rows
+    def _estimates(
+        self, batches: Sequence[Sample], groups: Tensor | None = None, num_groups: int = 0
+    ) -> list[LabelledEstimates]:
+        """The estimates of batches of rows with the same labels."""
+        layers = [batch.rows for batch in batches]
+        tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
-            tolerance = self.duplicate_tolerance
-            return LabelledEstimates(
-                estimated_dimension(x, self.estimator, duplicate_tolerance=tolerance)
-            )
+            return [
+                LabelledEstimates(
+                    estimated_dimension(x, self.estimator, duplicate_tolerance=tolerance)
+                )
+                for x in layers
+            ]
         return labelled_dimensions(
-            x,
-            _labels_of(batch),
+            layers,
+            _labels_of(batches[0]),
             scales=self.scales if self.estimator == "gride" else (),
             method=self.method,
             discard_fraction=self.discard_fraction,
-            duplicate_tolerance=self.duplicate_tolerance,
+            duplicate_tolerance=tolerance,
             groups=groups,
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
         )
 
-    def _values(self, estimates: Sequence[LabelledEstimates], sample: Sample) -> dict[str, Tensor]:
+    def _values(self, estimates: Sequence[LabelledEstimates], num_rows: int) -> dict[str, Tensor]:
+        """Means over the estimates of batches, which have so many rows together."""
         values: dict[str, Tensor] = {}
         for infix, each in _by_infix(estimates).items():
             if self.estimator == "gride":
-                dimensions = (
-                    torch.stack([estimate.dimensions for estimate in each]).mean(0).to(sample.keys)
-                )
-                errors = (
-                    torch.stack([estimate.errors for estimate in each])
-                    .square()
-                    .mean(0)
-                    .div(len(each))
-                    .sqrt()
-                )
-                for key, mean, error in zip(
-                    self._keys(infix), dimensions, errors.to(sample.keys), strict=True
-                ):
+                dimensions = torch.stack([estimate.dimensions for estimate in each]).mean(0)
+                squares = torch.stack([estimate.errors for estimate in each]).square()
+                errors = (squares.mean(0) / len(each)).sqrt()
+                for key, mean, error in zip(self._keys(infix), dimensions, errors, strict=True):
                     values |= {key: mean, f"{key}_error": error}
                 continue
-            dimensions = sample.keys.new_tensor([estimate.dimension for estimate in each])
+            of_batches = [estimate.dimension for estimate in each]
+            dimensions = torch.tensor(of_batches, dtype=torch.float64, device="cpu")
+            num_points = dimensions.new_tensor(sum(estimate.num_points for estimate in each))
             values[f"intrinsic_dimension{infix}"] = dimensions.mean()
-            num_points = dimensions.new_tensor(float(sum(estimate.num_points for estimate in each)))
             if not infix:
-                num_rows = min(len(sample.rows), self.batch_size * len(each))
-                spread = (
-                    dimensions.std() if len(dimensions) > 1 else dimensions.new_tensor(torch.nan)
-                )
-                values["intrinsic_dimension_std"] = spread
+                unknown = dimensions.new_tensor(torch.nan)
+                values["intrinsic_dimension_std"] = dimensions.std() if len(each) > 1 else unknown
                 if self.estimator == "twonn":
-                    next_scale = dimensions.new_tensor(
-                        [estimate.next_scale for estimate in each]
-                    ).mean()
-                    values["intrinsic_dimension_next_scale"] = next_scale
-                values["duplicate_fraction"] = (
-                    1 - num_points / num_rows if num_rows else spread.new_tensor(torch.nan)
-                )
+                    next_scale = dimensions.new_tensor([estimate.next_scale for estimate in each])
+                    values["intrinsic_dimension_next_scale"] = next_scale.mean()
+                values["duplicate_fraction"] = 1 - num_points / num_rows if num_rows else unknown
             values[f"n_points{infix}"] = num_points
         for key in ("same_type", "same_sequence"):
             shares = [
                 share for estimate in estimates if (share := getattr(estimate, key)) is not None
             ]
             if len(shares) == len(estimates):
-                share, at_random = torch.stack(shares).mean(0).to(sample.keys)
+                share, at_random = torch.stack(shares).mean(0).cpu().double()
                 values |= {f"{key}_neighbors": share, f"{key}_neighbors_null": at_random}
         return values
 

@@ -1,6 +1,6 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -31,7 +31,7 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, Tables
+from embedgeo.metrics.base import GeometryMetric, Table, Tables, stacked, unstacked
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
@@ -361,37 +361,37 @@ class TokenMoments(GeometryMetric):
         outliers = None if moments is None else self.load(OutlierRows)
         return self._values(self.load(TokenTable), moments, outliers, self.num_nonfinite)
 
+    def likeness(self) -> object:
+        """Of small tables the counts of their token types, which those of layers share."""
+        table = self.load(TokenTable)
+        if (
+            self.count_range is not None
+            or self._whole is not None
+            or table.mean.numel() > _FEW_NUMBERS
+            or len(table.typed().n) < len(table.n)
+        ):
+            return object()
+        rows = self.load(Moments).n, self.load(SequenceCount).num_sequences
+        counts = table.token_ids, table.n, table.sequences, table.sequence_n2
+        tensors = self.settings, *rows, *counts
+        return self.dim, self.device, *(each.cpu().numpy().tobytes() for each in tensors)
+
     @classmethod
-    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
-        """Compute the values of several metrics; small tables of the same rows, as layers have, in
-        the same operations.
-        """
-        if cls.compute is not TokenMoments.compute:  # a subclass has its own
-            return super().compute_all(metrics)
-        values = list[dict[str, Tensor]]()
-        for some in _alike(metrics):
-            if len(some) == 1:
-                values.append(cls.compute(some[0]))
-                continue
-            tables = [metric.load(TokenTable) for metric in some]
-            of_layers = {
-                name: torch.stack([getattr(table, name) for table in tables])
-                for name in ("mean", "m2", "sequence_m2")
-            }
-            moments, outliers = (
-                map(torch.stack, zip(*(metric.load(kind) for metric in some), strict=True))
-                for kind in (Moments, OutlierRows)
-            )
-            num_nonfinite = torch.stack([metric.num_nonfinite for metric in some])
-            found = some[0]._values(
-                tables[0]._replace(**of_layers),
-                Moments(*moments),
-                OutlierRows(*outliers),
-                num_nonfinite,
-            )
-            of_keys = [value.expand(len(some)).unbind() for value in found.values()]
-            values += [dict(zip(found, each, strict=True)) for each in zip(*of_keys, strict=True)]
-        return values
+    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
+        if len(metrics) == 1:
+            return super().compute_alike(metrics)
+        tables = [metric.load(TokenTable) for metric in metrics]
+        of_layers = {
+            name: torch.stack([getattr(table, name) for table in tables])
+            for name in ("mean", "m2", "sequence_m2")
+        }
+        values = metrics[0]._values(
+            tables[0]._replace(**of_layers),
+            stacked(metric.load(Moments) for metric in metrics),
+            stacked(metric.load(OutlierRows) for metric in metrics),
+            torch.stack([metric.num_nonfinite for metric in metrics]),
+        )
+        return unstacked(values, len(metrics))
 
     def _values(
         self,
@@ -463,37 +463,9 @@ class TokenMoments(GeometryMetric):
     def _moments(self) -> Moments | None:
         return self.load(Moments) if self.count_range is None else None
 
-    def _is_like(self, other: Self) -> bool:
-        """Tell whether the other metric's values follow in the same operations as this one's."""
-        arguments, others = (
-            (each.settings.tolist(), each.dim, each.device, each._whole) for each in (self, other)
-        )
-        table, count = self.load(TokenTable), self.load(SequenceCount)
-        return (
-            self.count_range is None
-            and arguments == others == (*arguments[:-1], None)
-            and table.mean.numel() <= _FEW_NUMBERS
-            and len(table.typed().n) == len(table.n)
-            and table.has_counts_of(other.load(TokenTable))
-            and torch.equal(self.load(Moments).n, other.load(Moments).n)
-            and torch.equal(count.num_sequences, other.load(SequenceCount).num_sequences)
-        )
-
     def reset(self) -> None:
         super().reset()
         self._whole = None
-
-
-def _alike(metrics: Iterable[TokenMoments]) -> Iterator[list[TokenMoments]]:
-    """Yield metrics in turn, as many at a time as have small tables with the same counts."""
-    some = list[TokenMoments]()
-    for metric in metrics:
-        if some and not some[0]._is_like(metric):
-            yield some
-            some = []
-        some.append(metric)
-    if some:
-        yield some
 
 
 def _is_in_range(types: TokenTable, count_range: tuple[int, int]) -> Tensor:
