@@ -4,7 +4,7 @@ merges them.
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -36,9 +36,7 @@ def row_chunks(x: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, x.shape[-2], step))
 
 
-def merge_parts(
-    parts: Sequence[Sequence[Tensor]], total: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub &
     LeVeque 1983).
 
@@ -49,19 +47,17 @@ def merge_parts(
             (*G, d); m2 is the sum over rows of the squared deviations from it: per coordinate, in
             the shape of ``mean``; summed over coordinates, shape G; or as a scatter matrix of K
             equal parts of the rows, shape (*G, K, K): for K = d that of the coordinates.
-        total: sums a tensor over what else the parts are divided into, such as a leading axis.
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
     """
+    n = _summed([part[0] for part in parts])
+    mean = mean_of(n, _summed([column(n, mean) * mean for n, mean, _ in parts]))
+    return n, mean, _summed([squares_about(mean, *part) for part in parts])
 
-    def summed(terms: Sequence[Tensor]) -> Tensor:
-        of_parts = sum(terms[1:], terms[0])
-        return of_parts if total is None else total(of_parts)
 
-    n = summed([part[0] for part in parts])
-    mean = mean_of(n, summed([column(n, mean) * mean for n, mean, _ in parts]))
-    return n, mean, summed([squares_about(mean, *part) for part in parts])
+def _summed(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
 
 
 def mean_of(n: Tensor, sums: Tensor) -> Tensor:

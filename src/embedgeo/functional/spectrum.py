@@ -482,12 +482,11 @@ class AnisotropyBatches(NamedTuple):
         return self._replace(n=found["n"], mean=found["mean"], m2=found["m2"])
 
 
-def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, from the moments of n batches'
-    values.
-
-    NaN for no batch, and for fewer than two batches.
+def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:
+    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, NaN for no batch,
+    and for fewer than two batches.
     """
+    n, mean, m2 = batches.n, batches.mean, batches.m2
     return {
         "anisotropy_batch_mean": torch.where(n > 0, mean, torch.nan),
         "anisotropy_batch_std": torch.where(n > 1, ratio(m2, n - 1), torch.nan).sqrt(),

@@ -307,10 +307,7 @@ class Anisotropy(GeometryMetric):
         return [each | metric._of_batches() for metric, each in zip(metrics, values, strict=True)]
 
     def _of_batches(self) -> dict[str, Tensor]:
-        if self.batch_size is None:
-            return {}
-        batches = self.load(AnisotropyBatches)
-        return batch_values(batches.n, batches.mean, batches.m2)
+        return {} if self.batch_size is None else batch_values(self.load(AnisotropyBatches))
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)
