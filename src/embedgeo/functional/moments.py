@@ -303,13 +303,12 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     """
     n = moments.n
     # a mean may be 0 where squares have vanished, which its norm tells: as one more coordinate
-    squares = torch.cat((moments.m2, moments.norm_m2[..., None]), -1)
-    means = torch.cat((moments.mean, moments.norm_mean[..., None]), -1)
+    squares = _beside(moments.m2, moments.norm_m2)
+    means = _beside(moments.mean, moments.norm_mean)
     squares = without_rounding(squares, n[..., None], means)
     m2, norm_m2 = squares[..., :-1], squares[..., -1]
-    norm_mean, norm_max = (
-        torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max)
-    )
+    norm_mean = torch.where(n > 0, moments.norm_mean, torch.nan)
+    norm_max = torch.where(n > 0, moments.norm_max, torch.nan)
     directions = moments.direction_n
     total = m2.sum(-1)
     found = ratios(

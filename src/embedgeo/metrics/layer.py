@@ -108,16 +108,14 @@ class LayerMetrics:
             rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
-        for metric in self._metrics:
-            with named(metric):
-                update_metric(metric, hidden, rows.ids if self.skip_massive else ids, rows)
+        seen = [(self._metrics, ids, rows)]
         for group, part in ids.by_group():
             of_group = Rows.of(hidden, part, self.skip_massive, rows.largest)
-            for copy in self._copies_of(group):
-                with named(copy):
-                    update_metric(
-                        copy, hidden, of_group.ids if self.skip_massive else part, of_group
-                    )
+            seen.append((self._copies_of(group), part, of_group))
+        for metrics, of_all, some in seen:
+            for metric in metrics:
+                with named(metric):
+                    update_metric(metric, hidden, some.ids if self.skip_massive else of_all, some)
 
     @property
     def groups(self) -> list[int]:
