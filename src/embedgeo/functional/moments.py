@@ -17,9 +17,6 @@ from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 CHUNK_ELEMENTS = 1 << 18
 # how many times as many where a launch costs more than a cache saves: on all but the CPU
 _LAUNCH = 1 << 4
-# parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
-_MERGED_PARTS = 4
-
 
 R = TypeVar("R", bound=Reducible)
 
@@ -196,17 +193,16 @@ def moments_and_norms(x: Tensor) -> tuple[Moments, Tensor]:
     """The `row_moments`, and the Euclidean norms of the rows, shape (n,), in the accumulator's
     dtype.
     """
-    parts, norms = list[Moments](), list[Tensor]()
+    whole: Moments | None = None
+    norms = list[Tensor]()
     for chunk in row_chunks(x):
         part, norm = _chunk_moments(x[chunk])
+        whole = part if whole is None else whole.merge(part)
         norms.append(norm)
-        parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
-    if not parts:
-        none = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-        return none, none.mean[:0]
-    if len(parts) == 1:
-        return parts[0], norms[0]
-    return merged(parts), torch.cat(norms)
+    if whole is None:
+        whole = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+        norms.append(whole.mean[:0])
+    return whole, torch.cat(norms)
 
 
 def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:

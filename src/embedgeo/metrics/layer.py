@@ -259,15 +259,11 @@ def compute_alone(metric: Metric) -> object:
     waited.
     """
     is_available = metric.distributed_available_fn
-    metric.distributed_available_fn = _is_never_distributed
+    metric.distributed_available_fn = lambda: False
     try:
         return metric.compute()
     finally:
         metric.distributed_available_fn = is_available
-
-
-def _is_never_distributed() -> bool:
-    return False
 
 
 def require_num_groups(jackknife: int) -> None:
