@@ -12,7 +12,7 @@ from embedgeo import (
     TokenMoments,
 )
 from embedgeo.functional import two_nearest_distances
-from embedgeo.functional.jackknife import standard_error
+from embedgeo.functional.jackknife import deviations
 from tests import references
 from tests.simulations import Corpus, observe_rows
 
@@ -110,7 +110,7 @@ def naive(metric: type[Metric], num_groups: int, **options) -> dict[str, Tensor]
     without = [values(group) for group in range(num_groups)]
     sizes = torch.tensor([count for _, count in without])
     return {
-        key: standard_error(whole[key], torch.stack([each[key] for each, _ in without]), sizes)
+        key: deviations(whole[key], torch.stack([each[key] for each, _ in without]), sizes).norm()
         for key in whole
     }
 
@@ -164,7 +164,7 @@ def test_the_error_of_the_intrinsic_dimension_is_that_of_the_fit_without_each_gr
         return (log_mu @ log_rank.double()) / (log_mu @ log_mu)
 
     left_out = torch.stack([fit(log_mu[group != i]) for i in range(5)])
-    expected = standard_error(fit(log_mu), left_out, group.bincount())
+    expected = deviations(fit(log_mu), left_out, group.bincount()).norm()
     torch.testing.assert_close(errors["intrinsic_dimension"], expected, rtol=1e-5, atol=0)
     assert values["intrinsic_dimension"] == pytest.approx(float(fit(log_mu)), rel=1e-6)
     assert errors["n_points"].isnan()

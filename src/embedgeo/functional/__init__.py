@@ -85,21 +85,3 @@ from embedgeo.functional.tokens import (
     variance_split as variance_split,
     within_variance as within_variance,
 )
-
-_COMPARISONS = "embedgeo.studies.representations"
-_MOVED = {
-    "debiased_cka": _COMPARISONS,
-    "biased_cka": _COMPARISONS,
-    "cka_matrix": _COMPARISONS,
-    "procrustes_distance": _COMPARISONS,
-    "neighbor_overlap": _COMPARISONS,
-    "drift_values": _COMPARISONS,
-    "linearity": _COMPARISONS,
-    "linearity_values": _COMPARISONS,
-    "types_by_frequency": "embedgeo.text.frequency",
-}
-
-
-def __getattr__(name: str) -> object:
-    place = f": it is in {_MOVED[name]}" if name in _MOVED else ""
-    raise AttributeError(f"embedgeo.functional has no {name}{place}.")

@@ -33,7 +33,7 @@ FAR_SIGHTED = 1024
 
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
 # a step of Newton's method, relative, after which less than the square of it is left of the error
-_CONVERGED = 1e-6
+_CONVERGED = 1e-5
 # at most, of Newton's method, which is within a factor of 2 after its first step and squares the
 # relative error
 _ITERATIONS = 12
@@ -464,7 +464,8 @@ def _estimates(
     (points, place), (types, sequences, order) = copies, labels
     k = estimator.num_neighbors
     is_twonn = not estimator.scales
-    chosen = None if len(points) == len(place) else points
+    has_copies = len(points) < len(place)  # else the points are the rows
+    chosen = points if has_copies else None
     every = rows.nearest(4 if is_twonn else k, chosen, sequences if apart else None).by_layer()
     if is_twonn and len(points) > FAR_SIGHTED:
         least = torch.full_like(order[: len(points)], torch.inf)
@@ -475,11 +476,11 @@ def _estimates(
     between: Sequence[Any] = [None] * len(of_all)
     within = between
     if types is not None:
-        chosen = _one_of_each_type(labels, place)
+        chosen = _one_of_each_type(labels, place, has_copies=has_copies)
         distances = rows.nearest(k, chosen).by_layer().distances
         between = estimator.of(distances, None if groups is None else groups[chosen])
     if types is not None and sequences is not None:
-        chosen = _repeated(labels, place)
+        chosen = _repeated(labels, place, has_copies=has_copies)
         distances = rows.nearest(k, chosen, sequences, types).by_layer().distances
         has_all = distances[0].isfinite().all(1)  # layers have the same labels
         chosen = chosen[has_all]
@@ -501,25 +502,20 @@ def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
     return by_order[at[is_first]]
 
 
-def _has_no_copies(place: Tensor) -> bool:
-    return len(place) > 0 and int(place.amax()) == len(place) - 1
-
-
-def _one_of_each_type(labels: RowLabels, place: Tensor) -> Tensor:
+def _one_of_each_type(labels: RowLabels, place: Tensor, *, has_copies: bool) -> Tensor:
     """Indices of an occurrence of each token type; of those that are copies of each other, one."""
     assert labels.types is not None
     rows = first_of_each(labels.types, labels.order)
     rows = rows[labels.types[rows] >= 0]
-    return rows if _has_no_copies(place) else rows[first_of_each(place[rows], labels.order[rows])]
+    return rows[first_of_each(place[rows], labels.order[rows])] if has_copies else rows
 
 
-def _repeated(labels: RowLabels, place: Tensor) -> Tensor:
+def _repeated(labels: RowLabels, place: Tensor, *, has_copies: bool) -> Tensor:
     """Indices of the rows of token types with enough of them; of a type's copies of a row, one."""
     assert labels.types is not None
     of_type = labels.types.unique(return_inverse=True)[1]
-    if _has_no_copies(place):
-        rows = torch.arange(len(place), device=place.device)
-    else:
+    rows = place
+    if has_copies:
         rows = first_of_each(place * (len(of_type) + 1) + of_type, labels.order)
     counts = of_type[rows].bincount(minlength=1)
     return rows[counts[of_type[rows]] >= _FEWEST_OCCURRENCES]

@@ -23,22 +23,12 @@ class Mergeable(Protocol):
 M = TypeVar("M", bound=Mergeable)
 
 
-def standard_error(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
-    """Standard error of an estimate, from those without each of the groups, shape (G, ...), and
-    their sizes, (G,).
-
-    It is right for smooth functions of means of many independent groups; for a maximum or a
-    quantile it is not. Empty groups do not count; NaN for fewer than two others, and where an
-    estimate is NaN.
-    """
-    if (sizes > 0).sum() < 2:
-        return torch.full_like(estimate, torch.nan)
-    return deviations(estimate, left_out, sizes).square().sum(0).sqrt()
-
-
 def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
-    """Deviations of the groups, shape (G, ...): the sum of their squares is the square of the
-    `standard_error`.
+    """Deviations of the groups, shape (G, ...), from an estimate, those without each of the groups,
+    shape (G, ...), and their sizes, (G,).
+
+    The sum of their squares is the square of the standard error, which is right for smooth
+    functions of means of many independent groups; for a maximum or a quantile it is not.
 
     Of a difference or a mean of estimates from the same groups they are the difference or the mean
     of the estimates' deviations. So what the choice of texts does to both estimates cancels in the

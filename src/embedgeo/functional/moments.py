@@ -4,7 +4,7 @@ merges them.
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -17,9 +17,6 @@ from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 CHUNK_ELEMENTS = 1 << 18
 # how many times as many where a launch costs more than a cache saves: on all but the CPU
 _LAUNCH = 1 << 4
-# parts merged at a time, so that those of wide rows hold no more than the rows of a chunk
-_MERGED_PARTS = 4
-
 
 R = TypeVar("R", bound=Reducible)
 
@@ -36,9 +33,7 @@ def row_chunks(x: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, x.shape[-2], step))
 
 
-def merge_parts(
-    parts: Sequence[Sequence[Tensor]], total: Callable[[Tensor], Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
+def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
     """Merge counts, means and squared deviations of parts into those of the whole (Chan, Golub &
     LeVeque 1983).
 
@@ -49,19 +44,17 @@ def merge_parts(
             (*G, d); m2 is the sum over rows of the squared deviations from it: per coordinate, in
             the shape of ``mean``; summed over coordinates, shape G; or as a scatter matrix of K
             equal parts of the rows, shape (*G, K, K): for K = d that of the coordinates.
-        total: sums a tensor over what else the parts are divided into, such as a leading axis.
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
     """
+    n = _summed([part[0] for part in parts])
+    mean = mean_of(n, _summed([column(n, mean) * mean for n, mean, _ in parts]))
+    return n, mean, _summed([squares_about(mean, *part) for part in parts])
 
-    def summed(terms: Sequence[Tensor]) -> Tensor:
-        of_parts = sum(terms[1:], terms[0])
-        return of_parts if total is None else total(of_parts)
 
-    n = summed([part[0] for part in parts])
-    mean = mean_of(n, summed([column(n, mean) * mean for n, mean, _ in parts]))
-    return n, mean, summed([squares_about(mean, *part) for part in parts])
+def _summed(terms: Sequence[Tensor]) -> Tensor:
+    return sum(terms[1:], terms[0])
 
 
 def mean_of(n: Tensor, sums: Tensor) -> Tensor:
@@ -200,17 +193,16 @@ def moments_and_norms(x: Tensor) -> tuple[Moments, Tensor]:
     """The `row_moments`, and the Euclidean norms of the rows, shape (n,), in the accumulator's
     dtype.
     """
-    parts, norms = list[Moments](), list[Tensor]()
+    whole: Moments | None = None
+    norms = list[Tensor]()
     for chunk in row_chunks(x):
         part, norm = _chunk_moments(x[chunk])
+        whole = part if whole is None else whole.merge(part)
         norms.append(norm)
-        parts = [merged(parts), part] if len(parts) == _MERGED_PARTS else [*parts, part]
-    if not parts:
-        none = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-        return none, none.mean[:0]
-    if len(parts) == 1:
-        return parts[0], norms[0]
-    return merged(parts), torch.cat(norms)
+    if whole is None:
+        whole = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
+        norms.append(whole.mean[:0])
+    return whole, torch.cat(norms)
 
 
 def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:
@@ -307,13 +299,12 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     """
     n = moments.n
     # a mean may be 0 where squares have vanished, which its norm tells: as one more coordinate
-    squares = torch.cat((moments.m2, moments.norm_m2[..., None]), -1)
-    means = torch.cat((moments.mean, moments.norm_mean[..., None]), -1)
+    squares = _beside(moments.m2, moments.norm_m2)
+    means = _beside(moments.mean, moments.norm_mean)
     squares = without_rounding(squares, n[..., None], means)
     m2, norm_m2 = squares[..., :-1], squares[..., -1]
-    norm_mean, norm_max = (
-        torch.where(n > 0, value, torch.nan) for value in (moments.norm_mean, moments.norm_max)
-    )
+    norm_mean = torch.where(n > 0, moments.norm_mean, torch.nan)
+    norm_max = torch.where(n > 0, moments.norm_max, torch.nan)
     directions = moments.direction_n
     total = m2.sum(-1)
     found = ratios(

@@ -169,7 +169,7 @@ def require_removed(numbers: Sequence[int], name: str, least: int = 1) -> None:
 
 
 def processed_values(
-    fitted: Scatter, rows: Tensor, *, top: int | Sequence[int], rtol: float = RTOL
+    fitted: Scatter, rows: Tensor, *, top: int | Sequence[int]
 ) -> dict[str, Tensor]:
     """Anisotropy and mean cosine after each after-processing.
 
@@ -180,14 +180,13 @@ def processed_values(
         fitted: mean and scatter of all rows.
         rows: a uniform sample of them, shape (m, d).
         top: how many principal axes are removed; several numbers: each of them.
-        rtol: see `principal_axes`.
 
     Returns:
         ``mean_cosine_…`` for ``centered``, ``z_scored``, ``whitened`` (PCA and ZCA differ by a
         rotation, which changes no value) and ``top{top}_removed``; ``anisotropy_…`` for the same
         but ``centered``, which does not change it. NaN where the rows do not vary.
     """
-    axes = principal_axes(fitted, rtol=rtol)
+    axes = principal_axes(fitted)
     standard = z_scoring(fitted)
     correlation = standard.scatter(fitted).scatter
     values = {

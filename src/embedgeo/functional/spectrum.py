@@ -453,7 +453,7 @@ class AnisotropyBatches(NamedTuple):
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
         num_whole = len(rows) // self.size
-        moments = self.n, self.mean, self.m2
+        moments = self[:3]
         for number in range(num_whole):
             batch = rows[number * self.size : (number + 1) * self.size]
             value = anisotropy(batch).to(self.mean)
@@ -464,9 +464,8 @@ class AnisotropyBatches(NamedTuple):
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
-        parts = [(each.n, each.mean, each.m2) for each in (self, other)]
-        n, mean, m2 = merge_parts(parts)
-        return AnisotropyBatches(n, mean, m2, self.pending, self.size).extend(other.pending)
+        moments = merge_parts([self[:3], other[:3]])
+        return AnisotropyBatches(*moments, self.pending, self.size).extend(other.pending)
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The moments of the batches of each rank, for no batch spans two ranks."""
@@ -474,7 +473,7 @@ class AnisotropyBatches(NamedTuple):
             return {"n": self.n, "sums": self.n * self.mean}
         if phase == 2:
             found["mean"] = mean_of(found["n"], found["sums"])
-            return {"m2": squares_about(found["mean"], self.n, self.mean, self.m2)}
+            return {"m2": squares_about(found["mean"], *self[:3])}
         return {}
 
     def of_ranks(self, found: Found) -> "AnisotropyBatches":
@@ -482,12 +481,11 @@ class AnisotropyBatches(NamedTuple):
         return self._replace(n=found["n"], mean=found["mean"], m2=found["m2"])
 
 
-def batch_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
-    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, from the moments of n batches'
-    values.
-
-    NaN for no batch, and for fewer than two batches.
+def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:
+    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, NaN for no batch,
+    and for fewer than two batches.
     """
+    n, mean, m2 = batches[:3]
     return {
         "anisotropy_batch_mean": torch.where(n > 0, mean, torch.nan),
         "anisotropy_batch_std": torch.where(n > 1, ratio(m2, n - 1), torch.nan).sqrt(),

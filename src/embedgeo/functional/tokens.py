@@ -182,13 +182,11 @@ class TokenTable(NamedTuple):
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
-        chunks = (scaled_row_norms(self.mean[..., chunk, :]) for chunk in row_chunks(self.mean))
-        return torch.cat([self.m2[..., :0], *chunks], -1)
+        return scaled_row_norms(self.mean)
 
     def center(self) -> Tensor:
         """The mean of the rows of all token types together, shape (d,)."""
-        sums = (self.n[chunk] @ self.mean[..., chunk, :] for chunk in row_chunks(self.mean))
-        return sum(sums, self.mean.new_zeros(self.mean.shape[-1])) / self.n.sum().clamp(min=1)
+        return self.n @ self.mean / self.n.sum().clamp(min=1)
 
     def distances(self, center: Tensor) -> Tensor:
         """The squared distance of the mean of each token type from a row, shape (T,)."""

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_MAX_COLUMNS = 8  # of a notebook's table where none of the metrics is among those to look at first
 _TYPE_COLUMNS = {
     "tokens": ("Q", "M", "V"),
     "projections": ("pc1", "pc2"),

@@ -231,9 +231,6 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
-    def of_width(self, dim: int) -> Self:
-        return type(self)(dim, self.spectrum, self.batch_size, self.sample_size, self.seed)
-
     def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
         pending = num_rows % self.batch_size if self.batch_size else 0
         return super().state_bytes(num_rows, 0, itemsize) + pending * itemsize * self.dim
@@ -307,10 +304,7 @@ class Anisotropy(GeometryMetric):
         return [each | metric._of_batches() for metric, each in zip(metrics, values, strict=True)]
 
     def _of_batches(self) -> dict[str, Tensor]:
-        if self.batch_size is None:
-            return {}
-        batches = self.load(AnisotropyBatches)
-        return batch_values(batches.n, batches.mean, batches.m2)
+        return {} if self.batch_size is None else batch_values(self.load(AnisotropyBatches))
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

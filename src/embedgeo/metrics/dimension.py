@@ -39,11 +39,6 @@ _KINDS = (
 )
 
 
-def _at_scales(infix: str = "") -> dict[str, int]:
-    """The scales by the keys of their dimensions, of one of the kinds."""
-    return {f"intrinsic_dimension{infix}_at_{scale}": scale for scale in SCALES}
-
-
 _TERMS = {
     "intrinsic_dimension_between": Term(
         "dimension between tokens",
@@ -159,7 +154,7 @@ _TERMS = {
         "more",
         710,
         **{
-            key: Term(
+            f"intrinsic_dimension{infix}_at_{scale}": Term(
                 f"intrinsic dimension{of} at scale {scale}",
                 f"dimensions, GRIDE, neighbours {scale} and {2 * scale}",
                 f"Dimension of the surface that {rows} lie on, as far as the neighbour of rank "
@@ -169,10 +164,10 @@ _TERMS = {
                 is_drawn=False,
             )
             for infix, of, rows in _KINDS
-            for key, scale in _at_scales(infix).items()
+            for scale in SCALES
         },
         **{
-            f"{key}_error": Term(
+            f"intrinsic_dimension{infix}_at_{scale}_error": Term(
                 f"error of the intrinsic dimension{of} at scale {scale}",
                 "standard error, maximum likelihood",
                 "How much the estimate would vary if rows were independent; those of one text are "
@@ -181,7 +176,7 @@ _TERMS = {
                 is_drawn=False,
             )
             for infix, of, _ in _KINDS
-            for key, scale in _at_scales(infix).items()
+            for scale in SCALES
         },
     ),
 }

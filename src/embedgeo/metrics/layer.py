@@ -108,16 +108,14 @@ class LayerMetrics:
             rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
-        for metric in self._metrics:
-            with named(metric):
-                update_metric(metric, hidden, rows.ids if self.skip_massive else ids, rows)
+        seen = [(self._metrics, ids, rows)]
         for group, part in ids.by_group():
             of_group = Rows.of(hidden, part, self.skip_massive, rows.largest)
-            for copy in self._copies_of(group):
-                with named(copy):
-                    update_metric(
-                        copy, hidden, of_group.ids if self.skip_massive else part, of_group
-                    )
+            seen.append((self._copies_of(group), part, of_group))
+        for metrics, of_all, some in seen:
+            for metric in metrics:
+                with named(metric):
+                    update_metric(metric, hidden, some.ids if self.skip_massive else of_all, some)
 
     @property
     def groups(self) -> list[int]:
@@ -261,15 +259,11 @@ def compute_alone(metric: Metric) -> object:
     waited.
     """
     is_available = metric.distributed_available_fn
-    metric.distributed_available_fn = _is_never_distributed
+    metric.distributed_available_fn = lambda: False
     try:
         return metric.compute()
     finally:
         metric.distributed_available_fn = is_available
-
-
-def _is_never_distributed() -> bool:
-    return False
 
 
 def require_num_groups(jackknife: int) -> None:

@@ -280,7 +280,7 @@ class TokenMoments(GeometryMetric):
         They cover the rows that this process has seen or, within ``sync_context()``, those of all
         ranks.
         """
-        types = _in_range(self._types(), self.count_range)
+        types = self._chosen()
         return {"token_id": types.token_ids, **type_values(types)}
 
     def distances(self) -> dict[str, Tensor]:
@@ -290,7 +290,7 @@ class TokenMoments(GeometryMetric):
         In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The
         rows are those of `table`.
         """
-        types = _in_range(self._types(), self.count_range)
+        types = self._chosen()
         return {
             "token_id": types.token_ids,
             "n": types.n,
@@ -303,7 +303,7 @@ class TokenMoments(GeometryMetric):
 
         It is the whole state that has the means: d numbers a type. The rows are those of `table`.
         """
-        types = _in_range(self.load(TokenTable).typed(), self.count_range)
+        types = self._chosen()
         return {"token_id": types.token_ids, "n": types.n, "mean": types.mean}
 
     def plane(self, most: int = 150) -> dict[str, Tensor]:
@@ -315,7 +315,7 @@ class TokenMoments(GeometryMetric):
         the zero vector, with token_id -1 and n 0. Empty where no token types have been seen; the
         rows are those of `table`.
         """
-        types = _in_range(self.load(TokenTable).typed(), self.count_range)
+        types = self._chosen()
         means, origin = type_plane(types)
         chosen = types.n.argsort(descending=True, stable=True)[:most]
         first = 1 if len(chosen) else 0
@@ -459,6 +459,10 @@ class TokenMoments(GeometryMetric):
     def _types(self) -> TokenTable:
         """All token types, with squared deviations that are not rounding."""
         return self.load(TokenTable).typed().without_rounding()
+
+    def _chosen(self) -> TokenTable:
+        """The token types in the range of counts."""
+        return _in_range(self._types(), self.count_range)
 
     def _moments(self) -> Moments | None:
         return self.load(Moments) if self.count_range is None else None
