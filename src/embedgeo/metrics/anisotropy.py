@@ -231,10 +231,6 @@ class Anisotropy(GeometryMetric):
         if self.batch_size is not None:
             self.store(self.load(AnisotropyBatches).extend(rows.embeddings))
 
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        pending = num_rows % self.batch_size if self.batch_size else 0
-        return super().state_bytes(num_rows, 0, itemsize) + pending * itemsize * self.dim
-
     @property
     def compromise(self) -> str:
         if self.sample_size is None:

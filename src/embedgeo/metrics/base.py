@@ -32,7 +32,7 @@ from embedgeo.functional.outliers import NUM_HELD, OutlierRows
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.sampling import Sample
-from embedgeo.functional.spectrum import Scatter
+from embedgeo.functional.spectrum import AnisotropyBatches, Scatter
 from embedgeo.functional.tokens import TokenTable
 from embedgeo.glossary import Term, register
 
@@ -326,27 +326,28 @@ class GeometryMetric(Metric):
         """A new metric of the same arguments for rows of another width."""
         return type(self)(dim, *self._arguments)
 
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        """Bytes of the states once they have seen so many rows of so many token types (0: without
-        token ids).
-
-        ``itemsize`` is that of a number of a row that is kept: 4, or 8 for rows in float64.
+    def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
+        """Bytes of the states once they have seen so many rows, in float32 or less, of so many
+        token types (0: without token ids).
         """
-        empty = (each for _, state in self._declared.values() for each in state)
-        held = (*empty, self.settings, self.num_rows, self.num_nonfinite)
-        total = sum(each.nbytes for each in held if isinstance(each, Tensor))
+        counts = self.settings, self.num_rows, self.num_nonfinite
+        total = sum(each.nbytes for each in counts)
         for _, state in self._declared.values():
+            tensors = [each for each in state if isinstance(each, Tensor)]
+            total += sum(each.nbytes for each in tensors)
+            entries = (each for each in tensors if each.shape[:1] == (0,))
+            of_entry = sum(each.itemsize * each.shape[1:].numel() for each in entries)
             match state:
                 case TokenTable():
-                    total += num_types * (8 * self.dim + 48)
+                    total += num_types * of_entry
                 case Scatter():
                     total += 8 * (self.dim**2 - 1)
                 case OutlierRows():
-                    total += min(num_rows, NUM_HELD) * (8 * self.dim + 48)
-                case Sample():
-                    of_labels = 8 * state.labels.shape[1:].numel()
-                    num_drawn = min(num_rows, state.size)
-                    total += num_drawn * (itemsize * self.dim + 16 + of_labels)
+                    total += min(num_rows, NUM_HELD) * of_entry
+                case AnisotropyBatches():
+                    total += num_rows % state.size * of_entry
+                case Sample():  # its batches are no rows
+                    total += min(num_rows, state.size) * (of_entry - state.batches.itemsize)
         return total
 
     def declare(self, empty: State, prefix: str = "") -> None:

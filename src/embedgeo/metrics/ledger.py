@@ -110,11 +110,6 @@ class ResidualLedger(GeometryMetric):
         """A new metric of the same streams, together at most as wide as ``dim``."""
         return super().of_width(dim - dim % len(self.streams))
 
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
-        # of a type
-        products = 16 * (len(self.streams) ** 2 - 1) if TokenTable in self._declared else 0
-        return super().state_bytes(num_rows, num_types, itemsize) + num_types * products
-
     @staticmethod
     def family_term(key: str) -> Term | None:
         if part := _PART.fullmatch(key):

@@ -67,9 +67,9 @@ class TokenOccurrences(GeometryMetric):
         places = torch.isin(of_rows, types).nonzero().flatten()
         return places, of_rows[places]
 
-    def state_bytes(self, num_rows: int, num_types: int = 0, itemsize: int = 4) -> int:
+    def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
         drawn = min(num_rows, self.most * len(self.token_types))
-        return super().state_bytes(0) + drawn * (itemsize * self.dim + 24)
+        return super().state_bytes(0) + drawn * (4 * self.dim + 24)
 
     def plane(self) -> dict[str, Tensor]:
         """``token_id``, ``pc1`` and ``pc2`` of each occurrence, shape (m,), by ascending token id

@@ -404,18 +404,16 @@ class TokenMoments(GeometryMetric):
         every = table.typed().without_rounding()
         types = _in_range(every, self.count_range)
         n_with_ids = types.n.sum()
-        if moments is not None:
+        if moments is not None and outliers is not None:
             values = moment_values(moments)
+            values |= outlier_shares(outliers, values["n"], moments.mean, values["V"])
             num_untyped = table.n[: table.num_untyped].sum()
             n_with_ids = n_with_ids + num_untyped
-            is_mixed = bool(num_untyped > 0)
-            of_types = variance_values(*types.pooled()) if is_mixed else values
+            of_types = variance_values(*types.pooled()) if bool(num_untyped > 0) else values
         else:
             values = variance_values(*types.pooled())
             of_types = values
         n = values["n"]
-        if moments is not None and outliers is not None:
-            values |= outlier_shares(outliers, n, moments.mean, values["V"])
         values["n_nonfinite"] = num_nonfinite.to(n)
         if not has_token_values(n.amax(), n_with_ids):
             return values
