@@ -307,8 +307,8 @@ def _gride_estimates(
         if group is not None:
             others = (log_mu[:, group[: log_mu.shape[1]] != i] for i in range(num_groups))
             left_out.append([float(most_likely_dimension(each, scale)[0]) for each in others])
-    dimensions, errors = torch.tensor(found, dtype=torch.float64).unbind(1)
-    without = torch.tensor(left_out, dtype=torch.float64).T if left_out else None
+    dimensions, errors = torch.from_numpy(np.array(found)).unbind(1)
+    without = torch.from_numpy(np.array(left_out)).T if left_out else None
     return ScaleEstimates(dimensions, errors, without)
 
 
