@@ -11,6 +11,7 @@ few nearest of each row in three turns:
 """
 
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Self
 
@@ -124,7 +125,7 @@ class Neighbors:
         """
         if len(layers) == 1:
             return layers[0]
-        stacked = cls(layers[0].x)
+        stacked = copy(layers[0])  # also with its indices, by which all rows are known
         distances = [layer._distances for layer in layers if layer._distances is not None]
         stacked._distances = torch.stack(distances)
         return stacked

@@ -87,7 +87,9 @@ class OutlierRows(NamedTuple):
         """The state of the rows of ``self`` followed by those of ``other``."""
         facts = torch.cat((self.facts, _renumbered(other.facts, self.num_sequences)))
         largest = _largest(facts[:, _NORM])
-        first = merge_parts([each[3:6] for each in (self, other)])
+        first = merge_parts(
+            [(each.first_n, each.first_mean, each.first_m2) for each in (self, other)]
+        )
         return OutlierRows(
             torch.cat((self.rows, other.rows)).index_select(0, largest),
             facts.index_select(0, largest),

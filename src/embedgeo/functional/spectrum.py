@@ -453,7 +453,7 @@ class AnisotropyBatches(NamedTuple):
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
         num_whole = len(rows) // self.size
-        moments = self[:3]
+        moments = self.n, self.mean, self.m2
         for number in range(num_whole):
             batch = rows[number * self.size : (number + 1) * self.size]
             value = anisotropy(batch).to(self.mean)
@@ -464,7 +464,7 @@ class AnisotropyBatches(NamedTuple):
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
-        moments = merge_parts([self[:3], other[:3]])
+        moments = merge_parts([(each.n, each.mean, each.m2) for each in (self, other)])
         return AnisotropyBatches(*moments, self.pending, self.size).extend(other.pending)
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
@@ -473,7 +473,7 @@ class AnisotropyBatches(NamedTuple):
             return {"n": self.n, "sums": self.n * self.mean}
         if phase == 2:
             found["mean"] = mean_of(found["n"], found["sums"])
-            return {"m2": squares_about(found["mean"], *self[:3])}
+            return {"m2": squares_about(found["mean"], self.n, self.mean, self.m2)}
         return {}
 
     def of_ranks(self, found: Found) -> "AnisotropyBatches":
@@ -482,11 +482,11 @@ class AnisotropyBatches(NamedTuple):
 
 
 def batch_values(batches: AnisotropyBatches) -> dict[str, Tensor]:
-    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, NaN for no batch,
-    and for fewer than two batches.
+    """``anisotropy_batch_mean`` and ``anisotropy_batch_std``, NaN for no batch, and for fewer than
+    two batches.
     """
-    n, mean, m2 = batches[:3]
+    n = batches.n
     return {
-        "anisotropy_batch_mean": torch.where(n > 0, mean, torch.nan),
-        "anisotropy_batch_std": torch.where(n > 1, ratio(m2, n - 1), torch.nan).sqrt(),
+        "anisotropy_batch_mean": torch.where(n > 0, batches.mean, torch.nan),
+        "anisotropy_batch_std": torch.where(n > 1, ratio(batches.m2, n - 1), torch.nan).sqrt(),
     }

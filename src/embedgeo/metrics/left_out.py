@@ -44,7 +44,7 @@ class _States(NamedTuple):
         """These states without some of the rows held."""
         x = rows.rows
         return _States(
-            *merge_parts([self[:3], negative_moments(x)]),
+            *merge_parts([(self.n, self.mean, self.m2), negative_moments(x)]),
             self.scatter and self.scatter.merge(negative_scatter(x)),
             self.types and self.types.merge(negative_table(rows)),
         )
@@ -146,7 +146,7 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
         if has_all:  # all of them at once, for some may be of one type and sequence
             found[what] = whole.without_rows(outliers.select(left_out))
         else:
-            found[what] = _States(*merge_parts([base[:3], first]), None, None)
+            found[what] = _States(*merge_parts([(base.n, base.mean, base.m2), first]), None, None)
     found["top_dim"] = whole.without_coordinate()
     found["all"] = found["both"].without_coordinate()
     values = {
