@@ -23,6 +23,7 @@ from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_normal,
+    is_turned_over_fast,
     matmul_precision,
     power_of_two,
     quick_row_norms,
@@ -102,6 +103,10 @@ class Nearest(NamedTuple):
     distances: Tensor
     places: Tensor  # of these rows, shape (n, k), int64; any where there is none
 
+    def of_squares(self) -> "Nearest":
+        """Take the roots of distances that are squared so far."""
+        return self._replace(distances=self.distances.sqrt_())
+
     def by_layer(self) -> "Nearest":
         """Have the leading axis also of one layer."""
         return Nearest(*(each if each.ndim > 2 else each[None] for each in self))
@@ -126,8 +131,8 @@ class Neighbors:
         if len(layers) == 1:
             return layers[0]
         stacked = copy(layers[0])  # also with its indices, by which all rows are known
-        distances = [layer._distances for layer in layers if layer._distances is not None]
-        stacked._distances = torch.stack(distances)
+        squares = [layer._squares for layer in layers if layer._squares is not None]
+        stacked._squares = torch.stack(squares)
         return stacked
 
     @cached_property
@@ -135,12 +140,12 @@ class Neighbors:
         return Float64Rows.of(self.x)
 
     @cached_property
-    def _distances(self) -> Tensor | None:
-        """All distances among few rows; None where products do not tell them."""
+    def _squares(self) -> Tensor | None:
+        """All squared distances among few rows; None where products do not tell them."""
         if not 0 < len(self.every) <= FEW_ROWS:
             return None
         squared, is_clear = self._float64.squared_distances(self.every)
-        return squared.sqrt_() if is_clear else None
+        return squared if is_clear else None
 
     @cached_property
     def _rounded(self) -> "RoundedRows":
@@ -181,14 +186,14 @@ class Neighbors:
         """Tell whether some rows may be near to each other; that there are none only their
         distances tell, which are at hand for few rows.
         """
-        if self._distances is None:
+        if self._squares is None:
             return True
         squares = self._float64.squares
-        known = self._distances.amin(), squares.median(), squares.amax()
-        distance, median, largest = torch.stack(known).tolist()
+        known = self._squares.amin(), squares.median(), squares.amax()
+        square, median, largest = torch.stack(known).tolist()
         finfo = torch.finfo(squares.dtype)
         are_known = finfo.tiny < median and 4 * largest < finfo.max
-        return not (are_known and distance > tolerance * median**0.5)
+        return not (are_known and square**0.5 > tolerance * median**0.5)
 
     def nearest(
         self,
@@ -207,13 +212,13 @@ class Neighbors:
         """
         rows = self.every if rows is None else rows
         apart, together = (None if each is None else each[rows] for each in (apart, together))
-        if self._distances is not None:
-            distances = self._distances
+        if self._squares is not None:
+            squares = self._squares
             if rows is not self.every:
-                distances = distances.index_select(-2, rows).index_select(-1, rows)
+                squares = squares.index_select(-2, rows).index_select(-1, rows)
             elif apart is not None or together is not None:
-                distances = distances.clone()
-            return _smallest(_exclude(distances, slice(None), apart, together), k)
+                squares = squares.clone()
+            return _smallest(_exclude(squares, slice(None), apart, together), k).of_squares()
         if together is None or len(rows) <= FEW_ROWS:
             return self._nearest(k, rows, apart, together)
         order, windows = _windows(together)
@@ -339,39 +344,12 @@ class Float64Rows(NamedTuple):
         values[:, -1] = 1
         return cls(x, values, squares)
 
-    def distances(
-        self,
-        rows: Tensor,
-        k: int | None = None,
-        apart: Tensor | None = None,
-        together: Tensor | None = None,
-    ) -> Tensor:
-        """Compute the distances of these rows to all, infinite to themselves and where labels
-        forbid neighbours.
-
-        With ``k`` only those to the k nearest rows need to be right.
-        """
-        if not len(rows):
-            return self.squares.new_empty(0, len(self.squares))
-        squared, is_clear = self.squared_distances(rows, apart, together)
-        if is_clear:
-            return squared.sqrt_()
-        sums = self.squares[rows, None] + self.squares
-        is_blurred = ~(squared > self._error / _EXACT * sums)
-        if k is not None:  # a row whose distance is larger than k others may be is none of the k
-            sums *= self._error
-            most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
-            is_blurred &= ~(squared - sums > most)
-        i, j = is_blurred.nonzero(as_tuple=True)
-        distances = squared.clamp_(min=0).sqrt_()
-        distances[i, j] = pair_distances(self.x, rows[i], j).to(distances.dtype)
-        distances.scatter_(1, rows[:, None], torch.inf)
-        return _exclude(distances, rows, apart, together)
-
     def squared_distances(
         self, rows: Tensor, apart: Tensor | None = None, together: Tensor | None = None
     ) -> tuple[Tensor, bool]:
-        """Compute the squares of the `distances` from products, and whether they tell all."""
+        """Compute the squared distances of these rows to all from products, infinite to themselves
+        and where labels forbid neighbours, and whether products tell all.
+        """
         own = self.squares.index_select(0, rows)
         left = self.values.index_select(0, rows)
         left[:, :-2] *= -2
@@ -395,11 +373,31 @@ class Float64Rows(NamedTuple):
     ) -> Nearest:
         """Find the k nearest of these rows among all."""
         found = [
-            _smallest(self.distances(block, k, apart, together), k)
+            self._nearest(block, k, apart, together)
             for block in rows.split(max(1, _FLOAT64_BLOCK // max(1, len(self.x))))
         ]
         return Nearest(*(torch.cat(each) for each in zip(*found, strict=True)))
 
+    def _nearest(
+        self, rows: Tensor, k: int, apart: Tensor | None, together: Tensor | None
+    ) -> Nearest:
+        if not len(rows):
+            none = self.squares.new_empty(0, k)
+            return Nearest(none, none.long())
+        squared, is_clear = self.squared_distances(rows, apart, together)
+        if is_clear:
+            return _smallest(squared, k).of_squares()
+        sums = self.squares[rows, None] + self.squares
+        is_blurred = ~(squared > self._error / _EXACT * sums)
+        # a row whose distance is larger than k others may be is none of the k
+        sums *= self._error
+        most = (squared + sums).topk(min(k, len(self.x)), largest=False).values[:, -1:]
+        is_blurred &= ~(squared - sums > most)
+        i, j = is_blurred.nonzero(as_tuple=True)
+        distances = squared.clamp_(min=0).sqrt_()
+        distances[i, j] = pair_distances(self.x, rows[i], j).to(distances.dtype)
+        distances.scatter_(1, rows[:, None], torch.inf)
+        return _smallest(_exclude(distances, rows, apart, together), k)
 
 class RoundedRows(NamedTuple):
     """Centred rows, rounded to bfloat16, as the rows (b, ‖b‖² in three parts, three ones).
@@ -493,8 +491,7 @@ class RoundedRows(NamedTuple):
         """
         n = len(x)
         width = -(-n // _GROUP) * _GROUP
-        # products in bfloat16 take less time than turning over those that serve two rows
-        length = _STRIP_ROWS if self.values.dtype == torch.bfloat16 else n
+        length = n if is_turned_over_fast(self.values.dtype, x.device) else _STRIP_ROWS
         length = max(1, min(length, _BLOCK // n))
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
