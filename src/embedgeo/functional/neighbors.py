@@ -40,7 +40,8 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
-_TOPK_LENGTH = 64  # of a row for each of its smallest numbers, below which topk is slower than min
+# between so many numbers of a row, and so many for each of its smallest ones, min beats topk
+_TOPK_SLOW, _TOPK_LENGTH = 32, 64
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 FEW_ROWS = 512
@@ -215,7 +216,9 @@ class Neighbors:
         if self._squares is not None:
             squares = self._squares
             if rows is not self.every:
-                squares = squares.index_select(-2, rows).index_select(-1, rows)
+                squares = squares.index_select(-2, rows)
+                # of stacked rows this takes a third of the time of index_select
+                squares = squares.gather(-1, rows.expand(*squares.shape[:-1], -1))
             elif apart is not None or together is not None:
                 squares = squares.clone()
             return _smallest(_exclude(squares, slice(None), apart, together), k).of_squares()
@@ -288,18 +291,24 @@ def _exclude(
     return distances.masked_fill_(is_excluded, torch.inf)
 
 
+def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k least of each row of shape (..., n) and their places, or all n if these are fewer."""
+    n = values.shape[-1]
+    if not _TOPK_SLOW < n < _TOPK_LENGTH * k:
+        values, places = values.topk(min(k, n), largest=False)
+        return values, places
+    left = values.clone()
+    found = [left.min(-1, keepdim=True)]
+    for _ in range(min(k, n) - 1):
+        left.scatter_(-1, found[-1].indices, torch.inf)
+        found.append(left.min(-1, keepdim=True))
+    values, places = (torch.cat(each, -1) for each in zip(*found, strict=True))
+    return values, places
+
+
 def _smallest(distances: Tensor, k: int) -> Nearest:
     """Take the k smallest distances of each row of shape (..., n); NaN where they are infinite."""
-    n = distances.shape[-1]
-    if _TOPK_LENGTH * k <= n or n == 0:
-        nearest, places = distances.topk(min(k, n), largest=False)
-    else:
-        left = distances.clone()
-        found = [left.min(-1, keepdim=True)]
-        for _ in range(min(k, n) - 1):
-            left.scatter_(-1, found[-1].indices, torch.inf)
-            found.append(left.min(-1, keepdim=True))
-        nearest, places = (torch.cat(each, -1) for each in zip(*found, strict=True))
+    nearest, places = _least(distances, k)
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
     missing = k - nearest.shape[-1]
     if missing > 0:
@@ -398,6 +407,7 @@ class Float64Rows(NamedTuple):
         distances[i, j] = pair_distances(self.x, rows[i], j).to(distances.dtype)
         distances.scatter_(1, rows[:, None], torch.inf)
         return _smallest(_exclude(distances, rows, apart, together), k)
+
 
 class RoundedRows(NamedTuple):
     """Centred rows, rounded to bfloat16, as the rows (b, ‖b‖² in three parts, three ones).
@@ -527,7 +537,7 @@ class RoundedRows(NamedTuple):
             Their columns, and the distances of these rows, infinite where products are; both of
             shape (m, k).
         """
-        least, group = minima.topk(k, largest=False)
+        least, group = _least(minima, k)
         members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
         columns = members.min(1).indices * minima.shape[1] + group
         i, at = (least < torch.inf).nonzero(as_tuple=True)
