@@ -7,20 +7,14 @@ equal size Tukey's.
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import State
 
-class Mergeable(Protocol):
-    """A state that merges with that of further rows."""
-
-    def merge(self, other: Self) -> Self:
-        """The state of the rows of ``self`` followed by those of ``other``."""
-
-
-M = TypeVar("M", bound=Mergeable)
+S = TypeVar("S", bound=State)
 
 
 def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
@@ -51,7 +45,7 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
     return found
 
 
-def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:
+def merge_all_but_one(groups: Sequence[S], others: S | None = None) -> Iterator[S]:
     """Yield the merged states of all groups but each in turn, and of ``others``: about G log G
     merges, by halves.
     """

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from embedgeo.formatting import GONE
 from embedgeo.functional.distributed import (
     Found,
     Group,
-    Reducible,
+    State,
     current_rank,
     num_ranks,
     reduce_states,
@@ -45,23 +45,20 @@ Table = dict[str, Tensor]  # columns of one length, by name
 Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
 
-class State(Reducible, Protocol):
-    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself.
-
-    `embedgeo.functional.distributed.Reducible` says how it merges itself over ranks.
-    """
-
-    def merge(self, other: Self) -> Self:
-        """The state of the rows of ``self`` followed by those of ``other``."""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
 class RowCounts(NamedTuple):
     """Number of rows that masks have kept, and of those of them that had a NaN or Inf."""
 
     num_rows: Tensor
     num_nonfinite: Tensor
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """The fields that are held on the CPU: all of them."""
+        return self._fields
+
+    def merge(self, other: "RowCounts") -> "RowCounts":
+        """The numbers of rows of both."""
+        return RowCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The numbers, in the phase in which others have integers, too."""
@@ -112,8 +109,8 @@ class GeometryMetric(Metric):
 
     A subclass declares its states with `declare`, updates them with the rows of a batch in
     `update_states`, and turns them into values in ``compute``. States merge themselves, over
-    batches, metrics and ranks: see `State`. They keep their dtype through every cast and follow the
-    embeddings to their device.
+    batches, metrics and ranks: see `embedgeo.functional.distributed.State`. They keep their dtype
+    through every cast and follow the embeddings to their device.
 
     How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about
     1e-7 for rows in float32 or less, where some products are computed in float32 before they are
@@ -189,9 +186,8 @@ class GeometryMetric(Metric):
         self._fields: dict[type[Any], list[str]] = {}  # that are tensors
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
-        self._on_cpu = {"num_rows", "num_nonfinite", "settings"}
-        self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
+        self._on_cpu = {"settings"}
+        self.declare(RowCounts(torch.tensor(0), torch.tensor(0)))
         text = repr((type(self).__qualname__, settings, kwargs))
         digest = list(blake2b(text.encode(), digest_size=8).digest())
         self.add_state("settings", torch.tensor(digest, dtype=torch.uint8), dist_reduce_fx=None)
@@ -330,8 +326,7 @@ class GeometryMetric(Metric):
         """Bytes of the states once they have seen so many rows, in float32 or less, of so many
         token types (0: without token ids).
         """
-        counts = self.settings, self.num_rows, self.num_nonfinite
-        total = sum(each.nbytes for each in counts)
+        total = self.settings.nbytes
         for _, state in self._declared.values():
             tensors = [each for each in state if isinstance(each, Tensor)]
             total += sum(each.nbytes for each in tensors)
@@ -483,11 +478,10 @@ class GeometryMetric(Metric):
         states_without = [
             merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared
         ]
-        for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
+        for states in zip(*states_without, strict=True):
             without = copy(without)
             for state in states:
                 without.store(state)
-            without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
             yield without
 
     def plot(self, *args: Any, **kwargs: Any) -> Any:
@@ -531,8 +525,6 @@ class GeometryMetric(Metric):
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
         for state in merged:
             self.store(state)
-        self.num_rows = self.num_rows + states["num_rows"]
-        self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
     def joined(self, own: S, incoming: S) -> S:
         """The state of the rows of both, where both have counted their rows from 0."""
@@ -544,14 +536,13 @@ class GeometryMetric(Metric):
         """The states that are replaced by those of the rows of all ranks in `sync`: all of them,
         unless a subclass says otherwise.
         """
-        counts = RowCounts(self.num_rows.to(self.device), self.num_nonfinite.to(self.device))
-        return [counts, *(on_one_device(self.load(kind)) for kind in self._declared)]
+        return [on_one_device(self.load(kind), self.device) for kind in self._declared]
 
     def tensors_of(self, states: Sequence[Any]) -> dict[str, Tensor]:
         """The tensors of states under the names that the metric holds them by."""
         found = dict[str, Tensor]()
         for state in states:
-            prefix, _ = self._declared.get(type(state), ("", None))
+            prefix, _ = self._declared[type(state)]
             found |= {
                 prefix + name: value
                 for name, value in state._asdict().items()
@@ -563,10 +554,8 @@ class GeometryMetric(Metric):
 
     def reset(self) -> None:
         """Drop the rows seen."""
-        if self._own_states is not None:
-            self._own_states = None
-        if self.deviations:
-            self.deviations = {}
+        self._own_states = None
+        self.deviations = {}
         super().reset()
 
     # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
