@@ -60,11 +60,9 @@ class CoordinateMoments(NamedTuple):
     @classmethod
     def empty(cls, dim: int, *, device: torch.device | None = None) -> "CoordinateMoments":
         """The moments of no rows."""
-        shapes: tuple[tuple[int, ...], ...] = ((), (3,), (dim,))
-        n, massive, row = (
-            torch.zeros(2, *shape, dtype=torch.float64, device=device) for shape in shapes
-        )
-        return cls(n, row, row, row, row, row, massive, row)
+        n = torch.zeros(2, dtype=torch.float64, device=device)
+        row = n.new_zeros(2, dim)
+        return cls(n, row, row, row, row, row, n.new_zeros(2, 3), row)
 
     def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
         """The moments of the rows of both."""
@@ -243,17 +241,19 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
         about the same.
     """
     groups = {"": moments.pooled(), "_first": moments.of_group(0), "_rest": moments.of_group(1)}
-    values: dict[str, dict[str, Tensor]] = {}
+    values: dict[str, Tensor] = {}
     for suffix, group in groups.items():
         fractions = ratio(group.massive, group.n)
         kurtosis = excess_kurtosis(group)
         is_unknown = kurtosis.isnan() & (without_rounding(group.m2, group.n, group.mean) != 0)
-        values[suffix] = {
-            "kurtosis": torch.where(is_unknown.any(), torch.nan, kurtosis.nanmean()),
-            "kurtosis_median": torch.where(is_unknown.any(), torch.nan, kurtosis.nanquantile(0.5)),
+        kurtosis = torch.where(is_unknown.any(), torch.nan, kurtosis)
+        of_group = {
+            "kurtosis": kurtosis.nanmean(),
+            "kurtosis_median": kurtosis.nanquantile(0.5),
             "max_abs": torch.where(group.n > 0, group.max_abs.max(), torch.nan),
             "massive_fraction": fractions[0],
             "massive_fraction_100x": fractions[1],
             "massive_fraction_1000x": fractions[2],
         }
-    return {key + suffix: values[suffix][key] for key in values[""] for suffix in groups}
+        values |= {key + suffix: value for key, value in of_group.items()}
+    return values

@@ -447,14 +447,12 @@ class AnisotropyBatches(NamedTuple):
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
         num_whole = len(rows) // self.size
-        moments = self.n, self.mean, self.m2
-        for number in range(num_whole):
-            batch = rows[number * self.size : (number + 1) * self.size]
+        parts = [(self.n, self.mean, self.m2)]
+        for batch in rows.split(self.size)[:num_whole]:
             value = anisotropy(batch).to(self.mean)
-            moments = merge_parts(
-                [moments, (torch.ones_like(value), value, torch.zeros_like(value))]
-            )
-        return AnisotropyBatches(*moments, rows[num_whole * self.size :].clone(), self.size)
+            parts.append((torch.ones_like(value), value, torch.zeros_like(value)))
+        pending = rows[num_whole * self.size :].clone()
+        return AnisotropyBatches(*merge_parts(parts), pending, self.size)
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""

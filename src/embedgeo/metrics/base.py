@@ -163,7 +163,7 @@ class GeometryMetric(Metric):
     num_nonfinite: Tensor  # number of those of them that had a NaN or Inf; on the CPU
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if type(dim) is not int or dim < 1:
             raise ValueError(
                 f"dim must be a positive integer, the width of the embeddings; got {dim!r}."
             )
@@ -176,7 +176,7 @@ class GeometryMetric(Metric):
             raise TypeError(f"{type(self).__name__} has no argument {gone[0]!r}. {GONE[gone[0]]}")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
-        self._arguments = settings
+
         self._place = torch.get_default_device()  # of the states
         # while `sync` has put those of all ranks in their place
         self._own_states: dict[str, Any] | None = None
@@ -317,10 +317,6 @@ class GeometryMetric(Metric):
         side by side.
         """
         return self.dim
-
-    def of_width(self, dim: int) -> Self:
-        """A new metric of the same arguments for rows of another width."""
-        return type(self)(dim, *self._arguments)
 
     def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
         """Bytes of the states once they have seen so many rows, in float32 or less, of so many
