@@ -182,8 +182,8 @@ class GeometryMetric(Metric):
         self._own_states: dict[str, Any] | None = None
         # of the groups, by key, once `compute_with_errors` has run
         self.deviations: dict[str, Tensor] = {}
-        self._declared: dict[type[Any], tuple[str, Any]] = {}
-        self._fields: dict[type[Any], list[str]] = {}  # that are tensors
+        self._declared: dict[type[Any], Any] = {}
+        self._names: dict[type[Any], dict[str, str]] = {}  # of states, by field
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
         self._on_cpu = {"settings"}
@@ -323,7 +323,7 @@ class GeometryMetric(Metric):
         token types (0: without token ids).
         """
         total = self.settings.nbytes
-        for _, state in self._declared.values():
+        for state in self._declared.values():
             tensors = [each for each in state if isinstance(each, Tensor)]
             total += sum(each.nbytes for each in tensors)
             entries = (each for each in tensors if each.shape[:1] == (0,))
@@ -347,14 +347,13 @@ class GeometryMetric(Metric):
 
         Those that ``empty.on_cpu`` names, where it does, stay on the CPU.
         """
-        self._declared[type(empty)] = prefix, empty
+        self._declared[type(empty)] = empty
+        self._names[type(empty)] = {}
         self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
-        tensors = {
-            key: value for key, value in empty._asdict().items() if isinstance(value, Tensor)
-        }
-        self._fields[type(empty)] = [*tensors]
-        for field, value in tensors.items():
-            self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
+        for field, value in empty._asdict().items():
+            if isinstance(value, Tensor):
+                self._names[type(empty)][field] = prefix + field
+                self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
     def holds(self, kind: type[Any]) -> bool:
         """Tell whether a state of this kind has been declared."""
@@ -362,25 +361,20 @@ class GeometryMetric(Metric):
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
-        prefix, empty = self._declared[kind]
         held = vars(self) if tensors is None else tensors
         cpu, own = torch.device("cpu"), self.device
         fields: dict[str, Tensor] = {}
-        for field in self._fields[kind]:
-            name = prefix + field
+        for field, name in self._names[kind].items():
             if (tensor := held.get(name)) is not None:
                 device = cpu if name in self._on_cpu else own
                 fields[field] = tensor if tensor.device == device else sent(tensor, device)
-        return empty._replace(**fields)
+        return self._declared[kind]._replace(**fields)
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
-        kind = type(state)
-        prefix, _ = self._declared[kind]
-        self._untouched.discard(kind)
-        for field in self._fields[kind]:
-            name, value = prefix + field, getattr(state, field)
-            setattr(self, name, value.cpu() if name in self._on_cpu else value)
+        self._untouched.discard(type(state))
+        for name, value in self.tensors_of([state]).items():
+            setattr(self, name, value)
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
@@ -455,9 +449,12 @@ class GeometryMetric(Metric):
         self.deviations = {}
         if len(groups) < 2 or not values:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        unknown = self.num_nonfinite.new_tensor(torch.nan, dtype=torch.float64)
+        unknown = {key: value.double() * torch.nan for key, value in values.items()}
         estimates = torch.stack(
-            [torch.stack([each.get(key, unknown).double() for key in values]) for each in left_out]
+            [
+                torch.stack([each.get(key, nan).double() for key, nan in unknown.items()])
+                for each in left_out
+            ]
         )
         sizes = torch.stack([group.num_finite for group in groups])
         of_groups = deviations(torch.stack([*values.values()]), estimates, sizes)
@@ -535,18 +532,13 @@ class GeometryMetric(Metric):
         return [on_one_device(self.load(kind), self.device) for kind in self._declared]
 
     def tensors_of(self, states: Sequence[Any]) -> dict[str, Tensor]:
-        """The tensors of states under the names that the metric holds them by."""
+        """The tensors of states as the metric holds them: by their names, some on the CPU."""
         found = dict[str, Tensor]()
         for state in states:
-            prefix, _ = self._declared[type(state)]
-            found |= {
-                prefix + name: value
-                for name, value in state._asdict().items()
-                if isinstance(value, Tensor)
-            }
-        return {
-            name: value.cpu() if name in self._on_cpu else value for name, value in found.items()
-        }
+            for field, name in self._names[type(state)].items():
+                value = getattr(state, field)
+                found[name] = value.cpu() if name in self._on_cpu else value
+        return found
 
     def reset(self) -> None:
         """Drop the rows seen."""
@@ -634,7 +626,7 @@ class GeometryMetric(Metric):
             return self
         for name in self.metric_state.keys() - self._on_cpu - {*exclude_state}:
             state = getattr(self, name)
-            setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
+            setattr(self, name, move(state))
         return self
 
 
