@@ -12,8 +12,8 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
-    mean_of,
     merged,
+    moment_reductions,
     over_leading_axis,
     ratio,
     row_chunks,
@@ -70,29 +70,18 @@ class CoordinateMoments(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The mean of all ranks, then powers about it."""
-        rows = self.n[..., None]
+        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
         if phase == 0:
-            return {"max_abs": self.max_abs}
+            reduced["max_abs"] = self.max_abs
         if phase == 1:
-            return {
-                "n": self.n,
-                "sums": rows * self.mean,
-                "massive": self.massive,
-                "direction_sum": self.direction_sum,
-            }
+            reduced |= {"massive": self.massive, "direction_sum": self.direction_sum}
         if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            shift = self.mean - found["mean"]
+            rows, shift = self.n[..., None], self.mean - found["mean"]
             squares = shift.square()
-            return {
-                "m2": self.m2 + rows * squares,
-                "m3": self.m3 + 3 * shift * self.m2 + rows * shift * squares,
-                "m4": self.m4
-                + 4 * shift * self.m3
-                + 6 * squares * self.m2
-                + rows * squares.square(),
-            }
-        return {}
+            m3 = self.m3 + 3 * shift * self.m2 + rows * shift * squares
+            m4 = self.m4 + 4 * shift * self.m3 + 6 * squares * self.m2 + rows * squares.square()
+            reduced |= {"m3": m3, "m4": m4}
+        return reduced
 
     def of_ranks(self, found: Found) -> "CoordinateMoments":
         """The moments of the rows of all ranks."""

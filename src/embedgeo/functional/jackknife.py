@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import State
+from embedgeo.functional.moments import column
 
 S = TypeVar("S", bound=State)
 
@@ -38,7 +39,7 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
         return found.fill_(torch.nan)
     left_out, sizes = left_out[is_full], sizes[is_full].to(left_out.dtype)
     others = sizes.sum() / sizes - 1  # rows of the other groups for each of the group's own
-    others = others.reshape(-1, *[1] * estimate.ndim)
+    others = column(others, left_out)
     of_pseudo_values = others * (estimate - left_out)
     centred = of_pseudo_values - (of_pseudo_values / (others + 1)).sum(0)
     found[is_full] = centred / (others * len(sizes)).sqrt()

@@ -149,11 +149,10 @@ class Moments(NamedTuple):
     direction_sum: Tensor
 
     @classmethod
-    def empty(
-        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | None = None
-    ) -> "Moments":
+    def empty(cls, dim: int) -> "Moments":
         """The moments of no rows."""
-        scalar, row = (torch.zeros(shape, dtype=dtype, device=device) for shape in ((), (dim,)))
+        scalar = torch.zeros((), dtype=torch.float64)
+        row = scalar.new_zeros(dim)
         return cls(scalar, row, row, scalar, scalar, scalar, scalar, row)
 
     def merge(self, other: "Moments") -> "Moments":
@@ -164,18 +163,13 @@ class Moments(NamedTuple):
         """Norms are merged as one more coordinate."""
         if phase == 0:
             return {"norm_max": self.norm_max}
-        means = _beside(self.mean, self.norm_mean)
+        if phase == 3:
+            return {}
+        means, squares = _beside(self.mean, self.norm_mean), _beside(self.m2, self.norm_m2)
+        reduced = moment_reductions(phase, found, self.n, means, squares)
         if phase == 1:
-            return {
-                "n": self.n,
-                "sums": column(self.n, means) * means,
-                "directions": _beside(self.direction_sum, self.direction_n),
-            }
-        if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            squares = _beside(self.m2, self.norm_m2)
-            return {"m2": squares_about(found["mean"], self.n, means, squares)}
-        return {}
+            reduced["directions"] = _beside(self.direction_sum, self.direction_n)
+        return reduced
 
     def of_ranks(self, found: Found) -> "Moments":
         """The moments of the rows of all ranks."""
@@ -212,8 +206,9 @@ def moments_and_norms(x: Tensor) -> tuple[Moments, Tensor]:
         whole = part if whole is None else whole.merge(part)
         norms.append(norm)
     if whole is None:
-        whole = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-        norms.append(whole.mean[:0])
+        none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
+        whole = Moments(*(state.to(none) for state in Moments.empty(x.shape[1])))
+        norms.append(none)
     return whole, torch.cat(norms)
 
 

@@ -45,11 +45,11 @@ class SequenceSimilarity(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The sums over sequences, and the squares about the mean of all ranks."""
-        sums = ("pairs", "distances", "sequences", "from_mean") if phase == 1 else ()
-        return {
-            **moment_reductions(phase, found, self.n, self.mean, self.m2),
-            **{name: getattr(self, name) for name in sums},
-        }
+        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
+        if phase == 1:
+            sums = "pairs", "distances", "sequences", "from_mean"
+            reduced |= {name: getattr(self, name) for name in sums}
+        return reduced
 
     def of_ranks(self, found: Found) -> "SequenceSimilarity":
         """The state of the rows of all ranks."""

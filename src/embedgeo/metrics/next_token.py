@@ -148,9 +148,8 @@ class NextTokenGeometry(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         labelled = labelled_by_next(rows)
-        table = None if labelled is None else type_table(labelled)
-        if labelled is not None and table is not None:
-            self.extend(table)
+        if labelled is not None:
+            self.extend(type_table(labelled))
             self.extend(SequenceCount.of(labelled))
 
     @staticmethod
