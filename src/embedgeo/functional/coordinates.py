@@ -78,8 +78,9 @@ class CoordinateMoments(NamedTuple):
         if phase == 2:
             rows, shift = self.n[..., None], self.mean - found["mean"]
             squares = shift.square()
-            m3 = self.m3 + 3 * shift * self.m2 + rows * shift * squares
-            m4 = self.m4 + 4 * shift * self.m3 + 6 * squares * self.m2 + rows * squares.square()
+            between = rows * squares
+            m3 = self.m3 + shift * (3 * self.m2 + between)
+            m4 = self.m4 + 4 * shift * self.m3 + squares * (6 * self.m2 + between)
             reduced |= {"m3": m3, "m4": m4}
         return reduced
 

@@ -140,10 +140,12 @@ class RowIds:
         groups = self.groups
         if groups is None:
             return []
-        found = groups.unique().tolist()
         return self.once(
             "by_group",
-            lambda: [(each, self.select((groups == each).nonzero()[:, 0])) for each in found],
+            lambda: [
+                (each, self.select((groups == each).nonzero()[:, 0]))
+                for each in groups.unique().tolist()
+            ],
         )
 
 
