@@ -140,7 +140,7 @@ class Sample(NamedTuple):
         copied.
         """
         parts = [self.rows, other.rows]
-        columns = {name: getattr(other, name) for name in _COLUMNS[1:]}
+        columns = {name: getattr(other, name) for name in ("keys", "labels", "positions")}
         if len(self.keys):
             columns = {
                 name: torch.cat((getattr(self, name), column)) for name, column in columns.items()

@@ -176,7 +176,6 @@ class GeometryMetric(Metric):
             raise TypeError(f"{type(self).__name__} has no argument {gone[0]!r}. {GONE[gone[0]]}")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
-
         self._place = torch.get_default_device()  # of the states
         # while `sync` has put those of all ranks in their place
         self._own_states: dict[str, Any] | None = None

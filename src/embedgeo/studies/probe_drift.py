@@ -165,7 +165,6 @@ class Drift:
         ]
         group = compared[0].process_group if compared else None
         drawn = [on_one_device(each.load(Sample), each.device) for each in compared]
-
         if is_distributed():
             drawn = reduce_states(drawn, group)
         now = {
