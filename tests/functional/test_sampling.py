@@ -4,9 +4,10 @@ import itertools
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional import Sample
-from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_positions
+from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_position
 from tests.strategies import seeds, splits
 
 NUMBERS = torch.arange(40.0)[:, None]
@@ -18,7 +19,11 @@ def drawn(sample):
 
 def test_keys_are_uniform_and_depend_on_seed_stream_and_place():
     keys = torch.stack(
-        [row_keys(0, 5000, seed=s, stream=k) for s in (0, 1, 2**62, -1) for k in (0, 1, 2)]
+        [
+            row_keys(stream_position(k, 0), 5000, seed=s)
+            for s in (0, 1, 2**62, -1)
+            for k in (0, 1, 2)
+        ]
     )
     assert keys.unique().numel() == keys.numel()
     assert bool(((keys >= 0) & (keys < 1)).all())
@@ -90,7 +95,7 @@ def test_row_numbers_are_those_of_one_process(sizes, num_streams):
     expected, positions, start = {}, [], [0] * num_streams
     for batch, size in enumerate(sizes):
         stream = batch % num_streams
-        rows = stream_positions(start[stream], size, stream=stream)
+        rows = stream_position(stream, start[stream]) + torch.arange(size)
         expected |= {position: len(expected) + i for i, position in enumerate(rows.tolist())}
         start[stream] += size
         positions.append(rows)
@@ -98,7 +103,7 @@ def test_row_numbers_are_those_of_one_process(sizes, num_streams):
     batches = [
         torch.tensor(sizes[stream::num_streams], dtype=torch.int64) for stream in range(num_streams)
     ]
-    assert row_numbers(positions, batches).tolist() == [
+    assert row_numbers(positions, pad_sequence(batches, batch_first=True)).tolist() == [
         expected[position] for position in positions.tolist()
     ]
 

@@ -93,7 +93,7 @@ def test_occurrences_of_two_metrics_of_one_seed_are_drawn_as_one_draws_them():
 
 def reloaded(metric):
     """A new metric with the state dict of this one, as it is saved and read."""
-    new = metric.of_width(DIM)
+    new = TokenOccurrences(DIM, metric.token_types, metric.most, metric.seed)
     for each in (metric, new):
         each.persistent(True)
     file = io.BytesIO()

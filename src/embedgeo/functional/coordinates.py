@@ -12,8 +12,8 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
-    mean_of,
     merged,
+    moment_reductions,
     over_leading_axis,
     ratio,
     row_chunks,
@@ -60,11 +60,9 @@ class CoordinateMoments(NamedTuple):
     @classmethod
     def empty(cls, dim: int, *, device: torch.device | None = None) -> "CoordinateMoments":
         """The moments of no rows."""
-        shapes: tuple[tuple[int, ...], ...] = ((), (3,), (dim,))
-        n, massive, row = (
-            torch.zeros(2, *shape, dtype=torch.float64, device=device) for shape in shapes
-        )
-        return cls(n, row, row, row, row, row, massive, row)
+        n = torch.zeros(2, dtype=torch.float64, device=device)
+        row = n.new_zeros(2, dim)
+        return cls(n, row, row, row, row, row, n.new_zeros(2, 3), row)
 
     def merge(self, other: "CoordinateMoments") -> "CoordinateMoments":
         """The moments of the rows of both."""
@@ -72,29 +70,19 @@ class CoordinateMoments(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The mean of all ranks, then powers about it."""
-        rows = self.n[..., None]
+        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
         if phase == 0:
-            return {"max_abs": self.max_abs}
+            reduced["max_abs"] = self.max_abs
         if phase == 1:
-            return {
-                "n": self.n,
-                "sums": rows * self.mean,
-                "massive": self.massive,
-                "direction_sum": self.direction_sum,
-            }
+            reduced |= {"massive": self.massive, "direction_sum": self.direction_sum}
         if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            shift = self.mean - found["mean"]
+            rows, shift = self.n[..., None], self.mean - found["mean"]
             squares = shift.square()
-            return {
-                "m2": self.m2 + rows * squares,
-                "m3": self.m3 + 3 * shift * self.m2 + rows * shift * squares,
-                "m4": self.m4
-                + 4 * shift * self.m3
-                + 6 * squares * self.m2
-                + rows * squares.square(),
-            }
-        return {}
+            between = rows * squares
+            m3 = self.m3 + shift * (3 * self.m2 + between)
+            m4 = self.m4 + 4 * shift * self.m3 + squares * (6 * self.m2 + between)
+            reduced |= {"m3": m3, "m4": m4}
+        return reduced
 
     def of_ranks(self, found: Found) -> "CoordinateMoments":
         """The moments of the rows of all ranks."""
@@ -243,17 +231,19 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
         about the same.
     """
     groups = {"": moments.pooled(), "_first": moments.of_group(0), "_rest": moments.of_group(1)}
-    values: dict[str, dict[str, Tensor]] = {}
+    values: dict[str, Tensor] = {}
     for suffix, group in groups.items():
         fractions = ratio(group.massive, group.n)
         kurtosis = excess_kurtosis(group)
         is_unknown = kurtosis.isnan() & (without_rounding(group.m2, group.n, group.mean) != 0)
-        values[suffix] = {
-            "kurtosis": torch.where(is_unknown.any(), torch.nan, kurtosis.nanmean()),
-            "kurtosis_median": torch.where(is_unknown.any(), torch.nan, kurtosis.nanquantile(0.5)),
+        kurtosis = torch.where(is_unknown.any(), torch.nan, kurtosis)
+        of_group = {
+            "kurtosis": kurtosis.nanmean(),
+            "kurtosis_median": kurtosis.nanquantile(0.5),
             "max_abs": torch.where(group.n > 0, group.max_abs.max(), torch.nan),
             "massive_fraction": fractions[0],
             "massive_fraction_100x": fractions[1],
             "massive_fraction_1000x": fractions[2],
         }
-    return {key + suffix: values[suffix][key] for key in values[""] for suffix in groups}
+        values |= {key + suffix: value for key, value in of_group.items()}
+    return values

@@ -1,6 +1,6 @@
 """Reductions over the ranks of a process group, of single tensors and of whole states.
 
-A state says in two plain methods what ranks reduce, see `Reducible`; `reduce_states` takes the
+A state says in two plain methods what ranks reduce, see `State`; `reduce_states` takes the
 states of all layers through the phases together, so that they need few collectives however many
 these are.
 """
@@ -58,8 +58,13 @@ class Found(dict[str, Any]):
         return every
 
 
-class Reducible(Protocol):
-    """A named tuple of tensors that ranks reduce in four phases."""
+class State(Protocol):
+    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself, over
+    batches and, in four phases, over ranks.
+    """
+
+    def merge(self, other: Self) -> Self:
+        """The state of the rows of ``self`` followed by those of ``other``."""
 
     def reductions(self, phase: int, found: Found) -> Mapping[str, Tensor]:
         """Tensors by name, of one shape and dtype on all ranks, that a phase reduces.
@@ -72,10 +77,12 @@ class Reducible(Protocol):
     def of_ranks(self, found: Found) -> Self:
         """The state of the rows of all ranks, given what they have reduced in all phases."""
 
+    def _asdict(self) -> dict[str, Any]: ...
+
     def __iter__(self) -> Iterator[Any]: ...
 
 
-R = TypeVar("R", bound=Reducible)
+S = TypeVar("S", bound=State)
 
 
 class OtherRankError(RuntimeError):
@@ -227,7 +234,7 @@ def meet() -> None:
     _meet(_NOTHING)
 
 
-def reduce_states(states: Sequence[R], group: Group = None) -> list[R]:
+def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
     """The states of the rows of all ranks, given those of this rank's rows, which stay as they are.
 
     Every rank must call this, with states of the same kinds in the same order. The tensors of all
@@ -285,7 +292,7 @@ def is_distributed() -> bool:
 
 def has_other_ranks() -> bool:
     """Tell if there are several processes."""
-    return is_distributed() and dist.get_world_size() > 1
+    return num_ranks() > 1
 
 
 def current_rank(group: Group = None) -> int:
@@ -308,7 +315,7 @@ def _reduced(tensor: Tensor, op: Any, group: Group) -> Tensor:
     return found
 
 
-def _apart(tensor: Tensor, state: Reducible) -> Tensor:
+def _apart(tensor: Tensor, state: State) -> Tensor:
     """The tensor, or a copy where to overwrite it would change the state."""
     held = {each.untyped_storage().data_ptr() for each in state if isinstance(each, Tensor)}
     tensor = tensor.detach()

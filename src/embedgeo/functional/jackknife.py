@@ -7,20 +7,15 @@ equal size Tukey's.
 
 from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from embedgeo.functional.distributed import State
+from embedgeo.functional.moments import column
 
-class Mergeable(Protocol):
-    """A state that merges with that of further rows."""
-
-    def merge(self, other: Self) -> Self:
-        """The state of the rows of ``self`` followed by those of ``other``."""
-
-
-M = TypeVar("M", bound=Mergeable)
+S = TypeVar("S", bound=State)
 
 
 def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
@@ -44,14 +39,14 @@ def deviations(estimate: Tensor, left_out: Tensor, sizes: Tensor) -> Tensor:
         return found.fill_(torch.nan)
     left_out, sizes = left_out[is_full], sizes[is_full].to(left_out.dtype)
     others = sizes.sum() / sizes - 1  # rows of the other groups for each of the group's own
-    others = others.reshape(-1, *[1] * estimate.ndim)
+    others = column(others, left_out)
     of_pseudo_values = others * (estimate - left_out)
     centred = of_pseudo_values - (of_pseudo_values / (others + 1)).sum(0)
     found[is_full] = centred / (others * len(sizes)).sqrt()
     return found
 
 
-def merge_all_but_one(groups: Sequence[M], others: M | None = None) -> Iterator[M]:
+def merge_all_but_one(groups: Sequence[S], others: S | None = None) -> Iterator[S]:
     """Yield the merged states of all groups but each in turn, and of ``others``: about G log G
     merges, by halves.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import column, mean_of, merged, ratio, row_chunks
+from embedgeo.functional.moments import column, merged, moment_reductions, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.tokens import TokenTable, within_weights
 
@@ -49,17 +49,13 @@ class StreamMoments(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The means of all ranks, then squares about them."""
-        weight = self.n[..., None, None]
+        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
         if phase == 1:
-            return {"n": self.n, "sums": weight * self.mean, "cosine": self.cosine}
+            reduced["cosine"] = self.cosine
         if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
             shift = self.mean - found["mean"]
-            return {
-                "m2": self.m2 + weight * shift.square(),
-                "scatter": self.scatter + weight * (shift @ shift.mT),
-            }
-        return {}
+            reduced["scatter"] = self.scatter + column(self.n, shift) * (shift @ shift.mT)
+        return reduced
 
     def of_ranks(self, found: Found) -> "StreamMoments":
         """The moments of the rows of all ranks."""

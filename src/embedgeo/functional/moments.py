@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import NUM_PHASES, Found, Reducible
+from embedgeo.functional.distributed import NUM_PHASES, Found, State
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
@@ -18,7 +18,7 @@ CHUNK_ELEMENTS = 1 << 18
 # how many times as many where a launch costs more than a cache saves: on all but the CPU
 _LAUNCH = 1 << 4
 
-R = TypeVar("R", bound=Reducible)
+S = TypeVar("S", bound=State)
 
 
 def chunk_length(width: int, device: torch.device) -> int:
@@ -76,7 +76,21 @@ def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor
     return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
 
-def merged(parts: Sequence[R]) -> R:
+def moment_reductions(
+    phase: int, found: Found, n: Tensor, mean: Tensor, m2: Tensor
+) -> dict[str, Tensor]:
+    """What `merge_parts` takes over ranks, as the ``reductions`` of a state: ``found`` has ``n``,
+    ``mean`` and ``m2`` of all of them in the end.
+    """
+    if phase == 1:
+        return {"n": n, "sums": column(n, mean) * mean}
+    if phase == 2:
+        found["mean"] = mean_of(found["n"], found["sums"])
+        return {"m2": squares_about(found["mean"], n, mean, m2)}
+    return {}
+
+
+def merged(parts: Sequence[S]) -> S:
     """The state of the rows of all parts, which are stacked, in one copy, and then reduced over the
     leading axis.
     """
@@ -87,7 +101,7 @@ def merged(parts: Sequence[R]) -> R:
     return over_leading_axis(type(parts[0])(*stacked))
 
 
-def over_leading_axis(stacked: R) -> R:
+def over_leading_axis(stacked: S) -> S:
     """The state of the rows of parts that are stacked along a leading axis."""
     found = Found()
     for phase in range(NUM_PHASES):
@@ -135,11 +149,10 @@ class Moments(NamedTuple):
     direction_sum: Tensor
 
     @classmethod
-    def empty(
-        cls, dim: int, *, dtype: torch.dtype = torch.float64, device: torch.device | None = None
-    ) -> "Moments":
+    def empty(cls, dim: int) -> "Moments":
         """The moments of no rows."""
-        scalar, row = (torch.zeros(shape, dtype=dtype, device=device) for shape in ((), (dim,)))
+        scalar = torch.zeros((), dtype=torch.float64)
+        row = scalar.new_zeros(dim)
         return cls(scalar, row, row, scalar, scalar, scalar, scalar, row)
 
     def merge(self, other: "Moments") -> "Moments":
@@ -150,24 +163,17 @@ class Moments(NamedTuple):
         """Norms are merged as one more coordinate."""
         if phase == 0:
             return {"norm_max": self.norm_max}
-        means = _beside(self.mean, self.norm_mean)
+        if phase == 3:
+            return {}
+        means, squares = _beside(self.mean, self.norm_mean), _beside(self.m2, self.norm_m2)
+        reduced = moment_reductions(phase, found, self.n, means, squares)
         if phase == 1:
-            return {
-                "n": self.n,
-                "sums": column(self.n, means) * means,
-                "directions": _beside(self.direction_sum, self.direction_n),
-            }
-        if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            squares = _beside(self.m2, self.norm_m2)
-            return {"m2": squares_about(found["mean"], self.n, means, squares)}
-        return {}
+            reduced["directions"] = _beside(self.direction_sum, self.direction_n)
+        return reduced
 
     def of_ranks(self, found: Found) -> "Moments":
         """The moments of the rows of all ranks."""
-        mean = found["mean"]
-        m2 = found["m2"]
-        directions = found["directions"]
+        mean, m2, directions = found["mean"], found["m2"], found["directions"]
         return Moments(
             n=found["n"],
             mean=mean[..., :-1],
@@ -200,8 +206,9 @@ def moments_and_norms(x: Tensor) -> tuple[Moments, Tensor]:
         whole = part if whole is None else whole.merge(part)
         norms.append(norm)
     if whole is None:
-        whole = Moments.empty(x.shape[1], dtype=accumulator_dtype(x.device), device=x.device)
-        norms.append(whole.mean[:0])
+        none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
+        whole = Moments(*(state.to(none) for state in Moments.empty(x.shape[1])))
+        norms.append(none)
     return whole, torch.cat(norms)
 
 
@@ -304,10 +311,9 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     squares = without_rounding(squares, n[..., None], means)
     m2, norm_m2 = squares[..., :-1], squares[..., -1]
     norm_mean = torch.where(n > 0, moments.norm_mean, torch.nan)
-    norm_max = torch.where(n > 0, moments.norm_max, torch.nan)
     directions = moments.direction_n
     total = m2.sum(-1)
-    found = ratios(
+    shares = ratios(
         {
             "mean_cosine": (
                 moments.direction_sum.square().sum(-1) - directions,
@@ -319,9 +325,7 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     )
     return {
         **variance_values(n, moments.mean, total),
-        "mean_cosine": found["mean_cosine"],
+        **shares,
         "norm_mean": norm_mean,
-        "norm_cv": found["norm_cv"],
-        "norm_max": norm_max,
-        "top_dim_share": found["top_dim_share"],
+        "norm_max": torch.where(n > 0, moments.norm_max, torch.nan),
     }

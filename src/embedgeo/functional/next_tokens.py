@@ -124,18 +124,16 @@ def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str,
     UNC3.
     """
     mean, device = types.mean, types.mean.device
-    n, total, squares = mean.new_zeros(3)
+    cosines = mean.new_zeros(0)
     if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == mean.shape[1]:
         known = ((types.token_ids >= 0) & (types.token_ids < len(unembedding))).nonzero().flatten()
         rows = unembedding[sent(types.token_ids[known], unembedding.device)]
         rows, _ = scaled(rows.to(mean))
         means, _ = scaled(mean.index_select(0, sent(known, device)) - types.pooled()[1])
         norms = torch.linalg.vector_norm(means, dim=1) * torch.linalg.vector_norm(rows, dim=1)
-        has_angle = norms > 0
-        cosines = torch.where(has_angle, (means * rows).sum(1) / norms, 0)
-        n, total = has_angle.sum().to(mean.dtype), cosines.sum()
-        squares = torch.where(has_angle, cosines - total / n.clamp(min=1), 0).square().sum()
+        cosines = ((means * rows).sum(1) / norms)[norms > 0]
+    mean_of_all = cosines.mean()  # NaN of none
     return {
-        "unembedding_alignment": torch.where(n > 0, total / n, torch.nan),
-        "unembedding_alignment_std": torch.where(n > 1, (squares / (n - 1)).sqrt(), torch.nan),
+        "unembedding_alignment": mean_of_all,
+        "unembedding_alignment_std": cosines.std() if len(cosines) > 1 else mean_of_all * torch.nan,
     }

@@ -57,12 +57,11 @@ def _to_state(tensor: Any) -> Any:
     return tensor.to(state_device(tensor.device), dtype)
 
 
-def on_one_device(state: Sums) -> Sums:
-    """A state with its fields that are held on the CPU where the others are: to be exchanged
+def on_one_device(state: Sums, device: torch.device) -> Sums:
+    """A state with its fields that are held on the CPU on the device of the others: to be exchanged
     between ranks.
     """
     names: tuple[str, ...] = getattr(state, "on_cpu", ())
-    device = next(each.device for name, each in state._asdict().items() if name not in names)
     return state._replace(**{name: getattr(state, name).to(device) for name in names})
 
 

@@ -11,21 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from embedgeo.functional.moments import (
-    Moments,
-    moment_values,
-    ratio,
-    row_chunks,
-    row_moments,
-    without_rounding,
-)
+from embedgeo.functional.moments import moment_values, ratio, row_chunks, row_moments
 from embedgeo.functional.precision import accumulator_dtype
 from embedgeo.functional.spectrum import Scatter, row_scatter, top_eigenvalue, varying_scatter
 from embedgeo.functional.tokens import TokenTable
 
 # smallest variance of a direction, relative to the largest one, that is not taken for rounding of
 # float32 rows
-RTOL = 1e-7
+_RTOL = 1e-7
 
 
 class Affine(NamedTuple):
@@ -72,7 +65,7 @@ class Affine(NamedTuple):
         )
 
 
-def z_scoring(fitted: Scatter | Moments) -> Affine:
+def z_scoring(fitted: Scatter) -> Affine:
     """The map that centres every coordinate and scales it to variance 1 (n, not n - 1, below).
 
     Coordinates that do not vary become 0. All NaN for n = 0.
@@ -83,8 +76,7 @@ def z_scoring(fitted: Scatter | Moments) -> Affine:
     tensor([[-1., -1.,  0.],
             [ 1.,  1.,  0.]])
     """
-    m2 = fitted.m2 if isinstance(fitted, Moments) else fitted.scatter.diagonal()
-    variance = ratio(without_rounding(m2, fitted.n, fitted.mean), fitted.n)
+    variance = ratio(varying_scatter(fitted).diagonal(), fitted.n)
     return Affine(
         fitted.mean, torch.diag(torch.where(variance == 0, 0, variance.sqrt() / variance))
     )
@@ -107,13 +99,11 @@ class PrincipalAxes(NamedTuple):
     rank: Tensor
 
 
-def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
+def principal_axes(fitted: Scatter) -> PrincipalAxes:
     """Principal axes of the rows, from their mean and scatter; all NaN for n = 0.
 
-    Args:
-        fitted: mean and scatter of the rows.
-        rtol: variances of at most this share of the largest one are taken for rounding, as are all
-            from the n-th on. Smaller values than the default are valid for float64 rows only.
+    Variances of at most 1e-7 of the largest one are taken for rounding, as are all from the n-th
+    on.
     """
     covariance = ratio(varying_scatter(fitted), fitted.n)
     if not bool(covariance.isfinite().all()):
@@ -121,7 +111,7 @@ def principal_axes(fitted: Scatter, *, rtol: float = RTOL) -> PrincipalAxes:
         return PrincipalAxes(fitted.mean, covariance[0] * torch.nan, covariance * torch.nan, rank)
     variance, axes = (tensor.flip(-1) for tensor in torch.linalg.eigh(covariance))
     largest = axes.gather(0, axes.abs().argmax(0, keepdim=True))
-    rank = torch.minimum((variance > rtol * variance[0]).sum(), (fitted.n - 1).to(torch.int64))
+    rank = torch.minimum((variance > _RTOL * variance[0]).sum(), (fitted.n - 1).to(torch.int64))
     return PrincipalAxes(fitted.mean, variance.clamp(min=0), axes * largest.sign(), rank)
 
 
@@ -131,7 +121,9 @@ def pca_whitening(fitted: PrincipalAxes) -> Affine:
 
     Coordinates beyond the rank become 0 (a pseudo-inverse). All NaN for n = 0.
     """
-    return Affine(fitted.mean, fitted.axes * _reciprocal_root(fitted))
+    beyond = torch.arange(len(fitted.variance), device=fitted.variance.device) >= fitted.rank
+    scale = fitted.variance.rsqrt().masked_fill(beyond & ~fitted.variance.isnan(), 0)
+    return Affine(fitted.mean, fitted.axes * scale)
 
 
 def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
@@ -147,11 +139,6 @@ def top_removal(fitted: PrincipalAxes, top: int) -> Affine:
         raise ValueError(f"top must not be negative; got {top}.")
     kept = fitted.axes[:, top:]
     return Affine(fitted.mean, kept @ kept.T)
-
-
-def _reciprocal_root(fitted: PrincipalAxes) -> Tensor:
-    unknown = torch.arange(len(fitted.variance), device=fitted.variance.device) >= fitted.rank
-    return fitted.variance.rsqrt().masked_fill(unknown & ~fitted.variance.isnan(), 0)
 
 
 def require_removed(numbers: Sequence[int], name: str, least: int = 1) -> None:
@@ -200,10 +187,8 @@ def processed_values(
         "whitened": (pca_whitening(axes), 0),
     }
     for k in [top] if isinstance(top, int) else top:
-        left = axes.variance[k:].sum() if k < axes.rank else axes.variance.new_tensor(torch.nan)
-        values[f"anisotropy_top{k}_removed"] = ratio(
-            axes.variance[min(k, len(axes.variance) - 1)], left
-        )
+        left = axes.variance[k:] if k < axes.rank else axes.variance[:1] * torch.nan
+        values[f"anisotropy_top{k}_removed"] = ratio(left[0], left.sum())
         maps[f"top{k}_removed"] = (top_removal(axes, k), k)
     for name, (process, removed) in maps.items():
         cosine = moment_values(row_moments(process(rows)))["mean_cosine"]

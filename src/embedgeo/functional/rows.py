@@ -48,11 +48,8 @@ class RowIds:
     @classmethod
     def of(cls, batch: BatchIds) -> "RowIds":
         """The ids of the rows that the mask keeps."""
-        token_ids, sequence_ids, kept = batch
-        if kept is not None:
-            token_ids = None if token_ids is None else token_ids[kept]
-            sequence_ids = None if sequence_ids is None else sequence_ids[kept]
-        return cls(token_ids, sequence_ids, kept, batch)
+        every = cls(batch.token_ids, batch.sequence_ids, None, batch)
+        return every if batch.kept is None else every.select(batch.kept)
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of ``make``, which depends on these ids and on ``key`` alone, made when first
@@ -143,10 +140,12 @@ class RowIds:
         groups = self.groups
         if groups is None:
             return []
-        found = groups.unique().tolist()
         return self.once(
             "by_group",
-            lambda: [(each, self.select((groups == each).nonzero()[:, 0])) for each in found],
+            lambda: [
+                (each, self.select((groups == each).nonzero()[:, 0]))
+                for each in groups.unique().tolist()
+            ],
         )
 
 

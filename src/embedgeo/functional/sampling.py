@@ -11,19 +11,20 @@ no other stream has. `Sample.reductions` knows all sizes; there a stream that ha
 gives all of them their right keys.
 """
 
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.precision import sent
 
+N = TypeVar("N", int, Tensor)
+
 _STREAM_BITS = 40
 _IN_STREAM = (1 << _STREAM_BITS) - 1
+_COLUMNS = "rows", "keys", "labels", "positions"  # with an entry for each row of a sample
 
 
 class Sample(NamedTuple):
@@ -118,7 +119,7 @@ class Sample(NamedTuple):
                 (batches, batches.new_full((1,), (num_streams << _STREAM_BITS) + count))
             )
         number = self._next_number(batches, stream, num_streams) if first is None else first
-        start = (stream << _STREAM_BITS) + int(self.seen)
+        start = stream_position(stream, int(self.seen))
         keys, positions = _of_batch(int(number), start, count, self.seed, device)
         if numbers is not None:
             chosen = sent(numbers, device)
@@ -139,29 +140,23 @@ class Sample(NamedTuple):
         copied.
         """
         parts = [self.rows, other.rows]
-        keys = other.keys
-        labels = other.labels
-        positions = other.positions
+        columns = {name: getattr(other, name) for name in ("keys", "labels", "positions")}
         if len(self.keys):
-            keys = torch.cat((self.keys, keys))
-            labels = torch.cat((self.labels, labels))
-            positions = torch.cat((self.positions, positions))
-        if len(keys) > self.size and len(other.keys):
-            drawn = self._drawn(keys, labels)
-            keys, labels, positions = keys[drawn], labels[drawn], positions[drawn]
+            columns = {
+                name: torch.cat((getattr(self, name), column)) for name, column in columns.items()
+            }
+        if len(columns["keys"]) > self.size and len(other.keys):
+            drawn = self._drawn(columns["keys"], columns["labels"])
+            columns = {name: column[drawn] for name, column in columns.items()}
             parts = self._drawn_rows(other.rows, drawn)
         dtype = torch.promote_types(
             torch.promote_types(self.rows.dtype, other.rows.dtype), torch.float32
         )
-        rows = torch.cat([part.to(keys.device, dtype) for part in parts])
-        batches = self.batches if len(self.batches) else other.batches
         return self._replace(
-            rows=rows,
-            keys=keys,
-            labels=labels,
-            positions=positions,
+            rows=torch.cat([part.to(self.keys.device, dtype) for part in parts]),
+            **columns,
             seen=self.seen + other.seen,
-            batches=batches,
+            batches=self.batches if len(self.batches) else other.batches,
         )
 
     def followed_by(self, other: "Sample") -> "Sample":
@@ -233,8 +228,7 @@ class Sample(NamedTuple):
 
     def select(self, chosen: Tensor) -> "Sample":
         """The sample with only the rows at these indices, in their order."""
-        names = "rows", "keys", "labels", "positions"
-        held = {name: getattr(self, name) for name in names}
+        held = {name: getattr(self, name) for name in _COLUMNS}
         return self._replace(
             **{name: each.index_select(0, chosen.to(each.device)) for name, each in held.items()}
         )
@@ -268,25 +262,14 @@ class Sample(NamedTuple):
             return keys | ({"labels": found.placed(own.labels, lengths)} if self.by_label else {})
         drawn, lengths = own._drawn_of(found)
         dtype = torch.float64 if found["is_double"] else torch.float32
-        columns = {
-            "rows": drawn.rows.to(dtype),
-            "keys": drawn.keys,
-            "labels": drawn.labels,
-            "positions": drawn.positions,
-        }
-        placed = {name: found.placed(each, lengths) for name, each in columns.items()}
+        drawn = drawn._replace(rows=drawn.rows.to(dtype))
+        placed = {name: found.placed(getattr(drawn, name), lengths) for name in _COLUMNS}
         return {"seen": self.seen, **placed}
 
     def of_ranks(self, found: Found) -> "Sample":
         """The sample of the rows of all ranks, in the order in which they are drawn."""
-        drawn = self._replace(
-            rows=found["rows"],
-            keys=found["keys"],
-            labels=found["labels"],
-            positions=found["positions"],
-            seen=found["seen"],
-            batches=self.batches[:0],
-        )
+        columns = {name: found[name] for name in _COLUMNS}
+        drawn = self._replace(**columns, seen=found["seen"], batches=self.batches[:0])
         return drawn.select(drawn.keys.argsort(stable=True))
 
     def _facts(self, num_streams: int) -> Tensor:
@@ -308,8 +291,8 @@ class Sample(NamedTuple):
     def _next_number(self, batches: Tensor, stream: int, num_streams: int) -> Tensor:
         """Number of the first row of the next batch, the last one of these ``batches``."""
         if num_streams == 1 and not len(batches):
-            return (stream << _STREAM_BITS) + self.seen
-        own_number = ((stream + 1) << _STREAM_BITS) + self.seen
+            return stream_position(stream, self.seen)
+        own_number = stream_position(stream + 1, self.seen)
         if num_streams == 1:  # the rows so far are of one stream of several
             return own_number
         whole, last = batches[0], batches[-1]
@@ -327,7 +310,7 @@ class Sample(NamedTuple):
         """The sample with numbers as positions, and keys that follow these where no row was left
         out.
         """
-        numbers = row_numbers(self.positions, [*sizes])
+        numbers = row_numbers(self.positions, sizes)
         keys = torch.where(self._is_whole(), _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
@@ -362,51 +345,35 @@ def _of_batch(
     """Keys of the next rows, of which ``number`` is the first one's, and positions, of which
     ``start`` is.
     """
-    cpu = torch.device("cpu")
-    keys, positions = (
-        row_keys(number, count, seed=seed, device=cpu),
-        stream_positions(start, count, device=cpu),
-    )
-    return sent(keys, device), sent(positions, device)
+    places = torch.arange(count, device="cpu")
+    return sent(_keys(number + places, seed), device), sent(start + places, device)
 
 
-def row_keys(
-    start: int | Tensor,
-    count: int,
-    *,
-    seed: int,
-    stream: int = 0,
-    device: torch.device | None = None,
-) -> Tensor:
+def row_keys(start: int, count: int, *, seed: int, device: torch.device | None = None) -> Tensor:
     """SplitMix64 keys (Steele, Lea & Flood 2014) of the rows from ``start`` on, shape (count,),
     float64 in [0, 1).
     """
-    return _keys(stream_positions(start, count, stream=stream, device=device), seed)
+    return _keys(start + torch.arange(count, device=device), seed)
 
 
-def stream_positions(
-    start: int | Tensor, count: int, *, stream: int = 0, device: torch.device | None = None
-) -> Tensor:
-    """`Sample.positions` of the rows ``start`` … ``start + count - 1`` of a stream, shape (count,),
-    int64.
-    """
-    return torch.arange(count, dtype=torch.int64, device=device) + start + (stream << _STREAM_BITS)
+def stream_position(stream: int, place: N) -> N:
+    """`Sample.positions` of the row at a place of a stream."""
+    return (stream << _STREAM_BITS) + place
 
 
-def row_numbers(positions: Tensor, batches: Sequence[Tensor]) -> Tensor:
+def row_numbers(positions: Tensor, sizes: Tensor) -> Tensor:
     """Numbers of rows among those of all streams, from 0, in the order in which one process would
     see their batches.
 
-    ``batches`` are the sizes of each stream's batches; of R streams, stream r has the batches r, r
-    + R, ….
+    ``sizes`` are those of each stream's batches, shape (R, B), the last ones 0 where a stream has
+    fewer; of R streams, stream r has the batches r, r + R, ….
     """
-    counts = pad_sequence([each.to(positions.device) for each in batches], batch_first=True)
-    # rows before each batch
-    before = (counts.T.flatten().cumsum(0) - counts.T.flatten()).view(counts.T.shape).T
-    streams = torch.arange(len(counts), device=positions.device) << _STREAM_BITS
-    ends = counts.cumsum(1) + streams[:, None]
+    in_turn = sizes.T.flatten()
+    before = (in_turn.cumsum(0) - in_turn).view(sizes.T.shape).T  # rows before each batch
+    streams = torch.arange(len(sizes), device=sizes.device) << _STREAM_BITS
+    ends = sizes.cumsum(1) + streams[:, None]
     batch = torch.searchsorted(ends.flatten(), positions, right=True)
-    return positions + (before - ends + counts).flatten()[batch]
+    return positions + (before - ends + sizes).flatten()[batch]
 
 
 def _keys(numbers: Tensor, seed: int) -> Tensor:

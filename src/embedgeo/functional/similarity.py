@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import column, mean_of, merged, ratio, row_chunks, squares_about
+from embedgeo.functional.moments import merged, moment_reductions, ratio, row_chunks
 from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms, sent
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.spectrum import Scatter
@@ -45,19 +45,11 @@ class SequenceSimilarity(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The sums over sequences, and the squares about the mean of all ranks."""
+        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
         if phase == 1:
-            return {
-                "n": self.n,
-                "sums": column(self.n, self.mean) * self.mean,
-                "pairs": self.pairs,
-                "distances": self.distances,
-                "sequences": self.sequences,
-                "from_mean": self.from_mean,
-            }
-        if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            return {"m2": squares_about(found["mean"], self.n, self.mean, self.m2)}
-        return {}
+            sums = "pairs", "distances", "sequences", "from_mean"
+            reduced |= {name: getattr(self, name) for name in sums}
+        return reduced
 
     def of_ranks(self, found: Found) -> "SequenceSimilarity":
         """The state of the rows of all ranks."""

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
-    mean_of,
     merge_parts,
+    moment_reductions,
     ratio,
     ratios,
-    squares_about,
     without_rounding,
 )
 from embedgeo.functional.precision import (
@@ -74,16 +73,11 @@ class Scatter(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The mean of all ranks, then the scatter about it."""
-        if phase == 1:
-            return {"n": self.n, "sums": self.n * self.mean}
-        if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            return {"scatter": squares_about(found["mean"], *self)}
-        return {}
+        return moment_reductions(phase, found, *self)
 
     def of_ranks(self, found: Found) -> "Scatter":
         """The scatter of the rows of all ranks about their common mean."""
-        return Scatter(found["n"], found["mean"], found["scatter"])
+        return Scatter(found["n"], found["mean"], found["m2"])
 
 
 def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
@@ -453,14 +447,12 @@ class AnisotropyBatches(NamedTuple):
         dtype = torch.promote_types(torch.promote_types(self.pending.dtype, x.dtype), torch.float32)
         rows = torch.cat((self.pending.to(dtype), x.to(device, dtype)))
         num_whole = len(rows) // self.size
-        moments = self.n, self.mean, self.m2
-        for number in range(num_whole):
-            batch = rows[number * self.size : (number + 1) * self.size]
+        parts = [(self.n, self.mean, self.m2)]
+        for batch in rows.split(self.size)[:num_whole]:
             value = anisotropy(batch).to(self.mean)
-            moments = merge_parts(
-                [moments, (torch.ones_like(value), value, torch.zeros_like(value))]
-            )
-        return AnisotropyBatches(*moments, rows[num_whole * self.size :].clone(), self.size)
+            parts.append((torch.ones_like(value), value, torch.zeros_like(value)))
+        pending = rows[num_whole * self.size :].clone()
+        return AnisotropyBatches(*merge_parts(parts), pending, self.size)
 
     def merge(self, other: "AnisotropyBatches") -> "AnisotropyBatches":
         """The batches of both; rows pending in ``other`` follow those pending here."""
@@ -469,12 +461,7 @@ class AnisotropyBatches(NamedTuple):
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The moments of the batches of each rank, for no batch spans two ranks."""
-        if phase == 1:
-            return {"n": self.n, "sums": self.n * self.mean}
-        if phase == 2:
-            found["mean"] = mean_of(found["n"], found["sums"])
-            return {"m2": squares_about(found["mean"], self.n, self.mean, self.m2)}
-        return {}
+        return moment_reductions(phase, found, self.n, self.mean, self.m2)
 
     def of_ranks(self, found: Found) -> "AnisotropyBatches":
         """The batches of all ranks."""

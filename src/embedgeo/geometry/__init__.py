@@ -131,7 +131,7 @@ class Geometry:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
             require_word_ids(rows, word_ids)
-        make = defaults.metric_factory(metrics, jackknife=jackknife)
+        self.make_metrics = defaults.metric_factory(metrics, jackknife=jackknife)
         described_layers = export.recorded_layers(layers)
         if callable(layers) and isinstance(inner := layers(model), nn.Module):
             model = inner
@@ -152,7 +152,6 @@ class Geometry:
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.make_metrics = make
         self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
@@ -340,12 +339,12 @@ class Geometry:
             for key in ("rows", "skip_first_positions", "ignore_token_ids", "skip_massive")
             if key != "skip_massive" or self.settings[key]
         }
-        versions = {"embedgeo": __version__, "torch": str(torch.__version__)}
         return {
             "model": model,
             **kept,
             "dtype": "".join(dtypes[:1]).removeprefix("torch."),
-            **versions,
+            "embedgeo": __version__,
+            "torch": str(torch.__version__),
         }
 
     def silent_layers(self) -> list[str]:

@@ -80,10 +80,8 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
             # they came from it
             sample["rows"] = sample["rows"].to(metrics.dtype or sample["rows"].dtype)
             sample["row_numbers"] = sample.pop("positions")
-        held |= {
-            "n": int(metric.num_finite),
-            **{name: tensor.cpu() for name, tensor in sample.items()},
-        }
+        held["n"] = int(metric.num_finite)
+        held |= {name: tensor.cpu() for name, tensor in sample.items()}
     return LayerSample(**held) if held else None
 
 

@@ -198,14 +198,9 @@ class Anisotropy(GeometryMetric):
         if sample_size is not None:
             others += [sample_size, seed]
         super().__init__(dim, spectrum, batch_size, *others, **kwargs)
-        if batch_size is not None and batch_size < 2:
-            raise ValueError(
-                f"batch_size must be at least 2 rows, or None for no batches; got {batch_size}."
-            )
-        if sample_size is not None and sample_size < 2:
-            raise ValueError(
-                f"sample_size must be at least 2 rows, or None for all rows; got {sample_size}."
-            )
+        for name, num_rows in (("batch_size", batch_size), ("sample_size", sample_size)):
+            if num_rows is not None and num_rows < 2:
+                raise ValueError(f"{name} must be at least 2 rows, or None; got {num_rows}.")
         if sample_size is not None and (spectrum or batch_size is not None):
             raise ValueError(
                 f"sample_size must be None with spectrum or batch_size, which need all rows; got "

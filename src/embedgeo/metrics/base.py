@@ -10,7 +10,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from embedgeo.formatting import GONE
 from embedgeo.functional.distributed import (
     Found,
     Group,
-    Reducible,
+    State,
     current_rank,
     num_ranks,
     reduce_states,
@@ -45,23 +45,20 @@ Table = dict[str, Tensor]  # columns of one length, by name
 Tables = Mapping[str, Callable[[], Table]]  # by kind, made when called
 
 
-class State(Reducible, Protocol):
-    """State of the rows seen: a named tuple of tensors, and of settings, that merges itself.
-
-    `embedgeo.functional.distributed.Reducible` says how it merges itself over ranks.
-    """
-
-    def merge(self, other: Self) -> Self:
-        """The state of the rows of ``self`` followed by those of ``other``."""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
 class RowCounts(NamedTuple):
     """Number of rows that masks have kept, and of those of them that had a NaN or Inf."""
 
     num_rows: Tensor
     num_nonfinite: Tensor
+
+    @property
+    def on_cpu(self) -> tuple[str, ...]:
+        """The fields that are held on the CPU: all of them."""
+        return self._fields
+
+    def merge(self, other: "RowCounts") -> "RowCounts":
+        """The numbers of rows of both."""
+        return RowCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The numbers, in the phase in which others have integers, too."""
@@ -112,8 +109,8 @@ class GeometryMetric(Metric):
 
     A subclass declares its states with `declare`, updates them with the rows of a batch in
     `update_states`, and turns them into values in ``compute``. States merge themselves, over
-    batches, metrics and ranks: see `State`. They keep their dtype through every cast and follow the
-    embeddings to their device.
+    batches, metrics and ranks: see `embedgeo.functional.distributed.State`. They keep their dtype
+    through every cast and follow the embeddings to their device.
 
     How rows are split over updates and ranks changes the values by a relative 1e-9 at most (about
     1e-7 for rows in float32 or less, where some products are computed in float32 before they are
@@ -166,7 +163,7 @@ class GeometryMetric(Metric):
     num_nonfinite: Tensor  # number of those of them that had a NaN or Inf; on the CPU
 
     def __init__(self, dim: int, *settings: object, **kwargs: Any) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        if type(dim) is not int or dim < 1:
             raise ValueError(
                 f"dim must be a positive integer, the width of the embeddings; got {dim!r}."
             )
@@ -179,19 +176,17 @@ class GeometryMetric(Metric):
             raise TypeError(f"{type(self).__name__} has no argument {gone[0]!r}. {GONE[gone[0]]}")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
-        self._arguments = settings
         self._place = torch.get_default_device()  # of the states
         # while `sync` has put those of all ranks in their place
         self._own_states: dict[str, Any] | None = None
         # of the groups, by key, once `compute_with_errors` has run
         self.deviations: dict[str, Tensor] = {}
-        self._declared: dict[type[Any], tuple[str, Any]] = {}
-        self._fields: dict[type[Any], list[str]] = {}  # that are tensors
+        self._declared: dict[type[Any], Any] = {}
+        self._names: dict[type[Any], dict[str, str]] = {}  # of states, by field
         # the states that are still those of no rows, while rows are taken in
         self._untouched = set[type[Any]]()
-        self._on_cpu = {"num_rows", "num_nonfinite", "settings"}
-        self.add_state("num_rows", torch.tensor(0), dist_reduce_fx="sum")
-        self.add_state("num_nonfinite", torch.tensor(0), dist_reduce_fx="sum")
+        self._on_cpu = {"settings"}
+        self.declare(RowCounts(torch.tensor(0), torch.tensor(0)))
         text = repr((type(self).__qualname__, settings, kwargs))
         digest = list(blake2b(text.encode(), digest_size=8).digest())
         self.add_state("settings", torch.tensor(digest, dtype=torch.uint8), dist_reduce_fx=None)
@@ -322,17 +317,12 @@ class GeometryMetric(Metric):
         """
         return self.dim
 
-    def of_width(self, dim: int) -> Self:
-        """A new metric of the same arguments for rows of another width."""
-        return type(self)(dim, *self._arguments)
-
     def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
         """Bytes of the states once they have seen so many rows, in float32 or less, of so many
         token types (0: without token ids).
         """
-        counts = self.settings, self.num_rows, self.num_nonfinite
-        total = sum(each.nbytes for each in counts)
-        for _, state in self._declared.values():
+        total = self.settings.nbytes
+        for state in self._declared.values():
             tensors = [each for each in state if isinstance(each, Tensor)]
             total += sum(each.nbytes for each in tensors)
             entries = (each for each in tensors if each.shape[:1] == (0,))
@@ -356,14 +346,13 @@ class GeometryMetric(Metric):
 
         Those that ``empty.on_cpu`` names, where it does, stay on the CPU.
         """
-        self._declared[type(empty)] = prefix, empty
+        self._declared[type(empty)] = empty
+        self._names[type(empty)] = {}
         self._on_cpu |= {prefix + field for field in getattr(empty, "on_cpu", ())}
-        tensors = {
-            key: value for key, value in empty._asdict().items() if isinstance(value, Tensor)
-        }
-        self._fields[type(empty)] = [*tensors]
-        for field, value in tensors.items():
-            self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
+        for field, value in empty._asdict().items():
+            if isinstance(value, Tensor):
+                self._names[type(empty)][field] = prefix + field
+                self.add_state(prefix + field, value.clone(), dist_reduce_fx=_refuse_gathered)
 
     def holds(self, kind: type[Any]) -> bool:
         """Tell whether a state of this kind has been declared."""
@@ -371,25 +360,20 @@ class GeometryMetric(Metric):
 
     def load(self, kind: type[S], tensors: Mapping[str, Tensor] | None = None) -> S:
         """The state declared as a ``kind``, with its tensors taken from ``tensors`` if given."""
-        prefix, empty = self._declared[kind]
         held = vars(self) if tensors is None else tensors
         cpu, own = torch.device("cpu"), self.device
         fields: dict[str, Tensor] = {}
-        for field in self._fields[kind]:
-            name = prefix + field
+        for field, name in self._names[kind].items():
             if (tensor := held.get(name)) is not None:
                 device = cpu if name in self._on_cpu else own
                 fields[field] = tensor if tensor.device == device else sent(tensor, device)
-        return empty._replace(**fields)
+        return self._declared[kind]._replace(**fields)
 
     def store(self, state: State) -> None:
         """Replace the state that was declared as one of this type."""
-        kind = type(state)
-        prefix, _ = self._declared[kind]
-        self._untouched.discard(kind)
-        for field in self._fields[kind]:
-            name, value = prefix + field, getattr(state, field)
-            setattr(self, name, value.cpu() if name in self._on_cpu else value)
+        self._untouched.discard(type(state))
+        for name, value in self.tensors_of([state]).items():
+            setattr(self, name, value)
 
     def extend(self, state: Any) -> None:
         """Merge the state of the rows of a batch into that of the rows before."""
@@ -464,9 +448,12 @@ class GeometryMetric(Metric):
         self.deviations = {}
         if len(groups) < 2 or not values:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
-        unknown = self.num_nonfinite.new_tensor(torch.nan, dtype=torch.float64)
+        unknown = {key: value.double() * torch.nan for key, value in values.items()}
         estimates = torch.stack(
-            [torch.stack([each.get(key, unknown).double() for key in values]) for each in left_out]
+            [
+                torch.stack([each.get(key, nan).double() for key, nan in unknown.items()])
+                for each in left_out
+            ]
         )
         sizes = torch.stack([group.num_finite for group in groups])
         of_groups = deviations(torch.stack([*values.values()]), estimates, sizes)
@@ -483,11 +470,10 @@ class GeometryMetric(Metric):
         states_without = [
             merge_all_but_one([group.load(kind) for group in groups]) for kind in self._declared
         ]
-        for group, states in zip(groups, zip(*states_without, strict=True), strict=True):
+        for states in zip(*states_without, strict=True):
             without = copy(without)
             for state in states:
                 without.store(state)
-            without.num_nonfinite = self.num_nonfinite - group.num_nonfinite
             yield without
 
     def plot(self, *args: Any, **kwargs: Any) -> Any:
@@ -531,8 +517,6 @@ class GeometryMetric(Metric):
         self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
         for state in merged:
             self.store(state)
-        self.num_rows = self.num_rows + states["num_rows"]
-        self.num_nonfinite = self.num_nonfinite + states["num_nonfinite"]
 
     def joined(self, own: S, incoming: S) -> S:
         """The state of the rows of both, where both have counted their rows from 0."""
@@ -544,29 +528,21 @@ class GeometryMetric(Metric):
         """The states that are replaced by those of the rows of all ranks in `sync`: all of them,
         unless a subclass says otherwise.
         """
-        counts = RowCounts(self.num_rows.to(self.device), self.num_nonfinite.to(self.device))
-        return [counts, *(on_one_device(self.load(kind)) for kind in self._declared)]
+        return [on_one_device(self.load(kind), self.device) for kind in self._declared]
 
     def tensors_of(self, states: Sequence[Any]) -> dict[str, Tensor]:
-        """The tensors of states under the names that the metric holds them by."""
+        """The tensors of states as the metric holds them: by their names, some on the CPU."""
         found = dict[str, Tensor]()
         for state in states:
-            prefix, _ = self._declared.get(type(state), ("", None))
-            found |= {
-                prefix + name: value
-                for name, value in state._asdict().items()
-                if isinstance(value, Tensor)
-            }
-        return {
-            name: value.cpu() if name in self._on_cpu else value for name, value in found.items()
-        }
+            for field, name in self._names[type(state)].items():
+                value = getattr(state, field)
+                found[name] = value.cpu() if name in self._on_cpu else value
+        return found
 
     def reset(self) -> None:
         """Drop the rows seen."""
-        if self._own_states is not None:
-            self._own_states = None
-        if self.deviations:
-            self.deviations = {}
+        self._own_states = None
+        self.deviations = {}
         super().reset()
 
     # The way of `torchmetrics.Metric` to the rows of all ranks, of which `compute` and `forward`
@@ -649,7 +625,7 @@ class GeometryMetric(Metric):
             return self
         for name in self.metric_state.keys() - self._on_cpu - {*exclude_state}:
             state = getattr(self, name)
-            setattr(self, name, move(state) if isinstance(state, Tensor) else [*map(move, state)])
+            setattr(self, name, move(state))
         return self
 
 

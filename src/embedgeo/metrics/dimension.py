@@ -23,7 +23,7 @@ from embedgeo.functional.jackknife import deviations
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, Rows
-from embedgeo.functional.sampling import Sample, sample_batches, stream_positions
+from embedgeo.functional.sampling import Sample, sample_batches, stream_position
 from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
@@ -331,15 +331,16 @@ class IntrinsicDimension(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         stream, seen = current_rank(self.process_group), self.load(Sample).seen
-        start = int(stream_positions(seen, 1, stream=stream, device=seen.device))
+        start = stream_position(stream, int(seen))
         labels = rows.ids.once(
             ("labels", start, self.device), lambda: sent(_labels(rows, start), self.device)
         )
         self.draw(rows, labels)
 
     def joined(self, own: Any, incoming: Any) -> Any:
-        labels = _after(incoming.labels, int(own.seen))
-        return super().joined(own, incoming._replace(labels=labels))
+        if isinstance(own, Sample):
+            incoming = incoming._replace(labels=_after(incoming.labels, int(own.seen)))
+        return super().joined(own, incoming)
 
     def sample(self) -> Sample:
         """The sampled rows in the order in which they are drawn: the first k are a sample of k

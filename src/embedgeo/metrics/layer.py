@@ -268,12 +268,7 @@ def compute_alone(metric: Metric) -> object:
 
 def require_num_groups(jackknife: int) -> None:
     """Check ``jackknife``: 0, or 2 or more."""
-    if (
-        isinstance(jackknife, bool)
-        or not isinstance(jackknife, int)
-        or jackknife < 0
-        or jackknife == 1
-    ):
+    if type(jackknife) is not int or jackknife < 0 or jackknife == 1:
         raise ValueError(
             f"jackknife must be a number of groups, 2 or more (16, say), or 0 for none; got "
             f"{jackknife!r}."
@@ -298,18 +293,15 @@ def update_metric(metric: Metric, hidden: Tensor, ids: RowIds, rows: Rows) -> No
     kept = ids.on(hidden.device, "kept")
     if kept is not None:  # a metric of the user's takes tensors, and may take fewer of them
         hidden = hidden.reshape(-1, hidden.shape[-1]).index_select(0, kept)
+    taken = signature(metric.update).parameters
+    takes_all = any(each.kind is Parameter.VAR_KEYWORD for each in taken.values())
     known = {
         "token_ids": ids.on(hidden.device, "token_ids"),
         "sequence_ids": ids.on(hidden.device, "sequence_ids"),
     }
     arguments = {
-        name: each.view(hidden.shape[:-1]) for name, each in known.items() if each is not None
+        name: each.view(hidden.shape[:-1])
+        for name, each in known.items()
+        if each is not None and (takes_all or name in taken)
     }
-    metric.update(hidden, **taken_arguments(metric, arguments))
-
-
-def taken_arguments(metric: Metric, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the named arguments that ``update`` of a metric takes, of another package maybe."""
-    taken = signature(metric.update).parameters
-    takes_all = any(each.kind is Parameter.VAR_KEYWORD for each in taken.values())
-    return {name: value for name, value in arguments.items() if takes_all or name in taken}
+    metric.update(hidden, **arguments)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,10 +106,6 @@ class ResidualLedger(GeometryMetric):
     def width(self) -> int:
         return self.dim // len(self.streams)
 
-    def of_width(self, dim: int) -> Self:
-        """A new metric of the same streams, together at most as wide as ``dim``."""
-        return super().of_width(dim - dim % len(self.streams))
-
     @staticmethod
     def family_term(key: str) -> Term | None:
         if part := _PART.fullmatch(key):
@@ -142,10 +138,8 @@ class ResidualLedger(GeometryMetric):
 
     def update_states(self, rows: Rows) -> None:
         self.extend(stream_moments(rows.embeddings.unflatten(1, (len(self.streams), -1))))
-        if (
-            TokenTable in self._declared
-            and (table := type_table(rows, len(self.streams))) is not None
-        ):
+        table = type_table(rows, len(self.streams)) if self.holds(TokenTable) else None
+        if table is not None:
             self.extend(table)
             self.extend(SequenceCount.of(rows))
 
@@ -154,32 +148,27 @@ class ResidualLedger(GeometryMetric):
         values = {"n": moments.n}
         if not float(moments.n):
             return values
-        squares = (moments.mean.square().sum(1) + moments.m2.sum(1)).tolist()
-        places = [k for k, name in enumerate(self.streams) if squares[k] or name == ROUNDING]
-        streams = [self.streams[k] for k in places]
-        mean, m2 = moments.mean[places], moments.m2[places]
-        variance = moments.scatter[places][:, places] / moments.n
-        size = mean @ mean.T
-        values |= divided("Q", size + variance, streams) | divided("M", size, streams)
-        values |= divided("V", variance, streams)
-        if TokenTable in self._declared and len(self.load(TokenTable).n):
-            within = within_products(
-                self.load(TokenTable).typed(), self.load(SequenceCount).num_sequences
-            )
-            for name, products in zip(("V_W", "V_W_unbiased"), within, strict=True):
-                values |= divided(name, products[places][:, places], streams)
-        of_coordinates = mean.square() + m2 / moments.n
+        size = moments.mean @ moments.mean.T
+        variance = moments.scatter / moments.n
+        forms = {"Q": size + variance, "M": size, "V": variance}
+        if self.holds(TokenTable) and len(self.load(TokenTable).n):
+            types, num_sequences = self.load(TokenTable), self.load(SequenceCount).num_sequences
+            forms["V_W"], forms["V_W_unbiased"] = within_products(types.typed(), num_sequences)
+        of_coordinates = moments.mean.square() + moments.m2 / moments.n
         own = of_coordinates.sum(1)
-        for k, stream in enumerate(streams):
-            if stream in (self.streams[0], ROUNDING):
+        sizes = own.tolist()
+        places = [k for k, name in enumerate(self.streams) if sizes[k] or name == ROUNDING]
+        streams = [self.streams[k] for k in places]
+        for name, products in forms.items():
+            values |= divided(name, products[places][:, places], streams)
+        for k, stream in zip(places, streams, strict=True):
+            if k == 0 or stream == ROUNDING:
                 continue
             largest = of_coordinates[k].max(0)
             values |= {
-                f"{stream}_norm_ratio": ratio(own[k], own[0]).sqrt()
-                if places[0] == 0
-                else own.new_tensor(torch.nan),
+                f"{stream}_norm_ratio": ratio(own[k], own[0]).sqrt(),
                 f"{stream}_M_over_Q": ratio(size[k, k], own[k]),
-                f"{stream}_cosine_to_stream": moments.cosine[places[k]] / moments.n,
+                f"{stream}_cosine_to_stream": moments.cosine[k] / moments.n,
                 f"{stream}_top_coordinate": largest.indices.double(),
                 f"{stream}_top_coordinate_share": ratio(largest.values, own[k]),
             }

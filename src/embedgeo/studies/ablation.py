@@ -531,7 +531,10 @@ class Ablation:
                 if self._has_ranks:
                     scatters = reduce_states([each.scatter for each in statistics.values()])
                     tables = reduce_states(
-                        [on_one_device(each.types) for each in statistics.values()]
+                        [
+                            on_one_device(each.types, each.types.mean.device)
+                            for each in statistics.values()
+                        ]
                     )
                     statistics = {
                         key: RowStatistics(scatter, types)

@@ -164,7 +164,7 @@ class Drift:
             for each in layers
         ]
         group = compared[0].process_group if compared else None
-        drawn = [on_one_device(each.load(Sample)) for each in compared]
+        drawn = [on_one_device(each.load(Sample), each.device) for each in compared]
         if is_distributed():
             drawn = reduce_states(drawn, group)
         now = {
