@@ -4,7 +4,6 @@ what token tables take.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torchmetrics import Metric
@@ -125,42 +124,69 @@ def default_metrics(
     ]
 
 
-def streaming_metrics(dim: int, seed: int = 0, **options: Any) -> list[Metric]:
+def streaming_metrics(
+    dim: int,
+    seed: int = 0,
+    *,
+    spectrum: bool = False,
+    discard_fraction: float = 0.1,
+    id_batches: int = 1,
+    anisotropy_batch: int | None = None,
+    after_processing: bool = False,
+    removed_directions: Sequence[int] = (),
+    extra: Sequence[str] = (),
+) -> list[Metric]:
     """The metrics of `default_metrics` without a table of token types: memory does not grow with
     the vocabulary.
 
-    `EmbeddingMoments` is in place of `TokenMoments`.
-
-    Args:
-        dim: d, the width of the layer.
-        seed: of the rows that are sampled.
-        options: of `default_metrics`, without ``count_range``, which is of token types.
+    So there is no ``count_range``, and `EmbeddingMoments` is in place of `TokenMoments`.
     """
-    _, *others = default_metrics(dim, seed, count_range=None, **options)
+    _, *others = default_metrics(
+        dim,
+        seed,
+        spectrum=spectrum,
+        discard_fraction=discard_fraction,
+        id_batches=id_batches,
+        anisotropy_batch=anisotropy_batch,
+        after_processing=after_processing,
+        removed_directions=removed_directions,
+        extra=extra,
+    )
     return [EmbeddingMoments(dim), *others]
 
 
-def full_metrics(dim: int, seed: int = 0, **options: Any) -> list[Metric]:
+def full_metrics(
+    dim: int,
+    seed: int = 0,
+    *,
+    count_range: tuple[int, int] | None = None,
+    spectrum: bool = True,
+    discard_fraction: float = 0.1,
+    id_batches: int = 4,
+    anisotropy_batch: int | None = 4096,
+    after_processing: bool = True,
+    removed_directions: Sequence[int] = (),
+    extra: Sequence[str] = tuple(EXTRA_METRICS),
+) -> list[Metric]:
     """Every number there is: `default_metrics` with all that can be added to them.
 
     That is the whole spectrum, the anisotropy also as mean and standard deviation over batches of
     4096 rows, the intrinsic dimension as those over 4 such batches, `AfterProcessing`, and all
     `extra_metrics`. Each layer takes eigendecompositions of d × d matrices, and its samples hold 5
     batches of rows.
-
-    Args:
-        dim: d, the width of the layer.
-        seed: of the rows that are sampled.
-        options: of `default_metrics`, in place of these.
     """
-    everything: dict[str, Any] = {
-        "spectrum": True,
-        "id_batches": 4,
-        "anisotropy_batch": 4096,
-        "after_processing": True,
-        "extra": tuple(EXTRA_METRICS),
-    }
-    return default_metrics(dim, seed, **everything | options)
+    return default_metrics(
+        dim,
+        seed,
+        count_range=count_range,
+        spectrum=spectrum,
+        discard_fraction=discard_fraction,
+        id_batches=id_batches,
+        anisotropy_batch=anisotropy_batch,
+        after_processing=after_processing,
+        removed_directions=removed_directions,
+        extra=extra,
+    )
 
 
 def table_bytes(
