@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedgeo.functional.rows import row_ids
+from embedgeo.functional.moments import moments_and_norms
+from embedgeo.functional.outliers import outlier_rows
+from embedgeo.functional.rows import row_ids, select_rows
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from embedgeo.metrics.layer import LayerMetrics
@@ -116,6 +119,46 @@ def test_a_first_position_and_large_rows_of_its_type_are_left_out_together():
     ids[3, 0] = ids[3, 5]
     values, _ = measured(x, ids)
     assert_without(values, "both", naive(x, ids, ~(LARGE | FIRST)))
+
+
+def test_where_none_is_large_the_rows_of_largest_norm_are_left_out():
+    x, ids = planted()
+    x[..., 7] = 2 * x[..., 7] + 30  # the largest of V, too
+    norms = x.norm(dim=-1)
+    largest = norms.flatten().topk(3).values
+    assert largest[0] < 2 * norms.median()
+    assert_without(measured(x, ids)[0], "large_rows", naive(x, ids, norms < largest[-1]))
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a GPU would be waited for."""
+
+    num_waits = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.num_waits += func.overloadpacket.__name__ in (
+            "_local_scalar_dense",
+            "nonzero",
+            "_unique2",
+        )
+        return found
+
+
+def test_an_update_with_large_rows_waits_for_no_more_than_another():
+    waits = []
+    for large in (False, True):
+        x, ids = planted(large=large, first=large)
+        metric, rows = TokenMoments(DIM), select_rows(x, ids, dim=DIM)
+        metric.update(rows)  # which finds out what follows from the ids
+        with Waits() as found:
+            metric.update(rows)
+        waits.append(found.num_waits)
+        moments, norms = moments_and_norms(rows.embeddings)
+        with Waits() as found:
+            outlier_rows(rows, norms)
+        assert found.num_waits == 0
+    assert waits[0] == waits[1]
 
 
 class OnlyV(EmbeddingMoments):

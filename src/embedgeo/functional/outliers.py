@@ -43,8 +43,8 @@ class OutlierRows(NamedTuple):
         rows: the rows of largest norm, in descending order, shape (m, d); m is at most `NUM_HELD`.
         facts: of each its norm, token id (-100: none), the number of its sequence, its place in
             that, from 0 (-1: it is alone in it), how many rows of its sequence
-            have its token id, and the sum of its squared distances from these, NaN where that was
-            not looked at; shape (m, 6).
+            have its token id, and the sum of its squared distances from these, both NaN where
+            that was not looked at; shape (m, 6).
         bins: number of rows by norm, in steps of 1/16 octave, shape (B,).
         first_n: number of rows that are the first one of a sequence of two or more, scalar.
         first_mean: their mean, shape (d,).
@@ -159,27 +159,20 @@ def _renumbered(facts: Tensor, first: Tensor) -> Tensor:
     return facts
 
 
-def outlier_rows(rows: Rows, norms: Tensor) -> OutlierRows:
-    """The state of the rows of a batch, given their norms, shape (n,).
-
-    In a batch that has a row of at least twice the median norm, such rows and first positions are
-    compared with those of their token type and sequence.
+def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> OutlierRows:
+    """The state of the rows of a batch, given their norms, shape (n,), and what
+    `tokens.type_table_and_pairs` has of each, without which `negative_table` is unknown.
     """
     x, ids = rows.embeddings, rows.ids
     device = state_device(x.device)
     if not len(x):
         return OutlierRows.empty(x.shape[1], device)
     labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
-    descending = norms.sort(descending=True, stable=True)
-    largest = descending.indices[:NUM_HELD]
-    at = largest.to(device)
-    facts = labels.index_select(0, at)
-    norm = facts[:, _NORM].copy_(descending.values[:NUM_HELD])
-    least = 2 * descending.values[len(x) // 2].to(norm)
-    if ids.token_ids is not None and bool(norm[0] > least):
-        is_wanted = (norm > least) | (facts[:, _PLACE] == 0)
-        places = at[is_wanted].cpu()
-        facts[is_wanted, _DISTANCE] = _distances(rows, places).to(facts)
+    largest = _largest(norms)
+    facts = labels.index_select(0, largest.to(device))
+    facts[:, _NORM] = norms.index_select(0, largest)
+    if pairs is not None:
+        facts[:, _PAIRED:] = pairs.index_select(0, largest)
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
     places = ids.once(("first rows", x.device), lambda: sent(_first_places(ids, len(x)), x.device))
     first = x.index_select(0, places).to(norms.dtype)
@@ -205,17 +198,12 @@ def _bin(norms: Tensor) -> Tensor:
 
 
 def _labels(ids: RowIds, n: int) -> Tensor:
-    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU; the norm does not."""
+    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU; NaN for others."""
     place = ids.once("places", lambda: _places(ids, n))
     token = torch.full_like(place, NO_TYPE) if ids.token_ids is None else ids.token_ids
-    if ids.sequences is None:
-        sequence, paired = torch.arange(n, device="cpu"), torch.ones_like(place)
-    else:
-        sequence, _ = ids.sequences
-        pair = ids.once("pairs", lambda: _pairs(ids))
-        paired = pair.bincount()[pair]
-    distance = torch.where(paired == 1, 0.0, torch.nan)
-    columns = [each.double() for each in (distance, token, sequence, place, paired, distance)]
+    sequence = torch.arange(n, device="cpu") if ids.sequences is None else ids.sequences[0]
+    other = torch.full_like(place, torch.nan, dtype=torch.float64)
+    columns = [each.double() for each in (other, token, sequence, place, other, other)]
     return torch.stack(columns, 1)
 
 
@@ -235,29 +223,6 @@ def _places(ids: RowIds, n: int) -> Tensor:
 def _first_places(ids: RowIds, n: int) -> Tensor:
     """The places of the rows that are the first one of a sequence of two or more."""
     return (ids.once("places", lambda: _places(ids, n)) == 0).nonzero().flatten()
-
-
-def _pairs(ids: RowIds) -> Tensor:
-    """A number for the token type and sequence of each row, shape (n,)."""
-    assert ids.sequences is not None
-    sequence, num_sequences = ids.sequences
-    token = sequence.new_zeros(1) if ids.token_ids is None else ids.token_ids
-    pair = token.unique(return_inverse=True)[1] * num_sequences + sequence
-    return pair.unique(return_inverse=True)[1]
-
-
-def _distances(rows: Rows, places: Tensor) -> Tensor:
-    """Sums of the squared distances of some rows from all rows of their token type and sequence."""
-    x, ids = rows.embeddings, rows.ids
-    if ids.sequences is None:
-        return torch.zeros(len(places), dtype=torch.float64)
-    pair = ids.once("pairs", lambda: _pairs(ids))
-    wanted = pair[places]
-    near = torch.isin(pair, wanted).nonzero().flatten()
-    runs = token_table(x.index_select(0, sent(near, x.device)), pair[near])
-    at = sent(torch.searchsorted(runs.token_ids, wanted), x.device)
-    offset = x.index_select(0, sent(places, x.device)).to(runs.mean.dtype) - runs.mean[at]
-    return runs.n[at] * offset.square().sum(1) + runs.m2[at]
 
 
 def outlier_shares(

@@ -24,7 +24,7 @@ from embedgeo.functional.tokens import (
     has_token_values,
     local_variance,
     type_regressions,
-    type_table,
+    type_table_and_pairs,
     type_values,
     unbiased_split,
     variance_split,
@@ -265,10 +265,11 @@ class TokenMoments(GeometryMetric):
                     "token_ids must come with every update or with none; got a mixture. Call "
                     "reset() between."
                 )
+        table, pairs = type_table_and_pairs(rows) or (None, None)
+        if self.count_range is None:
             moments, norms = moments_and_norms(x)
             self.extend(moments)
-            self.extend(outlier_rows(rows, norms))
-        table = type_table(rows)
+            self.extend(outlier_rows(rows, norms, pairs))
         if table is not None:
             self.extend(table)
             self.extend(SequenceCount.of(rows))
