@@ -21,6 +21,7 @@ from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatte
 from embedgeo.functional.tokens import (
     TokenTable,
     unbiased_split,
+    variance_split,
     within_variance,
 )
 from embedgeo.metrics.base import GeometryMetric
@@ -29,6 +30,13 @@ OPEN = 0.05
 """Share of V, above what is usual, from which numbers without a kind are recorded."""
 
 _LEAST_ROWS = 100
+# V_W / V is the unbiased one; without a coordinate, and to compare with, that of the types' means
+_NOT_RECORDED = {
+    "large_rows": "V_W_over_V",
+    "first_positions": "V_W_over_V",
+    "top_dim": "V_W_over_V_unbiased",
+    "all": "V_W_over_V_unbiased",
+}
 # share of V that is left from which products that were summed in float32 tell its directions
 _LEAST_LEFT = 1e-4
 
@@ -55,7 +63,10 @@ class _States(NamedTuple):
         scatter = self.scatter and self.scatter._replace(
             mean=self.scatter.mean * kept, scatter=self.scatter.scatter * kept * kept[:, None]
         )
-        return _States(self.n, self.mean * kept, self.m2 * kept, scatter, None)
+        types = self.types and self.types._replace(
+            mean=self.types.mean * kept, m2=torch.full_like(self.types.m2, torch.nan)
+        )
+        return _States(self.n, self.mean * kept, self.m2 * kept, scatter, types)
 
     def values(self, whole: "_States", num_sequences: Tensor) -> dict[str, Tensor]:
         """The numbers of these states; NaN of what they do not tell."""
@@ -64,9 +75,12 @@ class _States(NamedTuple):
         values = {key: found[key] for key in ("V", "M_over_Q")}
         unknown = torch.full_like(total, torch.nan)
         if whole.types is not None:
-            values["V_W_over_V_unbiased"] = unknown
+            values |= {"V_W_over_V": unknown, "V_W_over_V_unbiased": unknown}
             if self.types is not None:
-                within = within_variance(self.types.typed().without_rounding(), num_sequences)
+                types = self.types.typed().without_rounding()
+                within = values["V"] - variance_split(types)["V_B"]
+                values["V_W_over_V"] = ratio(within.clamp(min=0), values["V"])
+                within = within_variance(types, num_sequences)
                 split = unbiased_split(self.n, values["V"], within)
                 values["V_W_over_V_unbiased"] = split["V_W_over_V_unbiased"]
         if whole.scatter is not None:
@@ -109,7 +123,8 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     They are computed from the states, by merging the negative of what is left out. So they are
     those of the other rows exactly, as far as the rows left out are held: of first positions that
     are not all among the 128 rows of largest norm, only V and M_over_Q are known, from their
-    moments. What a coordinate has of the variance within token types is unknown.
+    moments. What a coordinate has of pairs of occurrences is unknown, what it has of the types'
+    means is not.
 
     Args:
         metrics: of a layer.
@@ -117,9 +132,9 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     Returns:
         By what is left out, ``"large_rows"``, ``"first_positions"``, ``"both"``, ``"top_dim"`` and
         ``"all"``: ``n``, the number of rows left out, ``V``, ``M_over_Q`` and, where a metric knows
-        them, ``V_W_over_V_unbiased`` and ``anisotropy``; ``coordinate``, the one of the largest
-        share of V of what is left, which ``"top_dim"`` and ``"all"`` leave out. Empty where no
-        metric holds rows.
+        them, ``V_W_over_V``, ``V_W_over_V_unbiased`` and ``anisotropy``; ``coordinate``, the one of
+        the largest share of V of what is left, which ``"top_dim"`` and ``"all"`` leave out. Empty
+        where no metric holds rows.
     """
     own = [*metrics]
     held = next((each for each in own if each.holds(OutlierRows)), None)
@@ -177,8 +192,7 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
         f"{key}_without_{what}": value
         for what, of_what in found.items()
         for key, value in of_what.items()
-        if key not in ("n", "coordinate", "share")
-        and not (what in ("top_dim", "all") and key.startswith("V_W"))
+        if key not in ("n", "coordinate", "share") and key != _NOT_RECORDED.get(what)
     }
     for what in ("large_rows", "first_positions"):
         values[what] = found[what]["n"]
