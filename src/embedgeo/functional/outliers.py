@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import mean_of, merge_parts, ratio, squares_about
+from embedgeo.functional.moments import mean_of, merge_parts, ratio, ratios, squares_about
 from embedgeo.functional.precision import sent, state_device
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.spectrum import Scatter, row_scatter
@@ -168,11 +168,12 @@ def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> Outl
     if not len(x):
         return OutlierRows.empty(x.shape[1], device)
     labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
+    pairs = norms.new_full((len(x), 2), torch.nan) if pairs is None else pairs
     largest = _largest(norms)
-    facts = labels.index_select(0, largest.to(device))
-    facts[:, _NORM] = norms.index_select(0, largest)
-    if pairs is not None:
-        facts[:, _PAIRED:] = pairs.index_select(0, largest)
+    facts = [
+        each.index_select(0, largest.to(each.device)).to(device)
+        for each in (norms[:, None], labels, pairs)
+    ]
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
     places = ids.once(("first rows", x.device), lambda: sent(_first_places(ids, len(x)), x.device))
     first = x.index_select(0, places).to(norms.dtype)
@@ -183,7 +184,7 @@ def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> Outl
     num_first, num_sequences = counts.unbind()
     return OutlierRows(
         x.index_select(0, largest),
-        facts,
+        torch.cat(facts, 1),
         bins,
         num_first,
         mean,
@@ -198,13 +199,11 @@ def _bin(norms: Tensor) -> Tensor:
 
 
 def _labels(ids: RowIds, n: int) -> Tensor:
-    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU; NaN for others."""
+    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU, shape (n, 3)."""
     place = ids.once("places", lambda: _places(ids, n))
     token = torch.full_like(place, NO_TYPE) if ids.token_ids is None else ids.token_ids
     sequence = torch.arange(n, device="cpu") if ids.sequences is None else ids.sequences[0]
-    other = torch.full_like(place, torch.nan, dtype=torch.float64)
-    columns = [each.double() for each in (other, token, sequence, place, other, other)]
-    return torch.stack(columns, 1)
+    return torch.stack((token, sequence, place), 1).double()
 
 
 def _places(ids: RowIds, n: int) -> Tensor:
@@ -246,18 +245,21 @@ def outlier_shares(
         median norm of 0 or beyond 2^±160.
     """
     # rows may be missing in a state that an earlier version has saved
-    n = n.where(outliers.bins.sum(-1) == n, torch.nan)
+    up_to = outliers.bins.cumsum(-1)
+    n = n.where(up_to[..., -1] == n, torch.nan)
     total = n * variance
     top = outliers.rows[..., :MOST_TOP, :]
     rank = torch.arange(top.shape[-2], device=n.device)
     is_top = rank < num_top(n)[..., None]
     squares = (top - mean[..., None, :]).square().sum(-1)
     first = squares_about(mean, outliers.first_n, outliers.first_mean, outliers.first_m2).sum(-1)
-    return {
-        "top_rows_share": ratio((is_top * squares).sum(-1), total),
-        "first_positions_share": torch.where(outliers.first_n > 0, ratio(first, total), torch.nan),
-        "large_norm_rows": ratio(*_num_large(outliers.bins, n)),
-    }
+    return ratios(
+        {
+            "top_rows_share": ((is_top * squares).sum(-1), total),
+            "first_positions_share": (first, total.where(outliers.first_n > 0, torch.nan)),
+            "large_norm_rows": _num_large(up_to, n),
+        }
+    )
 
 
 def num_top(n: Tensor) -> Tensor:
@@ -265,19 +267,18 @@ def num_top(n: Tensor) -> Tensor:
     return (n * TOP_SHARE).ceil().clamp(max=MOST_TOP)
 
 
-def _median_bin(bins: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """The bin of the median norm, and the number of rows up to each bin."""
-    up_to = bins.cumsum(-1)
-    return (2 * up_to < n[..., None]).sum(-1), up_to
+def _median_bin(up_to: Tensor, n: Tensor) -> Tensor:
+    """The bin of the median norm, given the number of rows up to each bin."""
+    return torch.searchsorted(up_to, n[..., None] / 2)[..., 0]
 
 
-def _num_large(bins: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+def _num_large(up_to: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Number of rows whose norm is large, and n, NaN where the median is in no bin."""
-    median, up_to = _median_bin(bins, n)
-    last = bins.shape[-1] - 1
+    median = _median_bin(up_to, n)
+    last = up_to.shape[-1] - 1
     is_known = (median > 0) & (median < last) & (n > 0)
     below = up_to.gather(-1, (median + _LARGE_STEPS).clamp(max=last)[..., None])[..., 0]
-    return n - below, torch.where(is_known, n, torch.nan)
+    return n - below, n.where(is_known, torch.nan)
 
 
 def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
@@ -286,7 +287,7 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     They are those with a norm beyond 4 times the median, as `outlier_shares` counts them; where
     there are none, the top rows.
     """
-    median, _ = _median_bin(outliers.bins, n)
+    median = _median_bin(outliers.bins.cumsum(-1), n)
     is_large = (_bin(outliers.norms) > median + _LARGE_STEPS) & (median > 0) & ~outliers.is_first
     rank = torch.arange(len(is_large), device=is_large.device)
     is_top = (rank < num_top(n)) & ~outliers.is_first

@@ -331,8 +331,8 @@ class TypeRuns:
         sequences = n
         sequence_n2 = n
         type_of_run = lengths[:0]
-        paired = order[:0]
         run_lengths = lengths[:0]
+        num_paired = torch.ones_like(order)  # rows of the type and sequence of each in this order
         if sequence_ids is not None:
             # another type or sequence than that of the row before
             is_other = torch.ones_like(order, dtype=torch.bool)
@@ -342,23 +342,24 @@ class TypeRuns:
             type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
             sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
             sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+            num_paired = sizes.repeat_interleave(sizes)
             is_run = sizes > 1
-            paired = order[is_run.repeat_interleave(sizes)]
             run_lengths = sizes[is_run]
             type_of_run = type_of_run[is_run]
+        paired = order[num_paired > 1]
         self._device = device
         self._order = torch.cat((order, paired))
         self._lengths = torch.cat((lengths, run_lengths))
         self._chunks = [*self._split(chunk_length(width, device))]
         run = torch.arange(len(run_lengths), device="cpu").repeat_interleave(run_lengths)
+        num_paired = n.new_empty(len(order)).index_copy_(0, order, num_paired.to(n.dtype))
         run_lengths = run_lengths.to(n.dtype)
-        alone = torch.stack((torch.ones_like(order), torch.zeros_like(order)), 1).to(n.dtype)
         self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
             sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
         )
-        # the rows in runs of one type and sequence, the run of each, and `table_and_pairs` of a row
-        # that is in none
-        self._paired, self._run, self._alone = (sent(each, device) for each in (paired, run, alone))
+        self._paired, self._run, self._num_paired = (
+            sent(each, device) for each in (paired, run, num_paired)
+        )
 
     def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""
@@ -369,26 +370,29 @@ class TypeRuns:
         its squared distances from these, shape (n, 2).
         """
         table, squares, m2 = self._table(x)
-        of_rows = torch.cat((m2[:0], *squares))[len(x) :]
-        lengths, m2 = torch.stack((self._run_lengths, m2)).index_select(1, self._run)
-        distances = torch.addcmul(m2, lengths, of_rows)
-        pairs = self._alone.index_copy(0, self._paired, torch.stack((lengths, distances), 1))
-        return table, pairs
+        num_paired = self._num_paired
+        of_paired = torch.addcmul(
+            m2.index_select(0, self._run),
+            num_paired.index_select(0, self._paired),
+            torch.cat((m2[:0], *squares))[len(x) :],
+        )
+        distances = torch.zeros_like(num_paired).index_copy_(0, self._paired, of_paired)
+        return table, torch.stack((num_paired, distances), 1)
 
     def _table(
         self, x: Tensor, num_streams: int | None = None
     ) -> tuple[TokenTable, list[Tensor], Tensor]:
         wide = accumulator_dtype(x.device)
-        if num_streams is not None:
-            return self._table_in(wide, x, num_streams)
-        found = self._table_in(torch.promote_types(x.dtype, torch.float32), x)
+        narrow = torch.promote_types(x.dtype, torch.float32)
+        dtype = narrow if num_streams is None else wide
+        found = self._table_in(dtype, x, num_streams)
         table, *_ = found
-        if x.dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
+        if dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
             return found
-        return self._table_in(wide, x)  # differences exceed the range of float32
+        return self._table_in(wide, x, None)  # differences exceed the range of float32
 
     def _table_in(
-        self, dtype: torch.dtype, x: Tensor, num_streams: int | None = None
+        self, dtype: torch.dtype, x: Tensor, num_streams: int | None
     ) -> tuple[TokenTable, list[Tensor], Tensor]:
         """The table of rows that are centred in ``dtype``, the squared deviations of the rows of
         all runs, and m2 of those of one type and sequence.
