@@ -167,7 +167,8 @@ def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> Outl
     device = state_device(x.device)
     if not len(x):
         return OutlierRows.empty(x.shape[1], device)
-    labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
+    on_cpu = ids.once("labels", lambda: _labels(ids, len(x)))
+    labels = ids.once(("labels", device), lambda: sent(on_cpu.double(), device))
     pairs = norms.new_full((len(x), 2), torch.nan) if pairs is None else pairs
     largest = _largest(norms)
     facts = [
@@ -175,7 +176,10 @@ def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> Outl
         for each in (norms[:, None], labels, pairs)
     ]
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
-    places = ids.once(("first rows", x.device), lambda: sent(_first_places(ids, len(x)), x.device))
+    places = ids.once(
+        ("first rows", x.device),
+        lambda: sent((on_cpu[:, _PLACE - _TOKEN] == 0).nonzero().flatten(), x.device),
+    )
     first = x.index_select(0, places).to(norms.dtype)
     mean = first.sum(0) / max(1, len(first))
     counts = ids.once(
@@ -199,29 +203,18 @@ def _bin(norms: Tensor) -> Tensor:
 
 
 def _labels(ids: RowIds, n: int) -> Tensor:
-    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU, shape (n, 3)."""
-    place = ids.once("places", lambda: _places(ids, n))
-    token = torch.full_like(place, NO_TYPE) if ids.token_ids is None else ids.token_ids
-    sequence = torch.arange(n, device="cpu") if ids.sequences is None else ids.sequences[0]
-    return torch.stack((token, sequence, place), 1).double()
-
-
-def _places(ids: RowIds, n: int) -> Tensor:
-    """The place of each row in its sequence, from 0, shape (n,); -1 where it is alone in it."""
-    places = torch.arange(n, device="cpu")
-    if ids.sequences is None:
-        return torch.full_like(places, -1)
-    sequence, _ = ids.sequences
+    """The `OutlierRows.facts` of rows that follow from their ids: token, sequence and place in it,
+    shape (n, 3).
+    """
+    every = torch.arange(n, device="cpu")
+    token = torch.full_like(every, NO_TYPE) if ids.token_ids is None else ids.token_ids
+    sequence = every if ids.sequences is None else ids.sequences[0]
     order = sequence.argsort(stable=True)
     ascending = sequence[order]
-    found = torch.empty_like(places)
-    found[order] = places - torch.searchsorted(ascending, ascending)
-    return found.masked_fill(sequence.bincount()[sequence] == 1, -1)
-
-
-def _first_places(ids: RowIds, n: int) -> Tensor:
-    """The places of the rows that are the first one of a sequence of two or more."""
-    return (ids.once("places", lambda: _places(ids, n)) == 0).nonzero().flatten()
+    place = torch.empty_like(every)
+    place[order] = every - torch.searchsorted(ascending, ascending)
+    place.masked_fill_(sequence.bincount()[sequence] == 1, -1)
+    return torch.stack((token, sequence, place), 1)
 
 
 def outlier_shares(

@@ -357,9 +357,8 @@ class TypeRuns:
         self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
             sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
         )
-        self._paired, self._run, self._num_paired = (
-            sent(each, device) for each in (paired, run, num_paired)
-        )
+        held = paired, run, num_paired
+        self._paired, self._run, self._num_paired = (sent(each, device) for each in held)
 
     def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""

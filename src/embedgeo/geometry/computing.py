@@ -123,8 +123,9 @@ def _with_values_without(layer: LayerMetrics, found: Pairs | Exception) -> Pairs
     if isinstance(found, Exception):  # on this rank alone
         return found
     try:
-        without = values_without(layer.wanted(lambda metric: True))
-        return _pairs(recorded_values(without)) | found
+        with torch.inference_mode():
+            without = values_without(layer.wanted(lambda metric: True))
+            return _pairs(recorded_values(without)) | found
     except Exception as error:
         return error
 

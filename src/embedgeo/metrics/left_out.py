@@ -1,8 +1,7 @@
 """Numbers without the rows, or the coordinate, that may make them."""
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,13 +29,10 @@ OPEN = 0.05
 """Share of V, above what is usual, from which numbers without a kind are recorded."""
 
 _LEAST_ROWS = 100
-# V_W / V is the unbiased one; without a coordinate, and to compare with, that of the types' means
-_NOT_RECORDED = {
-    "large_rows": "V_W_over_V",
-    "first_positions": "V_W_over_V",
-    "top_dim": "V_W_over_V_unbiased",
-    "all": "V_W_over_V_unbiased",
-}
+_MOVED = 0.1  # as in `embedgeo.results.findings`
+_UNBIASED, _PLUG_IN = "V_W_over_V_unbiased", "V_W_over_V"
+# without a coordinate V_W / V is that of the types' means; with "both" it is compared
+_SHARES = {"both": (_UNBIASED, _PLUG_IN), "top_dim": (_PLUG_IN,), "all": (_PLUG_IN,)}
 # share of V that is left from which products that were summed in float32 tell its directions
 _LEAST_LEFT = 1e-4
 
@@ -63,26 +59,27 @@ class _States(NamedTuple):
         scatter = self.scatter and self.scatter._replace(
             mean=self.scatter.mean * kept, scatter=self.scatter.scatter * kept * kept[:, None]
         )
-        types = self.types and self.types._replace(
-            mean=self.types.mean * kept, m2=torch.full_like(self.types.m2, torch.nan)
-        )
+        types = self.types and self.types._replace(mean=self.types.mean * kept)
         return _States(self.n, self.mean * kept, self.m2 * kept, scatter, types)
 
-    def values(self, whole: "_States", num_sequences: Tensor) -> dict[str, Tensor]:
+    def values(
+        self, whole: "_States", num_sequences: Tensor, shares: Sequence[str]
+    ) -> dict[str, Tensor]:
         """The numbers of these states; NaN of what they do not tell."""
         total = self.m2.clamp(min=0).sum()
         found = variance_values(self.n, self.mean, total)
         values = {key: found[key] for key in ("V", "M_over_Q")}
         unknown = torch.full_like(total, torch.nan)
         if whole.types is not None:
-            values |= {"V_W_over_V": unknown, "V_W_over_V_unbiased": unknown}
+            values |= dict.fromkeys(shares, unknown)
             if self.types is not None:
-                types = self.types.typed().without_rounding()
-                within = values["V"] - variance_split(types)["V_B"]
-                values["V_W_over_V"] = ratio(within.clamp(min=0), values["V"])
-                within = within_variance(types, num_sequences)
-                split = unbiased_split(self.n, values["V"], within)
-                values["V_W_over_V_unbiased"] = split["V_W_over_V_unbiased"]
+                types = self.types.typed()
+                if _PLUG_IN in shares:
+                    within = values["V"] - variance_split(types)["V_B"]
+                    values[_PLUG_IN] = ratio(within.clamp(min=0), values["V"])
+                if _UNBIASED in shares:
+                    within = within_variance(types.without_rounding(), num_sequences)
+                    values[_UNBIASED] = unbiased_split(self.n, values["V"], within)[_UNBIASED]
         if whole.scatter is not None:
             values["anisotropy"] = unknown
             if self.scatter is not None and bool(total > _LEAST_LEFT * whole.m2.sum()):
@@ -95,8 +92,9 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
     """Tell whether large rows, first positions or one coordinate hold so much of V (a coordinate,
     of V or M) that numbers without them are worth their time.
 
-    A coordinate does where it has 5 % of V or M, and 4 times what each has on average. They never
-    are among fewer than 100 rows, of which any few make the numbers.
+    A coordinate does where it has 5 %, and 4 times what each has on average, of V, or of an M that
+    moves M / Q by a tenth with it. They never are among fewer than 100 rows, of which any few make
+    the numbers.
 
     Args:
         values: numbers of a layer by key.
@@ -107,13 +105,15 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
     if n < _LEAST_ROWS:
         return False
     outliers, moments = metric.load(OutlierRows), metric.load(Moments)
-    top = moments.m2.argmax()
-    share_of_mean = float(moments.mean[top]) ** 2 / (values["M"] or math.inf)
+    least = max(OPEN, 4 / len(moments.m2))
+    M, of_mean = values["M"], float(moments.mean[moments.m2.argmax()]) ** 2
+    left = M - of_mean + values["V"] * (1 - values["top_dim_share"])  # Q without the coordinate
     # a large row has at least 16 times the usual square
     return (
         max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN
         or abs(values["first_positions_share"] - float(outliers.first_n) / n) > OPEN
-        or max(values["top_dim_share"], share_of_mean) > max(OPEN, 4 / len(moments.m2))
+        or values["top_dim_share"] > least
+        or (of_mean > least * M and abs((M - of_mean) * values["Q"] - M * left) > _MOVED * M * left)
     )
 
 
@@ -132,9 +132,9 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     Returns:
         By what is left out, ``"large_rows"``, ``"first_positions"``, ``"both"``, ``"top_dim"`` and
         ``"all"``: ``n``, the number of rows left out, ``V``, ``M_over_Q`` and, where a metric knows
-        them, ``V_W_over_V``, ``V_W_over_V_unbiased`` and ``anisotropy``; ``coordinate``, the one of
-        the largest share of V of what is left, which ``"top_dim"`` and ``"all"`` leave out. Empty
-        where no metric holds rows.
+        them, ``V_W_over_V_unbiased`` or, without a coordinate, ``V_W_over_V`` (of ``"both"`` each),
+        and ``anisotropy``; ``coordinate``, the one of the largest share of V of what is left, which
+        ``"top_dim"`` and ``"all"`` leave out. Empty where no metric holds rows.
     """
     own = [*metrics]
     held = next((each for each in own if each.holds(OutlierRows)), None)
@@ -167,7 +167,7 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     values = {
         what: {
             "n": whole.n - states.n,
-            **states.values(whole, outliers.num_sequences),
+            **states.values(whole, outliers.num_sequences, _SHARES.get(what, (_UNBIASED,))),
             "coordinate": (found["both"] if what == "all" else whole).m2.argmax().double(),
         }
         for what, states in found.items()
@@ -192,7 +192,7 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
         f"{key}_without_{what}": value
         for what, of_what in found.items()
         for key, value in of_what.items()
-        if key not in ("n", "coordinate", "share") and key != _NOT_RECORDED.get(what)
+        if key not in ("n", "coordinate", "share")
     }
     for what in ("large_rows", "first_positions"):
         values[what] = found[what]["n"]
