@@ -354,11 +354,14 @@ class TypeRuns:
         run = torch.arange(len(run_lengths), device="cpu").repeat_interleave(run_lengths)
         num_paired = n.new_empty(len(order)).index_copy_(0, order, num_paired.to(n.dtype))
         run_lengths = run_lengths.to(n.dtype)
-        self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
-            sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
-        )
-        held = paired, run, num_paired
-        self._paired, self._run, self._num_paired = (sent(each, device) for each in held)
+        self._n = sent(n, device)
+        self._sequences = sent(sequences, device)
+        self._sequence_n2 = sent(sequence_n2, device)
+        self._type_of_run = sent(type_of_run, device)
+        self._run_lengths = sent(run_lengths, device)
+        self._paired = sent(paired, device)
+        self._run = sent(run, device)
+        self._num_paired = sent(num_paired, device)
 
     def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""

@@ -15,7 +15,6 @@ from embedgeo.functional.outliers import (
     negative_scatter,
     negative_table,
 )
-from embedgeo.functional.rows import NO_TYPE
 from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
 from embedgeo.functional.tokens import (
     TokenTable,
@@ -182,7 +181,7 @@ def _table(metric: GeometryMetric, n: Tensor) -> TokenTable | None:
     if not metric.holds(TokenTable):
         return None
     table = metric.load(TokenTable)
-    is_whole = bool((table.n.sum() == n) & (n > 0)) and not bool((table.token_ids == NO_TYPE).any())
+    is_whole = bool((table.n.sum() == n) & (n > 0)) and not table.num_untyped
     return table if is_whole else None
 
 
