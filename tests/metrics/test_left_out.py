@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from embedgeo.functional.rows import row_ids
+from embedgeo.functional.moments import moments_and_norms
+from embedgeo.functional.outliers import outlier_rows
+from embedgeo.functional.rows import row_ids, select_rows
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, TokenMoments
 from embedgeo.metrics.layer import LayerMetrics
@@ -22,6 +25,7 @@ from tests.ranks import on_two_ranks
 
 SEQUENCES, LENGTH, DIM = 12, 200, 16
 KEYS = ("V", "M_over_Q", "V_W_over_V_unbiased", "anisotropy")
+OF_COORDINATES = ("V", "M_over_Q", "V_W_over_V", "anisotropy")
 LARGE = torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)
 LARGE[3, [5, 9, 17, 30, 199]] = True
 FIRST = torch.zeros_like(LARGE)
@@ -102,7 +106,8 @@ def test_what_is_left_without_large_rows_and_first_positions_is_as_measured_alon
     variance = x[~(LARGE | FIRST)].var(0)
     others = np.delete(np.arange(DIM), int(variance.argmax()))
     of_others = naive(x, ids, ~(LARGE | FIRST), others)
-    assert_without(values, "all", of_others, ("V", "M_over_Q", "anisotropy"))
+    assert_without(values, "all", of_others, OF_COORDINATES)
+    assert_without(values, "both", left, ("V_W_over_V",))
     told = findings(values, DIM)
     assert told.keys() == {"large_rows", "first_positions"}
     squares = (x - x.mean((0, 1))).square().sum(-1)
@@ -116,6 +121,46 @@ def test_a_first_position_and_large_rows_of_its_type_are_left_out_together():
     ids[3, 0] = ids[3, 5]
     values, _ = measured(x, ids)
     assert_without(values, "both", naive(x, ids, ~(LARGE | FIRST)))
+
+
+def test_where_none_is_large_the_rows_of_largest_norm_are_left_out():
+    x, ids = planted()
+    x[..., 7] = 2 * x[..., 7] + 30  # the largest of V, too
+    norms = x.norm(dim=-1)
+    largest = norms.flatten().topk(3).values
+    assert largest[0] < 2 * norms.median()
+    assert_without(measured(x, ids)[0], "large_rows", naive(x, ids, norms < largest[-1]))
+
+
+class Waits(TorchDispatchMode):
+    """Counts what a GPU would be waited for."""
+
+    num_waits = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        self.num_waits += func.overloadpacket.__name__ in (
+            "_local_scalar_dense",
+            "nonzero",
+            "_unique2",
+        )
+        return found
+
+
+def test_an_update_with_large_rows_waits_for_no_more_than_another():
+    waits = []
+    for large in (False, True):
+        x, ids = planted(large=large, first=large)
+        metric, rows = TokenMoments(DIM), select_rows(x, ids, dim=DIM)
+        metric.update(rows)  # which finds out what follows from the ids
+        with Waits() as found:
+            metric.update(rows)
+        waits.append(found.num_waits)
+        norms = moments_and_norms(rows.embeddings)[1]
+        with Waits() as found:
+            outlier_rows(rows, norms)
+        assert found.num_waits == 0
+    assert waits[0] == waits[1]
 
 
 class OnlyV(EmbeddingMoments):
@@ -153,12 +198,24 @@ def test_one_coordinate_is_named_and_left_out():
     values, _ = measured(x, ids)
     everything = torch.ones_like(LARGE)
     expected = naive(x, ids, everything, np.delete(np.arange(DIM), 7))
-    assert_without(values, "top_dim", expected, ("V", "M_over_Q", "anisotropy"))
+    assert_without(values, "top_dim", expected, OF_COORDINATES)
     assert values["V_top_coordinate"] == 7
     told = findings(values, DIM)
     assert told.keys() == {"top_dim"}
     assert told["top_dim"].startswith(f"coordinate 7 holds {values['top_dim_share']:.0%} of the ")
     assert f"anisotropy is {expected['anisotropy']:.4g}, not " in told["top_dim"]
+
+
+@pytest.mark.parametrize("of_types", [True, False], ids=["V_B", "V_W"])
+def test_a_coordinate_that_makes_the_split_is_told_of(of_types):
+    x, ids = planted()
+    x[..., 7] = 20 * (gaussian(int(ids.max()) + 1, 1)[ids, 0] if of_types else x[..., 7])
+    values, errors = measured(x, ids, jackknife=6)
+    expected = naive(x, ids, torch.ones_like(LARGE), np.delete(np.arange(DIM), 7))["V_W_over_V"]
+    whole = values["V_W_over_V"]
+    assert abs(expected - whole) > 0.1 * whole
+    told = findings(values, DIM, errors)["top_dim"]
+    assert f"without it V_W / V, plug-in is {expected:.4g}, not {whole:.4g}" in told
 
 
 def test_rows_that_make_a_number_and_its_jackknife_error_are_told_of():

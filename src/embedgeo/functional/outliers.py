@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import mean_of, merge_parts, ratio, squares_about
+from embedgeo.functional.moments import mean_of, merge_parts, ratio, ratios, squares_about
 from embedgeo.functional.precision import sent, state_device
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.spectrum import Scatter, row_scatter
@@ -43,8 +43,8 @@ class OutlierRows(NamedTuple):
         rows: the rows of largest norm, in descending order, shape (m, d); m is at most `NUM_HELD`.
         facts: of each its norm, token id (-100: none), the number of its sequence, its place in
             that, from 0 (-1: it is alone in it), how many rows of its sequence
-            have its token id, and the sum of its squared distances from these, NaN where that was
-            not looked at; shape (m, 6).
+            have its token id, and the sum of its squared distances from these, both NaN where
+            that was not looked at; shape (m, 6).
         bins: number of rows by norm, in steps of 1/16 octave, shape (B,).
         first_n: number of rows that are the first one of a sequence of two or more, scalar.
         first_mean: their mean, shape (d,).
@@ -159,29 +159,27 @@ def _renumbered(facts: Tensor, first: Tensor) -> Tensor:
     return facts
 
 
-def outlier_rows(rows: Rows, norms: Tensor) -> OutlierRows:
-    """The state of the rows of a batch, given their norms, shape (n,).
-
-    In a batch that has a row of at least twice the median norm, such rows and first positions are
-    compared with those of their token type and sequence.
+def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> OutlierRows:
+    """The state of the rows of a batch, given their norms, shape (n,), and what
+    `tokens.type_table_and_pairs` has of each, without which `negative_table` is unknown.
     """
     x, ids = rows.embeddings, rows.ids
     device = state_device(x.device)
     if not len(x):
         return OutlierRows.empty(x.shape[1], device)
-    labels = ids.once(("labels", device), lambda: sent(_labels(ids, len(x)), device))
-    descending = norms.sort(descending=True, stable=True)
-    largest = descending.indices[:NUM_HELD]
-    at = largest.to(device)
-    facts = labels.index_select(0, at)
-    norm = facts[:, _NORM].copy_(descending.values[:NUM_HELD])
-    least = 2 * descending.values[len(x) // 2].to(norm)
-    if ids.token_ids is not None and bool(norm[0] > least):
-        is_wanted = (norm > least) | (facts[:, _PLACE] == 0)
-        places = at[is_wanted].cpu()
-        facts[is_wanted, _DISTANCE] = _distances(rows, places).to(facts)
+    on_cpu = ids.once("labels", lambda: _labels(ids, len(x)))
+    labels = ids.once(("labels", device), lambda: sent(on_cpu.double(), device))
+    pairs = norms.new_full((len(x), 2), torch.nan) if pairs is None else pairs
+    largest = _largest(norms)
+    facts = [
+        each.index_select(0, largest.to(each.device)).to(device)
+        for each in (norms[:, None], labels, pairs)
+    ]
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
-    places = ids.once(("first rows", x.device), lambda: sent(_first_places(ids, len(x)), x.device))
+    places = ids.once(
+        ("first rows", x.device),
+        lambda: sent((on_cpu[:, _PLACE - _TOKEN] == 0).nonzero().flatten(), x.device),
+    )
     first = x.index_select(0, places).to(norms.dtype)
     mean = first.sum(0) / max(1, len(first))
     counts = ids.once(
@@ -190,7 +188,7 @@ def outlier_rows(rows: Rows, norms: Tensor) -> OutlierRows:
     num_first, num_sequences = counts.unbind()
     return OutlierRows(
         x.index_select(0, largest),
-        facts,
+        torch.cat(facts, 1),
         bins,
         num_first,
         mean,
@@ -205,59 +203,18 @@ def _bin(norms: Tensor) -> Tensor:
 
 
 def _labels(ids: RowIds, n: int) -> Tensor:
-    """The `OutlierRows.facts` of rows that follow from their ids, on the CPU; the norm does not."""
-    place = ids.once("places", lambda: _places(ids, n))
-    token = torch.full_like(place, NO_TYPE) if ids.token_ids is None else ids.token_ids
-    if ids.sequences is None:
-        sequence, paired = torch.arange(n, device="cpu"), torch.ones_like(place)
-    else:
-        sequence, _ = ids.sequences
-        pair = ids.once("pairs", lambda: _pairs(ids))
-        paired = pair.bincount()[pair]
-    distance = torch.where(paired == 1, 0.0, torch.nan)
-    columns = [each.double() for each in (distance, token, sequence, place, paired, distance)]
-    return torch.stack(columns, 1)
-
-
-def _places(ids: RowIds, n: int) -> Tensor:
-    """The place of each row in its sequence, from 0, shape (n,); -1 where it is alone in it."""
-    places = torch.arange(n, device="cpu")
-    if ids.sequences is None:
-        return torch.full_like(places, -1)
-    sequence, _ = ids.sequences
+    """The `OutlierRows.facts` of rows that follow from their ids: token, sequence and place in it,
+    shape (n, 3).
+    """
+    every = torch.arange(n, device="cpu")
+    token = torch.full_like(every, NO_TYPE) if ids.token_ids is None else ids.token_ids
+    sequence = every if ids.sequences is None else ids.sequences[0]
     order = sequence.argsort(stable=True)
     ascending = sequence[order]
-    found = torch.empty_like(places)
-    found[order] = places - torch.searchsorted(ascending, ascending)
-    return found.masked_fill(sequence.bincount()[sequence] == 1, -1)
-
-
-def _first_places(ids: RowIds, n: int) -> Tensor:
-    """The places of the rows that are the first one of a sequence of two or more."""
-    return (ids.once("places", lambda: _places(ids, n)) == 0).nonzero().flatten()
-
-
-def _pairs(ids: RowIds) -> Tensor:
-    """A number for the token type and sequence of each row, shape (n,)."""
-    assert ids.sequences is not None
-    sequence, num_sequences = ids.sequences
-    token = sequence.new_zeros(1) if ids.token_ids is None else ids.token_ids
-    pair = token.unique(return_inverse=True)[1] * num_sequences + sequence
-    return pair.unique(return_inverse=True)[1]
-
-
-def _distances(rows: Rows, places: Tensor) -> Tensor:
-    """Sums of the squared distances of some rows from all rows of their token type and sequence."""
-    x, ids = rows.embeddings, rows.ids
-    if ids.sequences is None:
-        return torch.zeros(len(places), dtype=torch.float64)
-    pair = ids.once("pairs", lambda: _pairs(ids))
-    wanted = pair[places]
-    near = torch.isin(pair, wanted).nonzero().flatten()
-    runs = token_table(x.index_select(0, sent(near, x.device)), pair[near])
-    at = sent(torch.searchsorted(runs.token_ids, wanted), x.device)
-    offset = x.index_select(0, sent(places, x.device)).to(runs.mean.dtype) - runs.mean[at]
-    return runs.n[at] * offset.square().sum(1) + runs.m2[at]
+    place = torch.empty_like(every)
+    place[order] = every - torch.searchsorted(ascending, ascending)
+    place.masked_fill_(sequence.bincount()[sequence] == 1, -1)
+    return torch.stack((token, sequence, place), 1)
 
 
 def outlier_shares(
@@ -281,18 +238,21 @@ def outlier_shares(
         median norm of 0 or beyond 2^±160.
     """
     # rows may be missing in a state that an earlier version has saved
-    n = n.where(outliers.bins.sum(-1) == n, torch.nan)
+    up_to = outliers.bins.cumsum(-1)
+    n = n.where(up_to[..., -1] == n, torch.nan)
     total = n * variance
     top = outliers.rows[..., :MOST_TOP, :]
     rank = torch.arange(top.shape[-2], device=n.device)
     is_top = rank < num_top(n)[..., None]
     squares = (top - mean[..., None, :]).square().sum(-1)
     first = squares_about(mean, outliers.first_n, outliers.first_mean, outliers.first_m2).sum(-1)
-    return {
-        "top_rows_share": ratio((is_top * squares).sum(-1), total),
-        "first_positions_share": torch.where(outliers.first_n > 0, ratio(first, total), torch.nan),
-        "large_norm_rows": ratio(*_num_large(outliers.bins, n)),
-    }
+    return ratios(
+        {
+            "top_rows_share": ((is_top * squares).sum(-1), total),
+            "first_positions_share": (first, total.where(outliers.first_n > 0, torch.nan)),
+            "large_norm_rows": _num_large(up_to, n),
+        }
+    )
 
 
 def num_top(n: Tensor) -> Tensor:
@@ -300,19 +260,18 @@ def num_top(n: Tensor) -> Tensor:
     return (n * TOP_SHARE).ceil().clamp(max=MOST_TOP)
 
 
-def _median_bin(bins: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """The bin of the median norm, and the number of rows up to each bin."""
-    up_to = bins.cumsum(-1)
-    return (2 * up_to < n[..., None]).sum(-1), up_to
+def _median_bin(up_to: Tensor, n: Tensor) -> Tensor:
+    """The bin of the median norm, given the number of rows up to each bin."""
+    return torch.searchsorted(up_to, n[..., None] / 2)[..., 0]
 
 
-def _num_large(bins: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+def _num_large(up_to: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Number of rows whose norm is large, and n, NaN where the median is in no bin."""
-    median, up_to = _median_bin(bins, n)
-    last = bins.shape[-1] - 1
+    median = _median_bin(up_to, n)
+    last = up_to.shape[-1] - 1
     is_known = (median > 0) & (median < last) & (n > 0)
     below = up_to.gather(-1, (median + _LARGE_STEPS).clamp(max=last)[..., None])[..., 0]
-    return n - below, torch.where(is_known, n, torch.nan)
+    return n - below, n.where(is_known, torch.nan)
 
 
 def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
@@ -321,7 +280,7 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     They are those with a norm beyond 4 times the median, as `outlier_shares` counts them; where
     there are none, the top rows.
     """
-    median, _ = _median_bin(outliers.bins, n)
+    median = _median_bin(outliers.bins.cumsum(-1), n)
     is_large = (_bin(outliers.norms) > median + _LARGE_STEPS) & (median > 0) & ~outliers.is_first
     rank = torch.arange(len(is_large), device=is_large.device)
     is_top = (rank < num_top(n)) & ~outliers.is_first

@@ -264,15 +264,27 @@ def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
 
     With ``num_streams`` it is one of streams.
     """
+    runs = _type_runs(rows)
+    return None if runs is None else runs.table(rows.embeddings, num_streams)
+
+
+def type_table_and_pairs(rows: Rows) -> tuple[TokenTable, Tensor] | None:
+    """The `type_table` of rows, and of each row how many rows of its sequence have its token id,
+    and the sum of its squared distances from these, shape (n, 2).
+    """
+    runs = _type_runs(rows)
+    return None if runs is None else runs.table_and_pairs(rows.embeddings)
+
+
+def _type_runs(rows: Rows) -> "TypeRuns | None":
     ids, device = rows.ids, rows.embeddings.device
     token_ids = ids.token_ids
     if token_ids is None:
         return None
     width = rows.embeddings.shape[1]
-    runs = ids.once(
+    return ids.once(
         ("type runs", width, device), lambda: TypeRuns(token_ids, ids.sequence_ids, width, device)
     )
-    return runs.table(rows.embeddings, num_streams)
 
 
 class _Runs(NamedTuple):
@@ -319,8 +331,8 @@ class TypeRuns:
         sequences = n
         sequence_n2 = n
         type_of_run = lengths[:0]
-        run_lengths = n[:0]
-        orders, all_lengths = [order], [lengths]
+        run_lengths = lengths[:0]
+        num_paired = torch.ones_like(order)  # rows of the type and sequence of each in this order
         if sequence_ids is not None:
             # another type or sequence than that of the row before
             is_other = torch.ones_like(order, dtype=torch.bool)
@@ -330,51 +342,85 @@ class TypeRuns:
             type_of_run = torch.searchsorted(lengths.cumsum(0), first, right=True)
             sequences = type_of_run.bincount(minlength=len(n)).to(n.dtype)
             sequence_n2 = torch.zeros_like(n).index_add_(0, type_of_run, sizes.to(n.dtype).square())
+            num_paired = sizes.repeat_interleave(sizes)
             is_run = sizes > 1
-            orders.append(order[is_run.repeat_interleave(sizes)])
-            all_lengths.append(sizes[is_run])
+            run_lengths = sizes[is_run]
             type_of_run = type_of_run[is_run]
-            run_lengths = sizes[is_run].to(n.dtype)
+        paired = order[num_paired > 1]
         self._device = device
-        self._order = torch.cat(orders)
-        self._lengths = torch.cat(all_lengths)
+        self._order = torch.cat((order, paired))
+        self._lengths = torch.cat((lengths, run_lengths))
         self._chunks = [*self._split(chunk_length(width, device))]
-        self._n, self._sequences, self._sequence_n2, self._type_of_run, self._run_lengths = (
-            sent(each, device) for each in (n, sequences, sequence_n2, type_of_run, run_lengths)
-        )
+        run = torch.arange(len(run_lengths), device="cpu").repeat_interleave(run_lengths)
+        num_paired = n.new_empty(len(order)).index_copy_(0, order, num_paired.to(n.dtype))
+        run_lengths = run_lengths.to(n.dtype)
+        self._n = sent(n, device)
+        self._sequences = sent(sequences, device)
+        self._sequence_n2 = sent(sequence_n2, device)
+        self._type_of_run = sent(type_of_run, device)
+        self._run_lengths = sent(run_lengths, device)
+        self._paired = sent(paired, device)
+        self._run = sent(run, device)
+        self._num_paired = sent(num_paired, device)
 
     def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""
+        return self._table(x, num_streams)[0]
+
+    def table_and_pairs(self, x: Tensor) -> tuple[TokenTable, Tensor]:
+        """The table, and of each row the number of rows of its type and sequence, and the sum of
+        its squared distances from these, shape (n, 2).
+        """
+        table, squares, m2 = self._table(x)
+        num_paired = self._num_paired
+        of_paired = torch.addcmul(
+            m2.index_select(0, self._run),
+            num_paired.index_select(0, self._paired),
+            torch.cat((m2[:0], *squares))[len(x) :],
+        )
+        distances = torch.zeros_like(num_paired).index_copy_(0, self._paired, of_paired)
+        return table, torch.stack((num_paired, distances), 1)
+
+    def _table(
+        self, x: Tensor, num_streams: int | None = None
+    ) -> tuple[TokenTable, list[Tensor], Tensor]:
         wide = accumulator_dtype(x.device)
-        if num_streams is not None:
-            return self._table_in(wide, x, num_streams)
-        table = self._table_in(torch.promote_types(x.dtype, torch.float32), x)
-        if x.dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
-            return table
-        return self._table_in(wide, x)  # differences exceed the range of float32
+        narrow = torch.promote_types(x.dtype, torch.float32)
+        dtype = narrow if num_streams is None else wide
+        found = self._table_in(dtype, x, num_streams)
+        table, *_ = found
+        if dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
+            return found
+        return self._table_in(wide, x, None)  # differences exceed the range of float32
 
     def _table_in(
-        self, dtype: torch.dtype, x: Tensor, num_streams: int | None = None
-    ) -> TokenTable:
-        """The table of rows that are centred in ``dtype``."""
+        self, dtype: torch.dtype, x: Tensor, num_streams: int | None
+    ) -> tuple[TokenTable, list[Tensor], Tensor]:
+        """The table of rows that are centred in ``dtype``, the squared deviations of the rows of
+        all runs, and m2 of those of one type and sequence.
+        """
         n, num_types = self._n, len(self.token_ids)
         mean = n.new_empty(num_types, x.shape[1])
         shape = () if num_streams is None else (num_streams, num_streams)
         m2 = n.new_zeros(len(self._lengths), *shape)  # of types, and then of those in a sequence
+        of_rows = list[Tensor]()
         for runs in self._chunks:
             own = mean[runs.numbers]
-            own[:], m2[runs.numbers] = _run_moments(dtype, x, runs, len(own), num_streams)
-        squares = m2[num_types:] * column(self._run_lengths, m2)
-        m2 = m2[:num_types]
-        return TokenTable(
+            own[:], m2[runs.numbers], squares = _run_moments(dtype, x, runs, len(own), num_streams)
+            of_rows.append(squares)
+        m2, of_runs = m2[:num_types], m2[num_types:]
+        table = TokenTable(
             token_ids=self.token_ids,
             n=n,
             mean=mean,
             m2=m2,
             sequences=self._sequences,
             sequence_n2=self._sequence_n2,
-            sequence_m2=torch.zeros_like(m2).index_add_(0, self._type_of_run, squares),
+            sequence_m2=torch.zeros_like(m2).index_add_(
+                0, self._type_of_run, of_runs * column(self._run_lengths, m2)
+            ),
         )
+        return table, of_rows, of_runs
 
     def _split(self, step: int) -> Iterator[_Runs]:
         """The runs, those of types first, in chunks of at most so many rows, or of one run."""
@@ -398,9 +444,9 @@ class TypeRuns:
 
 def _run_moments(
     dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, num_streams: int | None
-) -> tuple[Tensor, Tensor]:
-    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 of
-    all of them.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), m2 of all
+    of them, and the squared deviations of their rows.
 
     Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the
     rest of a narrow dtype's mean corrects both: so float32 rows need no float64 copy, and identical
@@ -424,7 +470,7 @@ def _run_moments(
         rest = means()
         m2.sub_(runs.lengths * rest.square().sum(1))
         mean.add_(rest[:num_means])
-    return mean, m2
+    return mean, m2, squares
 
 
 class SequenceCount(NamedTuple):

@@ -106,15 +106,16 @@ def _may_make_numbers(
     """Tell of which layers there are numbers without some rows, too: the same on all ranks, which
     may differ in the last digit of what they go by.
     """
-    marks = torch.zeros(len(layers))
+    marks = [False] * len(layers)
     for place, (layer, values) in enumerate(zip(layers, found, strict=True)):
         held = layer.wanted(lambda metric: metric.holds(OutlierRows))
         if held and not isinstance(values, Exception):
             own = {key: value for key, (value, _) in values.items()}
             marks[place] = may_make_numbers(own, held[0])
     if is_distributed() and layers:
-        marks = all_reduce_max(marks.to(layers[0].device), group)
-    return marks.bool().tolist()
+        of_all = torch.tensor(marks, dtype=torch.float32, device=layers[0].device)
+        marks = all_reduce_max(of_all, group).bool().tolist()
+    return marks
 
 
 def _with_values_without(layer: LayerMetrics, found: Pairs | Exception) -> Pairs | Exception:
@@ -122,8 +123,9 @@ def _with_values_without(layer: LayerMetrics, found: Pairs | Exception) -> Pairs
     if isinstance(found, Exception):  # on this rank alone
         return found
     try:
-        without = values_without(layer.wanted(lambda metric: True))
-        return _pairs(recorded_values(without)) | found
+        with torch.inference_mode():
+            without = values_without(layer.wanted(lambda metric: True))
+            return _pairs(recorded_values(without)) | found
     except Exception as error:
         return error
 

@@ -1,8 +1,7 @@
 """Numbers without the rows, or the coordinate, that may make them."""
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +15,11 @@ from embedgeo.functional.outliers import (
     negative_scatter,
     negative_table,
 )
-from embedgeo.functional.rows import NO_TYPE
 from embedgeo.functional.spectrum import Scatter, top_eigenvalue, varying_scatter
 from embedgeo.functional.tokens import (
     TokenTable,
     unbiased_split,
+    variance_split,
     within_variance,
 )
 from embedgeo.metrics.base import GeometryMetric
@@ -29,6 +28,10 @@ OPEN = 0.05
 """Share of V, above what is usual, from which numbers without a kind are recorded."""
 
 _LEAST_ROWS = 100
+_MOVED = 0.1  # as in `embedgeo.results.findings`
+_UNBIASED, _PLUG_IN = "V_W_over_V_unbiased", "V_W_over_V"
+# without a coordinate V_W / V is that of the types' means; with "both" it is compared
+_SHARES = {"both": (_UNBIASED, _PLUG_IN), "top_dim": (_PLUG_IN,), "all": (_PLUG_IN,)}
 # share of V that is left from which products that were summed in float32 tell its directions
 _LEAST_LEFT = 1e-4
 
@@ -55,20 +58,27 @@ class _States(NamedTuple):
         scatter = self.scatter and self.scatter._replace(
             mean=self.scatter.mean * kept, scatter=self.scatter.scatter * kept * kept[:, None]
         )
-        return _States(self.n, self.mean * kept, self.m2 * kept, scatter, None)
+        types = self.types and self.types._replace(mean=self.types.mean * kept)
+        return _States(self.n, self.mean * kept, self.m2 * kept, scatter, types)
 
-    def values(self, whole: "_States", num_sequences: Tensor) -> dict[str, Tensor]:
+    def values(
+        self, whole: "_States", num_sequences: Tensor, shares: Sequence[str]
+    ) -> dict[str, Tensor]:
         """The numbers of these states; NaN of what they do not tell."""
         total = self.m2.clamp(min=0).sum()
         found = variance_values(self.n, self.mean, total)
         values = {key: found[key] for key in ("V", "M_over_Q")}
         unknown = torch.full_like(total, torch.nan)
         if whole.types is not None:
-            values["V_W_over_V_unbiased"] = unknown
+            values |= dict.fromkeys(shares, unknown)
             if self.types is not None:
-                within = within_variance(self.types.typed().without_rounding(), num_sequences)
-                split = unbiased_split(self.n, values["V"], within)
-                values["V_W_over_V_unbiased"] = split["V_W_over_V_unbiased"]
+                types = self.types.typed()
+                if _PLUG_IN in shares:
+                    within = values["V"] - variance_split(types)["V_B"]
+                    values[_PLUG_IN] = ratio(within.clamp(min=0), values["V"])
+                if _UNBIASED in shares:
+                    within = within_variance(types.without_rounding(), num_sequences)
+                    values[_UNBIASED] = unbiased_split(self.n, values["V"], within)[_UNBIASED]
         if whole.scatter is not None:
             values["anisotropy"] = unknown
             if self.scatter is not None and bool(total > _LEAST_LEFT * whole.m2.sum()):
@@ -81,8 +91,9 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
     """Tell whether large rows, first positions or one coordinate hold so much of V (a coordinate,
     of V or M) that numbers without them are worth their time.
 
-    A coordinate does where it has 5 % of V or M, and 4 times what each has on average. They never
-    are among fewer than 100 rows, of which any few make the numbers.
+    A coordinate does where it has 5 %, and 4 times what each has on average, of V, or of an M that
+    moves M / Q by a tenth with it. They never are among fewer than 100 rows, of which any few make
+    the numbers.
 
     Args:
         values: numbers of a layer by key.
@@ -93,13 +104,15 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
     if n < _LEAST_ROWS:
         return False
     outliers, moments = metric.load(OutlierRows), metric.load(Moments)
-    top = moments.m2.argmax()
-    share_of_mean = float(moments.mean[top]) ** 2 / (values["M"] or math.inf)
+    least = max(OPEN, 4 / len(moments.m2))
+    M, of_mean = values["M"], float(moments.mean[moments.m2.argmax()]) ** 2
+    left = M - of_mean + values["V"] * (1 - values["top_dim_share"])  # Q without the coordinate
     # a large row has at least 16 times the usual square
     return (
         max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN
         or abs(values["first_positions_share"] - float(outliers.first_n) / n) > OPEN
-        or max(values["top_dim_share"], share_of_mean) > max(OPEN, 4 / len(moments.m2))
+        or values["top_dim_share"] > least
+        or (of_mean > least * M and abs((M - of_mean) * values["Q"] - M * left) > _MOVED * M * left)
     )
 
 
@@ -109,7 +122,8 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     They are computed from the states, by merging the negative of what is left out. So they are
     those of the other rows exactly, as far as the rows left out are held: of first positions that
     are not all among the 128 rows of largest norm, only V and M_over_Q are known, from their
-    moments. What a coordinate has of the variance within token types is unknown.
+    moments. What a coordinate has of pairs of occurrences is unknown, what it has of the types'
+    means is not.
 
     Args:
         metrics: of a layer.
@@ -117,9 +131,9 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     Returns:
         By what is left out, ``"large_rows"``, ``"first_positions"``, ``"both"``, ``"top_dim"`` and
         ``"all"``: ``n``, the number of rows left out, ``V``, ``M_over_Q`` and, where a metric knows
-        them, ``V_W_over_V_unbiased`` and ``anisotropy``; ``coordinate``, the one of the largest
-        share of V of what is left, which ``"top_dim"`` and ``"all"`` leave out. Empty where no
-        metric holds rows.
+        them, ``V_W_over_V_unbiased`` or, without a coordinate, ``V_W_over_V`` (of ``"both"`` each),
+        and ``anisotropy``; ``coordinate``, the one of the largest share of V of what is left, which
+        ``"top_dim"`` and ``"all"`` leave out. Empty where no metric holds rows.
     """
     own = [*metrics]
     held = next((each for each in own if each.holds(OutlierRows)), None)
@@ -152,7 +166,7 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
     values = {
         what: {
             "n": whole.n - states.n,
-            **states.values(whole, outliers.num_sequences),
+            **states.values(whole, outliers.num_sequences, _SHARES.get(what, (_UNBIASED,))),
             "coordinate": (found["both"] if what == "all" else whole).m2.argmax().double(),
         }
         for what, states in found.items()
@@ -167,7 +181,7 @@ def _table(metric: GeometryMetric, n: Tensor) -> TokenTable | None:
     if not metric.holds(TokenTable):
         return None
     table = metric.load(TokenTable)
-    is_whole = bool((table.n.sum() == n) & (n > 0)) and not bool((table.token_ids == NO_TYPE).any())
+    is_whole = bool((table.n.sum() == n) & (n > 0)) and not table.num_untyped
     return table if is_whole else None
 
 
@@ -178,7 +192,6 @@ def recorded_values(found: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tens
         for what, of_what in found.items()
         for key, value in of_what.items()
         if key not in ("n", "coordinate", "share")
-        and not (what in ("top_dim", "all") and key.startswith("V_W"))
     }
     for what in ("large_rows", "first_positions"):
         values[what] = found[what]["n"]

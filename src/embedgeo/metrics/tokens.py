@@ -24,7 +24,7 @@ from embedgeo.functional.tokens import (
     has_token_values,
     local_variance,
     type_regressions,
-    type_table,
+    type_table_and_pairs,
     type_values,
     unbiased_split,
     variance_split,
@@ -257,18 +257,19 @@ class TokenMoments(GeometryMetric):
         if self.count_range is not None and rows.ids.token_ids is None:
             raise ValueError("count_range needs token_ids in every update; got none.")
         x, ids = rows.embeddings, rows.ids.token_ids
+        table, pairs = type_table_and_pairs(rows) or (None, None)
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
-            had_rows = int(self.num_rows) > int(self.num_nonfinite)
-            if len(x) and (had_ids if ids is None else had_rows and not had_ids):
+            if len(x) and (
+                had_ids if ids is None else not had_ids and self.num_rows > self.num_nonfinite
+            ):
                 raise ValueError(
                     "token_ids must come with every update or with none; got a mixture. Call "
                     "reset() between."
                 )
             moments, norms = moments_and_norms(x)
             self.extend(moments)
-            self.extend(outlier_rows(rows, norms))
-        table = type_table(rows)
+            self.extend(outlier_rows(rows, norms, pairs))
         if table is not None:
             self.extend(table)
             self.extend(SequenceCount.of(rows))

@@ -18,7 +18,8 @@ REMEDIES = {
 }
 """What to do, by kind: as `embedgeo.metrics.left_out` has them."""
 
-_HEADLINES = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "V")
+# V_W / V without a coordinate is known of the types' means alone
+_HEADLINES = ("V_W_over_V_unbiased", "V_W_over_V", "M_over_Q", "anisotropy", "V")
 _LEAST = 0.01  # by which a share has to move
 _MOST_NAMED = 4  # layers
 _HELD = 128  # rows, those of largest norm, that are left out at most
@@ -116,6 +117,8 @@ def _told(values: Values, errors: Values, before: str, what: str) -> str:
     """
     told = []
     for key in _HEADLINES:
+        if key == "V_W_over_V" and what in _ROWS:
+            continue
         old = values.get(f"{key}_without_{before}" if before else key, nan)
         new = values.get(f"{key}_without_{what}", nan)
         error, jackknife = approximate_error(key, values, what), errors.get(key, nan)
@@ -172,9 +175,10 @@ def approximate_error(key: str, values: Values, what: str) -> float:
         return nan
     a = values.get(f"anisotropy_without_{what}", nan)
     a = 1.0 if isnan(a) else a
-    between = min(max(0.0, 1 - found("V_W_over_V_unbiased")), 1.0)
+    is_share = key.startswith("V_W_over_V")
+    between = min(max(0.0, 1 - found(key if is_share else "V_W_over_V_unbiased")), 1.0)
     of_types = between**2 / sqrt(max(1.0, values.get("token_types", 1.0)))
-    if key == "V_W_over_V_unbiased":
+    if is_share:
         return value * sqrt(2 * a * (2 / max(1.0, n - values.get("token_types", 1.0)) + of_types))
     of_rows = 1 / n if isnan(of_types) else (1 - between) ** 2 / n + of_types
     if key == "V":
