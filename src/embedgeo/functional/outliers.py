@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import mean_of, merge_parts, ratio, ratios, squares_about
+from embedgeo.functional.moments import (
+    mean_of,
+    merge_parts,
+    moment_reductions,
+    ratio,
+    ratios,
+    squares_about,
+)
 from embedgeo.functional.precision import sent, state_device
 from embedgeo.functional.rows import NO_TYPE, RowIds, Rows
 from embedgeo.functional.spectrum import Scatter, row_scatter
@@ -102,28 +109,24 @@ class OutlierRows(NamedTuple):
         """What is known of the rows held by all ranks, and then those of them that are the largest;
         first positions as moments are.
         """
+        first = moment_reductions(phase, found, self.first_n, self.first_mean, self.first_m2)
         if phase == 0:
             return {"lengths": found.placed(self.bins.new_tensor(len(self.rows)))}
         if phase == 1:
             found["all_lengths"] = found["lengths"].long().tolist()
-            return {
+            return first | {
                 "facts": found.placed(self.facts, found["all_lengths"]),
                 "bins": self.bins,
-                "first_n": self.first_n,
-                "sums": self.first_n * self.first_mean,
                 "sequences": found.placed(self.num_sequences),
             }
         if phase == 2:
-            found["mean"] = mean_of(found["first_n"], found["sums"])
             largest = _largest(found["facts"][:, _NORM])
             found["largest"] = largest
             place = largest - sum(found["all_lengths"][: found.rank])
             own = ((place >= 0) & (place < len(self.rows))).nonzero().flatten()
             rows = self.rows.new_zeros(len(largest), self.rows.shape[1])
-            return {
-                "rows": rows.index_copy_(0, own, self.rows.index_select(0, place[own])),
-                "m2": squares_about(found["mean"], self.first_n, self.first_mean, self.first_m2),
-            }
+            rows.index_copy_(0, own, self.rows.index_select(0, place[own]))
+            return first | {"rows": rows}
         return {}
 
     def of_ranks(self, found: Found) -> "OutlierRows":
@@ -136,7 +139,7 @@ class OutlierRows(NamedTuple):
             found["rows"],
             facts.index_select(0, found["largest"]),
             found["bins"],
-            found["first_n"],
+            found["n"],
             found["mean"],
             found["m2"],
             sequences.sum(),

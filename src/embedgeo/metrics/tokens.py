@@ -236,7 +236,6 @@ class TokenMoments(GeometryMetric):
     ) -> None:
         # "own" was an argument of earlier versions, whose digest is kept
         super().__init__(dim, count_range, regression_count_range, "own", **kwargs)
-        self._arguments = count_range, regression_count_range
         for name, bounds in (
             ("count_range", count_range),
             ("regression_count_range", regression_count_range),
