@@ -293,14 +293,6 @@ def _exclude(
 def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k least of each row of shape (..., n) and their places, or all n if these are fewer."""
     n = values.shape[-1]
-    if k <= _FEW_NEIGHBORS and n >= _GROUP**2 and n % _GROUP == 0:
-        # they are in the groups that have the least minima
-        groups = values.unflatten(-1, (_GROUP, -1))
-        group = groups.amin(-2).topk(k, largest=False).indices
-        shape = *group.shape[:-1], _GROUP, k
-        members = groups.gather(-1, group[..., None, :].expand(shape)).flatten(-2)
-        values, at = members.topk(k, largest=False)
-        return values, at // k * groups.shape[-1] + group.gather(-1, at % k)
     if _TOPK_LENGTH * k <= n or n == 0:
         values, places = values.topk(min(k, n), largest=False)
         return values, places
