@@ -40,8 +40,7 @@ _CROWDED = 32  # products in float64 take less time than differences to one in s
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
 _EXACT = 1e-6  # relative error of a squared distance up to which it is taken from a product
 _TIED = 1e-6  # relative difference of distances up to which they are equal, as they are known
-# between so many numbers of a row, and so many for each of its smallest ones, min beats topk
-_TOPK_SLOW, _TOPK_LENGTH = 32, 64
+_TOPK_LENGTH = 64  # of a row for each of its smallest numbers, below which topk is slower than min
 _DIRECTIONS = 4  # number of directions that rows are projected on, to find those near to each other
 
 FEW_ROWS = 512
@@ -294,15 +293,7 @@ def _exclude(
 def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k least of each row of shape (..., n) and their places, or all n if these are fewer."""
     n = values.shape[-1]
-    if k <= _FEW_NEIGHBORS and n >= _GROUP**2 and n % _GROUP == 0:
-        # they are in the groups that have the least minima
-        groups = values.unflatten(-1, (_GROUP, -1))
-        group = groups.amin(-2).topk(k, largest=False).indices
-        shape = *group.shape[:-1], _GROUP, k
-        members = groups.gather(-1, group[..., None, :].expand(shape)).flatten(-2)
-        values, at = members.topk(k, largest=False)
-        return values, at // k * groups.shape[-1] + group.gather(-1, at % k)
-    if not _TOPK_SLOW < n < _TOPK_LENGTH * k:
+    if _TOPK_LENGTH * k <= n or n == 0:
         values, places = values.topk(min(k, n), largest=False)
         return values, places
     left = values.clone()
