@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import accumulate, groupby
+from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -14,7 +14,12 @@ from embedgeo.functional.distributed import Group, all_reduce_max, is_distribute
 from embedgeo.functional.outliers import OutlierRows
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
-from embedgeo.metrics.left_out import may_make_numbers, recorded_values, values_without
+from embedgeo.metrics.left_out import (
+    gate_numbers,
+    may_make_numbers,
+    recorded_values,
+    values_without,
+)
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
@@ -107,11 +112,16 @@ def _may_make_numbers(
     may differ in the last digit of what they go by.
     """
     marks = [False] * len(layers)
+    open_to = list[tuple[int, Pairs, GeometryMetric]]()
     for place, (layer, values) in enumerate(zip(layers, found, strict=True)):
         held = layer.wanted(lambda metric: metric.holds(OutlierRows))
         if held and not isinstance(values, Exception):
-            own = {key: value for key, (value, _) in values.items()}
-            marks[place] = may_make_numbers(own, held[0])
+            open_to.append((place, values, held[0]))
+    # of all layers together, so that a device is waited for once
+    numbers = iter(_numbers(chain.from_iterable(gate_numbers(each) for *_, each in open_to)))
+    for place, values, metric in open_to:
+        own = {key: value for key, (value, _) in values.items()}
+        marks[place] = may_make_numbers(own, metric.dim, next(numbers), next(numbers))
     if is_distributed() and layers:
         of_all = torch.tensor(marks, dtype=torch.float32, device=layers[0].device)
         marks = all_reduce_max(of_all, group).bool().tolist()

@@ -87,7 +87,17 @@ class _States(NamedTuple):
         return values
 
 
-def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> bool:
+def gate_numbers(metric: GeometryMetric) -> tuple[Tensor, Tensor]:
+    """What `may_make_numbers` takes of a metric that holds its rows of largest norm: the mean of
+    the coordinate of the largest share of V, and the number of first positions, scalars.
+    """
+    moments = metric.load(Moments)
+    return moments.mean.take(moments.m2.argmax()), metric.load(OutlierRows).first_n
+
+
+def may_make_numbers(
+    values: Mapping[str, float], dim: int, top_mean: float, num_first: float
+) -> bool:
     """Tell whether large rows, first positions or one coordinate hold so much of V (a coordinate,
     of V or M) that numbers without them are worth their time.
 
@@ -97,20 +107,21 @@ def may_make_numbers(values: Mapping[str, float], metric: GeometryMetric) -> boo
 
     Args:
         values: numbers of a layer by key.
-        metric: one that holds its rows of largest norm.
+        dim: d, its width.
+        top_mean: see `gate_numbers`.
+        num_first: likewise.
     """
     values = defaultdict(float, values)  # another's subclass may have fewer
     n = values["n"]
     if n < _LEAST_ROWS:
         return False
-    outliers, moments = metric.load(OutlierRows), metric.load(Moments)
-    least = max(OPEN, 4 / len(moments.m2))
-    M, of_mean = values["M"], float(moments.mean[moments.m2.argmax()]) ** 2
+    least = max(OPEN, 4 / dim)
+    M, of_mean = values["M"], top_mean**2
     left = M - of_mean + values["V"] * (1 - values["top_dim_share"])  # Q without the coordinate
     # a large row has at least 16 times the usual square
     return (
         max(values["top_rows_share"], 16 * values["large_norm_rows"]) > OPEN
-        or abs(values["first_positions_share"] - float(outliers.first_n) / n) > OPEN
+        or abs(values["first_positions_share"] - num_first / n) > OPEN
         or values["top_dim_share"] > least
         or (of_mean > least * M and abs((M - of_mean) * values["Q"] - M * left) > _MOVED * M * left)
     )
