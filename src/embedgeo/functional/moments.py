@@ -173,7 +173,9 @@ class Moments(NamedTuple):
 
     def of_ranks(self, found: Found) -> "Moments":
         """The moments of the rows of all ranks."""
-        mean, m2, directions = found["mean"], found["m2"], found["directions"]
+        mean = found["mean"]
+        m2 = found["m2"]
+        directions = found["directions"]
         return Moments(
             n=found["n"],
             mean=mean[..., :-1],
