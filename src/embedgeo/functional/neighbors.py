@@ -35,6 +35,7 @@ _WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where 
 _BLOCK = 1 << 24  # products that are held at a time: those of 4,096 rows with each other
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
 _STRIP_ROWS = 512  # rows that are multiplied at a time, or whose products serve two rows
+_FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64
 _GROUP = 16  # products of a row of which only the smallest is looked at first
 _CROWDED = 32  # products in float64 take less time than differences to one in so many rows
 _NORM_PARTS = 3  # numbers in bfloat16 that together have the 24 binary digits of float32
@@ -221,7 +222,7 @@ class Neighbors:
             elif apart is not None or together is not None:
                 squares = squares.clone()
             return _smallest(_exclude(squares, slice(None), apart, together), k).of_squares()
-        if together is None or len(rows) <= FEW_ROWS:
+        if together is None or len(rows) <= _WINDOW_ROWS:
             return self._nearest(k, rows, apart, together)
         order, windows = _windows(together)
         found = [
@@ -329,6 +330,23 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
+def _products(left: Tensor, right: Tensor, length: int, out: Tensor) -> None:
+    """Multiply rows by rows. Where these are as many, they are all, in one order, and the product
+    is symmetric: then it is computed of strips of so many rows, and each serves two of them.
+    """
+    n = len(right)
+    if len(left) < n:
+        length = n
+    for start in range(0, len(left), length):
+        stop = min(start + length, n)
+        # autocast leaves a product alone that has an out
+        torch.mm(left[start:stop], right[start:].T, out=out[start:stop, start:])
+        for row in range(stop, n, length):
+            tile = out[start:stop, row : row + length].contiguous()
+            # torch turns a tile over fast only if source and result are contiguous
+            out[row : row + length, start:stop] = tile.T.contiguous()
+
+
 class Float64Rows(NamedTuple):
     """Centred rows in float64 (float32 on a device without), as the rows (b, ‖b‖², 1).
 
@@ -364,7 +382,7 @@ class Float64Rows(NamedTuple):
         left[:, -2] = 1
         left[:, -1] = own
         squared = left.new_empty(len(rows), len(self.x))
-        torch.mm(left, self.values.T, out=squared)  # which autocast leaves alone
+        _products(left, self.values, _FLOAT64_STRIP_ROWS, squared)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         # a square that has overflowed is NaN, and so is the least of its row
@@ -475,20 +493,11 @@ class RoundedRows(NamedTuple):
 
         Where these are all the rows, each product serves two of them.
         """
-        n, parts = len(self.values), slice(-2 * _NORM_PARTS, -_NORM_PARTS)
+        parts = slice(-2 * _NORM_PARTS, -_NORM_PARTS)
         left = self.values[rows] * -2
         left[:, -_NORM_PARTS:] = self.values[rows, parts]
         left[:, parts] = 1
-        if len(left) < n:
-            torch.mm(left, self.values.T, out=out)
-        else:
-            for start in range(0, n, _STRIP_ROWS):
-                stop = min(start + _STRIP_ROWS, n)
-                torch.mm(left[start:stop], self.values[start:].T, out=out[start:stop, start:])
-                for row in range(stop, n, _STRIP_ROWS):
-                    tile = out[start:stop, row : row + _STRIP_ROWS].contiguous()
-                    # torch turns a tile over fast only if source and result are contiguous
-                    out[row : row + _STRIP_ROWS, start:stop] = tile.T.contiguous()
+        _products(left, self.values, _STRIP_ROWS, out)
         out[:, rows].fill_diagonal_(torch.inf)
         return out
 
@@ -683,12 +692,14 @@ def same_label_shares(
             continue
         _, label, counts = of_kind.unique(return_inverse=True, return_counts=True)
         if has_copies:
-            of_point, copies_with_label = (place * len(label) + label).unique(return_counts=True)
-            wanted = points * len(label) + label[:, None]
+            of_point, of_row, copies_with_label = (place * len(counts) + label).unique(
+                return_inverse=True, return_counts=True
+            )
+            wanted = points * len(counts) + label[:, None]
             at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
             with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
             with_label /= num_copies[points]
-            own = copies_with_label[torch.searchsorted(of_point, place * len(label) + label)]
+            own = copies_with_label[of_row]
         else:
             with_label = (label[points] == label[:, None]).to(dtype)
             own = num_copies
