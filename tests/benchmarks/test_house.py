@@ -6,7 +6,7 @@ from pathlib import Path
 
 import embedgeo
 
-TOKENS = 216_203
+TOKENS = 215_616
 """Most Python tokens of the package. The number goes down with what is removed."""
 
 _NO_CODE = {
