@@ -173,6 +173,13 @@ def test_a_subclass_may_have_fewer_values():
     assert values.keys() == {"V"}
 
 
+@pytest.mark.parametrize("scale", [1e-155, 1e155])
+def test_rows_whose_squares_leave_the_range_of_float64_are_measured(scale):
+    x, ids = planted(coordinate=True)
+    values, _ = measured(x.double() * scale, ids)
+    assert values["n"] == SEQUENCES * LENGTH
+
+
 def test_a_state_that_was_saved_without_largest_rows_has_no_shares():
     metric = EmbeddingMoments(DIM)
     metric.persistent(True)

@@ -335,7 +335,7 @@ def _products(left: Tensor, right: Tensor, length: int, out: Tensor) -> None:
     is symmetric: then it is computed of strips of so many rows, and each serves two of them.
     """
     n = len(right)
-    if len(left) < n:
+    if len(left) < n or left.device.type != "cpu":  # elsewhere one product is fast
         length = n
     for start in range(0, len(left), length):
         stop = min(start + length, n)

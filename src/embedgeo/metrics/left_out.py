@@ -116,7 +116,7 @@ def may_make_numbers(
     if n < _LEAST_ROWS:
         return False
     least = max(OPEN, 4 / dim)
-    M, of_mean = values["M"], top_mean**2
+    M, of_mean = values["M"], top_mean * top_mean
     left = M - of_mean + values["V"] * (1 - values["top_dim_share"])  # Q without the coordinate
     # a large row has at least 16 times the usual square
     return (
