@@ -110,6 +110,13 @@ def test_a_metric_that_declares_states_and_updates_them_is_merged_cast_and_reset
     assert_values(updated(metric, x[:1]).compute(), {"largest_m": x[0].max(), "n": 1.0}, rtol=0)
 
 
+def test_a_width_may_be_an_integer_of_a_kind_of_its_own():
+    class Width(int):  # as parsers of arguments have them
+        pass
+
+    assert TokenMoments(Width(4)).dim == 4
+
+
 @pytest.mark.parametrize("dim", [0, -1, 2.0, True, "4", None])
 def test_a_wrong_dim_is_refused(dim):
     with pytest.raises(ValueError, match="dim must be a positive integer"):

@@ -131,7 +131,7 @@ class NextTokenGeometry(GeometryMetric):
     def __init__(self, dim: int, min_count: int = 10, max_types: int = 1000, **kwargs: Any) -> None:
         super().__init__(dim, min_count, max_types, **kwargs)
         for name, value in (("min_count", min_count), ("max_types", max_types)):
-            if type(value) is not int or value < 2:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 2:
                 raise ValueError(f"{name} must be an integer of 2 or more; got {value!r}.")
         self.min_count = min_count
         self.max_types = max_types
