@@ -23,7 +23,6 @@ from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     is_normal,
-    is_turned_over_fast,
     matmul_precision,
     power_of_two,
     quick_row_norms,
@@ -32,9 +31,10 @@ from embedgeo.functional.precision import (
 
 _FEW_NEIGHBORS = 4  # number of neighbours of a row up to which rounded rows tell where they are
 _WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where labels part them
-_BLOCK = 1 << 24  # products that are held at a time: those of 4,096 rows with each other
+_BLOCK = 1 << 24  # products that are held at a time
+_CACHED_BLOCK = 1 << 21  # those of them that are looked at: they stay in the processor's cache
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
-_STRIP_ROWS = 512  # rows that are multiplied at a time, or whose products serve two rows
+_STRIP_ROWS = 256  # rows that are multiplied at a time, where their products serve two rows
 _FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64
 _GROUP = 16  # products of a row of which only the smallest is looked at first
 _CROWDED = 32  # products in float64 take less time than differences to one in so many rows
@@ -331,20 +331,16 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
 
 
 def _products(left: Tensor, right: Tensor, length: int, out: Tensor) -> None:
-    """Multiply rows by rows. Where these are as many, they are all, in one order, and the product
-    is symmetric: then it is computed of strips of so many rows, and each serves two of them.
+    """Multiply rows by rows of which they are the first ones, so that their products with each
+    other are symmetric: they are computed of strips of so many rows, and each serves two of them.
     """
-    n = len(right)
-    if len(left) < n or left.device.type != "cpu":  # elsewhere one product is fast
-        length = n
-    for start in range(0, len(left), length):
-        stop = min(start + length, n)
+    n = len(left)
+    for start in range(0, n, length):
+        stop = start + length
         # autocast leaves a product alone that has an out
         torch.mm(left[start:stop], right[start:].T, out=out[start:stop, start:])
-        for row in range(stop, n, length):
-            tile = out[start:stop, row : row + length].contiguous()
-            # torch turns a tile over fast only if source and result are contiguous
-            out[row : row + length, start:stop] = tile.T.contiguous()
+        if stop < n:
+            out[stop:, start:stop] = out[start:stop, stop:n].T
 
 
 class Float64Rows(NamedTuple):
@@ -382,7 +378,8 @@ class Float64Rows(NamedTuple):
         left[:, -2] = 1
         left[:, -1] = own
         squared = left.new_empty(len(rows), len(self.x))
-        _products(left, self.values, _FLOAT64_STRIP_ROWS, squared)
+        is_symmetric = len(rows) == len(self.x) and rows.device.type == "cpu"
+        _products(left, self.values, _FLOAT64_STRIP_ROWS if is_symmetric else len(left), squared)
         squared.scatter_(1, rows[:, None], torch.inf)
         _exclude(squared, rows, apart, together)
         # a square that has overflowed is NaN, and so is the least of its row
@@ -488,18 +485,16 @@ class RoundedRows(NamedTuple):
         dtype = self.values.dtype
         return largest.clamp(max=torch.finfo(dtype).max).to(dtype)
 
-    def products(self, rows: slice, out: Tensor) -> Tensor:
-        """Multiply these rows with all, and make those of a row with itself infinite.
-
-        Where these are all the rows, each product serves two of them.
+    def products(self, rows: slice, first: int, length: int, out: Tensor) -> None:
+        """Multiply these rows, so many at a time, with those from ``first`` on, and make those of a
+        row with itself infinite.
         """
         parts = slice(-2 * _NORM_PARTS, -_NORM_PARTS)
         left = self.values[rows] * -2
         left[:, -_NORM_PARTS:] = self.values[rows, parts]
         left[:, parts] = 1
-        _products(left, self.values, _STRIP_ROWS, out)
+        _products(left, self.values[first:], length, out[:, first:])
         out[:, rows].fill_diagonal_(torch.inf)
-        return out
 
     def nearest(self, x: Tensor, k: int, apart: Tensor | None) -> tuple[Nearest, Tensor]:
         """Find the k nearest of each row, given the rows as they were, shape (n, d).
@@ -508,16 +503,29 @@ class RoundedRows(NamedTuple):
             The nearest, and marks of the rows for which they are known.
         """
         n = len(x)
-        width = -(-n // _GROUP) * _GROUP
-        length = n if is_turned_over_fast(self.values.dtype, x.device) else _STRIP_ROWS
-        length = max(1, min(length, _BLOCK // n))
+        # an odd number of groups: columns at a multiple of a power of two share places in the cache
+        width = (-(-n // _GROUP) | 1) * _GROUP
+        is_on_cpu = x.device.type == "cpu"
+        length = max(_STRIP_ROWS, _CACHED_BLOCK // n) if is_on_cpu else n
+        length = max(1, min(n, length, _BLOCK // n))
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
+        # those with rows of later blocks are turned over, and wait there, a fourth of all at most
+        is_symmetric = is_on_cpu and n * n <= 4 * _BLOCK
+        waiting = [list[Tensor]() for _ in range(0, n, length)]
         found = []
         for start in range(0, n, length):
             own = slice(start, min(start + length, n))
             of_block = room[: own.stop - start]
-            _exclude(self.products(own, of_block[:, :n]), own, apart)
+            first, strip = (start, _STRIP_ROWS) if is_symmetric else (0, length)
+            self.products(own, first, strip, of_block[:, :n])
+            for at, tile in enumerate(waiting.pop(0)):
+                of_block[:, at * length : (at + 1) * length] = tile
+            if is_symmetric and waiting:
+                later = of_block[:, own.stop : n].T.split(length)
+                for tiles, tile in zip(waiting, later, strict=True):
+                    tiles.append(tile.contiguous())
+            _exclude(of_block[:, :n], own, apart)
             groups = of_block.unflatten(1, (_GROUP, -1))
             minima = groups.amin(1)
             guessed, guessed_distances = self._guess(x, start, groups, minima, k)

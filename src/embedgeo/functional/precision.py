@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
@@ -77,30 +77,13 @@ def search_dtype(device: torch.device) -> torch.dtype:
     return min(torch.float32, torch.bfloat16, key=_seconds_of_product)
 
 
-@cache
-def is_turned_over_fast(dtype: torch.dtype, device: torch.device) -> bool:
-    """Tell if to turn products in a dtype over, so that each serves two rows, takes so much less
-    time than to multiply that they may leave the processor's cache for it.
-    """
-    if device.type != "cpu":
-        return True
-    products = torch.ones(_MEASURED[:1] * 2, dtype=dtype, device="cpu")
-    out = torch.empty_like(products)
-    seconds = _least_seconds(lambda: out.copy_(products.T.contiguous()))
-    return 4 * seconds < _seconds_of_product(dtype)
-
-
 def _seconds_of_product(dtype: torch.dtype) -> float:
     rows = torch.ones(_MEASURED, dtype=dtype, device="cpu")
     products = rows.new_empty(len(rows), len(rows))
-    return _least_seconds(lambda: torch.mm(rows, rows.T, out=products))  # autocast leaves it alone
-
-
-def _least_seconds(compute: Callable[[], object]) -> float:
     seconds = []
     for _ in range(_ROUNDS):
         start = time.perf_counter()
-        compute()
+        torch.mm(rows, rows.T, out=products)  # autocast leaves it alone
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
