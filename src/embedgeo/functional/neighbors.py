@@ -295,8 +295,7 @@ def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k least of each row of shape (..., n) and their places, or all n if these are fewer."""
     n = values.shape[-1]
     if _TOPK_LENGTH * k <= n or n == 0:
-        values, places = values.topk(min(k, n), largest=False)
-        return values, places
+        return values.topk(min(k, n), largest=False)
     left = values.clone()
     found = [left.min(-1, keepdim=True)]
     for _ in range(min(k, n) - 1):
@@ -507,7 +506,7 @@ class RoundedRows(NamedTuple):
         width = (-(-n // _GROUP) | 1) * _GROUP
         is_on_cpu = x.device.type == "cpu"
         length = max(_STRIP_ROWS, _CACHED_BLOCK // n) if is_on_cpu else n
-        length = max(1, min(n, length, _BLOCK // n))
+        length = min(n, length, _BLOCK // n)
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
         # those with rows of later blocks are turned over, and wait there, a fourth of all at most

@@ -172,26 +172,23 @@ def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> Outl
         return OutlierRows.empty(x.shape[1], device)
     on_cpu = ids.once("labels", lambda: _labels(ids, len(x)))
     labels = ids.once(("labels", device), lambda: sent(on_cpu.double(), device))
-    pairs = norms.new_full((len(x), 2), torch.nan) if pairs is None else pairs
+    norms = norms.to(device)
+    pairs = norms.new_full((len(x), 2), torch.nan) if pairs is None else pairs.to(device)
     largest = _largest(norms)
-    facts = [
-        each.index_select(0, largest.to(each.device)).to(device)
-        for each in (norms[:, None], labels, pairs)
-    ]
     bins = norms.new_zeros(2 * _HALF + 2).index_add_(0, _bin(norms), torch.ones_like(norms))
     places = ids.once(
         ("first rows", x.device),
         lambda: sent((on_cpu[:, _PLACE - _TOKEN] == 0).nonzero().flatten(), x.device),
     )
-    first = x.index_select(0, places).to(norms.dtype)
+    first = x.index_select(0, places).to(device, norms.dtype)
     mean = first.sum(0) / max(1, len(first))
     counts = ids.once(
-        ("counts", x.device), lambda: norms.new_tensor([len(first), rows.num_sequences])
+        ("counts", device), lambda: norms.new_tensor([len(first), rows.num_sequences])
     )
     num_first, num_sequences = counts.unbind()
     return OutlierRows(
-        x.index_select(0, largest),
-        torch.cat(facts, 1),
+        x.index_select(0, largest.to(x.device)),
+        torch.cat((norms[:, None], labels, pairs), 1).index_select(0, largest),
         bins,
         num_first,
         mean,
@@ -202,7 +199,7 @@ def outlier_rows(rows: Rows, norms: Tensor, pairs: Tensor | None = None) -> Outl
 
 def _bin(norms: Tensor) -> Tensor:
     """The place of each norm among the bins."""
-    return (_STEPS * norms.log2() + (_HALF + 1)).clamp(0, 2 * _HALF + 1).long()
+    return torch.add(_HALF + 1, norms.log2(), alpha=_STEPS).clamp_(0, 2 * _HALF + 1).long()
 
 
 def _labels(ids: RowIds, n: int) -> Tensor:
