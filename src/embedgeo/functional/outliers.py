@@ -81,11 +81,6 @@ class OutlierRows(NamedTuple):
         return self.facts[..., _PLACE] == 0
 
     @property
-    def norms(self) -> Tensor:
-        """Shape (m,)."""
-        return self.facts[..., _NORM]
-
-    @property
     def token_ids(self) -> Tensor:
         """Shape (m,), int64; -100 where there is none."""
         return self.facts[..., _TOKEN].long()
@@ -281,7 +276,9 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     there are none, the top rows.
     """
     median = _median_bin(outliers.bins.cumsum(-1), n)
-    is_large = (_bin(outliers.norms) > median + _LARGE_STEPS) & (median > 0) & ~outliers.is_first
+    is_large = (
+        (_bin(outliers.facts[:, _NORM]) > median + _LARGE_STEPS) & (median > 0) & ~outliers.is_first
+    )
     rank = torch.arange(len(is_large), device=is_large.device)
     is_top = (rank < num_top(n)) & ~outliers.is_first
     return torch.where(is_large.any(), is_large, is_top)
@@ -295,7 +292,7 @@ def outlier_table(outliers: OutlierRows, mean: Tensor, m2: Tensor) -> dict[str, 
     return {
         "token_id": outliers.token_ids,
         "place": outliers.facts[:, _PLACE].long(),
-        "norm": outliers.norms,
+        "norm": outliers.facts[:, _NORM],
         "share_of_V": ratio(squares, m2.sum().expand_as(squares)),
     }
 

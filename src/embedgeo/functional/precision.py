@@ -1,10 +1,10 @@
 """Arithmetic that does not depend on autocast or on the process's matmul-precision setting."""
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from timeit import repeat
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -80,12 +80,8 @@ def search_dtype(device: torch.device) -> torch.dtype:
 def _seconds_of_product(dtype: torch.dtype) -> float:
     rows = torch.ones(_MEASURED, dtype=dtype, device="cpu")
     products = rows.new_empty(len(rows), len(rows))
-    seconds = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        torch.mm(rows, rows.T, out=products)  # autocast leaves it alone
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+    # autocast leaves a product alone that has an out
+    return min(repeat(lambda: torch.mm(rows, rows.T, out=products), repeat=_ROUNDS, number=1))
 
 
 def in_range(squares: Tensor) -> bool:

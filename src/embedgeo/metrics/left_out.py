@@ -1,7 +1,7 @@
 """Numbers without the rows, or the coordinate, that may make them."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -127,7 +127,7 @@ def may_make_numbers(
     )
 
 
-def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Tensor]]:
+def values_without(metrics: Sequence[GeometryMetric]) -> dict[str, dict[str, Tensor]]:
     """Numbers of a layer without large rows, first positions, the largest coordinate, and all.
 
     They are computed from the states, by merging the negative of what is left out. So they are
@@ -146,12 +146,11 @@ def values_without(metrics: Iterable[GeometryMetric]) -> dict[str, dict[str, Ten
         and ``anisotropy``; ``coordinate``, the one of the largest share of V of what is left, which
         ``"top_dim"`` and ``"all"`` leave out. Empty where no metric holds rows.
     """
-    own = [*metrics]
-    held = next((each for each in own if each.holds(OutlierRows)), None)
+    held = next((each for each in metrics if each.holds(OutlierRows)), None)
     if held is None:
         return {}
     outliers, moments = held.load(OutlierRows), held.load(Moments)
-    scatters = [each.load(Scatter) for each in own if each.holds(Scatter)]
+    scatters = [each.load(Scatter) for each in metrics if each.holds(Scatter)]
     whole = _States(
         moments.n,
         moments.mean,
