@@ -136,10 +136,13 @@ def of_model() -> Values:
         "default jackknife": {"layers": ["blocks", "residual"], "jackknife": 4},
         "full jackknife": {"metrics": full_metrics, "jackknife": 4},
         "bfloat16 jackknife": {"jackknife": 4},
+        "coordinate": {},
     }
     for kind, options in kinds.items():
         dtype = torch.bfloat16 if kind.startswith("bfloat16") else torch.float32
         model.to(dtype)
+        if kind == "coordinate":  # of nearly all variance, so that there are numbers without it
+            model.gpt_neox.embed_in.weight.data[:, 0] *= 30
         with torch.no_grad(), embedgeo.observe(model, **options) as geometry:
             for ids, mask in probe[rank::num_ranks]:
                 model(input_ids=ids, attention_mask=mask)
