@@ -31,10 +31,10 @@ from embedgeo.functional.precision import (
 
 _FEW_NEIGHBORS = 4  # number of neighbours of a row up to which rounded rows tell where they are
 _WINDOW_ROWS = 256  # rows of several labels that are searched at a time, where labels part them
-_BLOCK = 1 << 24  # products that are held at a time
-_CACHED_BLOCK = 1 << 21  # those of them that are looked at: they stay in the processor's cache
+_BLOCK = 1 << 24  # products that are looked at together at most; as many may wait
+_CACHED_BLOCK = 1 << 21  # products that stay in the processor's cache: a block of up to 8,192 rows
 _FLOAT64_BLOCK = 1 << 20  # distances in float64 that are held at a time
-_STRIP_ROWS = 256  # rows that are multiplied at a time, where their products serve two rows
+_STRIP_ROWS = 256  # rows that are multiplied at a time, where products serve two; a block's least
 _FLOAT64_STRIP_ROWS = 128  # likewise, of products in float64
 _GROUP = 16  # products of a row of which only the smallest is looked at first
 _CROWDED = 32  # products in float64 take less time than differences to one in so many rows
@@ -330,8 +330,8 @@ def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
 
 
 def _products(left: Tensor, right: Tensor, length: int, out: Tensor) -> None:
-    """Multiply rows by rows of which they are the first ones, so that their products with each
-    other are symmetric: they are computed of strips of so many rows, and each serves two of them.
+    """Multiply rows by others, so many of them at a time. If these are not all, then they are the
+    first ones of the others, in one order: of products with each other, each serves two of them.
     """
     n = len(left)
     for start in range(0, n, length):
@@ -485,8 +485,8 @@ class RoundedRows(NamedTuple):
         return largest.clamp(max=torch.finfo(dtype).max).to(dtype)
 
     def products(self, rows: slice, first: int, length: int, out: Tensor) -> None:
-        """Multiply these rows, so many at a time, with those from ``first`` on, and make those of a
-        row with itself infinite.
+        """Multiply these rows with those from ``first`` on, and make the products of a row with
+        itself infinite; ``length`` as in `_products`.
         """
         parts = slice(-2 * _NORM_PARTS, -_NORM_PARTS)
         left = self.values[rows] * -2
@@ -506,10 +506,11 @@ class RoundedRows(NamedTuple):
         width = (-(-n // _GROUP) | 1) * _GROUP
         is_on_cpu = x.device.type == "cpu"
         length = max(_STRIP_ROWS, _CACHED_BLOCK // n) if is_on_cpu else n
-        length = min(n, length, _BLOCK // n)
+        length = min(n, length, _BLOCK // n or 1)
         room = self.values.new_empty(length, width)
         room[:, n:] = torch.inf
-        # those with rows of later blocks are turned over, and wait there, a fourth of all at most
+        # products with rows of later blocks are turned over, and wait for these: a fourth of all
+        # products at most
         is_symmetric = is_on_cpu and n * n <= 4 * _BLOCK
         waiting = [list[Tensor]() for _ in range(0, n, length)]
         found = []
