@@ -112,7 +112,8 @@ def test_layers_of_other_rows_of_the_same_types_are_computed_apart():
         metric.update(hidden[layer], given["input_ids"], mask)
         expected = {key: float(value) for key, value in metric.compute().items()}
         found = {key: values[key] for key in expected}
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-9, nan_ok=True), layer
+        # slopes over two types whose M is nearly the same lose digits of what float32 sums
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-9, nan_ok=True), layer
 
 
 def test_of_each_pass_by_its_own_median_and_of_few_rows_none():
