@@ -502,7 +502,7 @@ class RoundedRows(NamedTuple):
             The nearest, and marks of the rows for which they are known.
         """
         n = len(x)
-        # an odd number of groups: columns at a multiple of a power of two share places in the cache
+        # an odd number of groups: numbers at a large power of two apart share places in the cache
         width = (-(-n // _GROUP) | 1) * _GROUP
         is_on_cpu = x.device.type == "cpu"
         length = max(_STRIP_ROWS, _CACHED_BLOCK // n) if is_on_cpu else n
