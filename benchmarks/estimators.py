@@ -90,8 +90,7 @@ def labelled(n: int, d: int, rounds: int, num_sequences: int = 32) -> Line:
     are.
     """
     x, types = gaussian(n, d), zipf_tokens(n)
-    order = torch.rand(n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    labels = RowLabels(types, torch.arange(n) * num_sequences // n, order)
+    labels = RowLabels(types, torch.arange(n) * num_sequences // n)
     sides = {
         "all three": lambda: labelled_dimensions([x], labels),
         "TwoNN": lambda: twonn_dimension(x),

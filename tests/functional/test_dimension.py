@@ -16,6 +16,7 @@ from embedgeo.functional import (
     merge_duplicates,
     twonn_dimension,
 )
+from embedgeo.functional.dimension import FAR_SIGHTED, most_likely_dimension
 from tests import dadapy_values, references
 from tests.data import gaussian, generator
 
@@ -231,14 +232,28 @@ def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
 
 @pytest.mark.parametrize("n", [100, 600])
 def test_rows_of_types_of_their_own_have_the_dimension_of_all_between_types(n):
-    labels = RowLabels(torch.randperm(n, generator=generator()), None, torch.rand(n))
+    labels = RowLabels(torch.randperm(n, generator=generator()), None)
     (found,) = labelled_dimensions([gaussian(n, 12)], labels)
     assert found.between.dimension == pytest.approx(found.every.dimension, rel=1e-9)
 
 
+def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
+    x = gaussian(3000, 4)
+    x[7] = x[2000]  # copies, one of which is among the first
+    (found,) = labelled_dimensions([x], RowLabels(None, None))
+    points = torch.cat((x[:2000], x[2001:]))
+    distances = torch.cdist(points, points).fill_diagonal_(torch.inf).sort(1).values
+    assert found.every.dimension == pytest.approx(references.twonn(distances[:, :2]), rel=1e-6)
+    log_mu = (distances[:, 3] / distances[:, 1]).log()[None]
+    of_first = float(most_likely_dimension(log_mu[:, :FAR_SIGHTED], 2))
+    assert found.every.next_scale == pytest.approx(of_first, rel=1e-6)
+    expected = float(most_likely_dimension(log_mu, 2))
+    assert float(gride_dimensions(x, (2,)).dimensions) == pytest.approx(expected, rel=1e-6)
+
+
 def test_dimensions_of_layers_are_those_of_each():
     n = 90
-    labels = RowLabels(torch.arange(n) % 5, torch.arange(n) % 7, torch.rand(n))
+    labels = RowLabels(torch.arange(n) % 5, torch.arange(n) % 7)
     layers = [gaussian(n, dim, seed=dim) for dim in (3, 8, 5)]
     layers[1][4] = layers[1][9]  # copies
     for options in ({}, {"scales": (1, 2)}, {"apart": True}):

@@ -4,7 +4,13 @@ import pytest
 import skdim.id
 import torch
 
-from embedgeo.functional import gride_dimensions, merge_duplicates, twonn_dimension
+from embedgeo.functional import (
+    RowLabels,
+    gride_dimensions,
+    labelled_dimensions,
+    merge_duplicates,
+    twonn_dimension,
+)
 from embedgeo.metrics import IntrinsicDimension
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, updated
@@ -72,8 +78,15 @@ def test_the_dimension_at_the_next_scale_is_that_of_gride(n, dtype):
 )
 def test_options_are_those_of_the_function(options):
     x = gaussian(300, 5)
-    values = updated(IntrinsicDimension(5, **options), x).compute()
-    assert values["intrinsic_dimension"] == twonn_dimension(x, **options).dimension
+    metric = updated(IntrinsicDimension(5, **options), x)
+    values = metric.compute()
+    # of near copies one is taken, which depends on the rows' order
+    (found,) = labelled_dimensions([x[metric.keys.argsort()]], RowLabels(None, None), **options)
+    assert values["intrinsic_dimension"] == found.every.dimension
+    assert values["n_points"] == twonn_dimension(x, **options).num_points
+    by_function = pytest.approx(twonn_dimension(x, **options).dimension, rel=5e-3)
+    assert values["intrinsic_dimension"] == by_function
+    assert twonn_dimension(x).dimension != by_function
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 7])

@@ -29,7 +29,9 @@ SCALES = (1, 2, 4, 8, 16, 32, 64)
 """The ranks n1 of neighbours, unless given."""
 
 FAR_SIGHTED = 1024
-"""Most rows whose third and fourth neighbours are used, too: enough for a dimension to 2 %."""
+"""Number of rows, the first ones, whose third and fourth neighbours are used, too: enough for a
+dimension to 2 %.
+"""
 
 _FEWEST_OCCURRENCES = 8  # of a token type that is looked at alone
 # a step of Newton's method, relative, after which less than the square of it is left of the error
@@ -107,13 +109,15 @@ def twonn_dimension(
         use, are left, where all these ratios are 1 (rows on a grid), and where a squared distance
         overflows or vanishes.
     """
+    # so that the first rows are spread evenly over all
+    order = (torch.arange(len(x), device=x.device) * _GOLDEN % 1).argsort()
     (found,) = labelled_dimensions(
-        [x],
-        _no_labels(x),
+        [x[order]],
+        RowLabels(None, None),
         method=method,
         discard_fraction=discard_fraction,
         duplicate_tolerance=duplicate_tolerance,
-        groups=groups,
+        groups=None if groups is None else groups.to(x.device)[order],
         num_groups=num_groups,
     )
     estimate: DimensionEstimate = found.every
@@ -133,9 +137,8 @@ def _twonn_estimates(
         log_mu, order = (second / first).log().sort()
         found[0] = _rates_of_ratios(log_mu, method, discard_fraction)
         if k > 3:
-            log_next = (distances[..., 3] / second).log()
-            if num_points > FAR_SIGHTED:
-                log_next = log_next[:, ~log_next[0].isnan()]
+            far_sighted = distances[:, :FAR_SIGHTED]
+            log_next = (far_sighted[..., 3] / far_sighted[..., 1]).log()
             found[1] = most_likely_dimension(log_next, 2)
         if group is not None:
             in_order = group[order]
@@ -254,7 +257,7 @@ def gride_dimensions(
     """
     (found,) = labelled_dimensions(
         [x],
-        _no_labels(x),
+        RowLabels(None, None),
         scales=scales,
         duplicate_tolerance=duplicate_tolerance,
         groups=groups,
@@ -344,14 +347,6 @@ class RowLabels(NamedTuple):
     # shape (n,), int64; a row with a negative one has none; None: no row has one
     types: Tensor | None
     sequences: Tensor | None  # shape (n,), int64; None: each row is one
-    # random numbers, shape (n,), all different: of rows with equal labels, that with the least is
-    # drawn
-    order: Tensor
-
-
-def _no_labels(x: Tensor) -> RowLabels:
-    """No labels; those rows are far-sighted that are spread evenly over all."""
-    return RowLabels(None, None, torch.arange(len(x), device=x.device) * _GOLDEN % 1)
 
 
 class LabelledEstimates(NamedTuple):
@@ -393,8 +388,9 @@ def labelled_dimensions(
       occurrences a type has, the farther are a row's neighbours, and the lower is the estimate.
 
     Args:
-        layers: the rows of each, shape (n, d), any floating dtype, finite. Layers of few rows, none
-            of which are copies, are searched in the same operations.
+        layers: the rows of each in random order, shape (n, d), any floating dtype, finite. Of rows
+            that are drawn from, the first is taken. Layers of few rows, none of which are copies,
+            are searched in the same operations.
         labels: of the rows, the same in all layers, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.
@@ -410,11 +406,10 @@ def labelled_dimensions(
         type and sequence.
     """
     device = layers[0].device
-    types, sequences, order, groups = (
+    types, sequences, groups = (
         None if each is None else each.to(device) for each in (*labels, groups)
     )
-    assert order is not None
-    labels = RowLabels(types, sequences, order)
+    labels = RowLabels(types, sequences)
     estimator = _Estimator(scales, method, discard_fraction, num_groups)
     searched = [Neighbors(x) for x in layers]
     alike = [i for i, rows in enumerate(searched) if not rows.may_have_copies(duplicate_tolerance)]
@@ -469,26 +464,24 @@ def _estimates(
     """The estimates of each layer of the rows, given which rows are distinct, and the place of each
     row's copy among these.
     """
-    (points, place), (types, sequences, order) = copies, labels
+    (points, place), (types, sequences) = copies, labels
     k = estimator.num_neighbors
     is_twonn = not estimator.scales
     has_copies = len(points) < len(place)  # else the points are the rows
     chosen = points if has_copies else None
-    every = rows.nearest(4 if is_twonn else k, chosen, sequences if apart else None).by_layer()
-    if is_twonn and len(points) > FAR_SIGHTED:
-        least = torch.full_like(order[: len(points)], torch.inf)
-        by_order = least.scatter_reduce_(0, place, order, "amin").argsort()
-        every.distances[:, by_order[FAR_SIGHTED:], 2:] = torch.nan
+    num_neighbors, far_sighted = (4, FAR_SIGHTED) if is_twonn else (k, None)
+    others = sequences if apart else None
+    every = rows.nearest(num_neighbors, chosen, others, far_sighted=far_sighted).by_layer()
     group = None if groups is None else point_groups(groups, place, len(points))
     of_all = estimator.of(every.distances, group)
     between: Sequence[Any] = [None] * len(of_all)
     within = between
     if types is not None:
-        chosen = _one_of_each_type(labels, place, has_copies=has_copies)
+        chosen = _one_of_each_type(types, place, has_copies=has_copies)
         distances = rows.nearest(k, chosen).by_layer().distances
         between = estimator.of(distances, None if groups is None else groups[chosen])
     if types is not None and sequences is not None:
-        chosen = _repeated(labels, place, has_copies=has_copies)
+        chosen = _repeated(types, place, has_copies=has_copies)
         distances = rows.nearest(k, chosen, sequences, types).by_layer().distances
         has_all = distances[0].isfinite().all(1)  # layers have the same labels
         chosen = chosen[has_all]
@@ -499,31 +492,26 @@ def _estimates(
     return [LabelledEstimates(*each) for each in zip(*columns, strict=True)]
 
 
-def first_of_each(labels: Tensor, order: Tensor) -> Tensor:
-    """Indices of the rows with the least ``order`` of each label, both of shape (n,), by ascending
-    label.
-    """
-    by_order = order.argsort(stable=True)
-    ascending, at = labels[by_order].sort(stable=True)
+def _first_of_each(labels: Tensor) -> Tensor:
+    """Indices, ascending, of the first row of each label, shape (n,)."""
+    ascending, at = labels.sort(stable=True)
     is_first = torch.ones_like(at, dtype=torch.bool)
     is_first[1:] = ascending.diff() != 0
-    return by_order[at[is_first]]
+    return at[is_first].sort().values
 
 
-def _one_of_each_type(labels: RowLabels, place: Tensor, *, has_copies: bool) -> Tensor:
+def _one_of_each_type(types: Tensor, place: Tensor, *, has_copies: bool) -> Tensor:
     """Indices of an occurrence of each token type; of those that are copies of each other, one."""
-    assert labels.types is not None
-    rows = first_of_each(labels.types, labels.order)
-    rows = rows[labels.types[rows] >= 0]
-    return rows[first_of_each(place[rows], labels.order[rows])] if has_copies else rows
+    rows = _first_of_each(types)
+    rows = rows[types[rows] >= 0]
+    return rows[_first_of_each(place[rows])] if has_copies else rows
 
 
-def _repeated(labels: RowLabels, place: Tensor, *, has_copies: bool) -> Tensor:
+def _repeated(types: Tensor, place: Tensor, *, has_copies: bool) -> Tensor:
     """Indices of the rows of token types with enough of them; of a type's copies of a row, one."""
-    assert labels.types is not None
-    of_type = labels.types.unique(return_inverse=True)[1]
+    of_type = types.unique(return_inverse=True)[1]
     rows = place
     if has_copies:
-        rows = first_of_each(place * (len(of_type) + 1) + of_type, labels.order)
+        rows = _first_of_each(place * (len(of_type) + 1) + of_type)
     counts = of_type[rows].bincount(minlength=1)
     return rows[counts[of_type[rows]] >= _FEWEST_OCCURRENCES]

@@ -202,6 +202,7 @@ class Neighbors:
         rows: Tensor | None = None,
         apart: Tensor | None = None,
         together: Tensor | None = None,
+        far_sighted: int | None = None,
     ) -> Nearest:
         """Find the k nearest of some rows among these.
 
@@ -210,6 +211,8 @@ class Neighbors:
             rows: indices of these rows, shape (m,); default: all. Places are among them.
             apart: labels of all rows, shape (n,), int64: see `nearest_distances`.
             together: labels of all rows.
+            far_sighted: number of rows, the first ones, that need all k; of the others only the
+                first two are sure to be right. Default: all.
         """
         rows = self.every if rows is None else rows
         apart, together = (None if each is None else each[rows] for each in (apart, together))
@@ -223,7 +226,7 @@ class Neighbors:
                 squares = squares.clone()
             return _smallest(_exclude(squares, slice(None), apart, together), k).of_squares()
         if together is None or len(rows) <= _WINDOW_ROWS:
-            return self._nearest(k, rows, apart, together)
+            return self._nearest(k, rows, apart, together, far_sighted)
         order, windows = _windows(together)
         found = [
             self._nearest(
@@ -239,7 +242,12 @@ class Neighbors:
         return Nearest(distances[back], places[back])
 
     def _nearest(
-        self, k: int, rows: Tensor, apart: Tensor | None, together: Tensor | None
+        self,
+        k: int,
+        rows: Tensor,
+        apart: Tensor | None,
+        together: Tensor | None,
+        far_sighted: int | None = None,
     ) -> Nearest:
         """Find the k nearest of these rows among each other; labels are theirs.
 
@@ -251,7 +259,7 @@ class Neighbors:
             every = torch.arange(len(rows), device=rows.device)
             return Float64Rows.of(x).nearest(every, k, apart, together)
         rounded = self._rounded if is_all else self._rounded.part(rows)
-        nearest, is_known = rounded.nearest(x, k, apart)
+        nearest, is_known = rounded.nearest(x, k, apart, far_sighted)
         pending = (~is_known).nonzero().flatten()
         if len(pending):
             found = Float64Rows.of(x).nearest(pending, k, apart)
@@ -316,16 +324,20 @@ def _smallest(distances: Tensor, k: int) -> Nearest:
 
 
 def pair_distances(x: Tensor, rows: Tensor, others: Tensor) -> Tensor:
-    """Compute the distances of rows of ``x`` to others, at indices (m,), from their differences."""
+    """Compute the distances of rows of ``x``, at indices (m,), to one other row or several, at
+    indices (m,) or (m, k), from their differences.
+    """
     wide = torch.promote_types(x.dtype, torch.float32)
     if not len(rows):
-        return x.new_empty(0, dtype=accumulator_dtype(x.device))
+        return x.new_empty(others.shape, dtype=accumulator_dtype(x.device))
+    dim, num_others = x.shape[1], others[0].numel()
     # of half as many pairs both rows, and squares, stay in the processor's cache
-    step = max(1, chunk_length(x.shape[1], x.device) // 2)
-    parts = [
-        quick_row_norms(x.index_select(0, i).to(wide).sub_(x.index_select(0, j)))
-        for i, j in zip(rows.split(step), others.split(step), strict=True)
-    ]
+    step = max(1, chunk_length(dim * num_others, x.device) // 2)
+    parts = []
+    for i, j in zip(rows.split(step), others.split(step), strict=True):
+        differences = x.index_select(0, j.flatten()).to(wide).view(len(j), num_others, dim)
+        differences -= x.index_select(0, i).to(wide)[:, None]
+        parts.append(quick_row_norms(differences).view(j.shape))
     return torch.cat(parts)
 
 
@@ -458,8 +470,7 @@ class RoundedRows(NamedTuple):
         lost = torch.empty_like(norms)
         for chunk in row_chunks(x):
             rows = (x[chunk] - center).div_(unit).float()
-            rounded = rows.bfloat16()
-            values[chunk, :dim] = rounded
+            rounded = values[chunk, :dim].copy_(rows.bfloat16())
             norms[chunk] = quick_row_norms(rounded.float())
             lost[chunk] = quick_row_norms(rows.sub_(rounded))
         rest = norms.square()
@@ -495,8 +506,11 @@ class RoundedRows(NamedTuple):
         _products(left, self.values[first:], length, out[:, first:])
         out[:, rows].fill_diagonal_(torch.inf)
 
-    def nearest(self, x: Tensor, k: int, apart: Tensor | None) -> tuple[Nearest, Tensor]:
-        """Find the k nearest of each row, given the rows as they were, shape (n, d).
+    def nearest(
+        self, x: Tensor, k: int, apart: Tensor | None, far_sighted: int | None
+    ) -> tuple[Nearest, Tensor]:
+        """Find the k nearest of each row, given the rows as they were, shape (n, d); of rows that
+        are not far-sighted two, and others that are not far.
 
         Returns:
             The nearest, and marks of the rows for which they are known.
@@ -528,9 +542,10 @@ class RoundedRows(NamedTuple):
             _exclude(of_block[:, :n], own, apart)
             groups = of_block.unflatten(1, (_GROUP, -1))
             minima = groups.amin(1)
-            guessed, guessed_distances = self._guess(x, start, groups, minima, k)
+            needed = k if far_sighted is None or start < far_sighted else min(k, 2)
+            guessed, guessed_distances = _guess(x, start, groups, minima, needed)
             limit = self.largest_products(own, guessed_distances.amax(1))
-            of_block[torch.arange(len(of_block), device=x.device)[:, None], guessed] = torch.inf
+            of_block.scatter_(1, guessed, torch.inf)
             # of a group of products only the smallest is looked at, unless that is small enough
             is_near = minima <= limit[:, None]
             is_crowded = is_near.sum(1) > n // _CROWDED
@@ -544,22 +559,21 @@ class RoundedRows(NamedTuple):
         distances, places, is_known = (torch.cat(each) for each in zip(*found, strict=True))
         return Nearest(distances, places), is_known
 
-    def _guess(
-        self, x: Tensor, start: int, groups: Tensor, minima: Tensor, k: int
-    ) -> tuple[Tensor, Tensor]:
-        """Take the smallest products of k groups of each row from ``start`` on.
 
-        Returns:
-            Their columns, and the distances of these rows, infinite where products are; both of
-            shape (m, k).
-        """
-        least, group = _least(minima, k)
-        members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
-        columns = members.min(1).indices * minima.shape[1] + group
-        i, at = (least < torch.inf).nonzero(as_tuple=True)
-        distances = torch.full_like(least, torch.inf, dtype=self.norms.dtype)
-        distances[i, at] = pair_distances(x, start + i, columns[i, at])
-        return columns, distances
+def _guess(x: Tensor, start: int, groups: Tensor, minima: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Take the smallest products of k groups of each row from ``start`` on.
+
+    Returns:
+        Their columns, and the distances of these rows, infinite where products are; both of shape
+        (m, k).
+    """
+    least, group = _least(minima, k)
+    members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
+    rows = start + torch.arange(len(least), device=x.device)
+    is_none = least.isinf()
+    columns = members.min(1).indices * minima.shape[1] + group
+    columns = columns.where(~is_none, rows[:, None])
+    return columns, pair_distances(x, rows, columns).masked_fill_(is_none, torch.inf)
 
 
 def _by_row(i: Tensor, values: Tensor, first: Tensor) -> Tensor:

@@ -397,9 +397,7 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 def sample_batches(sample: Sample, batch_size: int) -> list[Sample]:
     """Random whole batches of ``batch_size`` of the rows, or a smaller one if there are fewer
-    rows.
+    rows; in random order.
     """
-    if len(sample.rows) <= batch_size:
-        return [sample]
-    chosen = sample.keys.argsort()[: len(sample.rows) // batch_size * batch_size]
-    return [sample.select(batch) for batch in chosen.split(batch_size)]
+    order, whole = sample.keys.argsort(), len(sample.keys) // batch_size * batch_size
+    return [sample.select(batch) for batch in order[: whole or None].split(batch_size)]

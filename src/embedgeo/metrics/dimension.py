@@ -382,23 +382,22 @@ class IntrinsicDimension(GeometryMetric):
 
     def likeness(self) -> object:
         """Of TwoNN of few rows their labels and keys, which those of layers share."""
-        sample = self._sample()
+        sample = self.load(Sample)
         x = sample.rows
         if self.estimator != "twonn" or not 2 <= len(x) <= min(self.batch_size, _TOGETHER):
             return object()
-        tensors = self.settings, sample.labels, sample.keys
+        tensors = self.settings, sample.labels.cpu(), sample.keys.cpu()
         return x.shape, x.dtype, x.device, *(each.numpy().tobytes() for each in tensors)
 
     @classmethod
     def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
         if len(metrics) == 1:
             return super().compute_alike(metrics)
-        first = metrics[0]._sample()
-        others = (metric.load(Sample) for metric in metrics[1:])
-        estimates = metrics[0]._estimates([first, *others])
+        samples = [sample for metric in metrics for sample in metric._batches()]  # one of each
+        estimates = metrics[0]._estimates(samples)
         return [
-            metric._values([each], len(first.rows))
-            for metric, each in zip(metrics, estimates, strict=True)
+            metric._values([each], len(sample.rows))
+            for metric, sample, each in zip(metrics, samples, estimates, strict=True)
         ]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
@@ -429,13 +428,11 @@ class IntrinsicDimension(GeometryMetric):
                     errors[key] = self.deviations[key].square().sum(0).sqrt()
         return values, errors
 
-    def _sample(self) -> Sample:
-        """The sampled rows, with their keys and labels on the CPU."""
-        held = self.load(Sample)
-        return held._replace(keys=held.keys.cpu(), labels=held.labels.cpu())
-
     def _batches(self) -> list[Sample]:
-        return sample_batches(self._sample(), self.batch_size)
+        """Batches of the sampled rows, with their labels on the CPU."""
+        held = self.load(Sample)
+        held = held._replace(keys=held.keys.cpu(), labels=held.labels.cpu())
+        return sample_batches(held, self.batch_size)
 
     def _keys(self, infix: str) -> list[str]:
         scales = [f"_at_{scale}" for scale in self.scales] if self.estimator == "gride" else [""]
@@ -529,9 +526,7 @@ def _labels_of(sample: Sample) -> RowLabels:
     _, types, sequences = sample.labels.unbind(1)
     has_types = not len(types) or bool((types >= 0).any())
     has_sequences = bool((sequences >= 0).any())
-    return RowLabels(
-        types if has_types else None, sequences if has_sequences else None, sample.keys
-    )
+    return RowLabels(types if has_types else None, sequences if has_sequences else None)
 
 
 def _by_infix(estimates: Sequence[LabelledEstimates]) -> dict[str, list[Any]]:
