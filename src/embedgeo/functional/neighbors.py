@@ -3,8 +3,8 @@
 `Neighbors` computes all distances among at most 512 rows, in float64. Among more rows it finds the
 few nearest of each row in three turns:
 
-1. It multiplies rows that are rounded to bfloat16. Their products tell roughly how far rows are
-   apart.
+1. It multiplies rows that are rounded to bfloat16, or to float32 where those are multiplied faster.
+   Their products tell roughly how far rows are apart.
 2. It computes the distances to the rows with the smallest products from differences. These say how
    large the product of a nearer row can be, and it computes the distances of all rows up to that.
 3. It leaves rows for which there are too many of these to products in float64.
@@ -435,18 +435,17 @@ class Float64Rows(NamedTuple):
 
 
 class RoundedRows(NamedTuple):
-    """Centred rows, rounded to bfloat16, as the rows (b, ‖b‖² in three parts, three ones).
+    """Centred rows, rounded to `search_dtype`, as the rows (b, ‖b‖² in three parts, three ones).
 
-    The product with (-2a, three ones, ‖a‖² in three parts) is the squared distance ‖a - b‖².
-    Numbers of bfloat16 have exact products in float32, also where the process has its operands
-    rounded.
+    The product with (-2a, three ones, ‖a‖² in three parts) is the squared distance ‖a - b‖²,
+    summed in float32.
 
     How large can the product of a and b be, if the rows that they were rounded from are at a
     distance of at most r? Rounding moved the rows by at most ρ‖a‖ and ρ‖b‖, so that ‖a - b‖ is at
     most r + ρ (‖a‖ + ‖b‖). Then ‖b‖ ≤ ‖a‖ + r + ρ (‖a‖ + ‖b‖), from which it follows that
     ‖b‖ ≤ (‖a‖ + r) (1 + ρ) / (1 - ρ) ≤ (‖a‖ + r) (1 + 4ρ), for ρ ≤ 1/2. Let B be that, or the
-    largest of all norms where that is less. Rounding of the product's sum in float32, and of the
-    squared norms, is at most (d + 48) ε (‖a‖ + B)². So the product is at most (r + ρ (‖a‖ + B))² +
+    largest of all norms where that is less. Rounding of the product in float32, and of the squared
+    norms, is at most (d + 48) ε (‖a‖ + B)². So the product is at most (r + ρ (‖a‖ + B))² +
     (d + 48) ε (‖a‖ + B)², or what that is rounded to, as rounding keeps the order. A row far off
     does not blur the others, as B does not grow with its norm.
     """
@@ -470,7 +469,7 @@ class RoundedRows(NamedTuple):
         lost = torch.empty_like(norms)
         for chunk in row_chunks(x):
             rows = (x[chunk] - center).div_(unit).float()
-            rounded = values[chunk, :dim].copy_(rows.bfloat16())
+            rounded = values[chunk, :dim].copy_(rows)
             norms[chunk] = quick_row_norms(rounded.float())
             lost[chunk] = quick_row_norms(rows.sub_(rounded))
         rest = norms.square()
@@ -503,7 +502,8 @@ class RoundedRows(NamedTuple):
         left = self.values[rows] * -2
         left[:, -_NORM_PARTS:] = self.values[rows, parts]
         left[:, parts] = 1
-        _products(left, self.values[first:], length, out[:, first:])
+        with matmul_precision(out.device):
+            _products(left, self.values[first:], length, out[:, first:])
         out[:, rows].fill_diagonal_(torch.inf)
 
     def nearest(

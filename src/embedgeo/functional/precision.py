@@ -67,7 +67,7 @@ def on_one_device(state: Sums, device: torch.device) -> Sums:
 
 @cache
 def search_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which rows of bfloat16 are multiplied when their neighbours are searched.
+    """Return the dtype in which rows are multiplied when their neighbours are searched.
 
     On a CPU it is the faster one of float32 and bfloat16, as one product of each tells the first
     time; elsewhere float32.
