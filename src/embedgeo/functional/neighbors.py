@@ -471,14 +471,15 @@ class RoundedRows(NamedTuple):
             rows = (x[chunk] - center).div_(unit).float()
             rounded = values[chunk, :dim].copy_(rows)
             norms[chunk] = quick_row_norms(rounded.float())
-            lost[chunk] = quick_row_norms(rows.sub_(rounded))
+            lost[chunk] = torch.linalg.vector_norm(rows.sub_(rounded), dim=1)
         rest = norms.square()
         for part in values[:, dim:-_NORM_PARTS].unbind(1):
             part.copy_(rest.bfloat16())
             rest -= part
         # so large that beside them it is nothing what products lose where numbers underflow
         norms = norms.clamp(min=2.0**-50)
-        # float32 has taken less than 2⁻²⁰ from centred rows, and takes less from distances
+        # float32 has taken less than 2⁻²⁰ from centred rows and from what they have lost, and takes
+        # less from distances
         return cls(values, norms, unit, (lost / norms).max() + 2.0**-20)
 
     def part(self, rows: Tensor) -> Self:
