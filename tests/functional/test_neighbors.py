@@ -312,6 +312,7 @@ def test_chains_between_copies_of_rows_are_one_row(n):
     kept, place = Neighbors(rows).distinct()
     assert len(kept) == n
     assert place[kept].equal(torch.arange(n))
+    assert kept.equal((place[:, None] == torch.arange(n)).int().argmax(0))  # the first copy of each
     assert sets_of_near_rows(rows, 1e-5)[0] == n
     assert float((rows - rows[kept][place]).abs().max()) < 1e-4 * float(scale(x))
 

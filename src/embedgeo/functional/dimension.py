@@ -110,7 +110,8 @@ def twonn_dimension(
         overflows or vanishes.
     """
     # so that the first rows are spread evenly over all
-    order = (torch.arange(len(x), device=x.device) * _GOLDEN % 1).argsort()
+    every = torch.arange(len(x), dtype=torch.float64, device="cpu")
+    order = (every * _GOLDEN % 1).argsort().to(x.device)
     (found,) = labelled_dimensions(
         [x[order]],
         RowLabels(None, None),
@@ -137,8 +138,8 @@ def _twonn_estimates(
         log_mu, order = (second / first).log().sort()
         found[0] = _rates_of_ratios(log_mu, method, discard_fraction)
         if k > 3:
-            far_sighted = distances[:, :FAR_SIGHTED]
-            log_next = (far_sighted[..., 3] / far_sighted[..., 1]).log()
+            of_first = distances[:, :FAR_SIGHTED]
+            log_next = (of_first[..., 3] / of_first[..., 1]).log()
             found[1] = most_likely_dimension(log_next, 2)
         if group is not None:
             in_order = group[order]
@@ -388,9 +389,9 @@ def labelled_dimensions(
       occurrences a type has, the farther are a row's neighbours, and the lower is the estimate.
 
     Args:
-        layers: the rows of each in random order, shape (n, d), any floating dtype, finite. Of rows
-            that are drawn from, the first is taken. Layers of few rows, none of which are copies,
-            are searched in the same operations.
+        layers: the rows of each in random order, shape (n, d), any floating dtype, finite: what is
+            drawn of a type, or of copies, is the first of them. Layers of few rows, none of which
+            are copies, are searched in the same operations.
         labels: of the rows, the same in all layers, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.

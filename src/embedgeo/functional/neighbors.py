@@ -156,7 +156,8 @@ class Neighbors:
         """Find the distinct rows: see `merge_duplicates`.
 
         Returns:
-            Indices of the distinct rows, and for each row the place of its copy among them, (n,).
+            Indices of the distinct rows, ascending, each the first of its copies, and for each row
+            the place of its copy among them, (n,).
         """
         kept = self.every
         place = kept
@@ -177,9 +178,7 @@ class Neighbors:
             i, j = i[is_near], j[is_near]
             if len(i):
                 label, of_kept = _joined(len(kept), i, j).unique(return_inverse=True)
-                kept = torch.empty_like(label).scatter_reduce_(
-                    0, of_kept, kept, "amax", include_self=False
-                )
+                kept = kept[label]
                 place = of_kept[place]
         return kept, place
 
@@ -211,8 +210,9 @@ class Neighbors:
             rows: indices of these rows, shape (m,); default: all. Places are among them.
             apart: labels of all rows, shape (n,), int64: see `nearest_distances`.
             together: labels of all rows.
-            far_sighted: number of rows, the first ones, that need all k; of the others only the
-                first two are sure to be right. Default: all.
+            far_sighted: number of rows, the first ones, of which all k are needed. Of the others
+                only the two nearest are sure; what stands behind these may be NaN, or rows that are
+                not the next ones. Default: all.
         """
         rows = self.every if rows is None else rows
         apart, together = (None if each is None else each[rows] for each in (apart, together))
@@ -478,8 +478,8 @@ class RoundedRows(NamedTuple):
             rest -= part
         # so large that beside them it is nothing what products lose where numbers underflow
         norms = norms.clamp(min=2.0**-50)
-        # float32 has taken less than 2⁻²⁰ from centred rows and from what they have lost, and takes
-        # less from distances
+        # float32 has taken less than 2⁻²⁰ from centred rows, and takes less from distances; what it
+        # takes from sums of what is lost is less, or nothing beside the rounding of products
         return cls(values, norms, unit, (lost / norms).max() + 2.0**-20)
 
     def part(self, rows: Tensor) -> Self:
@@ -510,8 +510,8 @@ class RoundedRows(NamedTuple):
     def nearest(
         self, x: Tensor, k: int, apart: Tensor | None, far_sighted: int | None
     ) -> tuple[Nearest, Tensor]:
-        """Find the k nearest of each row, given the rows as they were, shape (n, d); of rows that
-        are not far-sighted two, and others that are not far.
+        """Find the k nearest of each row, given the rows as they were, shape (n, d);
+        ``far_sighted`` as in `Neighbors.nearest`.
 
         Returns:
             The nearest, and marks of the rows for which they are known.
@@ -565,8 +565,8 @@ def _guess(x: Tensor, start: int, groups: Tensor, minima: Tensor, k: int) -> tup
     """Take the smallest products of k groups of each row from ``start`` on.
 
     Returns:
-        Their columns, and the distances of these rows, infinite where products are; both of shape
-        (m, k).
+        Their columns, and the distances of these rows; where products are infinite, the row's own
+        column and an infinite distance. Both have shape (m, k).
     """
     least, group = _least(minima, k)
     members = groups.gather(2, group[:, None].expand(-1, groups.shape[1], -1))
