@@ -160,4 +160,4 @@ constraints: ## pin again, in constraints.txt, what a fresh install under it giv
 clean: ## remove .venv, caches and builds
 	rm -rf .venv .venv-constraints .venv-dadapy .venv-lowest .venv-newest
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist site
-	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples benchmarks research -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

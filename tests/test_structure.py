@@ -170,11 +170,11 @@ def test_private_names_of_other_packages_are_listed_and_in_the_table_of_contribu
 
 def test_nothing_around_the_package_uses_its_private_names():
     known = OWN - PUBLIC_UNDERSCORES
-    for folder in ("benchmarks", "examples", "tests"):
+    for folder in ("benchmarks", "examples", "research", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             nodes = [*ast.walk(ast.parse(path.read_text()))]
             reached = reached_private_names(nodes) + patched_names(nodes)
-            named = imported_private_names(nodes, "embedgeo", "benchmarks", "tests")
+            named = imported_private_names(nodes, "embedgeo", "benchmarks", "research", "tests")
             assert named + [place for name, place in reached if name in known] == [], path
 
 
