@@ -11,14 +11,17 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from embedgeo.functional.precision import accumulator_dtype, sent
+from embedgeo.functional.precision import accumulator_dtype, row_norms, sent
 
 T = TypeVar("T")
 
 NO_TYPE = -100
 """The token id of rows that have no type: the one that losses ignore, in labels."""
 
-_FEWEST_ROWS = 100  # of which the median norm tells massive ones
+MASSIVE = 4.0
+"""Times the median norm of a forward pass beyond which a row is massive."""
+FEWEST_ROWS = 100
+"""Number of rows of a forward pass of which the median norm tells massive ones."""
 
 
 class BatchIds(NamedTuple):
@@ -239,17 +242,17 @@ def require_arithmetic(x: Tensor) -> None:
 
 
 def massive_times(skip_massive: bool | float) -> float:
-    """How many times the median norm a row must exceed to be left out as massive; 0: none is.
+    """How many times the median norm of its pass a row must exceed to be massive.
 
     Raises:
         ValueError: it is neither a bool nor a number above 1.
     """
     if isinstance(skip_massive, bool):
-        return 4.0 * skip_massive
+        return MASSIVE
     if not (isinstance(skip_massive, int | float) and 1 < skip_massive < math.inf):
         raise ValueError(
-            "skip_massive must be True (4), False, or a number above 1, by which the median norm "
-            f"is multiplied; got {skip_massive!r}."
+            f"skip_massive must be True ({MASSIVE:g}), False, or a number above 1, by which the "
+            f"median norm is multiplied; got {skip_massive!r}."
         )
     return float(skip_massive)
 
@@ -258,67 +261,96 @@ def massive_times(skip_massive: bool | float) -> float:
 class Rows:
     """The rows of one batch that count, prepared once for all metrics of a layer.
 
-    The rows that the mask leaves out are cut, and so are those with a NaN or Inf, and massive ones,
-    if asked for. Each row keeps the number that it had among the rows that the mask kept, so that
-    all layers draw the same sample.
+    The rows that the mask leaves out are cut, and so are those with a NaN or Inf. Each row keeps
+    the number that it had among the rows that the mask kept, so that all layers draw the same
+    sample.
     """
 
     embeddings: Tensor  # shape (n, d), floating point, finite, detached
     ids: RowIds
     num_nonfinite: int = 0  # number of rows that the mask kept but that have a NaN or Inf
+    num_left_out: int = 0  # number of rows that a group of these rows does not have
     # the numbers of these rows among those that the mask kept, shape (n,), int64, on the CPU; None
     # where none was cut
     numbers: Tensor | None = None
     # the number of the first kept row among those of all ranks, where it is known
     first: int | None = None
-    largest: float | None = None  # norm beyond which a row was cut as massive
-    num_massive: int = 0  # number of these
+    largest: float = math.inf  # norm beyond which a row is massive
+    massive: Tensor | None = None  # marks of the massive rows, shape (n,); None where none is
 
     @classmethod
     def of(
         cls, embeddings: Tensor, ids: RowIds, times: float = 0, largest: float | None = None
     ) -> "Rows":
         """The rows of a batch, shape (..., d), any floating dtype but float8, that count, without
-        those with a NaN or Inf, and those of a norm over ``times`` the median of the others, or
-        over ``largest``.
+        those with a NaN or Inf.
 
-        ``times`` 0 and fewer than 100 rows leave out none. A device is waited for once, to tell
-        whether there are any with a NaN or Inf.
+        Rows of a norm beyond ``times`` the median of all of them, or beyond ``largest``, are marked
+        as massive; with ``times`` 0 and of fewer than 100 rows none is. A device is waited for
+        once, to tell whether there are any of either kind.
         """
         require_arithmetic(embeddings)
         x = embeddings.detach()
         kept = ids.on(x.device, "kept")
         x = x.reshape(-1, x.shape[-1])
         x = x if kept is None else x.index_select(0, kept)
-        total = x.sum(dtype=torch.float32 if x.dtype == torch.float16 else None)
-        if math.isfinite(float(total)) and not times:  # one sum in the usual case
-            return cls(x, ids)
-        # a sum may overflow although every term is finite
+        total = x.sum(dtype=accumulator_dtype(x.device))
+        if not times:
+            if math.isfinite(float(total)):  # one sum in the usual case
+                return cls(x, ids)
+            return cls._finite(x, ids)[0]
+        norms = row_norms(x)
+        if largest is None:
+            limit = times * norms.median() if len(x) >= FEWEST_ROWS else total.new_tensor(math.inf)
+        else:
+            limit = total.new_tensor(largest)
+        is_massive = norms > limit
+        facts = torch.stack((total, is_massive.sum().to(total), limit.to(total)))
+        sum_of_all, num_massive, known = facts.tolist()  # the one wait
+        if math.isfinite(sum_of_all):
+            return cls(x, ids, largest=known, massive=is_massive if num_massive else None)
+        rows, counts = cls._finite(x, ids)
+        norms = norms[counts]
+        if largest is None:
+            is_known = len(norms) >= FEWEST_ROWS
+            rows.largest = times * float(norms.median()) if is_known else math.inf
+        else:
+            rows.largest = largest
+        is_massive = norms > rows.largest
+        rows.massive = is_massive if bool(is_massive.any()) else None
+        return rows
+
+    @classmethod
+    def _finite(cls, x: Tensor, ids: RowIds) -> "tuple[Rows, Tensor]":
+        """The rows without those with a NaN or Inf, and marks of these among all, shape (n,).
+
+        A sum may overflow although every term is finite.
+        """
         counts = x.isfinite().all(dim=1)
-        num_finite = int(counts.sum())
-        if times:
-            norms = torch.linalg.vector_norm(x, dim=1, dtype=accumulator_dtype(x.device))
-            if largest is None:
-                is_known = num_finite >= _FEWEST_ROWS
-                largest = times * float(norms[counts].median()) if is_known else math.inf
-            counts &= norms <= largest
-        numbers = counts.nonzero().flatten()
-        if len(numbers) == len(x):
-            return cls(x, ids, largest=largest)
-        on_cpu = numbers.cpu()
-        return cls(
-            x.index_select(0, numbers),
-            ids.select(on_cpu),
-            len(x) - num_finite,
-            on_cpu,
-            largest=largest,
-            num_massive=num_finite - len(numbers),
+        every = cls(x, ids)
+        if bool(counts.all()):
+            return every, counts
+        rows = every.select(counts)
+        rows.num_nonfinite, rows.num_left_out = rows.num_left_out, 0
+        return rows, counts
+
+    def select(self, marks: Tensor) -> "Rows":
+        """The group of the rows that are marked, shape (n,); waits for a device."""
+        places = marks.nonzero().flatten()
+        on_cpu = places.cpu()
+        return Rows(
+            self.embeddings.index_select(0, places),
+            self.ids.select(on_cpu),
+            self.num_nonfinite,
+            self.num_left_out + len(marks) - len(places),
+            on_cpu if self.numbers is None else self.numbers[on_cpu],
+            self.first,
         )
 
     @property
     def num_kept(self) -> int:
         """Number of rows that the mask kept."""
-        return len(self.embeddings) + self.num_nonfinite + self.num_massive
+        return len(self.embeddings) + self.num_nonfinite + self.num_left_out
 
     @property
     def num_sequences(self) -> int:

@@ -4,6 +4,7 @@ sequences.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from inspect import Parameter, signature
 from typing import Any
 
@@ -20,11 +21,37 @@ from embedgeo.functional.distributed import (
     num_ranks,
 )
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import RowIds, Rows
+from embedgeo.functional.rows import FEWEST_ROWS, MASSIVE, RowIds, Rows
 from embedgeo.metrics.base import GeometryMetric, states_of_ranks
+from embedgeo.metrics.massive import MassiveRows
 
 # makes the metrics of one layer, given the layer's width
 MetricFactory = Callable[[int], list[Metric]]
+
+
+class _Copies:
+    """The metrics of a layer that see some of its rows, and their copies for each group of the
+    jackknife.
+    """
+
+    def __init__(self, metrics: list[Any]) -> None:
+        self.metrics = metrics
+        self.has_copies = [
+            isinstance(metric, GeometryMetric) and metric.has_copies for metric in metrics
+        ]
+        self.by_group: dict[int, list[Any]] = {}  # of the metrics that have copies
+
+    def with_groups(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Yield each metric with the copies that have seen the groups, none where it has none."""
+        of_each = zip(*(self.by_group[group] for group in sorted(self.by_group)), strict=True)
+        for metric, has_copies in zip(self.metrics, self.has_copies, strict=True):
+            yield metric, list(next(of_each, ())) if has_copies else []
+
+    @property
+    def all(self) -> list[Any]:
+        """All metrics, then their copies, in the same order on every rank."""
+        copies = (copy for _, copies in self.with_groups() for copy in copies)
+        return [*self.metrics, *copies]
 
 
 class LayerMetrics:
@@ -36,8 +63,9 @@ class LayerMetrics:
     rank r as r, r + R, r + 2 R …. A group has copies of the metrics from when it has a sequence; of
     more groups than sequences the empty ones have none.
 
-    Rows whose norm is over ``skip_massive`` times the median of a batch are left out, also of the
-    groups; 0: none are.
+    Rows whose norm is over ``times`` the median of their batch are massive. From the first of them
+    on there is a second copy of the metrics, made from the states as they are, which sees the
+    ordinary rows alone; nothing is ever subtracted. With ``skip_massive`` there is that one alone.
 
     ``metrics`` are some that `reset` has returned, which are made like new in a tenth of the time
     that ``make`` takes.
@@ -51,36 +79,25 @@ class LayerMetrics:
         device: torch.device,
         process_group: Group = None,
         jackknife: int = 0,
-        skip_massive: float = 0,
+        times: float = MASSIVE,
+        skip_massive: bool = False,
         metrics: list[Metric] | None = None,
     ) -> None:
         self.dim = dim
         self.dtype: torch.dtype | None = None  # of the hidden states
-        self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self.num_rows = 0  # of this rank, that are not masked
         self.num_groups = jackknife
         self.skip_massive = skip_massive
-        self.num_massive = 0  # of this rank, that were left out
         self.num_sequences = 0  # dealt into groups, those without rows that count among them
+        self.has_few_rows = False  # a batch had too few of them to tell which are massive
         self.is_synced = False  # the states are those of the rows of all ranks
         self.process_group = process_group
+        self.massive: MassiveRows | None = None
+        self._times = times
         self._num_batches = 0
         self._make = make
-        self._metrics = self._prepared(make(dim) if metrics is None else metrics, device)
-        self._has_copies = [
-            isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics
-        ]
-        self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
-
-    @property
-    def width(self) -> int:
-        """Width of the hidden state, which is less than that of the rows where they are several
-        side by side.
-        """
-        return min(
-            (each.width for each in self._metrics if isinstance(each, GeometryMetric)),
-            default=self.dim,
-        )
+        self._whole = _Copies(self._prepared(make(dim) if metrics is None else metrics, device))
+        self._ordinary: _Copies | None = None
 
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those
@@ -101,26 +118,57 @@ class LayerMetrics:
             ids = ids.dealt(batch * num_sequences, num_rows, self.num_groups)
             self._num_batches += 1
             self.num_sequences += num_sequences
-        rows = Rows.of(hidden, ids, self.skip_massive)
+        rows = Rows.of(hidden, ids, self._times)
         self.num_rows += rows.num_kept
-        self.num_massive += rows.num_massive
+        self.has_few_rows |= 0 < len(rows.embeddings) < FEWEST_ROWS
         if numbers is not None and len(numbers) == rows.num_kept:
             rows.first = numbers.start
         if num_rows:
             self.dtype = torch.promote_types(self.dtype or hidden.dtype, hidden.dtype)
-        seen = [(self._metrics, ids, rows)]
+        if rows.massive is not None:
+            self.split_off()
+            assert self.massive is not None
+            self.massive.take(rows, rows.massive)
+        self._update(None, hidden, ids, rows)
         for group, part in ids.by_group():
-            of_group = Rows.of(hidden, part, self.skip_massive, rows.largest)
-            seen.append((self._copies_of(group), part, of_group))
-        for metrics, of_all, some in seen:
+            self._update(group, hidden, part, Rows.of(hidden, part, self._times, rows.largest))
+
+    def _update(self, group: int | None, hidden: Tensor, ids: RowIds, rows: Rows) -> None:
+        """Update the metrics, or the copies of a group, with its rows of a batch."""
+        ordinary = rows if rows.massive is None else rows.select(~rows.massive)
+        seen = [(self._whole, ids, rows)]
+        if self.skip_massive:
+            seen = [(self._whole, ids if ordinary is rows else ordinary.ids, ordinary)]
+        elif self._ordinary is not None:
+            seen.append((self._ordinary, ordinary.ids, ordinary))
+        for copies, of_all, some in seen:
+            metrics = copies.metrics if group is None else self._copies_of(copies, group)
             for metric in metrics:
                 with named(metric):
-                    update_metric(metric, hidden, some.ids if self.skip_massive else of_all, some)
+                    update_metric(metric, hidden, of_all, some)
+
+    def split_off(self) -> None:
+        """Hold the ordinary rows apart from now on, where that is not done yet: until now all rows
+        were ordinary.
+        """
+        if self.massive is not None:
+            return
+        (self.massive,) = self._prepared([MassiveRows(self.dim)], self.device)
+        if self.skip_massive:
+            return
+        self._ordinary = _Copies(self._copied(self._whole.metrics))
+        for group, copies in self._whole.by_group.items():
+            self._ordinary.by_group[group] = self._copied(copies)
+
+    def _copied(self, metrics: Sequence[Any]) -> list[Any]:
+        """Copies of the metrics that have numbers without massive rows, with their states."""
+        held = [metric for metric in metrics if keys_without_massive(metric)]
+        return [deepcopy(metric) for metric in held]
 
     @property
     def groups(self) -> list[int]:
         """The groups that have a sequence."""
-        return [*self._copies]
+        return [*self._whole.by_group]
 
     def complete(self, groups: Sequence[int], num_sequences: int) -> None:
         """Give copies to the groups that have a sequence on any rank; to all groups where there
@@ -128,13 +176,15 @@ class LayerMetrics:
         """
         has_all = self.num_groups <= num_sequences
         for group in range(self.num_groups) if has_all else sorted(groups):
-            self._copies_of(group)
+            for copies in filter(None, (self._whole, self._ordinary)):
+                self._copies_of(copies, group)
 
     def wanted(self, is_wanted: Callable[[GeometryMetric], object]) -> list[Any]:
         """The metrics of this package's kind that are wanted."""
+        metrics = [*self._whole.metrics, *([] if self.massive is None else [self.massive])]
         return [
             metric
-            for metric in self._metrics
+            for metric in metrics
             if isinstance(metric, GeometryMetric) and is_wanted(metric)
         ]
 
@@ -149,10 +199,10 @@ class LayerMetrics:
     @property
     def with_copies(self) -> list[Any]:
         """All metrics, then their copies, in the same order on every rank."""
-        return [
-            *self._metrics,
-            *(copy for _, copies in self.with_their_copies() for copy in copies),
-        ]
+        every = self._whole.all
+        if self._ordinary is not None:
+            every += self._ordinary.all
+        return every if self.massive is None else [*every, self.massive]
 
     @property
     def num_bytes(self) -> int:
@@ -162,13 +212,7 @@ class LayerMetrics:
 
     @property
     def device(self) -> torch.device:
-        return next((metric.device for metric in self._metrics), torch.device("cpu"))
-
-    def set_unembedding(self, weights: Tensor | None) -> None:
-        """Set the output embedding of the metrics that compare rows with it."""
-        for metric in self.with_copies:
-            if isinstance(metric, GeometryMetric) and metric.needs_unembedding:
-                metric.set_unembedding(weights)
+        return next((metric.device for metric in self._whole.metrics), torch.device("cpu"))
 
     def reset(self) -> list[Metric]:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector
@@ -178,7 +222,6 @@ class LayerMetrics:
             The metrics without rows, for another `LayerMetrics` of the same width; none where one
             is the user's, which may hold more than its states.
         """
-        self.set_unembedding(None)
         # states made under it could not be added to outside of it
         with torch.inference_mode(False):
             for metric in self.with_copies:
@@ -186,23 +229,28 @@ class LayerMetrics:
                 if metric.process_group is not None:
                     metric.process_group = None  # one that a metric holds stays open
         self.is_synced = False
-        are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in self._metrics)
-        return self._metrics if are_own else []
+        metrics = self._whole.metrics
+        are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in metrics)
+        return metrics if are_own else []
 
     def with_their_copies(self) -> Iterator[tuple[Any, list[Any]]]:
         """Yield each metric with the copies that have seen the groups, none where it has none."""
-        by_group = [self._copies[group] for group in sorted(self._copies)]
-        of_each = zip(*by_group, strict=True)
-        for metric, has_copies in zip(self._metrics, self._has_copies, strict=True):
-            yield metric, list(next(of_each, ())) if has_copies else []
+        return self._whole.with_groups()
 
-    def _copies_of(self, group: int) -> list[Any]:
-        if group not in self._copies:
-            pairs = zip(self._make(self.dim), self._has_copies, strict=True)
-            self._copies[group] = self._prepared(
-                [copy for copy, has_copies in pairs if has_copies], self.device
-            )
-        return self._copies[group]
+    def ordinary(self) -> Iterator[tuple[Any, list[Any]]]:
+        """Yield each metric of the ordinary rows with the copies that have seen those of the
+        groups; none where all rows are ordinary.
+        """
+        return iter(()) if self._ordinary is None else self._ordinary.with_groups()
+
+    def _copies_of(self, copies: _Copies, group: int) -> list[Any]:
+        if group not in copies.by_group:
+            made = self._prepared(self._make(self.dim), self.device)
+            if copies is self._ordinary:
+                made = [metric for metric in made if keys_without_massive(metric)]
+            pairs = zip(made, copies.has_copies, strict=True)
+            copies.by_group[group] = [metric for metric, has_copies in pairs if has_copies]
+        return copies.by_group[group]
 
     def _prepared(self, metrics: list[Any], device: torch.device) -> list[Any]:
         for metric in metrics:
@@ -213,6 +261,11 @@ class LayerMetrics:
             if isinstance(self.process_group, OwnGroup) and not isinstance(metric, GeometryMetric):
                 metric.process_group = self.process_group.original
         return metrics
+
+
+def keys_without_massive(metric: object) -> tuple[str, ...]:
+    """The keys of a metric that are also recorded of the ordinary rows alone; none of others."""
+    return metric.keys_without_massive if isinstance(metric, GeometryMetric) else ()
 
 
 def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:

@@ -1,0 +1,82 @@
+"""Groups of rows among all rows: massive ones, and the first one of each sequence."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.distributed import Found
+from embedgeo.functional.moments import mean_of, merge_parts, moment_reductions, ratio, squares_about
+from embedgeo.functional.precision import accumulator_dtype, sent
+from embedgeo.functional.rows import RowIds, Rows
+
+
+class RowGroup(NamedTuple):
+    """Moments of a group of rows.
+
+    Attributes:
+        n: number of rows, scalar.
+        mean: mean row, shape (d,).
+        m2: squared deviations from it, summed over rows, shape (d,).
+        num_first: number of these rows that are the first one of a sequence of two or more, scalar.
+    """
+
+    n: Tensor
+    mean: Tensor
+    m2: Tensor
+    num_first: Tensor
+
+    @classmethod
+    def empty(cls, dim: int) -> "RowGroup":
+        """The group of no rows."""
+        zero = torch.zeros((), dtype=torch.float64)
+        row = zero.new_zeros(dim)
+        return cls(zero, row, row, zero)
+
+    def merge(self, other: "RowGroup") -> "RowGroup":
+        """The group of the rows of both."""
+        return RowGroup(*merge_parts((self[:3], other[:3])), self.num_first + other.num_first)
+
+    def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
+        """Moments, and the number of first positions in the phase of sums."""
+        reduced = moment_reductions(phase, found, self.n, self.mean, self.m2)
+        return reduced | {"num_first": self.num_first} if phase == 1 else reduced
+
+    def of_ranks(self, found: Found) -> "RowGroup":
+        """The group of the rows of all ranks."""
+        return RowGroup(found["n"], found["mean"], found["m2"], found["num_first"])
+
+    def share_of_variance(self, mean: Tensor, m2: Tensor) -> Tensor:
+        """Share of the squared deviations of all rows, ``m2``, shape (d,), about their ``mean``,
+        shape (d,), that the group's rows have; NaN where the rows do not vary.
+        """
+        squares = squares_about(mean, self.n, self.mean, self.m2).sum()
+        return ratio(squares, m2.sum())
+
+
+def row_group(x: Tensor, num_first: int) -> RowGroup:
+    """The group of the rows ``x``, shape (k, d), ``num_first`` of which are first positions."""
+    rows = x.to(accumulator_dtype(x.device))
+    n = rows.new_tensor(float(len(rows)))
+    mean = mean_of(n, rows.sum(0))
+    return RowGroup(n, mean, (rows - mean).square_().sum(0), n.new_tensor(float(num_first)))
+
+
+def first_positions(rows: Rows) -> RowGroup:
+    """The group of the first row of each sequence of two or more."""
+    x, ids = rows.embeddings, rows.ids
+    places = ids.once(
+        ("first rows", x.device), lambda: sent(first_places(ids).nonzero().flatten(), x.device)
+    )
+    return row_group(x.index_select(0, places), len(places))
+
+
+def first_places(ids: RowIds) -> Tensor:
+    """Marks of the rows that are the first one of a sequence of two or more that counts, shape
+    (n,), on the CPU.
+    """
+    if ids.sequences is None or ids.is_first is None:
+        num_rows = 0 if ids.token_ids is None else len(ids.token_ids)
+        return torch.zeros(num_rows, dtype=torch.bool)
+    sequence, num_sequences = ids.sequences
+    return ids.is_first & (sequence.bincount(minlength=num_sequences)[sequence] > 1)

@@ -1,0 +1,103 @@
+"""Massive rows: how many there are, what they hold, and the numbers of a layer without them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embedgeo.functional.massive import RowGroup, first_places, row_group
+from embedgeo.functional.rows import Rows
+from embedgeo.functional.tokens import TokenTable, type_table
+from embedgeo.glossary import Term, in_group, term
+from embedgeo.metrics.base import GeometryMetric, Table, Tables
+
+WITHOUT_MASSIVE = "_without_massive"
+WITHOUT_TOP_DIM = "_without_top_dim"
+WITHOUT_BOTH = "_without_massive_or_top_dim"
+_WORDS = {  # what is left out, by the end of a key; the longest first
+    WITHOUT_BOTH: ("massive rows and the largest coordinate", "without both"),
+    WITHOUT_MASSIVE: ("massive rows", "without massive rows"),
+    WITHOUT_TOP_DIM: ("the largest coordinate", "without the largest coordinate"),
+}
+
+
+class MassiveRows(GeometryMetric):
+    """The massive rows of a layer, whose norm is beyond 4 times the median of their forward pass.
+
+    A layer has one from its first massive row on; it is given these rows alone. ``compute()``
+    returns ``n_massive``, their number.
+
+    Args:
+        dim: d, the width of the embeddings.
+        kwargs: of `torchmetrics.Metric`.
+    """
+
+    has_copies = False
+    terms = in_group(
+        "rows counted",
+        615,
+        n_massive=Term(
+            "massive rows",
+            "rows beyond 4 times the median norm of their forward pass",
+            "Rows far longer than most, as attention sinks are. Numbers without them have keys of "
+            "their own.",
+            ranges=True,
+            gaussian=0.0,
+        ),
+    ) | in_group(
+        "norms",
+        420,
+        massive_share_of_V=Term(
+            "massive rows' share",
+            "share of V of the massive rows",
+            "How much of the variance massive rows hold.",
+            gaussian=0.0,
+        ),
+    )
+
+    def __init__(self, dim: int, **kwargs: Any) -> None:
+        super().__init__(dim, **kwargs)
+        self.declare(RowGroup.empty(dim))
+        self.declare(TokenTable.empty(dim), "type_")
+
+    @staticmethod
+    def family_term(key: str) -> Term | None:
+        """The term of a number without massive rows, without the largest coordinate, or both."""
+        end = next((end for end in _WORDS if key.endswith(end)), None)
+        if end is None:
+            return None
+        whole = term(key.removesuffix(end))
+        what, short = _WORDS[end]
+        return whole._replace(
+            name=f"{whole.name} {short}",
+            meaning=f"{whole.name} of what is left without {what}.",
+            is_drawn=False,
+            is_scalar=False,
+            group="more",
+            order=800,
+            follows="",
+        )
+
+    def take(self, rows: Rows, marks: Tensor) -> None:
+        """Take the rows of a pass that are marked as massive, shape (n,)."""
+        num_first = int(first_places(rows.ids)[marks.cpu()].sum()) if rows.ids.sequences else 0
+        massive = rows.select(marks)
+        self.update(massive)
+        self.extend(row_group(massive.embeddings, num_first))
+
+    def update_states(self, rows: Rows) -> None:
+        table = type_table(rows)
+        if table is not None:
+            self.extend(table)
+
+    def layer_tables(self) -> Tables:
+        return {"massive": self._types}
+
+    def compute(self) -> dict[str, Tensor]:
+        return {"n_massive": self.load(RowGroup).n}
+
+    def _types(self) -> Table:
+        """``token_id`` and ``n`` of the token types of massive rows, the most frequent first."""
+        types = self.load(TokenTable).typed()
+        order = types.n.argsort(descending=True, stable=True)
+        return {"token_id": types.token_ids[order.cpu()], "n": types.n[order]}
