@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Found
-from embedgeo.functional.moments import mean_of, merge_parts, moment_reductions, ratio, squares_about
+from embedgeo.functional.moments import (
+    Moments,
+    mean_of,
+    merge_parts,
+    moment_reductions,
+    ratio,
+    squares_about,
+)
 from embedgeo.functional.precision import accumulator_dtype, sent
 from embedgeo.functional.rows import RowIds, Rows
 
@@ -80,3 +87,9 @@ def first_places(ids: RowIds) -> Tensor:
         return torch.zeros(num_rows, dtype=torch.bool)
     sequence, num_sequences = ids.sequences
     return ids.is_first & (sequence.bincount(minlength=num_sequences)[sequence] > 1)
+
+
+def first_share(first: RowGroup, moments: Moments) -> Tensor:
+    """Share of V of the first positions; NaN where there are none."""
+    share = first.share_of_variance(moments.mean, moments.m2)
+    return share.where(first.n > 0, torch.nan)

@@ -299,8 +299,9 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     Returns:
         The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left
         out; Ethayarajh 2019); ``norm_mean``, ``norm_cv`` (standard deviation / mean) and
-        ``norm_max``; ``top_dim_share``, the largest share of V in one coordinate. What too few rows
-        leave undefined is NaN.
+        ``norm_max``; ``top_dim_share``, the largest share of V in one coordinate; and
+        ``V_without_top_dim`` and ``M_over_Q_without_top_dim``, without the coordinate of the largest
+        second moment. What too few rows leave undefined is NaN.
 
     >>> values = moment_values(row_moments(torch.tensor([[0.0, 1.0], [0.0, 3.0]])))
     >>> [values[key].item() for key in ("Q", "M", "V")]
@@ -325,9 +326,13 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
             "top_dim_share": (m2.amax(-1), total),
         }
     )
+    top = (m2 + n * moments.mean.square()).argmax()[None]
+    others = sizes(n, moments.mean.index_fill(0, top, 0), m2.index_fill(0, top, 0).sum())
     return {
         **variance_values(n, moments.mean, total),
         **shares,
+        "V_without_top_dim": others["V"],
+        "M_over_Q_without_top_dim": ratio(others["M"], others["Q"]),
         "norm_mean": norm_mean,
         "norm_max": torch.where(n > 0, moments.norm_max, torch.nan),
     }

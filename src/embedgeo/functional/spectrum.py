@@ -49,17 +49,19 @@ class Scatter(NamedTuple):
         n: number of rows, scalar.
         mean: mean row, shape (d,).
         scatter: sum over rows of (x - mean)(x - mean)ᵀ, shape (d, d).
+        eps: relative spacing of numbers of the rows' dtype, the largest of all rows, scalar.
     """
 
     n: Tensor
     mean: Tensor
     scatter: Tensor
+    eps: Tensor
 
     @classmethod
     def empty(cls, dim: int) -> "Scatter":
         """The scatter of no rows, in a matrix of shape (1, 1), which broadcasts: see `expanded`."""
         zero = torch.zeros((), dtype=torch.float64)
-        return cls(zero, zero.new_zeros(dim), zero.new_zeros(1, 1))
+        return cls(zero, zero.new_zeros(dim), zero.new_zeros(1, 1), zero)
 
     def expanded(self) -> "Scatter":
         """This scatter with a matrix of shape (d, d), also where no rows have been seen."""
@@ -69,15 +71,26 @@ class Scatter(NamedTuple):
         """The scatter of the rows of both about their common mean."""
         if self.scatter.shape != other.scatter.shape:  # that of no rows is the smaller one
             return max(self, other, key=lambda each: len(each.scatter))
-        return Scatter(*merge_parts((self, other)))
+        return Scatter(*merge_parts((self[:3], other[:3])), torch.maximum(self.eps, other.eps))
 
     def reductions(self, phase: int, found: Found) -> dict[str, Tensor]:
         """The mean of all ranks, then the scatter about it."""
-        return moment_reductions(phase, found, *self)
+        return {"eps": self.eps} if phase == 0 else moment_reductions(phase, found, *self[:3])
 
     def of_ranks(self, found: Found) -> "Scatter":
         """The scatter of the rows of all ranks about their common mean."""
-        return Scatter(found["n"], found["mean"], found["m2"])
+        return Scatter(found["n"], found["mean"], found["m2"], found["eps"])
+
+    def tells(self) -> Tensor:
+        """Marks of the coordinates whose variance the dtype of the rows can tell, shape (d,).
+
+        It must exceed the rounding of the coordinate's mean, and its squares must be in the range
+        of what products are taken in: float64 of float64 rows, else float32.
+        """
+        wide = torch.finfo(torch.float64)
+        tiny = torch.where(self.eps > wide.eps, torch.finfo(torch.float32).tiny, wide.tiny)
+        rounding = (self.eps * self.mean).square()
+        return self.scatter.diagonal() > self.n * torch.maximum(rounding, tiny)
 
 
 def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
@@ -86,14 +99,14 @@ def row_scatter(x: Tensor, *, small: bool = False) -> Scatter:
     Products are taken of the centred rows, in float64 for float64 rows and else in float32,
     whatever the process's matmul-precision and autocast settings are; they are summed over chunks
     of rows in float64. Where ``small`` eigenvalues matter, too, which drown in the rounding of
-    float32 (1e-7 of the largest), all are taken in float64. Half of the products are those of the
-    other half: line "scatter" of ``benchmarks/estimators.py``.
+    float32 (1e-7 of the largest), all are taken in float64. The squares of each coordinate are
+    summed in float64. Half of the products are those of the other half.
     """
     wide = accumulator_dtype(x.device)
     narrow = wide if small else torch.promote_types(x.dtype, torch.float32)
     if not len(x):
         zeros = x.new_zeros(x.shape[1], x.shape[1], dtype=wide)
-        return Scatter(zeros.new_zeros(()), zeros[0], zeros)
+        return Scatter(zeros.new_zeros(()), zeros[0], zeros, zeros.new_zeros(()))
     with matmul_precision(x.device):
         chunks = x.split(max(1, _SCATTER_ELEMENTS // x.shape[1]))
         return reduce(Scatter.merge, (_scatter_in(narrow, chunk) for chunk in chunks))
@@ -107,10 +120,12 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     center = x.sum(0, dtype=dtype) / n
     gram = x.new_empty(dim, dim, dtype=dtype)
     rounding = x.new_zeros(dim, dtype=dtype)
+    squares = x.new_zeros(dim, dtype=wide)
     step = _GRAM_COLUMNS
     for number, part in enumerate(x.split(_CENTRED_ROWS)):
         rows = part.to(dtype) - center
         rounding += rows.sum(0)
+        squares += rows.to(wide).square_().sum(0)
         for start in range(0, dim, step):
             columns = rows[:, start : start + step]
             gram[start : start + step, start:].addmm_(
@@ -121,71 +136,80 @@ def _scatter_in(dtype: torch.dtype, x: Tensor) -> Scatter:
     if dtype != wide and not in_range(gram.diagonal()):
         return _scatter_in(wide, x)
     rounding = rounding.to(wide) / n
-    scatter = gram.to(wide).addr_(n * rounding, rounding, alpha=-1)
-    return Scatter(rounding.new_full((), n), center + rounding, scatter)
+    scatter = gram.to(wide)
+    scatter.diagonal().copy_(squares)
+    scatter.addr_(n * rounding, rounding, alpha=-1)
+    eps = rounding.new_full((), torch.finfo(x.dtype).eps)
+    return Scatter(rounding.new_full((), n), center + rounding, scatter, eps)
 
 
 def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor]:
     """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
-        scatter: mean and scatter of the rows. Without ``full`` those of several sets of rows may be
-            stacked along leading axes.
+        scatter: mean and scatter of the rows.
         full: also compute what needs every eigenvalue (d³ operations).
 
     Returns:
-        ``anisotropy`` λ₁/Σλ; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the
-        anisotropy of the rows with every coordinate scaled to variance 1 (constant ones left out);
-        ``anisotropy_null``, the Gaussian baseline. With ``full``: ``effective_rank``, the
-        exponential of the entropy of the normalised singular values; ``rankme``, the same of the
-        rows as they are, not centred; ``effective_rank_eigenvalues``, the same of the λ;
-        ``isoscore``; ``top1_share``, which is ``anisotropy`` again, and ``top5_share``, that of
-        λ₁..λ₅ in Σλ; ``anisotropy_without_top5`` λ₆/Σ_{i>5}λᵢ; ``anisotropy_without_top_dim`` and
-        ``participation_ratio_without_top_dim``, without the coordinate of the largest variance;
-        ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All but the
-        baseline are NaN where the rows do not vary, and ``rankme`` only where they are 0, too.
+        ``anisotropy`` λ₁/Σλ; ``anisotropy_without_top_dim``, that without the coordinate of the
+        largest second moment; ``participation_ratio`` (Σλ)²/Σλ²; ``anisotropy_standardized``, the
+        anisotropy of the rows with every coordinate scaled to variance 1; ``constant_dims``, the
+        number of coordinates that it leaves out: see `Scatter.tells`; ``anisotropy_null``, the
+        Gaussian baseline. With ``full``: ``effective_rank``, the exponential of the entropy of the
+        normalised singular values; ``rankme``, the same of the rows as they are, not centred;
+        ``effective_rank_eigenvalues``, the same of the λ; ``isoscore``; ``top1_share``, which is
+        ``anisotropy`` again, and ``top5_share``, that of λ₁..λ₅ in Σλ; ``anisotropy_without_top5``
+        λ₆/Σ_{i>5}λᵢ; ``alpha_req`` and ``alpha_req_r2``, see `embedgeo.functional.power_law`. All
+        but the baseline and the number are NaN where the rows do not vary, and ``rankme`` only
+        where they are 0, too.
     """
     s = varying_scatter(scatter)
-    variance = s.diagonal(dim1=-2, dim2=-1)
-    scale = _reciprocal_root(variance)
-    standardized = s * scale[..., :, None] * scale[..., None, :]
-    leading = _leading_values(scatter.n, variance, s, standardized)
+    variance = s.diagonal()
+    scale = _reciprocal_root(variance, scatter.tells())
+    standardized = s * scale[:, None] * scale
+    top = (variance + scatter.n * scatter.mean.square()).argmax()[None]
+    others = s.index_fill(0, top, 0).index_fill(1, top, 0)
+    leading = _leading_values(scatter.n, variance, torch.stack((s, standardized, others)), scale)
     if not full:
         return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
     uncentred = uncentred_eigenvalues(s, scatter.n, scatter.mean, eigenvalues[0])
-    kept = torch.ones_like(variance).index_fill_(0, variance.argmax(), 0)
-    others = _leading_values(scatter.n, variance * kept, *(s * kept * kept[:, None],) * 2)
     return {
         **leading,
-        **{f"{key}_without_top_dim": others[key] for key in ("anisotropy", "participation_ratio")},
         "rankme": entropy_rank(uncentred.sqrt()),
         **full_spectrum_values(eigenvalues),
     }
 
 
 def _leading_values(
-    n: Tensor, variance: Tensor, s: Tensor, standardized: Tensor
+    n: Tensor, variance: Tensor, matrices: Tensor, scale: Tensor
 ) -> dict[str, Tensor]:
-    """Values from the diagonal of the scatter and from two matrices, which have its eigenvalues,
-    and those of the scatter of standardized rows.
+    """Values from the diagonal of the scatter, and from three matrices, shape (3, m, m), which have
+    the eigenvalues of the scatter, of that of standardized rows, and of that of the rows without
+    their largest coordinate; ``scale`` is 0 in coordinates that standardized rows do not have.
     """
-    top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
-    trace = variance.sum(-1)
+    top, top_standardized, top_others = top_eigenvalue(matrices)
+    trace = variance.sum()
     unit = power_of_two(trace)
-    norm = torch.linalg.matrix_norm(s / unit[..., None, None])
+    norm = torch.linalg.matrix_norm(matrices[0] / unit)
+    num_scaled = (scale > 0).sum().to(trace)
     values = ratios(
         {
             "anisotropy": (top, trace),
+            "anisotropy_without_top_dim": (top_others, matrices[2].diagonal().sum()),
             "participation_ratio": ((trace / unit).square(), norm.square()),
-            "anisotropy_standardized": (top_standardized, (variance > 0).sum(-1).to(trace)),
+            "anisotropy_standardized": (top_standardized, num_scaled),
         }
     )
-    return {**values, "anisotropy_null": anisotropy_null(n, variance.shape[-1])}
+    return {
+        **values,
+        "constant_dims": len(variance) - num_scaled,
+        "anisotropy_null": anisotropy_null(n, len(variance)),
+    }
 
 
-def _reciprocal_root(variance: Tensor) -> Tensor:
-    return torch.where(variance > 0, variance.rsqrt(), 0)
+def _reciprocal_root(variance: Tensor, tells: Tensor) -> Tensor:
+    return torch.where(tells & (variance > 0), variance.rsqrt(), 0)
 
 
 def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
@@ -198,18 +222,20 @@ def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
         x: shape (n, d), any floating dtype, finite.
 
     Returns:
-        ``anisotropy``, ``participation_ratio``, ``anisotropy_standardized`` and
-        ``anisotropy_null``, all of the n rows: with few of them the first is high by about the
-        last.
+        What `spectrum_values` returns without ``full``, all of the n rows: with few of them the
+        anisotropy is high by about ``anisotropy_null``.
     """
     n = torch.tensor(len(x), dtype=accumulator_dtype(x.device), device=x.device)
     rows = x.to(n.dtype) if len(x) else n.new_zeros(1, x.shape[1])
     mean = rows.sum(0) / n.clamp(min=1)
+    top = rows.square().sum(0).argmax()[None]
     rows = rows - mean
     m2 = without_rounding(rows.square().sum(0), n, mean)
     rows = rows * torch.where(m2 == 0, 0, m2 / m2)
-    products, standardized = (each @ each.T for each in (rows, rows * _reciprocal_root(m2)))
-    return _leading_values(n, m2, products, standardized)
+    eps = n.new_full((), torch.finfo(x.dtype).eps)
+    scale = _reciprocal_root(m2, Scatter(n, mean, m2.diag(), eps).tells())
+    of_rows = rows, rows * scale, rows.index_fill(1, top, 0)
+    return _leading_values(n, m2, torch.stack([each @ each.T for each in of_rows]), scale)
 
 
 @lru_cache(maxsize=8)

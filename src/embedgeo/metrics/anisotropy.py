@@ -101,18 +101,13 @@ _TERMS = {
             ranges=True,
         ),
         **_SPECTRUM,
-        anisotropy_without_top_dim=Term(
-            "anisotropy without the largest coordinate",
-            "σ₁² / Σσ² of the other coordinates",
-            "Anisotropy that is left without the coordinate of the largest share of V.",
-            is_drawn=False,
-        ),
-        participation_ratio_without_top_dim=Term(
-            "participation ratio without the largest coordinate",
-            "directions, (Σλ)² / Σλ² of the other coordinates",
-            "How many directions the variance of the other coordinates is spread over.",
+        constant_dims=Term(
+            "constant coordinates",
+            "coordinates left out of the standardized anisotropy",
+            "Coordinates whose variance is no more than rounding of their mean, or out of range.",
             ranges=True,
             is_drawn=False,
+            gaussian=0.0,
         ),
         anisotropy_null=Term(
             "anisotropy of a Gaussian",
@@ -143,8 +138,10 @@ _TERMS = {
 class Anisotropy(GeometryMetric):
     """Anisotropy σ₁²/Σσ² of the centred embeddings, from their mean and d × d scatter.
 
-    ``compute()`` returns float64 scalars: ``anisotropy``, ``participation_ratio``,
-    ``anisotropy_standardized`` (of the z-scored rows) and ``anisotropy_null`` (the Gaussian
+    ``compute()`` returns float64 scalars: ``anisotropy``, ``anisotropy_without_top_dim`` (without
+    the coordinate of the largest second moment), ``participation_ratio``,
+    ``anisotropy_standardized`` (of the z-scored rows), ``constant_dims`` (the number of coordinates
+    that these leave out) and ``anisotropy_null`` (the Gaussian
     baseline: that of an isotropic Gaussian of the same n and d); see
     `embedgeo.functional.spectrum_values` for their definitions. All but the baseline are NaN where
     the rows do not vary.
@@ -159,8 +156,7 @@ class Anisotropy(GeometryMetric):
         dim: d, the width of the embeddings.
         spectrum: also compute ``effective_rank``, ``rankme``, ``effective_rank_eigenvalues``,
             ``isoscore``, ``top1_share``, ``top5_share``, ``anisotropy_without_top5``,
-            ``anisotropy_without_top_dim``, ``participation_ratio_without_top_dim``, ``alpha_req``
-            and ``alpha_req_r2``.
+            ``alpha_req`` and ``alpha_req_r2``.
         batch_size: also compute ``anisotropy_batch_mean`` and ``anisotropy_batch_std`` (of at least
             two batches) over consecutive batches of this many rows, as published curves are
             averaged. Batches do not span ranks, and rows that do not fill one are left out.
@@ -182,6 +178,7 @@ class Anisotropy(GeometryMetric):
 
     terms = _TERMS
     has_samples = True
+    keys_without_massive = ("anisotropy", "anisotropy_without_top_dim")
 
     mean: Tensor
 

@@ -28,7 +28,6 @@ from embedgeo.functional.distributed import (
     reduce_states,
 )
 from embedgeo.functional.jackknife import deviations, merge_all_but_one
-from embedgeo.functional.outliers import NUM_HELD, OutlierRows
 from embedgeo.functional.precision import on_one_device, sent, state_device, to_state
 from embedgeo.functional.rows import Rows, has_rows_without_type, rows_without_type, select_rows
 from embedgeo.functional.sampling import Sample
@@ -143,6 +142,9 @@ class GeometryMetric(Metric):
 
     keys_of_types: ClassVar[tuple[str, ...]] = ()
     """Headline keys that are absent where rows have no token ids."""
+
+    keys_without_massive: ClassVar[tuple[str, ...]] = ()
+    """Keys that are also recorded of the rows of a layer that are not massive."""
 
     has_copies: bool = True
     """True where standard errors need copies of the metric that see groups of its rows: see
@@ -263,7 +265,7 @@ class GeometryMetric(Metric):
             self._untouched.clear()
         if self.deviations:
             self.deviations = {}
-        self.num_rows = self.num_rows + (rows.num_kept - rows.num_massive)
+        self.num_rows = self.num_rows + (rows.num_kept - rows.num_left_out)
         if rows.num_nonfinite:
             self.num_nonfinite = self.num_nonfinite + rows.num_nonfinite
 
@@ -332,8 +334,6 @@ class GeometryMetric(Metric):
                     total += num_types * of_entry
                 case Scatter():
                     total += 8 * (self.dim**2 - 1)
-                case OutlierRows():
-                    total += min(num_rows, NUM_HELD) * of_entry
                 case AnisotropyBatches():
                     total += num_rows % state.size * of_entry
                 case Sample():  # its batches are no rows
@@ -538,6 +538,15 @@ class GeometryMetric(Metric):
                 value = getattr(state, field)
                 found[name] = value.cpu() if name in self._on_cpu else value
         return found
+
+    def take_states(self, other: Self) -> None:
+        """Take copies of the states of a metric of the same class and arguments."""
+        for name, state in other.metric_state.items():
+            setattr(self, name, state.clone())
+
+    def compute_without_massive(self) -> dict[str, Tensor]:
+        """The values of `keys_without_massive`, on states that massive rows are left out of."""
+        return {key: each for key, each in self.compute().items() if key in self.keys_without_massive}
 
     def reset(self) -> None:
         """Drop the rows seen."""

@@ -4,7 +4,6 @@ sequences.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from copy import deepcopy
 from inspect import Parameter, signature
 from typing import Any
 
@@ -160,10 +159,18 @@ class LayerMetrics:
         for group, copies in self._whole.by_group.items():
             self._ordinary.by_group[group] = self._copied(copies)
 
-    def _copied(self, metrics: Sequence[Any]) -> list[Any]:
-        """Copies of the metrics that have numbers without massive rows, with their states."""
-        held = [metric for metric in metrics if keys_without_massive(metric)]
-        return [deepcopy(metric) for metric in held]
+    def _copied(self, held: Sequence[Any]) -> list[Any]:
+        """New metrics with the states of those of ``held`` that have numbers without massive
+        rows.
+        """
+        made = {type(metric): metric for metric in self._prepared(self._make(self.dim), self.device)}
+        copies = []
+        for metric in held:
+            if keys_without_massive(metric):
+                copy = made[type(metric)]
+                copy.take_states(metric)
+                copies.append(copy)
+        return copies
 
     @property
     def groups(self) -> list[int]:

@@ -6,16 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embedgeo.functional.moments import Moments, moment_values, moments_and_norms, ratio
-from embedgeo.functional.outliers import (
-    LARGE,
-    MOST_TOP,
-    TOP_SHARE,
-    OutlierRows,
-    outlier_rows,
-    outlier_shares,
-    outlier_table,
-)
+from embedgeo.functional.massive import RowGroup, first_positions, first_share
+from embedgeo.functional.moments import Moments, moment_values, ratio, row_moments
 from embedgeo.functional.precision import to_state
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -129,20 +121,10 @@ _TERMS = {
     **in_group(
         "norms",
         420,
-        top_rows_share=Term(
-            "top rows' share",
-            "share of V of the 0.1 % of rows of largest norm, at most 64",
-            "How much of the variance a few rows hold.",
-        ),
         first_positions_share=Term(
             "first positions' share",
             "share of V of the first row of each sequence",
             "How much of the variance first positions hold, as attention sinks do.",
-        ),
-        large_norm_rows=Term(
-            "large rows",
-            "share of rows with ‖x‖ > 4 × median ‖x‖",
-            "Rows far longer than most, as those of massive activations are.",
         ),
     ),
     "n": Term(
@@ -171,9 +153,9 @@ class EmbeddingMoments(GeometryMetric):
     ``compute()`` returns float64 scalars: ``n``, the number of rows; ``n_nonfinite``, that of the
     rows left out; ``Q`` (mean squared norm), ``M`` (squared norm of the mean) and ``V`` (variance;
     Q = M + V) in squared embedding units; ``M_over_V``, ``M_over_Q``, ``mean_cosine`` of two
-    distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max`` and ``top_dim_share``;
-    ``top_rows_share``, ``first_positions_share`` and ``large_norm_rows``; and, where rows came with
-    token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
+    distinct rows, ``norm_mean``, ``norm_cv``, ``norm_max``, ``top_dim_share`` and
+    ``first_positions_share``; ``V_without_top_dim`` and ``M_over_Q_without_top_dim``; and, where
+    rows came with token ids, ``V_W_unbiased``, ``V_B_unbiased`` and ``V_W_over_V_unbiased``: the
     within-token variance is estimated in each update from pairs of occurrences in different
     sequences, and averaged over the updates that have such pairs, weighted by their rows (NaN where
     only some rows have a type). What too few rows leave undefined is NaN. See
@@ -195,30 +177,27 @@ class EmbeddingMoments(GeometryMetric):
 
     terms = _TERMS
     keys_of_types = ("V_W_over_V_unbiased",)
+    keys_without_massive = (
+        "V",
+        "M_over_Q",
+        "V_W_over_V_unbiased",
+        "mean_cosine",
+        "V_without_top_dim",
+        "M_over_Q_without_top_dim",
+    )
 
     def __init__(self, dim: int, **kwargs: Any) -> None:
         super().__init__(dim, **kwargs)
         self.declare(Moments.empty(dim))
-        self.declare(OutlierRows.empty(dim), "outlier_")
+        self.declare(RowGroup.empty(dim), "first_")
         self.declare(WithinMoments.empty())
 
     def update_states(self, rows: Rows) -> None:
-        moments, norms = moments_and_norms(rows.embeddings)
-        self.extend(moments)
-        self.extend(outlier_rows(rows, norms))
+        self.extend(row_moments(rows.embeddings))
+        self.extend(first_positions(rows))
         table = type_table(rows)
         if table is not None:
             self.extend(within_moments(to_state(table), rows.num_sequences))
-
-    def largest_rows(self) -> Table:
-        """``token_id``, ``place`` in its sequence, ``norm`` and ``share_of_V`` of each of the 128
-        rows of largest norm, in descending order: see `embedgeo.functional.outlier_table`.
-
-        The rows are those that this process has seen or, within ``sync_context()``, those of all
-        ranks.
-        """
-        moments = self.load(Moments)
-        return outlier_table(self.load(OutlierRows), moments.mean, moments.m2)
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -239,10 +218,6 @@ class EmbeddingMoments(GeometryMetric):
             "norm_cv": np.sqrt(1 / root**2 - 1),
             "norm_max": np.sqrt(Q / dim * stats.chi2.ppf(0.5 ** (1 / n), dim)),
             "top_dim_share": stats.chi2.ppf(0.5 ** (1 / dim), free) / (free * dim),
-            "top_rows_share": stats.chi2.sf(
-                stats.chi2.isf(np.minimum(np.ceil(TOP_SHARE * n), MOST_TOP) / n, dim), dim + 2
-            ),
-            "large_norm_rows": stats.chi2.sf(LARGE**2 * stats.chi2.median(dim), dim),
             "V_W_unbiased": np.where(free > 0, Q, np.nan),
         }
 
@@ -251,7 +226,7 @@ class EmbeddingMoments(GeometryMetric):
         moments = self.load(Moments)
         values = moment_values(moments)
         n = values["n"]
-        values |= outlier_shares(self.load(OutlierRows), n, moments.mean, values["V"])
+        values["first_positions_share"] = first_share(self.load(RowGroup), moments)
         values["n_nonfinite"] = self.num_nonfinite.to(n)
         if has_token_values(n, within.n_with_ids):
             variance = torch.where(

@@ -6,14 +6,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from embedgeo.functional.massive import RowGroup, first_positions, first_share
 from embedgeo.functional.moments import (
     Moments,
     moment_values,
-    moments_and_norms,
     ratios,
+    row_moments,
     variance_values,
 )
-from embedgeo.functional.outliers import OutlierRows, outlier_rows, outlier_shares, outlier_table
 from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
@@ -24,7 +24,7 @@ from embedgeo.functional.tokens import (
     has_token_values,
     local_variance,
     type_regressions,
-    type_table_and_pairs,
+    type_table,
     type_values,
     unbiased_split,
     variance_split,
@@ -197,8 +197,8 @@ class TokenMoments(GeometryMetric):
 
     Memory is O(T d) for T token types: one mean each. With ``count_range`` all values come from the
     table of token types; ``mean_cosine``, ``norm_mean``, ``norm_cv``, ``norm_max``,
-    ``top_dim_share``, ``top_rows_share``, ``first_positions_share`` and ``large_norm_rows`` do not
-    follow from it and are absent.
+    ``top_dim_share``, ``first_positions_share`` and numbers without a coordinate do not follow from
+    it and are absent.
 
     Source: Yamagiwa & Shimodaira 2025 (arXiv 2409.11253), Algorithm 1 and figures 4 to 6, 17 and
     18.
@@ -226,6 +226,11 @@ class TokenMoments(GeometryMetric):
 
     terms = _TERMS
     keys_of_types = EmbeddingMoments.keys_of_types
+    keys_without_massive = (
+        *EmbeddingMoments.keys_without_massive,
+        "V_on_M_slope",
+        "V_on_M_r2",
+    )
 
     def __init__(
         self,
@@ -248,7 +253,7 @@ class TokenMoments(GeometryMetric):
         self.regression_count_range = regression_count_range
         if self.count_range is None:
             self.declare(Moments.empty(dim))
-            self.declare(OutlierRows.empty(dim), "outlier_")
+            self.declare(RowGroup.empty(dim), "first_")
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
 
@@ -256,7 +261,7 @@ class TokenMoments(GeometryMetric):
         if self.count_range is not None and rows.ids.token_ids is None:
             raise ValueError("count_range needs token_ids in every update; got none.")
         x, ids = rows.embeddings, rows.ids.token_ids
-        table, pairs = type_table_and_pairs(rows) or (None, None)
+        table = type_table(rows)
         if self.count_range is None:
             had_ids = len(self.load(TokenTable).token_ids) > 0
             if len(x) and (
@@ -266,9 +271,8 @@ class TokenMoments(GeometryMetric):
                     "token_ids must come with every update or with none; got a mixture. Call "
                     "reset() between."
                 )
-            moments, norms = moments_and_norms(x)
-            self.extend(moments)
-            self.extend(outlier_rows(rows, norms, pairs))
+            self.extend(row_moments(x))
+            self.extend(first_positions(rows))
         if table is not None:
             self.extend(table)
             self.extend(SequenceCount.of(rows))
@@ -327,13 +331,6 @@ class TokenMoments(GeometryMetric):
             "pc2": points[:, 1],
         }
 
-    def largest_rows(self) -> Table:
-        """As `embedgeo.EmbeddingMoments.largest_rows`; empty with a ``count_range``."""
-        moments = self._moments()
-        if moments is None:
-            return {}
-        return outlier_table(self.load(OutlierRows), moments.mean, moments.m2)
-
     def token_tables(self) -> Tables:
         return {
             "tokens": self.table,
@@ -358,8 +355,8 @@ class TokenMoments(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         moments = self._moments()
-        outliers = None if moments is None else self.load(OutlierRows)
-        return self._values(self.load(TokenTable), moments, outliers, self.num_nonfinite)
+        first = None if moments is None else self.load(RowGroup)
+        return self._values(self.load(TokenTable), moments, first, self.num_nonfinite)
 
     def likeness(self) -> object:
         """Of small tables the counts of their token types, which those of layers share."""
@@ -388,7 +385,7 @@ class TokenMoments(GeometryMetric):
         values = metrics[0]._values(
             tables[0]._replace(**of_layers),
             stacked(metric.load(Moments) for metric in metrics),
-            stacked(metric.load(OutlierRows) for metric in metrics),
+            stacked(metric.load(RowGroup) for metric in metrics),
             torch.stack([metric.num_nonfinite for metric in metrics]),
         )
         return unstacked(values, len(metrics))
@@ -397,16 +394,16 @@ class TokenMoments(GeometryMetric):
         self,
         table: TokenTable,
         moments: Moments | None,
-        outliers: OutlierRows | None,
+        first: RowGroup | None,
         num_nonfinite: Tensor,
     ) -> dict[str, Tensor]:
         """The values of a table, or of several with the same counts, stacked: see `TokenTable`."""
         every = table.typed().without_rounding()
         types = _in_range(every, self.count_range)
         n_with_ids = types.n.sum()
-        if moments is not None and outliers is not None:
+        if moments is not None and first is not None:
             values = moment_values(moments)
-            values |= outlier_shares(outliers, values["n"], moments.mean, values["V"])
+            values["first_positions_share"] = first_share(first, moments)
             num_untyped = table.n[: table.num_untyped].sum()
             n_with_ids = n_with_ids + num_untyped
             of_types = variance_values(*types.pooled()) if bool(num_untyped > 0) else values
