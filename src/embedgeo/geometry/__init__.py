@@ -158,7 +158,8 @@ class Geometry:
             "rows": rows,
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
-            "skip_massive": massive_times(skip_massive),
+            "massive": massive_times(skip_massive),
+            "skip_massive": bool(skip_massive),
             "metrics": export.recorded_metrics(self.make_metrics),
             "jackknife": jackknife,
         }
@@ -336,8 +337,7 @@ class Geometry:
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
         kept = {
             key: str(self.settings[key])
-            for key in ("rows", "skip_first_positions", "ignore_token_ids", "skip_massive")
-            if key != "skip_massive" or self.settings[key]
+            for key in ("rows", "skip_first_positions", "ignore_token_ids", "massive", "skip_massive")
         }
         return {
             "model": model,
@@ -448,10 +448,8 @@ class Geometry:
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
-        sizes, marks, num_sequences, num_massive = known.split(
-            [3, self.settings["jackknife"], ranks, ranks], dim=1
-        )
-        for layer, (dim, expected, _) in zip(self.layers, sizes.tolist(), strict=True):
+        sizes, marks, num_sequences = known.split([4, self.settings["jackknife"], ranks], dim=1)
+        for layer, (dim, expected, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer, int(dim)).update(
@@ -459,6 +457,8 @@ class Geometry:
                 )
             if dim:
                 self._metrics[layer.name].expected_Q = expected
+            if has_massive:
+                self._metrics[layer.name].split_off()
         self._complete_groups(marks > 0, num_sequences.sum(1).long())
         if self._unembedding is not None:
             weights = self._unembedding.detach()
@@ -475,7 +475,6 @@ class Geometry:
                 index,
                 self._metrics[layer.name],
                 int(sizes[index, 2]),
-                int(num_massive[index].sum()),
             )
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
@@ -484,21 +483,20 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, expected size and bytes; a mark of each group of the jackknife that has a
-        sequence; and for each rank a number of sequences, and of massive rows, of which this rank
-        knows its own.
+        Its width, expected size, bytes, and whether it has massive rows; a mark of each group of the jackknife that has a
+        sequence; and for each rank a number of sequences, of which this rank knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
-        known = [0.0] * (3 + num_groups + 2 * ranks)
+        known = [0.0] * (4 + num_groups + ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
-            known[:3] = metrics.dim, self.norms.expected_size(layer), num_bytes
+            has_massive = metrics.massive is not None
+            known[:4] = metrics.dim, self.norms.expected_size(layer), num_bytes, has_massive
             for group in metrics.groups:
-                known[3 + group] = 1
-            own = 3 + num_groups + current_rank(self._group)
-            known[own::ranks] = metrics.num_sequences, metrics.num_massive
+                known[4 + group] = 1
+            known[4 + num_groups + current_rank(self._group)] = metrics.num_sequences
         return known
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
@@ -612,6 +610,7 @@ class Geometry:
             device=self.device,
             process_group=self._group,
             jackknife=self.settings["jackknife"],
+            times=self.settings["massive"],
             skip_massive=self.settings["skip_massive"],
             metrics=self._empty.pop((layer.name, dim), None),
         )

@@ -10,16 +10,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from embedgeo.functional.distributed import Group, all_reduce_max, is_distributed
-from embedgeo.functional.outliers import OutlierRows
+from embedgeo.functional.distributed import Group, is_distributed
 from embedgeo.metrics.base import GeometryMetric, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
-from embedgeo.metrics.left_out import (
-    gate_numbers,
-    may_make_numbers,
-    recorded_values,
-    values_without,
-)
+from embedgeo.metrics.massive import massive_values, without_massive
 from embedgeo.results.records import Record
 
 # of states that are exchanged together, beside which the rows of all ranks are held
@@ -38,7 +32,6 @@ class MeasuredLayer(NamedTuple):
     layer_index: int  # in forward order
     metrics: LayerMetrics
     num_bytes: int = 0  # of its states, on the rank where these are the largest
-    num_massive: int = 0  # rows that all ranks have left out
 
 
 @runtime_checkable
@@ -69,8 +62,6 @@ def compute(layers: Sequence[MeasuredLayer], group: Group = None) -> list[Record
         if isinstance(of_layer, Exception):
             of_layer.add_note(f"at layer {layer.name!r}")
             raise of_layer
-        if layer.metrics.skip_massive:
-            of_layer["n_massive"] = float(layer.num_massive), math.nan
         width = layer.metrics.width
         records += [
             Record(
@@ -96,48 +87,7 @@ def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pa
     with in_sync(layers), threads_for(size), ExitStack() as stack:
         for kind in {"cpu", *(each.device.type for each in layers)}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        found = _values(layers)
-        return [
-            _with_values_without(layer, values) if is_open else values
-            for layer, values, is_open in zip(
-                layers, found, _may_make_numbers(layers, found, group), strict=True
-            )
-        ]
-
-
-def _may_make_numbers(
-    layers: Sequence[LayerMetrics], found: Sequence[Pairs | Exception], group: Group
-) -> list[bool]:
-    """Tell of which layers there are numbers without some rows, too: the same on all ranks, which
-    may differ in the last digit of what they go by.
-    """
-    marks = [False] * len(layers)
-    open_to = list[tuple[int, Pairs, GeometryMetric]]()
-    for place, (layer, values) in enumerate(zip(layers, found, strict=True)):
-        held = layer.wanted(lambda metric: metric.holds(OutlierRows))
-        if held and not isinstance(values, Exception):
-            open_to.append((place, values, held[0]))
-    # of all layers together, so that a device is waited for once
-    numbers = iter(_numbers(chain.from_iterable(gate_numbers(each) for *_, each in open_to)))
-    for place, values, metric in open_to:
-        own = {key: value for key, (value, _) in values.items()}
-        marks[place] = may_make_numbers(own, metric.dim, next(numbers), next(numbers))
-    if is_distributed() and layers:
-        of_all = torch.tensor(marks, dtype=torch.float32, device=layers[0].device)
-        marks = all_reduce_max(of_all, group).bool().tolist()
-    return marks
-
-
-def _with_values_without(layer: LayerMetrics, found: Pairs | Exception) -> Pairs | Exception:
-    """The values of a layer, and those without what may make them."""
-    if isinstance(found, Exception):  # on this rank alone
-        return found
-    try:
-        with torch.inference_mode():
-            without = values_without(layer.wanted(lambda metric: True))
-            return _pairs(recorded_values(without)) | found
-    except Exception as error:
-        return error
+        return [_values_of_layer(layer) for layer in layers]
 
 
 def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
@@ -169,44 +119,49 @@ def threads_for(size: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
-    """Values of layers, or the exception of one that fails: the one place where they are computed.
-
-    The metrics of one class are computed together, those of all layers.
+def _values_of_layer(layer: LayerMetrics) -> Pairs | Exception:
+    """Values of a layer's metrics, and of those of its ordinary rows, or the exception of one that
+    fails.
     """
-    kinds = defaultdict[type, list[tuple[LayerMetrics, Any, list[Any]]]](list)
-    for layer in layers:
-        for metric, copies in layer.with_their_copies():
-            kinds[type(metric)].append((layer, metric, copies))
-    found = dict[int, Pairs | Exception]()  # by the metric's id
-    for kind, some in kinds.items():
-        metrics = [metric for _, metric, _ in some]
-        if issubclass(kind, GeometryMetric) and not any(layer.num_groups for layer, _, _ in some):
-            # where one fails, they are computed one by one below, to name it; operations take less
-            # time where no gradients can be asked for
-            with suppress(Exception), torch.inference_mode():
-                values = [require_values(each) for each in kind.compute_all(metrics)]
-                numbers = iter(_numbers([value for each in values for value in each.values()]))
-                for metric, each in zip(metrics, values, strict=True):
-                    found[id(metric)] = {key: (next(numbers), math.nan) for key in each}
-        for layer, metric, copies in some:
-            if id(metric) not in found:
-                found[id(metric)] = _values_of_one(metric, copies, has_errors=layer.num_groups > 0)
-    return [_values_of_layer(layer, found) for layer in layers]
+    values: Pairs = {}
+    ordinary: Pairs = {}
+    for found, metrics in ((values, layer.with_their_copies()), (ordinary, layer.ordinary())):
+        for metric, copies in metrics:
+            try:
+                with named(metric):
+                    found |= _values_of(
+                        metric,
+                        copies,
+                        has_errors=layer.num_groups > 0,
+                        without_massive=found is ordinary,
+                    )
+            except Exception as error:
+                return error
+    for key, pair in ordinary.items():
+        values[without_massive(key)] = pair
+    whole = [metric for metric, _ in layer.with_their_copies()]
+    return values | _pairs(massive_values(layer.massive, whole))
 
 
-def _values_of_one(metric: Any, copies: list[Any], *, has_errors: bool) -> Pairs | Exception:
-    """Values of a metric, with standard errors from its copies, or the exception that it raises."""
-    try:
-        with named(metric):
-            if not isinstance(metric, GeometryMetric):
-                return _pairs(compute_alone(metric))
+def _values_of(
+    metric: Any, copies: list[Any], *, has_errors: bool, without_massive: bool
+) -> Pairs:
+    """Values of a metric, with standard errors from its copies; of the ordinary rows those keys
+    that are recorded of them.
+    """
+    if not isinstance(metric, GeometryMetric):
+        return _pairs(compute_alone(metric))
+    # operations take less time where no gradients can be asked for
+    with torch.inference_mode():
+        if without_massive:
+            kept = metric.keys_without_massive
             if has_errors:
-                return _pairs(*metric.compute_with_errors(copies))
-            (values,) = metric.compute_all([metric])
-            return _pairs(values)
-    except Exception as error:
-        return error
+                values, errors = metric.compute_with_errors(copies)
+                return {key: pair for key, pair in _pairs(values, errors).items() if key in kept}
+            return _pairs(metric.compute_without_massive())
+        if has_errors:
+            return _pairs(*metric.compute_with_errors(copies))
+        return _pairs(metric.compute())
 
 
 def _pairs(found: object, errors: dict[str, Tensor] | None = None) -> Pairs:
@@ -226,16 +181,3 @@ def _numbers(values: Iterable[Tensor]) -> list[float]:
     device = scalars[0].device
     stacked = torch.stack([each if each.device == device else each.to(device) for each in scalars])
     return stacked.cpu().double().tolist()
-
-
-def _values_of_layer(layer: LayerMetrics, found: dict[int, Pairs | Exception]) -> Pairs | Exception:
-    values: Pairs = {}
-    for metric, _ in layer.with_their_copies():
-        of_metric = found[id(metric)]
-        if isinstance(of_metric, Exception):
-            return of_metric
-        values |= of_metric
-    if layer.expected_Q and "Q" in values:
-        size = values["Q"][0]  # of no rows, nothing is expected
-        values["norm_Q_expected"] = (size if math.isnan(size) else layer.expected_Q), math.nan
-    return values

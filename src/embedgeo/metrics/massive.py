@@ -1,11 +1,12 @@
 """Massive rows: how many there are, what they hold, and the numbers of a layer without them."""
 
+from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from embedgeo.functional.massive import RowGroup, first_places, row_group
+from embedgeo.functional.moments import Moments, ratio
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, type_table
 from embedgeo.glossary import Term, in_group, term
@@ -25,7 +26,8 @@ class MassiveRows(GeometryMetric):
     """The massive rows of a layer, whose norm is beyond 4 times the median of their forward pass.
 
     A layer has one from its first massive row on; it is given these rows alone. ``compute()``
-    returns ``n_massive``, their number.
+    returns ``n_massive``, their number, and ``n_massive_first``, that of those which are the first
+    one of a sequence of two or more.
 
     Args:
         dim: d, the width of the embeddings.
@@ -42,6 +44,14 @@ class MassiveRows(GeometryMetric):
             "Rows far longer than most, as attention sinks are. Numbers without them have keys of "
             "their own.",
             ranges=True,
+            gaussian=0.0,
+        ),
+        n_massive_first=Term(
+            "massive first positions",
+            "massive rows that are the first one of their sequence",
+            "How many of the massive rows are first positions.",
+            ranges=True,
+            is_drawn=False,
             gaussian=0.0,
         ),
     ) | in_group(
@@ -94,10 +104,38 @@ class MassiveRows(GeometryMetric):
         return {"massive": self._types}
 
     def compute(self) -> dict[str, Tensor]:
-        return {"n_massive": self.load(RowGroup).n}
+        group = self.load(RowGroup)
+        return {"n_massive": group.n, "n_massive_first": group.num_first}
 
     def _types(self) -> Table:
         """``token_id`` and ``n`` of the token types of massive rows, the most frequent first."""
         types = self.load(TokenTable).typed()
         order = types.n.argsort(descending=True, stable=True)
         return {"token_id": types.token_ids[order.cpu()], "n": types.n[order]}
+
+
+def massive_values(
+    massive: MassiveRows | None, metrics: Iterable[object]
+) -> dict[str, Tensor]:
+    """``n_massive``, ``n_massive_first`` and ``massive_share_of_V`` of a layer: 0 where no row is
+    massive. Empty where none of its ``metrics`` holds the moments of all rows.
+    """
+    held = next(
+        (each for each in metrics if isinstance(each, GeometryMetric) and each.holds(Moments)), None
+    )
+    if held is None:
+        return {}
+    moments = held.load(Moments)
+    if massive is None:
+        zero = moments.n.new_zeros(())
+        none = {"n_massive": zero, "n_massive_first": zero}
+        return {**none, "massive_share_of_V": ratio(zero, moments.m2.sum())}
+    share = massive.load(RowGroup).share_of_variance(moments.mean, moments.m2)
+    return {**massive.compute(), "massive_share_of_V": share}
+
+
+def without_massive(key: str) -> str:
+    """The key of a number of the ordinary rows alone."""
+    if key.endswith(WITHOUT_TOP_DIM):
+        return key.removesuffix(WITHOUT_TOP_DIM) + WITHOUT_BOTH
+    return key + WITHOUT_MASSIVE
