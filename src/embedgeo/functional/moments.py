@@ -299,9 +299,9 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     Returns:
         The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left
         out; Ethayarajh 2019); ``norm_mean``, ``norm_cv`` (standard deviation / mean) and
-        ``norm_max``; ``top_dim_share``, the largest share of V in one coordinate; and
-        ``V_without_top_dim`` and ``M_over_Q_without_top_dim``, without the coordinate of the largest
-        second moment. What too few rows leave undefined is NaN.
+        ``norm_max``; ``top_dim_share``, the largest share of V in one coordinate; and without the
+        coordinate of the largest second moment ``V_without_top_dim`` and
+        ``M_over_Q_without_top_dim``. What too few rows leave undefined is NaN.
 
     >>> values = moment_values(row_moments(torch.tensor([[0.0, 1.0], [0.0, 3.0]])))
     >>> [values[key].item() for key in ("Q", "M", "V")]

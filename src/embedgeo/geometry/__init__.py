@@ -337,7 +337,13 @@ class Geometry:
         dtypes = [str(weight.dtype) for weight in inner.parameters() if weight.is_floating_point()]
         kept = {
             key: str(self.settings[key])
-            for key in ("rows", "skip_first_positions", "ignore_token_ids", "massive", "skip_massive")
+            for key in (
+                "rows",
+                "skip_first_positions",
+                "ignore_token_ids",
+                "massive",
+                "skip_massive",
+            )
         }
         return {
             "model": model,
@@ -483,8 +489,8 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, expected size, bytes, and whether it has massive rows; a mark of each group of the jackknife that has a
-        sequence; and for each rank a number of sequences, of which this rank knows its own.
+        Its width, expected size, bytes, and whether it has massive rows; a mark of each group of
+        the jackknife that has a sequence; and for each rank a number of sequences, of which this rank knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)

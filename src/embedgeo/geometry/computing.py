@@ -1,17 +1,16 @@
 """The numbers of all layers of a measurement."""
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from itertools import accumulate, chain, groupby
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Group, is_distributed
-from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
 from embedgeo.metrics.massive import massive_values, without_massive
 from embedgeo.results.records import Record
@@ -123,54 +122,59 @@ def _values_of_layer(layer: LayerMetrics) -> Pairs | Exception:
     """Values of a layer's metrics, and of those of its ordinary rows, or the exception of one that
     fails.
     """
-    values: Pairs = {}
-    ordinary: Pairs = {}
-    for found, metrics in ((values, layer.with_their_copies()), (ordinary, layer.ordinary())):
-        for metric, copies in metrics:
-            try:
-                with named(metric):
-                    found |= _values_of(
-                        metric,
-                        copies,
-                        has_errors=layer.num_groups > 0,
-                        without_massive=found is ordinary,
-                    )
-            except Exception as error:
-                return error
-    for key, pair in ordinary.items():
-        values[without_massive(key)] = pair
-    whole = [metric for metric, _ in layer.with_their_copies()]
-    return values | _pairs(massive_values(layer.massive, whole))
+    values: dict[str, Tensor] = {}
+    errors: dict[str, Tensor] = {}
+    whole = [*layer.with_their_copies()]
+    ordinary = [*layer.ordinary()]
+    try:
+        for metric, copies in whole:
+            with named(metric):
+                found, of_metric = _values_of(metric, copies, has_errors=layer.num_groups > 0)
+            values |= found
+            errors |= of_metric
+        for metric, copies in ordinary:
+            with named(metric):
+                found, of_metric = _ordinary_values_of(
+                    metric, copies, has_errors=layer.num_groups > 0
+                )
+            values |= {without_massive(key): value for key, value in found.items()}
+            errors |= {without_massive(key): error for key, error in of_metric.items()}
+        values |= massive_values(layer.massive, [metric for metric, _ in whole])
+    except Exception as error:
+        return error
+    # of all metrics together, so that a device is waited for once
+    numbers = _numbers([*values.values(), *errors.values()])
+    stderrs = dict(zip(errors, numbers[len(values) :], strict=True))
+    return {
+        key: (number, stderrs.get(key, math.nan))
+        for key, number in zip(values, numbers, strict=False)
+    }
 
 
-def _values_of(
-    metric: Any, copies: list[Any], *, has_errors: bool, without_massive: bool
-) -> Pairs:
-    """Values of a metric, with standard errors from its copies; of the ordinary rows those keys
-    that are recorded of them.
-    """
+def _values_of(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAndErrors:
+    """Values of a metric, with standard errors from its copies."""
     if not isinstance(metric, GeometryMetric):
-        return _pairs(compute_alone(metric))
+        return require_values(compute_alone(metric)), {}
+    if has_errors:
+        return metric.compute_with_errors(copies)
     # operations take less time where no gradients can be asked for
     with torch.inference_mode():
-        if without_massive:
-            kept = metric.keys_without_massive
-            if has_errors:
-                values, errors = metric.compute_with_errors(copies)
-                return {key: pair for key, pair in _pairs(values, errors).items() if key in kept}
-            return _pairs(metric.compute_without_massive())
-        if has_errors:
-            return _pairs(*metric.compute_with_errors(copies))
-        return _pairs(metric.compute())
+        return require_values(metric.compute()), {}
 
 
-def _pairs(found: object, errors: dict[str, Tensor] | None = None) -> Pairs:
-    """Values that ``compute`` of a metric has returned, each with its standard error or NaN."""
-    values = require_values(found)
-    known = errors or {}
-    stderrs = dict(zip(known, _numbers(known.values()), strict=True))
-    numbers = zip(values, _numbers(values.values()), strict=True)
-    return {key: (number, stderrs.get(key, math.nan)) for key, number in numbers}
+def _ordinary_values_of(
+    metric: GeometryMetric, copies: list[Any], *, has_errors: bool
+) -> ValuesAndErrors:
+    """Values of a metric that are recorded of the ordinary rows, which it has seen alone."""
+    if not has_errors:
+        with torch.inference_mode():
+            return metric.compute_without_massive(), {}
+    values, errors = metric.compute_with_errors(copies)
+    kept = metric.keys_without_massive
+    return (
+        {key: value for key, value in values.items() if key in kept},
+        {key: error for key, error in errors.items() if key in kept},
+    )
 
 
 def _numbers(values: Iterable[Tensor]) -> list[float]:

@@ -546,7 +546,9 @@ class GeometryMetric(Metric):
 
     def compute_without_massive(self) -> dict[str, Tensor]:
         """The values of `keys_without_massive`, on states that massive rows are left out of."""
-        return {key: each for key, each in self.compute().items() if key in self.keys_without_massive}
+        return {
+            key: each for key, each in self.compute().items() if key in self.keys_without_massive
+        }
 
     def reset(self) -> None:
         """Drop the rows seen."""

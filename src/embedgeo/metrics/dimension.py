@@ -20,6 +20,7 @@ from embedgeo.functional.dimension import (
 )
 from embedgeo.functional.distributed import current_rank
 from embedgeo.functional.jackknife import deviations
+from embedgeo.functional.moments import moment_values, row_moments
 from embedgeo.functional.neighbors import DUPLICATE_TOLERANCE
 from embedgeo.functional.precision import sent
 from embedgeo.functional.rows import NO_TYPE, Rows
@@ -248,6 +249,7 @@ class IntrinsicDimension(GeometryMetric):
     """
 
     terms = _TERMS
+    keys_without_massive = ("intrinsic_dimension_between", "mean_cosine_without_top_dim")
     has_copies = False
     keys_of_types = ("intrinsic_dimension_between",)
     has_samples = True
@@ -378,7 +380,17 @@ class IntrinsicDimension(GeometryMetric):
     def compute(self) -> dict[str, Tensor]:
         batches = self._batches()
         estimates = [each for batch in batches for each in self._estimates([batch])]
-        return self._values(estimates, sum(len(batch.rows) for batch in batches))
+        values = self._values(estimates, sum(len(batch.rows) for batch in batches))
+        return values | self._cosine()
+
+    def _cosine(self) -> dict[str, Tensor]:
+        """The mean cosine of the sampled rows without their coordinate of largest second moment."""
+        if self.estimator != "twonn":  # which may stand beside it
+            return {}
+        rows = self.load(Sample).rows
+        top = rows.square().sum(0, dtype=torch.float64).argmax()[None]
+        values = moment_values(row_moments(rows.index_fill(1, top, 0)))
+        return {"mean_cosine_without_top_dim": values["mean_cosine"]}
 
     def likeness(self) -> object:
         """Of TwoNN of few rows their labels and keys, which those of layers share."""

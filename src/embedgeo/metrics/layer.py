@@ -157,20 +157,29 @@ class LayerMetrics:
             return
         self._ordinary = _Copies(self._copied(self._whole.metrics))
         for group, copies in self._whole.by_group.items():
-            self._ordinary.by_group[group] = self._copied(copies)
+            self._ordinary.by_group[group] = self._copied(copies, are_of_group=True)
 
-    def _copied(self, held: Sequence[Any]) -> list[Any]:
+    def _copied(self, held: Sequence[Any], are_of_group: bool = False) -> list[Any]:
         """New metrics with the states of those of ``held`` that have numbers without massive
         rows.
         """
-        made = {type(metric): metric for metric in self._prepared(self._make(self.dim), self.device)}
+        made = self._prepared(self._make(self.dim), self.device)
+        if are_of_group:
+            made = [
+                metric
+                for metric, has_copies in zip(made, self._whole.has_copies, strict=True)
+                if has_copies
+            ]
         copies = []
-        for metric in held:
+        for metric, copy in zip(held, made, strict=True):
             if keys_without_massive(metric):
-                copy = made[type(metric)]
                 copy.take_states(metric)
                 copies.append(copy)
         return copies
+
+    @property
+    def width(self) -> int:
+        return self.dim
 
     @property
     def groups(self) -> list[int]:
@@ -190,9 +199,7 @@ class LayerMetrics:
         """The metrics of this package's kind that are wanted."""
         metrics = [*self._whole.metrics, *([] if self.massive is None else [self.massive])]
         return [
-            metric
-            for metric in metrics
-            if isinstance(metric, GeometryMetric) and is_wanted(metric)
+            metric for metric in metrics if isinstance(metric, GeometryMetric) and is_wanted(metric)
         ]
 
     def synced(self, is_wanted: Callable[[GeometryMetric], object]) -> Iterator[Any]:

@@ -114,9 +114,7 @@ class MassiveRows(GeometryMetric):
         return {"token_id": types.token_ids[order.cpu()], "n": types.n[order]}
 
 
-def massive_values(
-    massive: MassiveRows | None, metrics: Iterable[object]
-) -> dict[str, Tensor]:
+def massive_values(massive: MassiveRows | None, metrics: Iterable[object]) -> dict[str, Tensor]:
     """``n_massive``, ``n_massive_first`` and ``massive_share_of_V`` of a layer: 0 where no row is
     massive. Empty where none of its ``metrics`` holds the moments of all rows.
     """

@@ -18,7 +18,7 @@ from embedgeo.functional.tokens import (
     within_moments,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 SQUARED = "squared embedding units"

@@ -31,7 +31,7 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, Tables, stacked, unstacked
+from embedgeo.metrics.base import GeometryMetric, Tables, stacked, unstacked
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
 
