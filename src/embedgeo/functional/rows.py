@@ -241,20 +241,21 @@ def require_arithmetic(x: Tensor) -> None:
         )
 
 
-def massive_times(skip_massive: bool | float) -> float:
-    """How many times the median norm of its pass a row must exceed to be massive.
+def massive_times(skip_massive: bool | float, massive: float = MASSIVE) -> float:
+    """How many times the median norm of its pass a row must exceed to be massive: ``skip_massive``
+    where that is a number, else ``massive``.
 
     Raises:
-        ValueError: it is neither a bool nor a number above 1.
+        ValueError: ``skip_massive`` is neither a bool nor a number above 1, or ``massive`` no such
+            number.
     """
-    if isinstance(skip_massive, bool):
-        return MASSIVE
-    if not (isinstance(skip_massive, int | float) and 1 < skip_massive < math.inf):
+    times = massive if isinstance(skip_massive, bool) else skip_massive
+    if isinstance(times, bool) or not isinstance(times, int | float) or not 1 < times < math.inf:
+        rule = "massive must be" if times is massive else "skip_massive must be True, False, or"
         raise ValueError(
-            f"skip_massive must be True ({MASSIVE:g}), False, or a number above 1, by which the "
-            f"median norm is multiplied; got {skip_massive!r}."
+            f"{rule} a number above 1, by which the median norm is multiplied; got {times!r}."
         )
-    return float(skip_massive)
+    return float(times)
 
 
 @dataclass(eq=False)

@@ -49,7 +49,7 @@ from embedgeo.functional.distributed import (
     together,
 )
 from embedgeo.functional.precision import state_device
-from embedgeo.functional.rows import massive_times, row_ids
+from embedgeo.functional.rows import MASSIVE, massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
 from embedgeo.layer_names import LEDGER
@@ -127,6 +127,7 @@ class Geometry:
         join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
         drift: ComparesRows | None = None,
         skip_massive: bool | float = False,
+        massive: float = MASSIVE,
     ) -> None:
         require_row_unit(rows)
         if word_ids is not None:  # they may be given to the probe later, too
@@ -158,7 +159,7 @@ class Geometry:
             "rows": rows,
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
-            "massive": massive_times(skip_massive),
+            "massive": massive_times(skip_massive, massive),
             "skip_massive": bool(skip_massive),
             "metrics": export.recorded_metrics(self.make_metrics),
             "jackknife": jackknife,
@@ -490,7 +491,8 @@ class Geometry:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
         Its width, expected size, bytes, and whether it has massive rows; a mark of each group of
-        the jackknife that has a sequence; and for each rank a number of sequences, of which this rank knows its own.
+        the jackknife that has a sequence; and for each rank a number of sequences, of which this
+        rank knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
@@ -678,6 +680,7 @@ def observe(
     word_ids: PerToken | None = None,
     jackknife: int = 0,
     skip_massive: bool | float = False,
+    massive: float = MASSIVE,
 ) -> Iterator[Geometry]:
     """Measure the geometry of the hidden states of the forward passes that run inside.
 
@@ -708,11 +711,12 @@ def observe(
             it; ``ignore_token_ids`` are still tokens.
         jackknife: G, the number of groups of whole sequences for standard errors (16 is a good
             choice), which needs up to G + 1 times the memory; 0: there are none.
-        skip_massive: leave out, layer by layer, the rows whose norm is more than 4 times (True), or
-            so many times, the median of those of their forward pass that count, on this rank; in
-            passes of fewer than 100 rows none. ``n_massive`` says how many. What is massive depends
-            on the batch: other than without it, numbers change with how rows are split over passes
-            and ranks.
+        skip_massive: leave massive rows out of all numbers (True), or those beyond so many times
+            the median norm. ``n_massive`` says how many. Default: all rows count, and numbers
+            without the massive ones have keys that end in ``_without_massive``.
+        massive: a row is massive where its norm is beyond so many times the median norm of the
+            rows of its layer that count in its forward pass, on this rank; in passes of fewer than
+            100 rows none is. So these numbers change with how rows are split over passes and ranks.
 
     Yields:
         Geometry: its ``compute()`` returns ``{layer: {metric: float}}``, its ``to_frame()`` a
@@ -740,6 +744,7 @@ def observe(
         word_ids=word_ids,
         jackknife=jackknife,
         skip_massive=skip_massive,
+        massive=massive,
     )
     with geometry.probe:
         yield geometry

@@ -159,7 +159,7 @@ def _values_of(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAnd
         return metric.compute_with_errors(copies)
     # operations take less time where no gradients can be asked for
     with torch.inference_mode():
-        return require_values(metric.compute()), {}
+        return require_values(type(metric).compute(metric)), {}
 
 
 def _ordinary_values_of(

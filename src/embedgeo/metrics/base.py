@@ -513,10 +513,14 @@ class GeometryMetric(Metric):
             )
         states = {name: state.to(getattr(self, name).device) for name, state in states.items()}
         merged = [self.joined(self.load(kind), self.load(kind, states)) for kind in self._declared]
-        no_rows = torch.zeros(0, self.dim, device=self.device)
-        self.update(no_rows, no_rows[:, 0].long())  # counts as an update, and clears a cached value
+        self.see_no_rows()
         for state in merged:
             self.store(state)
+
+    def see_no_rows(self) -> None:
+        """Update with no rows: it counts as an update, and clears a cached value."""
+        no_rows = torch.zeros(0, self.dim, device=self.device)
+        self.update(no_rows, no_rows[:, 0].long())
 
     def joined(self, own: S, incoming: S) -> S:
         """The state of the rows of both, where both have counted their rows from 0."""
@@ -541,6 +545,7 @@ class GeometryMetric(Metric):
 
     def take_states(self, other: Self) -> None:
         """Take copies of the states of a metric of the same class and arguments."""
+        self.see_no_rows()
         for name, state in other.metric_state.items():
             setattr(self, name, state.clone())
 

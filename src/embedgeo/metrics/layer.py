@@ -153,6 +153,7 @@ class LayerMetrics:
         if self.massive is not None:
             return
         (self.massive,) = self._prepared([MassiveRows(self.dim)], self.device)
+        self.massive.see_no_rows()
         if self.skip_massive:
             return
         self._ordinary = _Copies(self._copied(self._whole.metrics))

@@ -129,7 +129,7 @@ def massive_values(massive: MassiveRows | None, metrics: Iterable[object]) -> di
         none = {"n_massive": zero, "n_massive_first": zero}
         return {**none, "massive_share_of_V": ratio(zero, moments.m2.sum())}
     share = massive.load(RowGroup).share_of_variance(moments.mean, moments.m2)
-    return {**massive.compute(), "massive_share_of_V": share}
+    return {**MassiveRows.compute(massive), "massive_share_of_V": share}
 
 
 def without_massive(key: str) -> str:
