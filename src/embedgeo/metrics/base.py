@@ -551,9 +551,9 @@ class GeometryMetric(Metric):
 
     def compute_without_massive(self) -> dict[str, Tensor]:
         """The values of `keys_without_massive`, on states that massive rows are left out of."""
-        return {
-            key: each for key, each in self.compute().items() if key in self.keys_without_massive
-        }
+        # the method itself: the instance's own one exchanges states with other ranks
+        values = type(self).compute(self)
+        return {key: value for key, value in values.items() if key in self.keys_without_massive}
 
     def reset(self) -> None:
         """Drop the rows seen."""
