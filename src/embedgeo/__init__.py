@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedgeo.capture.layers import Residual as Residual
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
         AfterProcessing as AfterProcessing,
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
         IntrinsicDimension as IntrinsicDimension,
         NextTokenGeometry as NextTokenGeometry,
         OutlierCoordinates as OutlierCoordinates,
-        ResidualLedger as ResidualLedger,
         TokenMoments as TokenMoments,
         TokenOccurrences as TokenOccurrences,
         TokenSimilarity as TokenSimilarity,
@@ -48,8 +46,6 @@ _MODULES = {  # by public name
     "IntrinsicDimension": "metrics",
     "NextTokenGeometry": "metrics",
     "OutlierCoordinates": "metrics",
-    "Residual": "capture.layers",
-    "ResidualLedger": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
     "TokenOccurrences": "metrics",

@@ -42,8 +42,8 @@ def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tens
     Args:
         parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or
             (*G, d); m2 is the sum over rows of the squared deviations from it: per coordinate, in
-            the shape of ``mean``; summed over coordinates, shape G; or as a scatter matrix of K
-            equal parts of the rows, shape (*G, K, K): for K = d that of the coordinates.
+            the shape of ``mean``; summed over coordinates, shape G; or as the scatter matrix of
+            the coordinates, shape (*G, d, d).
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
@@ -71,7 +71,7 @@ def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor
         # (1, 1): that of no rows, which takes any width
         if m2.shape in ((1, 1), shift.shape * 2):
             return m2.addr(n * shift, shift)
-        return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
+        return m2 + column(n, m2) * shift[..., :, None] * shift[..., None, :]
     between = column(n, shift) * shift.square()
     return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
@@ -108,14 +108,6 @@ def over_leading_axis(stacked: S) -> S:
         for name, tensor in stacked.reductions(phase, found).items():
             found[name] = tensor.sum(0) if phase else tensor.amax(0)
     return stacked.of_ranks(found)
-
-
-def part_products(rows: Tensor, num_parts: int) -> Tensor:
-    """Products of each two of K equal parts of rows, shape (..., K d), summed over coordinates;
-    shape (..., K, K).
-    """
-    parts = rows.unflatten(-1, (num_parts, -1))
-    return parts @ parts.mT
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:

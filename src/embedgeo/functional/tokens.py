@@ -14,9 +14,7 @@ from torch.nn.functional import embedding_bag
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
     chunk_length,
-    column,
     merge_parts,
-    part_products,
     ratio,
     row_chunks,
     sizes,
@@ -47,9 +45,7 @@ class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
     Tables of rows that share no sequence merge exactly. Several tables with the same counts may be
-    one: `mean`, `m2` and `sequence_m2` then have a leading axis, and so have values. Of rows that
-    are K streams of equal width side by side there may be, in place of squared deviations, the
-    products of each two of the streams, summed over coordinates.
+    one: `mean`, `m2` and `sequence_m2` then have a leading axis, and so have values.
 
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have
@@ -57,12 +53,11 @@ class TokenTable(NamedTuple):
             they are where the others are.
         n: number of rows of each, shape (T,); 0 of types that other tables have.
         mean: their mean, shape (T, d).
-        m2: squared deviations from it, summed over rows and coordinates, shape (T,); of K streams
-            (T, K, K).
+        m2: squared deviations from it, summed over rows and coordinates, shape (T,).
         sequences: number of sequences that have such rows, shape (T,).
         sequence_n2: Σ_s n_s² over these, n_s being the number of rows in sequence s, shape (T,).
         sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s,
-            shape (T,); of K streams (T, K, K).
+            shape (T,).
     """
 
     token_ids: Tensor
@@ -79,13 +74,10 @@ class TokenTable(NamedTuple):
         return ("token_ids",)
 
     @classmethod
-    def empty(cls, dim: int, num_streams: int | None = None) -> "TokenTable":
-        """The table of no rows, which are ``num_streams`` streams side by side where that is
-        given.
-        """
+    def empty(cls, dim: int) -> "TokenTable":
+        """The table of no rows."""
         n = torch.zeros(0, dtype=torch.float64)
-        m2 = n if num_streams is None else n.new_zeros(0, num_streams, num_streams)
-        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), m2, n, n, m2)
+        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), n, n, n, n)
 
     def merge(self, other: "TokenTable") -> "TokenTable":
         """The table of the rows of both; only the token types in ``other`` are worked on."""
@@ -258,14 +250,12 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
     return TypeRuns(ids, sequences, x.shape[1], x.device).table(x)
 
 
-def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
+def type_table(rows: Rows) -> TokenTable | None:
     """The `token_table` of rows, whose order is found once for all layers; None where they have no
     token ids.
-
-    With ``num_streams`` it is one of streams.
     """
     runs = _type_runs(rows)
-    return None if runs is None else runs.table(rows.embeddings, num_streams)
+    return None if runs is None else runs.table(rows.embeddings)
 
 
 def type_table_and_pairs(rows: Rows) -> tuple[TokenTable, Tensor] | None:
@@ -363,9 +353,9 @@ class TypeRuns:
         self._run = sent(run, device)
         self._num_paired = sent(num_paired, device)
 
-    def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
+    def table(self, x: Tensor) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""
-        return self._table(x, num_streams)[0]
+        return self._table(x)[0]
 
     def table_and_pairs(self, x: Tensor) -> tuple[TokenTable, Tensor]:
         """The table, and of each row the number of rows of its type and sequence, and the sum of
@@ -381,32 +371,26 @@ class TypeRuns:
         distances = torch.zeros_like(num_paired).index_copy_(0, self._paired, of_paired)
         return table, torch.stack((num_paired, distances), 1)
 
-    def _table(
-        self, x: Tensor, num_streams: int | None = None
-    ) -> tuple[TokenTable, list[Tensor], Tensor]:
+    def _table(self, x: Tensor) -> tuple[TokenTable, list[Tensor], Tensor]:
         wide = accumulator_dtype(x.device)
-        narrow = torch.promote_types(x.dtype, torch.float32)
-        dtype = narrow if num_streams is None else wide
-        found = self._table_in(dtype, x, num_streams)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        found = self._table_in(dtype, x)
         table, *_ = found
         if dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
             return found
-        return self._table_in(wide, x, None)  # differences exceed the range of float32
+        return self._table_in(wide, x)  # differences exceed the range of float32
 
-    def _table_in(
-        self, dtype: torch.dtype, x: Tensor, num_streams: int | None
-    ) -> tuple[TokenTable, list[Tensor], Tensor]:
+    def _table_in(self, dtype: torch.dtype, x: Tensor) -> tuple[TokenTable, list[Tensor], Tensor]:
         """The table of rows that are centred in ``dtype``, the squared deviations of the rows of
         all runs, and m2 of those of one type and sequence.
         """
         n, num_types = self._n, len(self.token_ids)
         mean = n.new_empty(num_types, x.shape[1])
-        shape = () if num_streams is None else (num_streams, num_streams)
-        m2 = n.new_zeros(len(self._lengths), *shape)  # of types, and then of those in a sequence
+        m2 = n.new_zeros(len(self._lengths))  # of types, and then of those in a sequence
         of_rows = list[Tensor]()
         for runs in self._chunks:
             own = mean[runs.numbers]
-            own[:], m2[runs.numbers], squares = _run_moments(dtype, x, runs, len(own), num_streams)
+            own[:], m2[runs.numbers], squares = _run_moments(dtype, x, runs, len(own))
             of_rows.append(squares)
         m2, of_runs = m2[:num_types], m2[num_types:]
         table = TokenTable(
@@ -417,7 +401,7 @@ class TypeRuns:
             sequences=self._sequences,
             sequence_n2=self._sequence_n2,
             sequence_m2=torch.zeros_like(m2).index_add_(
-                0, self._type_of_run, of_runs * column(self._run_lengths, m2)
+                0, self._type_of_run, of_runs * self._run_lengths
             ),
         )
         return table, of_rows, of_runs
@@ -443,7 +427,7 @@ class TypeRuns:
 
 
 def _run_moments(
-    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, num_streams: int | None
+    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), m2 of all
     of them, and the squared deviations of their rows.
@@ -463,8 +447,8 @@ def _run_moments(
     rows.sub_(origin.index_select(0, runs.run))
     offset = means()
     rows.sub_(offset.index_select(0, runs.run))
-    squares = row_norms(rows).square() if num_streams is None else part_products(rows, num_streams)
-    m2 = squares.new_zeros(len(runs.last), *squares.shape[1:]).index_add_(0, runs.run, squares)
+    squares = row_norms(rows).square()
+    m2 = squares.new_zeros(len(runs.last)).index_add_(0, runs.run, squares)
     mean = origin[:num_means].to(wide).add_(offset[:num_means])
     if dtype != wide:
         rest = means()
@@ -560,11 +544,11 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     2.0
     """
     squares = types.n * types.m2 - torch.where(num_sequences <= 1, 0, types.sequence_m2)
-    weights = within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
+    weights = _within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
     return ratio((weights * squares.clamp(min=0)).sum(-1), types.n.sum(-1))
 
 
-def within_weights(
+def _within_weights(
     n: Tensor, sequences: Tensor, sequence_n2: Tensor, num_sequences: Tensor
 ) -> Tensor:
     """Weights with which the squared differences of pairs enter the `within_variance`, given the

@@ -17,9 +17,7 @@ from torchmetrics import Metric
 from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
-from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import (
     Part,
     measured_model,
@@ -52,11 +50,9 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
-from embedgeo.layer_names import LEDGER
 from embedgeo.metrics import defaults
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
-from embedgeo.metrics.ledger import ledger_of
 from embedgeo.results import saving
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
@@ -91,7 +87,6 @@ class Geometry:
         make_metrics: makes the metrics of a layer, given its width.
         inputs: reads token ids and masks.
         probe: attaches the hooks, as a context manager.
-        norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
@@ -138,11 +133,6 @@ class Geometry:
             layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
-        if any(layer.stream for layer in self.layers) and (rows == "max" or drift is not None):
-            raise ValueError(
-                'layers="residual" has sums of streams, which rows="max" and Drift do not keep: '
-                "leave one of them out."
-            )
         self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(
@@ -152,7 +142,6 @@ class Geometry:
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
             "rows": rows,
@@ -312,7 +301,6 @@ class Geometry:
         facts = {
             "model_class": type(inner).__name__,
             "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
-            **({"architecture": kind} if (kind := self.norms.architecture(self.layers)) else {}),
             **({"has_step": "false"} if step is None else {}),
         }
         settings = {**self.settings, "save_samples": save_samples, "token_tables": token_tables}
@@ -350,16 +338,9 @@ class Geometry:
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no
         rank.
-
-        Of a block whose streams are measured that is the block itself: not all blocks have all
-        streams.
         """
         known = {*self._metrics, *self.probe.left_out}  # of the latter a warning has told
-        silent = [layer for layer in self.layers if layer.name not in known]
-        read = {
-            layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream
-        }
-        return [layer.name for layer in silent if not (layer.stream and layer.calls in read)]
+        return [layer.name for layer in self.layers if layer.name not in known]
 
     def why_silent(self) -> str:
         """A sentence that names the `silent_layers` and the reason; empty if there are none."""
@@ -392,7 +373,6 @@ class Geometry:
         is_kept = self._drift is None  # its metrics hold what they were compared with
         self._empty |= {key: metrics for key, metrics in empty.items() if metrics and is_kept}
         self._metrics.clear()
-        self.norms.reset()
         self.probe.layers_without_gradients.clear()
 
     def use_metrics(self, make: MetricFactory) -> None:
@@ -415,17 +395,14 @@ class Geometry:
             return 0
         num_types = num_rows * num_ranks if unit == "words" else self.inputs.num_token_types
         width = model_width(self.model) or _UNKNOWN_WIDTH
-        total = 0
-        for layer in self.layers:
-            width_of_rows = width * (len(STREAMS) if layer.stream == LEDGER else 1)
-            total += defaults.table_bytes(
-                self.make_metrics_of(layer)(width_of_rows),
-                num_rows,
-                num_types,
-                num_ranks=num_ranks,
-                jackknife=self.settings["jackknife"],
-            )
-        return total
+        of_layer = defaults.table_bytes(
+            self.make_metrics(width),
+            num_rows,
+            num_types,
+            num_ranks=num_ranks,
+            jackknife=self.settings["jackknife"],
+        )
+        return of_layer * len(self.layers)
 
     def close(self) -> None:
         """Let go of what was measured, and of the model without waiting for the garbage
@@ -449,16 +426,14 @@ class Geometry:
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
         sizes, marks, num_sequences, num_massive = known.split(
-            [3, self.settings["jackknife"], ranks, ranks], dim=1
+            [2, self.settings["jackknife"], ranks, ranks], dim=1
         )
-        for layer, (dim, expected, _) in zip(self.layers, sizes.tolist(), strict=True):
+        for layer, (dim, _) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer, int(dim)).update(
                     no_rows, row_ids(no_rows, no_rows[:, 0].long())
                 )
-            if dim:
-                self._metrics[layer.name].expected_Q = expected
         self._complete_groups(marks > 0, num_sequences.sum(1).long())
         if self._unembedding is not None:
             weights = self._unembedding.detach()
@@ -474,7 +449,7 @@ class Geometry:
                 layer.name,
                 index,
                 self._metrics[layer.name],
-                int(sizes[index, 2]),
+                int(sizes[index, 1]),
                 int(num_massive[index].sum()),
             )
             for index, layer in enumerate(self.layers)
@@ -484,20 +459,20 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, expected size and bytes; a mark of each group of the jackknife that has a
+        Its width and bytes; a mark of each group of the jackknife that has a
         sequence; and for each rank a number of sequences, and of massive rows, of which this rank
         knows its own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
-        known = [0.0] * (3 + num_groups + 2 * ranks)
+        known = [0.0] * (2 + num_groups + 2 * ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
-            known[:3] = metrics.dim, self.norms.expected_size(layer), num_bytes
+            known[:2] = metrics.dim, num_bytes
             for group in metrics.groups:
-                known[3 + group] = 1
-            own = 3 + num_groups + current_rank(self._group)
+                known[2 + group] = 1
+            own = 2 + num_groups + current_rank(self._group)
             known[own::ranks] = metrics.num_sequences, metrics.num_massive
         return known
 
@@ -562,8 +537,6 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer, hidden.shape[-1])
-            if not layer.stream:
-                self.norms.look(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]
@@ -595,16 +568,8 @@ class Geometry:
             device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask
         )
 
-    def make_metrics_of(self, layer: Layer) -> MetricFactory:
-        """The factory of a layer's metrics; of all streams of a block it is given the width of all
-        of them together.
-        """
-        return (
-            ledger_of(self.make_metrics, STREAMS) if layer.stream == LEDGER else self.make_metrics
-        )
-
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
-        make = self.make_metrics_of(layer)
+        make = self.make_metrics
         make = make if self._drift is None else self._drift.with_compared_rows(make)
         metrics = LayerMetrics(
             make,
@@ -678,7 +643,7 @@ def observe(
 
     Args:
         model: any module.
-        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list or a
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list or a
             callable: see `embedgeo.capture.layers.resolve_layers`.
         metrics: makes the metrics of a layer, given the layer's width; default:
             `embedgeo.default_metrics`.

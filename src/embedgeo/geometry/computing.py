@@ -71,7 +71,7 @@ def compute(layers: Sequence[MeasuredLayer], group: Group = None) -> list[Record
             raise of_layer
         if layer.metrics.skip_massive:
             of_layer["n_massive"] = float(layer.num_massive), math.nan
-        width = layer.metrics.width
+        width = layer.metrics.dim
         records += [
             Record(
                 layer=layer.name,
@@ -235,7 +235,4 @@ def _values_of_layer(layer: LayerMetrics, found: dict[int, Pairs | Exception]) -
         if isinstance(of_metric, Exception):
             return of_metric
         values |= of_metric
-    if layer.expected_Q and "Q" in values:
-        size = values["Q"][0]  # of no rows, nothing is expected
-        values["norm_Q_expected"] = (size if math.isnan(size) else layer.expected_Q), math.nan
     return values

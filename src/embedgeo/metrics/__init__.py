@@ -12,7 +12,6 @@ from embedgeo.metrics.defaults import (
     streaming_metrics as streaming_metrics,
 )
 from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
-from embedgeo.metrics.ledger import ResidualLedger as ResidualLedger
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry as NextTokenGeometry
 from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences

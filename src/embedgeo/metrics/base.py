@@ -310,13 +310,6 @@ class GeometryMetric(Metric):
         """
         return ""
 
-    @property
-    def width(self) -> int:
-        """Width of the hidden states that the rows are of: `dim`, unless a row is several of them
-        side by side.
-        """
-        return self.dim
-
     def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
         """Bytes of the states once they have seen so many rows, in float32 or less, of so many
         token types (0: without token ids).

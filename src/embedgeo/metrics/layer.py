@@ -56,7 +56,6 @@ class LayerMetrics:
     ) -> None:
         self.dim = dim
         self.dtype: torch.dtype | None = None  # of the hidden states
-        self.expected_Q = 0.0  # of what the layer is; 0 where nothing is known
         self.num_rows = 0  # of this rank, that are not masked
         self.num_groups = jackknife
         self.skip_massive = skip_massive
@@ -71,16 +70,6 @@ class LayerMetrics:
             isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics
         ]
         self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
-
-    @property
-    def width(self) -> int:
-        """Width of the hidden state, which is less than that of the rows where they are several
-        side by side.
-        """
-        return min(
-            (each.width for each in self._metrics if isinstance(each, GeometryMetric)),
-            default=self.dim,
-        )
 
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those

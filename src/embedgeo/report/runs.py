@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from embedgeo.drawing import thinned, tick_label
 from embedgeo.formatting import listed, number
 from embedgeo.glossary import ALARM
-from embedgeo.layer_names import LEDGER, blocks_by_side, is_along, side
+from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
 from embedgeo.results.folder import SweepFolder, read_cka
@@ -65,7 +65,6 @@ SETTINGS = {
     "begins_with": "sequences begin with",
     "n": "number of rows",
 }
-_OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
 _FEW_ROWS = 0.75  # of those that steps have as a rule: fewer than that make other values
 
@@ -262,14 +261,6 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
     records = records[~is_alarm]
     # they are of the layers here
     records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
-    blocks = records["layer"].astype(str).str.removesuffix(f".{LEDGER}")
-    is_again = (
-        (blocks != records["layer"])
-        & blocks.isin(set(records["layer"]))
-        & records["metric"].isin(_OF_BLOCKS)
-    )
-    # a ledger is of its block, which may be there, too
-    records = records.assign(layer=blocks)[~is_again]
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from embedgeo.formatting import listed
 from embedgeo.functional.distributed import current_rank
 from embedgeo.glossary import headlines, term
-from embedgeo.layer_names import LEDGER, PARTS, blocks_by_side
+from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.records import MEANS, Record
 
 _KEPT = 64  # values of a number that later ones are compared with
@@ -272,14 +272,8 @@ class GeometryAlarm:
         metrics = headlines() if self.metrics is None else self.metrics
         names = dict.fromkeys(record["layer"] for record in records)
         if self.layers is None:
-            inside = tuple(f"{part}." for part in (*PARTS, LEDGER))
             sides = blocks_by_side(names).items()
-            layers = {
-                layer
-                for prefix, blocks in sides
-                if not prefix.endswith(inside)
-                for layer in (*blocks, f"{prefix}mean")
-            }
+            layers = {layer for prefix, blocks in sides for layer in (*blocks, f"{prefix}mean")}
         else:
             layers = {
                 name for name in names if any(fnmatchcase(name, pattern) for pattern in self.layers)

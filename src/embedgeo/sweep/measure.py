@@ -232,7 +232,6 @@ class Worker:
             # "meta" unties those tied
             num_parameters = sum(parameter.numel() for parameter in network.parameters())
             facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
-            facts["architecture"] = geometry.norms.architecture(geometry.layers)
             if not text.is_even:
                 facts["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
             if settings.device_map is None:

@@ -45,7 +45,7 @@ class GeometryMonitor(Monitor, Callback):
     Args:
         every_n_steps: measure at steps 0, n, 2n …
         extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
-        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list of
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of
             these or a callable on the model: see `embedgeo.capture.layers.resolve_layers`. The
             callable may also return a module, whose blocks are measured.
         metrics: makes the metrics of a layer, given the layer's width. Default, ``"auto"``:
