@@ -2,6 +2,8 @@
 they are given, against their own states.
 """
 
+import re
+
 import pytest
 import torch
 import transformers as hf
@@ -285,7 +287,6 @@ class RandomModel(nn.Module):
         found = {}
         for name, state in self.states:
             rows = state.transpose(0, 1) if self.plan["turns"] else state
-            rows = rows[:, self.plan["prompt"] :][:, : ids.shape[1]]
             found[name] = None if name in found else rows[mask]
         return found
 
@@ -348,32 +349,33 @@ def test_random_models_are_measured_right_or_refused(plan):
         if plan["outside"] and not refusal:
             model.final(torch.randn(2, 3, 6))
     if refusal:
-        assert "layer '" in refusal
+        assert "layer '" in refusal or "the embedding table must" in refusal
         is_usual = plan["calls"] == list(range(plan["num_blocks"]))
-        assert not is_usual or plan["turns"] == "rows", refusal
+        assert not is_usual or plan["turns"] or plan["prompt"] or plan["padding"], refusal
         return
+    assert plan["turns"] != "ids"
+    assert not plan["prompt"]
+    assert not plan["padding"]
     for name, values in geometry.compute().items():
         if name == "final_norm":
             *_, (_, state) = model.states
             rows = state.transpose(0, 1) if plan["turns"] else state
-            assert_equal(values, rows[:, plan["prompt"] :][:, : ids.shape[1]][kept])
+            assert_equal(values, rows[kept])
         else:
             assert states[name] is not None, name
             assert_equal(values, states[name])
 
 
 class Small(nn.Module):
-    """A model that may turn its states, or put a prompt in front of its token ids."""
+    """A model that may turn its states, and change its token ids."""
 
-    def __init__(self, *, turns=False, has_prompt=False):
+    def __init__(self, *, turns=False, change=lambda ids: ids):
         super().__init__()
-        self.word, self.turns, self.has_prompt = nn.Embedding(64, 8), turns, has_prompt
+        self.word, self.turns, self.change = nn.Embedding(64, 8), turns, change
         self.layers = nn.ModuleList([Added(8), Added(8)])
 
     def forward(self, ids, padding_mask=None, position_ids=None):
-        if self.has_prompt:
-            ids = torch.cat([torch.full((len(ids), 1), 3), ids], 1)
-        x = self.word(ids)
+        x = self.word(self.change(ids))
         x = x.transpose(0, 1) if self.turns else x
         for layer in self.layers:
             x = layer(x)
@@ -399,11 +401,19 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name):
         measured(Masked(), ids, **{name: ids > 5})
 
 
-def test_token_ids_at_several_places_are_refused():
-    with pytest.raises(ValueError, match="at several places"):
-        measured(Small(has_prompt=True), torch.full((2, 4), 3))
-    ids = torch.arange(8).view(2, 4)
-    assert measured(Small(has_prompt=True), ids)["block.01"]["n"] == 8
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: ids.T, "turns them to (positions, batch), (4, 4). Measure a model"),
+        (lambda ids: nn.functional.pad(ids, (0, 2)), "pads them or adds a prompt, (4, 6). Give"),
+        (lambda ids: nn.functional.pad(ids, (1, 0)).T, "turns them to (positions, batch), (5, 4)"),
+    ],
+)
+def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change, message):
+    ids = torch.arange(16).view(4, 4)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        measured(Small(change=change), ids)
+    assert measured(Small(change=lambda ids: ids[:, 1:]), ids)["block.01"]["n"] == 12
 
 
 def test_an_image_among_positions_of_several_axes_is_no_text():

@@ -64,13 +64,12 @@ def resolve_layers(
 
     ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each
     block) and ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed``
-    … ``decoder.embed`` …. A block that is applied several times is a layer each time. Where blocks
-    are lists of modules (x-transformers, vit-pytorch), a block's output is what enters the next
-    one, or the final norm. Patterns match these names and the names of modules inside the outermost
-    Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
-    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, without
-    the final norm; ``"mean(last4_hidden)"`` that of the last four ``hidden_states``, of which the
-    last one is behind it.
+    … ``decoder.embed`` …. A block that is applied several times is a layer each time. Patterns
+    match these names and the names of modules inside the outermost Hugging Face model, with or
+    without zero-padding and without wrappers (FSDP, compile, checkpointing). ``"mean(last4)"`` is
+    the mean of the outputs of the last four blocks, without the final norm;
+    ``"mean(last4_hidden)"`` that of the last four ``hidden_states``, of which the last one is
+    behind it.
 
     ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give
     for ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the
@@ -137,37 +136,28 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
 
 
 class _Submodel(NamedTuple):
-    """A part of the model with its blocks, as calls that give their outputs; none if it has none,
-    or cannot tell.
-    """
+    """A part of the model, and the calls of its blocks; none if it has none."""
 
     prefix: str
     module: nn.Module
     stack: Stack | None
     blocks: tuple[ModuleCall, ...]
-    embed: tuple[ModuleCall, ...]  # the call that takes what enters the first block
+
+    @property
+    def embed(self) -> ModuleCall:
+        """The call that takes what enters the first block."""
+        return replace(self.blocks[0], takes_input=True)
 
 
 def _submodels(model: nn.Module) -> Iterator[_Submodel]:
     for prefix, module in structure.submodels(model).items():
         stack = structure.find_stack(module)
-        entries = [] if stack is None else [structure.entered(block) for block in stack.blocks]
-        if stack is None or None in entries:
-            yield _Submodel(prefix, module, None, (), ())
-            continue
-        blocks = [entry for entry in entries if entry is not None]
+        blocks = [] if stack is None else stack.blocks
         calls = [
             ModuleCall(block, blocks[:i].count(block), blocks.count(block))
             for i, block in enumerate(blocks)
         ]
-        before = [replace(call, takes_input=True) for call in calls]
-        if blocks != stack.blocks:  # lists of modules: the outputs are what enters the next one
-            norm = structure.final_norm(stack)
-            calls = [
-                *before[1:],
-                ModuleCall(stack.parent) if norm is None else ModuleCall(norm, takes_input=True),
-            ]
-        yield _Submodel(prefix, module, stack, tuple(calls), tuple(before[:1]))
+        yield _Submodel(prefix, module, stack, tuple(calls))
 
 
 def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
@@ -213,12 +203,12 @@ def _mean(submodel: _Submodel, pattern: str, count: int, *, of_hidden: bool) -> 
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
-    prefix, _, stack, blocks, embed = submodel
+    prefix, _, stack, blocks = submodel
     if stack is None:
         return
     first, total = part or (0, len(blocks))
     if first == 0:
-        yield Layer(f"{prefix}embed", embed, place=0)
+        yield Layer(f"{prefix}embed", (submodel.embed,), place=0)
     for i, block in enumerate(blocks, first):
         yield Layer(f"{prefix}block.{_padded(i, total)}", (block,), place=i + 1)
     norm = structure.final_norm(stack)
@@ -227,7 +217,7 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
-    prefix, module, stack, blocks, embed = submodel
+    prefix, module, stack, blocks = submodel
     if stack is None:
         return
     last = structure.base_model(module, stack) or structure.final_norm(stack)
@@ -236,7 +226,7 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     kind = getattr(getattr(module, "config", None), "model_type", None)
     is_late = kind in _AFTER_FIRST_BLOCK
     calls = [
-        *(blocks if is_late else (*embed, *blocks[:-1])),
+        *(blocks if is_late else (submodel.embed, *blocks[:-1])),
         blocks[-1] if last is None else ModuleCall(last),
     ]
     for i, call in enumerate(calls[:-1] if kind in _WIDER_AT_THE_END else calls):
