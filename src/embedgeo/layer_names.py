@@ -125,13 +125,8 @@ def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> st
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
     """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of
     round numbers.
-
-    Where gaps part more than two rows of layers, the first of each row, and the last of all.
     """
     last = len(layers) - 1
-    rows = [0, *(i for i, layer in enumerate(layers, 1) if not layer)]
-    if 2 < len(rows) < most:
-        return [*rows, last]
     gap = next(
         gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1)
     )

@@ -246,11 +246,8 @@ class Run:
 
 
 def _name_of_mean(part: str) -> str:
-    """The name of the mean over the blocks of a side, or over what is inside of them."""
-    if not part:
-        return "mean over blocks"
-    name = part.rstrip(".")
-    return f"{name} mean" if name in ("encoder", "decoder") else name.replace(".", " ")
+    """The name of the mean over the blocks of a side."""
+    return f"{part.rstrip('.')} mean" if part else "mean over blocks"
 
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
