@@ -67,7 +67,6 @@ def _bart():
 
 
 _MORE = {
-    "opt, projected": Family(lambda: FAMILIES["opt"].build(word_embed_proj_dim=8), {"": None}),
     "opt-350m": Family(
         lambda: FAMILIES["opt"].build(word_embed_proj_dim=8, do_layer_norm_before=False), {"": None}
     ),

@@ -142,9 +142,6 @@ CHECKPOINTING = {
     "selective": lambda: Checkpointed(
         partial(each_block, use_reentrant=False, context_fn=keep_products())
     ),
-    "in one another": lambda: Checkpointed(
-        lambda h, x: checkpoint(partial(each_block, h, use_reentrant=False), x, use_reentrant=False)
-    ),
     "inside a block": lambda: inside_each_block(use_reentrant=False),
     "wrappers": by_wrappers,
     "shared blocks": of_shared_blocks,

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 
 from embedgeo.capture.structure import token_embeddings
@@ -118,23 +117,4 @@ def test_blocks_that_are_lists_or_cut_into_several_are_refused_and_patterns_meas
     ids = token_batch()["input_ids"]
     rows, seen = rows_seen(observed(OfLists(), {"ids": ids}, "layers.*.0"), "layers.00.00")
     assert len(rows) == ids.numel()
-    assert torch.equal(seen, ids.flatten())
-
-
-def test_a_norm_of_embeddings_is_final_where_it_follows_the_blocks():
-    size = {
-        "hidden_size": 16,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "intermediate_size": 32,
-    }
-    config = hf.Lfm2Config(
-        vocab_size=VOCABULARY, num_hidden_layers=2, layer_types=["conv", "full_attention"], **size
-    )
-    model, ids = hf.Lfm2ForCausalLM(config).eval(), token_batch()["input_ids"]
-    assert layer_names(model) == ["embed", "block.00", "block.01", "final_norm"]
-    with torch.no_grad():
-        last = model(ids, output_hidden_states=True).hidden_states[-1]
-    rows, seen = rows_seen(observed(model, {"input_ids": ids}), "final_norm")
-    assert torch.equal(rows, last.flatten(0, 1))
     assert torch.equal(seen, ids.flatten())
