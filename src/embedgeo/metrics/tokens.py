@@ -31,11 +31,9 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, Tables, stacked, unstacked
+from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
-
-_FEW_NUMBERS = 2**18  # of the means of a table up to which a copy of it is next to nothing
 
 _OVER_TYPES = in_group(
     "token types",
@@ -360,38 +358,6 @@ class TokenMoments(GeometryMetric):
         moments = self._moments()
         outliers = None if moments is None else self.load(OutlierRows)
         return self._values(self.load(TokenTable), moments, outliers, self.num_nonfinite)
-
-    def likeness(self) -> object:
-        """Of small tables the counts of their token types, which those of layers share."""
-        table = self.load(TokenTable)
-        if (
-            self.count_range is not None
-            or self._whole is not None
-            or table.mean.numel() > _FEW_NUMBERS
-            or len(table.typed().n) < len(table.n)
-        ):
-            return object()
-        rows = self.load(Moments).n, self.load(SequenceCount).num_sequences
-        counts = table.token_ids, table.n, table.sequences, table.sequence_n2
-        tensors = self.settings, *rows, *counts
-        return self.dim, self.device, *(each.cpu().numpy().tobytes() for each in tensors)
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(metrics) == 1:
-            return super().compute_alike(metrics)
-        tables = [metric.load(TokenTable) for metric in metrics]
-        of_layers = {
-            name: torch.stack([getattr(table, name) for table in tables])
-            for name in ("mean", "m2", "sequence_m2")
-        }
-        values = metrics[0]._values(
-            tables[0]._replace(**of_layers),
-            stacked(metric.load(Moments) for metric in metrics),
-            stacked(metric.load(OutlierRows) for metric in metrics),
-            torch.stack([metric.num_nonfinite for metric in metrics]),
-        )
-        return unstacked(values, len(metrics))
 
     def _values(
         self,
