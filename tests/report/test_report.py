@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import IntrinsicDimension, StepMonitor, TokenMoments, load_results
+from embedgeo import IntrinsicDimension, TokenMoments, load_results
 from embedgeo.cli import main
 from embedgeo.glossary import headlines, term
 from embedgeo.report import write_report
@@ -24,7 +24,6 @@ from embedgeo.report.summary import flags, num_regressed, origins, overview
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
-from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.report.page import Page, report
 from tests.report.synthetic import (
@@ -34,7 +33,6 @@ from tests.report.synthetic import (
     make_models,
     make_sweep,
 )
-from tests.training.runs import moments
 
 KINDS = ("dynamics", "profile", "heatmap")
 PARTS = {
@@ -210,28 +208,6 @@ def test_running_again_in_another_process_gives_the_same_bytes(plain: Path, tmp_
     assert [line for line in done.stderr.splitlines() if not line.startswith("drawing ")] == []
     assert done.stdout == f"{tmp_path / 'there' / 'index.html'}\n"
     assert contents(tmp_path / "here") == contents(tmp_path / "there")
-
-
-@pytest.mark.slow
-def test_who_writes_the_moments_is_drawn_by_block_and_step(tmp_path: Path) -> None:
-    model = gpt_neox(use_parallel_residual=False)
-    monitor = StepMonitor(
-        model, 1, layers=["blocks", "residual"], folder=tmp_path / "run", metrics=moments
-    )
-    for step in range(3):
-        with monitor.step(step):
-            model(**token_batch(seed=step)).logits.sum().backward()
-    monitor.close()
-    page = report(tmp_path / "run")
-    assert "who-20writes-20it" in page.headings
-    for whole in "MV":
-        shares = page.numbers(f"{whole}-written", "layer")
-        assert list(shares.index) == ["block.00", "block.01", "block.02"]
-        assert list(shares) == ["stream", "attention", "mlp", "rounding"]
-        np.testing.assert_allclose(shares.sum(axis=1), 1)
-        over_steps = page.numbers(f"{whole}_by_mlp-heatmap", "layer")
-        np.testing.assert_allclose(over_steps.iloc[:, -1], shares["mlp"])
-    assert {"embed", "block.01", "block.01.middle"} <= {*page.numbers("M-profile", "layer").index}
 
 
 def test_no_metrics_are_not_all_metrics(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -429,15 +405,14 @@ def raised(folder: Path) -> dict[str, list[str]]:
 
 
 def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
-    metrics = ("n", "Q", "V", "V_W", "V_on_M_r2", "norm_Q_expected", "cka_to_previous", "my_metric")
+    metrics = ("n", "Q", "V", "V_W", "V_on_M_r2", "cka_to_previous", "my_metric")
     steps = (0, 8, 64)
     changes = {(step, "embed", "V_W"): 0.0 for step in steps}
     changes |= {(step, "embed", "V_on_M_r2"): np.nan for step in steps}
     sweep = SweepFolder(make_sweep(tmp_path, steps, 2, metrics=metrics, changes=changes))
     for step in steps:
         records = sweep.read(f"step{step}")
-        is_kept = (records["metric"] != "norm_Q_expected") | (records["layer"] == "final_norm")
-        is_kept &= (records["metric"] != "cka_to_previous") | (step > 0)
+        is_kept = (records["metric"] != "cka_to_previous") | (step > 0)
         sweep.write(f"step{step}", records[is_kept])
     assert "Missing numbers" not in raised(tmp_path)
     for layer, metric in (("block.00", "V_on_M_r2"), ("embed", "my_metric")):

@@ -195,23 +195,6 @@ class Experts(nn.Module):
         return x + sum(expert(x) for expert in self.experts.values())
 
 
-class Written(nn.Module):
-    """A block that adds what an MLP writes, whose inner layer is as wide as the stream."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.act, self.mlp_down = nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16)
-
-    def forward(self, x):
-        return x + self.mlp_down(self.act(self.up(x)))
-
-
-class Summed(Residual):
-    def __init__(self):
-        super().__init__()
-        self.h = nn.ModuleList(Written().double() for _ in range(2))
-
-
 def own_experts(rank, layers, mesh_names=None):
     """A monitor's history and what it says of experts that differ from rank to rank."""
     model = Residual()
@@ -227,27 +210,16 @@ def own_experts(rank, layers, mesh_names=None):
     return monitor.history
 
 
-def split_in_sums(mesh):
-    """A model that adds plain tensors, inside of whose blocks there are DTensors."""
-    model = Summed()
-    plan = {"up": ColwiseParallel(use_local_output=False), "mlp_down": RowwiseParallel()}
-    for block in model.h:
-        parallelize_module(block, mesh, plan)
-    return model
-
-
 def by_themselves():
     """What is measured of models in tensor parallel whose mesh is given by their parameters alone,
     and what is said of one without names.
     """
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    made = {"blocks": split(new_model(), mesh), "residual": split_in_sums(mesh)}
-    histories = {}
-    for layers, model in made.items():
-        options = {"metrics": token_moments, "measure_last": False, "on_error": "raise"}
-        with StepMonitor(model, layers=layers, **options) as monitor, monitor.step(0):
-            model(**batch_of(0, 0))
-        histories[layers] = monitor.history
+    model = split(new_model(), mesh)
+    options = {"metrics": token_moments, "measure_last": False, "on_error": "raise"}
+    with StepMonitor(model, **options) as monitor, monitor.step(0):
+        model(**batch_of(0, 0))
+    histories = {"blocks": monitor.history}
     unnamed = dist.init_device_mesh("cpu", (2,))
     try:
         StepMonitor(split(new_model(), unnamed))

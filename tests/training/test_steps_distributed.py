@@ -14,7 +14,6 @@ from tests.training.steps_on_ranks import (
     REPEATED,
     STEPS,
     WITHOUT_MESH,
-    Summed,
     batch_at,
     everything,
     on_four,
@@ -108,7 +107,6 @@ def test_the_mesh_of_tensor_parallelism_is_that_of_the_parameters(two):
     batches = [batch_at("tensor parallel", 0, 0)]
     expected = {
         "blocks": in_one_process(plain("tensor parallel"), batches, metrics=token_moments),
-        "residual": in_one_process(Summed(), batches, metrics=token_moments, layers="residual"),
     }
     for rank in two:
         found = rank["by themselves"]
