@@ -21,7 +21,6 @@ from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
     matmul_precision,
-    power_of_two,
     quick_row_norms,
     search_dtype,
 )
@@ -426,7 +425,9 @@ class RoundedRows(NamedTuple):
         precise = torch.promote_types(x.dtype, torch.float32)
         center = x.mean(0, dtype=precise)
         largest = torch.stack(x.aminmax()).abs().max() if dim else x.new_ones(())
-        unit = power_of_two(largest.to(precise))
+        largest = largest.to(precise)
+        # a power of two, by which division is exact
+        unit = torch.where(largest > 0, largest / (2 * largest.frexp().mantissa), 1)
         values = x.new_empty(n, dim + 2 * _NORM_PARTS, dtype=search_dtype(x.device))
         values[:, -_NORM_PARTS:] = 1
         norms = torch.empty(n, dtype=accumulator_dtype(x.device), device=x.device)

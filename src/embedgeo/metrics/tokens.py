@@ -1,6 +1,5 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -10,7 +9,7 @@ from embedgeo.functional.moments import (
     Moments,
     moment_values,
     moments_and_norms,
-    ratios,
+    ratio,
     variance_values,
 )
 from embedgeo.functional.outliers import OutlierRows, outlier_rows, outlier_shares, outlier_table
@@ -395,13 +394,9 @@ class TokenMoments(GeometryMetric):
         token_values = {
             "token_types": n.new_full((), len(types.n)),
             **split,
-            **ratios(
-                {
-                    "V_over_Q": (values["V"], values["Q"]),
-                    "V_W_over_Q": (split["V_W"], of_types["Q"]),
-                    "V_B_over_Q": (split["V_B"], of_types["Q"]),
-                }
-            ),
+            "V_over_Q": ratio(values["V"], values["Q"]),
+            "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
+            "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
             **unbiased_split(of_types["n"], of_types["V"], within),
             **context_split(within, local_variance(types, sequences), num_sequences),
             **type_regressions(regressed),
