@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, chain, groupby
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_max, is_distributed
 from embedgeo.functional.outliers import OutlierRows
-from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
 from embedgeo.metrics.left_out import (
     gate_numbers,
@@ -174,20 +174,32 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
     """
     values = dict[str, Tensor]()
     errors = dict[str, Tensor]()
+    owners = dict[str, str]()
     try:
         for metric, copies in layer.with_their_copies():
-            with named(metric):
-                if not isinstance(metric, GeometryMetric):
-                    values |= require_values(compute_alone(metric))
-                elif layer.num_groups:
-                    found, errors_of_metric = metric.compute_with_errors(copies)
-                    values |= found
-                    errors |= errors_of_metric
-                else:
-                    values |= metric.values()
+            found, found_errors = _values_of_metric(metric, copies, has_errors=layer.num_groups > 0)
+            name = type(metric).__name__
+            for key in found:
+                if key in owners:
+                    raise ValueError(
+                        f"metrics must have distinct keys; {owners[key]} and {name} both give "
+                        f"{key!r}. Leave one out."
+                    )
+                owners[key] = name
+            values |= found
+            errors |= found_errors
         return _pairs(values, errors)
     except Exception as error:
         return error
+
+
+def _values_of_metric(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAndErrors:
+    with named(metric):
+        if not isinstance(metric, GeometryMetric):
+            return require_values(compute_alone(metric)), {}
+        if has_errors:
+            return metric.compute_with_errors(copies)
+        return metric.values(), {}
 
 
 def _pairs(values: Mapping[str, Tensor], errors: Mapping[str, Tensor]) -> Pairs:
