@@ -4,14 +4,14 @@ merges them.
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import NUM_PHASES, Found, State
-from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
 CHUNK_ELEMENTS = 1 << 18
@@ -210,7 +210,7 @@ def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:
     dtype, (n, dim) = accumulator_dtype(x.device), x.shape
     rows = torch.empty(n, dim + 1, dtype=dtype, device=x.device)  # the norms are one more column
     rows[:, :dim] = x
-    norm = scaled_row_norms(rows[:, :dim], x.dtype)
+    norm = row_norms(rows[:, :dim])
     rows[:, dim] = norm
     mean = rows.mean(0)
     direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
@@ -231,48 +231,22 @@ def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts
     for them.
-
-    All, along the last axis, are NaN where the values are so small that all their squares have lost
-    digits or vanished.
     """
     finfo = torch.finfo(mean.dtype)
     rounding = n * (64 * finfo.eps * mean).square()
-    is_small = (mean.square() < finfo.tiny) & (m2 <= n * finfo.tiny)
-    is_zero = (mean == 0) & (m2 == 0)
-    is_lost = is_small.all(-1, keepdim=True) & ~is_zero.all(-1, keepdim=True)
-    is_rounding = m2 <= rounding.clamp(max=finfo.max)
-    return m2.masked_fill(is_rounding, 0).masked_fill(is_lost, torch.nan)
-
-
-def without_rounding_of_one(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Squared deviations as `without_rounding` leaves them, each of which is looked at by
-    itself.
-    """
-    return without_rounding(m2[..., None], n[..., None], mean[..., None])[..., 0]
+    return m2.masked_fill(m2 <= rounding.clamp(max=finfo.max), 0)
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or
-    either out of range.
-    """
-    quotient = numerator / denominator
-    size = denominator.to(quotient.dtype).abs()
-    is_defined = (size >= torch.finfo(quotient.dtype).tiny) & (size < torch.inf)
-    return quotient.where(is_defined & (numerator.abs() < torch.inf), torch.nan)
-
-
-def ratios(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """The `ratio` of each pair of a numerator and a denominator, all of one shape, by key."""
-    numerators, denominators = (torch.stack(each) for each in zip(*pairs.values(), strict=True))
-    return dict(zip(pairs, ratio(numerators, denominators).unbind(), strict=True))
+    """``numerator / denominator``, NaN where the denominator is zero."""
+    return (numerator / denominator).where(denominator != 0, torch.nan)
 
 
 def sizes(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """``n``, Q, M and V, of the rows or of those of several groups, G, with means of shape (*G,
     d).
     """
-    mean_norm2 = mean.square().sum(-1)
-    mean_norm2 = torch.where((n > 0) & ~m2.isnan() & mean_norm2.isfinite(), mean_norm2, torch.nan)
+    mean_norm2 = mean.square().sum(-1).where(n > 0, torch.nan)
     variance = ratio(m2, n)
     return {"n": n, "Q": mean_norm2 + variance, "M": mean_norm2, "V": variance}
 
@@ -280,13 +254,15 @@ def sizes(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """The `sizes` and their ratios."""
     values = sizes(n, mean, m2)
-    pairs = {"M_over_V": (values["M"], values["V"]), "M_over_Q": (values["M"], values["Q"])}
-    return values | ratios(pairs)
+    return {
+        **values,
+        "M_over_V": ratio(values["M"], values["V"]),
+        "M_over_Q": ratio(values["M"], values["Q"]),
+    }
 
 
 def moment_values(moments: Moments) -> dict[str, Tensor]:
-    """Values that follow from the moments of rows, or of several sets of rows, stacked along
-    leading axes.
+    """Values that follow from the moments of rows.
 
     Returns:
         The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left
@@ -299,27 +275,17 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     [5.0, 4.0, 1.0]
     """
     n = moments.n
-    # a mean may be 0 where squares have vanished, which its norm tells: as one more coordinate
-    squares = _beside(moments.m2, moments.norm_m2)
-    means = _beside(moments.mean, moments.norm_mean)
-    squares = without_rounding(squares, n[..., None], means)
-    m2, norm_m2 = squares[..., :-1], squares[..., -1]
-    norm_mean = torch.where(n > 0, moments.norm_mean, torch.nan)
+    m2 = without_rounding(moments.m2, n, moments.mean)
+    norm_m2 = without_rounding(moments.norm_m2, n, moments.norm_mean)
+    norm_mean = moments.norm_mean.where(n > 0, torch.nan)
     directions = moments.direction_n
-    total = m2.sum(-1)
-    shares = ratios(
-        {
-            "mean_cosine": (
-                moments.direction_sum.square().sum(-1) - directions,
-                directions * (directions - 1),
-            ),
-            "norm_cv": (ratio(norm_m2, n).sqrt(), norm_mean),
-            "top_dim_share": (m2.amax(-1), total),
-        }
-    )
+    cosines = moments.direction_sum.square().sum() - directions
+    total = m2.sum()
     return {
         **variance_values(n, moments.mean, total),
-        **shares,
+        "mean_cosine": ratio(cosines, directions * (directions - 1)),
+        "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
+        "top_dim_share": ratio(m2.max(), total),
         "norm_mean": norm_mean,
-        "norm_max": torch.where(n > 0, moments.norm_max, torch.nan),
+        "norm_max": moments.norm_max.where(n > 0, torch.nan),
     }

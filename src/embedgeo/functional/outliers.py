@@ -15,7 +15,6 @@ from embedgeo.functional.moments import (
     merge_parts,
     moment_reductions,
     ratio,
-    ratios,
     squares_about,
 )
 from embedgeo.functional.precision import sent, state_device
@@ -78,12 +77,12 @@ class OutlierRows(NamedTuple):
     @property
     def is_first(self) -> Tensor:
         """Marks of the rows held that are the first one of a sequence of two or more, (m,)."""
-        return self.facts[..., _PLACE] == 0
+        return self.facts[:, _PLACE] == 0
 
     @property
     def token_ids(self) -> Tensor:
         """Shape (m,), int64; -100 where there is none."""
-        return self.facts[..., _TOKEN].long()
+        return self.facts[:, _TOKEN].long()
 
     def merge(self, other: "OutlierRows") -> "OutlierRows":
         """The state of the rows of ``self`` followed by those of ``other``."""
@@ -215,8 +214,7 @@ def _labels(ids: RowIds, n: int) -> Tensor:
 def outlier_shares(
     outliers: OutlierRows, n: Tensor, mean: Tensor, variance: Tensor
 ) -> dict[str, Tensor]:
-    """Shares of rows that stand out, or of those of several sets of rows, stacked along leading
-    axes.
+    """Shares of rows that stand out.
 
     Args:
         outliers: the state of the rows.
@@ -232,22 +230,17 @@ def outlier_shares(
         times on. NaN where undefined: no rows, rows that do not vary, no such sequences, and a
         median norm of 0 or beyond 2^±160.
     """
-    # rows may be missing in a state that an earlier version has saved
-    up_to = outliers.bins.cumsum(-1)
-    n = n.where(up_to[..., -1] == n, torch.nan)
+    up_to = outliers.bins.cumsum(0)
     total = n * variance
-    top = outliers.rows[..., :MOST_TOP, :]
-    rank = torch.arange(top.shape[-2], device=n.device)
-    is_top = rank < num_top(n)[..., None]
-    squares = (top - mean[..., None, :]).square().sum(-1)
-    first = squares_about(mean, outliers.first_n, outliers.first_mean, outliers.first_m2).sum(-1)
-    return ratios(
-        {
-            "top_rows_share": ((is_top * squares).sum(-1), total),
-            "first_positions_share": (first, total.where(outliers.first_n > 0, torch.nan)),
-            "large_norm_rows": _num_large(up_to, n),
-        }
-    )
+    top = outliers.rows[:MOST_TOP]
+    is_top = torch.arange(len(top), device=n.device) < num_top(n)
+    squares = (top - mean).square().sum(1)
+    first = squares_about(mean, outliers.first_n, outliers.first_mean, outliers.first_m2).sum()
+    return {
+        "top_rows_share": ratio((is_top * squares).sum(), total),
+        "first_positions_share": ratio(first, total.where(outliers.first_n > 0, torch.nan)),
+        "large_norm_rows": ratio(*_num_large(up_to, n)),
+    }
 
 
 def num_top(n: Tensor) -> Tensor:
@@ -257,15 +250,15 @@ def num_top(n: Tensor) -> Tensor:
 
 def _median_bin(up_to: Tensor, n: Tensor) -> Tensor:
     """The bin of the median norm, given the number of rows up to each bin."""
-    return torch.searchsorted(up_to, n[..., None] / 2)[..., 0]
+    return torch.searchsorted(up_to, n / 2)
 
 
 def _num_large(up_to: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
     """Number of rows whose norm is large, and n, NaN where the median is in no bin."""
     median = _median_bin(up_to, n)
-    last = up_to.shape[-1] - 1
+    last = len(up_to) - 1
     is_known = (median > 0) & (median < last) & (n > 0)
-    below = up_to.gather(-1, (median + _LARGE_STEPS).clamp(max=last)[..., None])[..., 0]
+    below = up_to.take((median + _LARGE_STEPS).clamp(max=last))
     return n - below, n.where(is_known, torch.nan)
 
 
@@ -275,7 +268,7 @@ def large_rows(outliers: OutlierRows, n: Tensor) -> Tensor:
     They are those with a norm beyond 4 times the median, as `outlier_shares` counts them; where
     there are none, the top rows.
     """
-    median = _median_bin(outliers.bins.cumsum(-1), n)
+    median = _median_bin(outliers.bins.cumsum(0), n)
     is_large = (
         (_bin(outliers.facts[:, _NORM]) > median + _LARGE_STEPS) & (median > 0) & ~outliers.is_first
     )

@@ -16,15 +16,12 @@ from embedgeo.functional.moments import (
     merge_parts,
     moment_reductions,
     ratio,
-    ratios,
     without_rounding,
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
     matmul_precision,
-    power_of_two,
-    scaled,
 )
 
 # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
@@ -129,8 +126,7 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     """Values of the covariance spectrum λ₁ ≥ λ₂ ≥ …, the eigenvalues of the scatter.
 
     Args:
-        scatter: mean and scatter of the rows. Without ``full`` those of several sets of rows may be
-            stacked along leading axes.
+        scatter: mean and scatter of the rows.
         full: also compute what needs every eigenvalue (d³ operations).
 
     Returns:
@@ -146,10 +142,9 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
         baseline are NaN where the rows do not vary, and ``rankme`` only where they are 0, too.
     """
     s = varying_scatter(scatter)
-    variance = s.diagonal(dim1=-2, dim2=-1)
+    variance = s.diagonal()
     scale = _reciprocal_root(variance)
-    standardized = s * scale[..., :, None] * scale[..., None, :]
-    leading = _leading_values(scatter.n, variance, s, standardized)
+    leading = _leading_values(scatter.n, variance, s, s * scale * scale[:, None])
     if not full:
         return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
@@ -170,18 +165,13 @@ def _leading_values(
     """Values from the diagonal of the scatter and from two matrices, which have its eigenvalues,
     and those of the scatter of standardized rows.
     """
-    top, top_standardized = top_eigenvalue(torch.stack((s, standardized)))
-    trace = variance.sum(-1)
-    unit = power_of_two(trace)
-    norm = torch.linalg.matrix_norm(s / unit[..., None, None])
-    values = ratios(
-        {
-            "anisotropy": (top, trace),
-            "participation_ratio": ((trace / unit).square(), norm.square()),
-            "anisotropy_standardized": (top_standardized, (variance > 0).sum(-1).to(trace)),
-        }
-    )
-    return {**values, "anisotropy_null": anisotropy_null(n, variance.shape[-1])}
+    trace = variance.sum()
+    return {
+        "anisotropy": ratio(top_eigenvalue(s), trace),
+        "participation_ratio": ratio(trace.square(), s.square().sum()),
+        "anisotropy_standardized": ratio(top_eigenvalue(standardized), (variance > 0).sum()),
+        "anisotropy_null": anisotropy_null(n, len(variance)),
+    }
 
 
 def _reciprocal_root(variance: Tensor) -> Tensor:
@@ -207,7 +197,7 @@ def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
     mean = rows.sum(0) / n.clamp(min=1)
     rows = rows - mean
     m2 = without_rounding(rows.square().sum(0), n, mean)
-    rows = rows * torch.where(m2 == 0, 0, m2 / m2)
+    rows = rows * (m2 > 0)
     products, standardized = (each @ each.T for each in (rows, rows * _reciprocal_root(m2)))
     return _leading_values(n, m2, products, standardized)
 
@@ -224,8 +214,7 @@ def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
     the scatter.
     """
     dim, total = len(eigenvalues), eigenvalues.sum()
-    small, unit = scaled(eigenvalues)
-    participation = ratio(total / unit, torch.linalg.vector_norm(small)).square()
+    participation = ratio(total.square(), eigenvalues.square().sum())
     rest = eigenvalues[5:]
     alpha, r2 = power_law(eigenvalues)
     return {
@@ -276,35 +265,28 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
 
 
 def top_eigenvalue(s: Tensor) -> Tensor:
-    """The largest eigenvalues of symmetric positive semi-definite matrices, to a relative 1e-10.
+    """The largest eigenvalue of a symmetric positive semi-definite matrix, to a relative 1e-10.
 
-    Lanczos iterations from a fixed start vector bound each from below (without reorthogonalisation:
+    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation:
     repeated copies of a converged eigenvalue do not affect the largest one, Paige 1980). If (1 +
     1e-10) · bound · I - s has a Cholesky factor, no eigenvalue is larger. Where this takes too many
     iterations (nearly equal top eigenvalues), and of small matrices, all eigenvalues are computed
     instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
 
     Args:
-        s: shape (..., d, d), float64; for float32 the tolerance is wider.
+        s: shape (d, d), float64; for float32 the tolerance is wider.
 
     Returns:
-        Shape (...); NaN for a matrix that is not finite.
+        Scalar; NaN for a matrix that is not finite.
 
     >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
     tensor(3., dtype=torch.float64)
     """
-    dim = s.shape[-1]
-    if dim <= SMALL_DIM:
-        is_known = s.sum((-2, -1)).isfinite()
-        known = torch.where(is_known[..., None, None], s, 0)
-        return torch.where(is_known, torch.linalg.eigvalsh(known)[..., -1], torch.nan)
-    if s.ndim > 2:
-        return torch.stack([top_eigenvalue(each) for each in s])
-    scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
-    if not bool((scale > 0) & s.sum().isfinite()):
-        return torch.where(s.sum().isfinite(), 0, torch.nan).to(s)
-    if not small < float(scale) < 1 / small:  # so that no product over- or underflows
-        return top_eigenvalue(s / scale) * scale
+    dim = len(s)
+    if not bool(s.isfinite().all()):
+        return s.new_full((), torch.nan)
+    if dim <= SMALL_DIM or not bool(s.diagonal().any()):
+        return torch.linalg.eigvalsh(s)[-1]
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     vector = _first_vector(dim, s.dtype, s.device)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
@@ -415,13 +397,9 @@ def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter matrix, shape (..., d, d), 0 in the coordinates that do not vary; NaN where
-    squares are out of range.
-    """
-    squares = scatter.scatter.diagonal(dim1=-2, dim2=-1)
-    variance = without_rounding(squares, scatter.n[..., None], scatter.mean)
-    varies = torch.where(variance == 0, 0, variance / variance)
-    return scatter.scatter * varies[..., :, None] * varies[..., None, :]
+    """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary."""
+    varies = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean) != 0
+    return scatter.scatter * varies * varies[:, None]
 
 
 class AnisotropyBatches(NamedTuple):

@@ -20,13 +20,10 @@ from embedgeo.functional.moments import (
     sizes,
     squares_about,
     without_rounding,
-    without_rounding_of_one,
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
-    power_of_two,
     row_norms,
-    scaled_row_norms,
     sent,
 )
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
@@ -44,8 +41,7 @@ others are given.
 class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
-    Tables of rows that share no sequence merge exactly. Several tables with the same counts may be
-    one: `mean`, `m2` and `sequence_m2` then have a leading axis, and so have values.
+    Tables of rows that share no sequence merge exactly.
 
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have
@@ -174,7 +170,7 @@ class TokenTable(NamedTuple):
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
-        return scaled_row_norms(self.mean)
+        return row_norms(self.mean)
 
     def center(self) -> Tensor:
         """The mean of the rows of all token types together, shape (d,)."""
@@ -182,17 +178,14 @@ class TokenTable(NamedTuple):
 
     def distances(self, center: Tensor) -> Tensor:
         """The squared distance of the mean of each token type from a row, shape (T,)."""
-        center = center[..., None, :]
-        chunks = (
-            (self.mean[..., chunk, :] - center).square().sum(-1) for chunk in row_chunks(self.mean)
-        )
-        return torch.cat([self.m2[..., :0], *chunks], -1)
+        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in row_chunks(self.mean))
+        return torch.cat([self.m2[:0], *chunks])
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, center = self.n.sum(), self.center()
-        m2 = (self.m2 + self.n * self.distances(center)).sum(-1)
-        return n, center, without_rounding_of_one(m2, n, scaled_row_norms(center))
+        m2 = (self.m2 + self.n * self.distances(center)).sum()
+        return n, center, without_rounding(m2, n, row_norms(center))
 
     def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """The `pooled` of rows each of which is the mean of its token type."""
@@ -511,8 +504,7 @@ def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     n = types.n[types.num_untyped :].sum()
     types = types.without_rounding()
     variance = within_variance(types, n.new_full((), num_sequences))
-    # pairs, and not out of range
-    has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()
+    has_none = variance.isnan()  # no pairs
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
@@ -545,7 +537,7 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     """
     squares = types.n * types.m2 - torch.where(num_sequences <= 1, 0, types.sequence_m2)
     weights = _within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
-    return ratio((weights * squares.clamp(min=0)).sum(-1), types.n.sum(-1))
+    return ratio((weights * squares.clamp(min=0)).sum(), types.n.sum())
 
 
 def _within_weights(
@@ -563,9 +555,9 @@ def _within_weights(
     pairs = n.square() - torch.where(is_single, n, sequence_n2)
     has_pairs = sequences > 1
     few = has_pairs & (sequences <= _FEW_SEQUENCES)
-    donors = torch.where(few.any(-1), few, has_pairs)
-    without = torch.where(has_pairs, 0, n).sum(-1)
-    pooled = torch.where(without > 0, ratio(without, (donors * pairs).sum(-1)), 0)
+    donors = torch.where(few.any(), few, has_pairs)
+    without = torch.where(has_pairs, 0, n).sum()
+    pooled = torch.where(without > 0, ratio(without, (donors * pairs).sum()), 0)
     return torch.where(has_pairs, ratio(n, pairs), 0) + donors * pooled
 
 
@@ -601,7 +593,7 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
         (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
     )
     sums, num_pairs = (
-        pairs.new_zeros(*each.shape[:-1], _MANY_SEQUENCES + 1).index_add_(-1, sequences, each)
+        pairs.new_zeros(_MANY_SEQUENCES + 1).index_add_(0, sequences, each)
         for each in (squares, pairs)
     )
     has_pairs = num_pairs > 0
@@ -611,10 +603,8 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
         .values
     )
     donors = torch.where(fewer < 0, has_pairs.byte().argmax(), fewer)[sequences]
-    variance = torch.where(
-        pairs > 0, ratio(squares, pairs), ratio(sums[..., donors], num_pairs[donors])
-    )
-    return ratio((types.n * variance).sum(-1), types.n.sum(-1))
+    variance = torch.where(pairs > 0, ratio(squares, pairs), ratio(sums[donors], num_pairs[donors]))
+    return ratio((types.n * variance).sum(), types.n.sum())
 
 
 def variance_split(types: TokenTable) -> dict[str, Tensor]:
@@ -624,7 +614,7 @@ def variance_split(types: TokenTable) -> dict[str, Tensor]:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
     n, _, between_m2 = types.means_pooled()
-    within, between = ratio(torch.stack((types.m2.sum(-1), between_m2)), n).unbind()
+    within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 
@@ -683,9 +673,7 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     frequency.
 
     Args:
-        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`. Q,
-            M and V may be of several sets of rows with the same counts, shape (..., T); values are
-            then of each set.
+        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`.
 
     Returns:
         ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of
@@ -695,55 +683,47 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    logs = [values[key].log1p() / math.log(10) for key in "QMV"]
-    x = torch.stack([*(log_n.expand_as(each) for each in logs), values["M"]])
-    slopes, r2 = least_squares(x, torch.stack([*logs, values["V"]]))
-    offset = (values["M"] - values["M"].mean(-1, keepdim=True)).abs()
-    kept = offset.argsort(stable=True)[..., :-2]
-    without = least_squares(values["M"].gather(-1, kept), values["V"].gather(-1, kept))
-    names = "Q_freq", "M_freq", "V_freq", "V_on_M"
-    return {
-        "token_types_regressed": log_n.new_tensor(log_n.numel()),
+    M, V = values["M"], values["V"]
+    found = {
+        "token_types_regressed": log_n.new_tensor(len(log_n)),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
-        **{f"{name}_slope": slope for name, slope in zip(names, slopes, strict=True)},
-        **{f"{name}_r2": each for name, each in zip(names, r2, strict=True)},
-        "V_on_M_slope_without_2": without[0],
-        "V_on_M_r2_without_2": without[1],
     }
+    for key in "QMV":
+        slope, r2 = least_squares(log_n, values[key].log1p() / math.log(10))
+        found |= {f"{key}_freq_slope": slope, f"{key}_freq_r2": r2}
+    kept = (M - M.mean()).abs().argsort(stable=True)[:-2]
+    for end, x, y in (("", M, V), ("_without_2", M[kept], V[kept])):
+        slope, r2 = least_squares(x, y)
+        found |= {f"V_on_M_slope{end}": slope, f"V_on_M_r2{end}": r2}
+    return found
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:
-    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (..., n);
-    NaN for none.
+    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (n,); NaN
+    for none.
     """
-    if not x.numel():
-        return x.new_full(x.shape[:-1], torch.nan)
-    x = x / power_of_two(x.abs().amax(-1, keepdim=True))
-    return ratio(x.std(-1, correction=0), x.mean(-1))
+    if not len(x):
+        return x.new_full((), torch.nan)
+    return ratio(x.std(correction=0), x.mean())
 
 
 def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,), or of several
-    lines, (..., n).
+    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,).
 
     The slope is NaN where ``x`` does not vary, R² where ``x`` or ``y`` does not.
 
     >>> least_squares(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 5.0]))
     (tensor(2.), tensor(1.))
     """
-    if x.numel() == 0:
-        return (y.new_full(y.shape[:-1], torch.nan),) * 2
-    both = torch.stack(torch.broadcast_tensors(x, y))
-    unit = power_of_two(both.abs().amax(-1, keepdim=True))
-    both = both / unit
-    mean = both.mean(-1, keepdim=True)
-    offset = both - mean
-    n = x.new_tensor(x.shape[-1]).expand_as(mean)
-    xx, yy = without_rounding(offset.square().sum(-1, keepdim=True), n, mean)[..., 0]
-    xy = offset.prod(0).sum(-1)
-    slope, r2 = ratio(torch.stack((xy, xy.square())), torch.stack((xx, xx * yy)))
-    x_unit, y_unit = unit[..., 0]
-    return slope * (y_unit / x_unit), r2
+    if not len(x):
+        return (y.new_full((), torch.nan),) * 2
+    n = x.new_tensor(len(x))
+    x_mean, y_mean = x.mean(), y.mean()
+    x, y = x - x_mean, y - y_mean
+    xx = without_rounding(x.square().sum(), n, x_mean)
+    yy = without_rounding(y.square().sum(), n, y_mean)
+    xy = (x * y).sum()
+    return ratio(xy, xx), ratio(xy.square(), xx * yy)
 
 
 def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:

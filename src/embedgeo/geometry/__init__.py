@@ -22,7 +22,6 @@ from embedgeo.capture.structure import (
     Part,
     measured_model,
     model_width,
-    output_embedding,
     weights_device,
 )
 from embedgeo.capture.units import (
@@ -42,7 +41,6 @@ from embedgeo.functional.distributed import (
     all_reduce_max,
     current_rank,
     is_distributed,
-    meet,
     num_ranks,
     together,
 )
@@ -51,7 +49,6 @@ from embedgeo.functional.rows import massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
 from embedgeo.metrics import defaults
-from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results import saving
 from embedgeo.results.records import Record
@@ -148,7 +145,6 @@ class Geometry:
             "skip_first_positions": skip_first_positions,
             "ignore_token_ids": list(ignore_token_ids),
             "skip_massive": massive_times(skip_massive),
-            "metrics": export.recorded_metrics(self.make_metrics),
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
@@ -164,9 +160,6 @@ class Geometry:
         self._metrics = dict[str, LayerMetrics]()
         # by layer and width, of an earlier measurement
         self._empty = dict[tuple[str, int], list[Metric]]()
-        own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
-        needs_unembedding = any(metric.needs_unembedding for metric in own)
-        self._unembedding = _unembedding(model) if needs_unembedding else None
 
     def records(self) -> list[Record]:
         """A record for each metric at each layer, over the rows of all ranks; every rank must call
@@ -242,8 +235,9 @@ class Geometry:
         Raises:
             ValueError: the metrics hold none of these.
         """
-        defaults.require_samples(self.make_metrics)
-        samples = {each.name: export.layer_sample(each.metrics) for each in self.measured_layers()}
+        layers = self.measured_layers()
+        defaults.require_samples(each.metrics for each in layers)
+        samples = {each.name: export.layer_sample(each.metrics) for each in layers}
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def save(
@@ -303,7 +297,13 @@ class Geometry:
             "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
             **({"has_step": "false"} if step is None else {}),
         }
-        settings = {**self.settings, "save_samples": save_samples, "token_tables": token_tables}
+        (first, *_) = self.measured_layers()
+        settings = {
+            **self.settings,
+            "metrics": export.recorded_metrics(first.metrics),
+            "save_samples": save_samples,
+            "token_tables": token_tables,
+        }
         failure: Exception | None = None
         if current_rank() == 0:
             try:
@@ -379,7 +379,6 @@ class Geometry:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""
         self._empty.clear()
         self.make_metrics = make
-        self.settings["metrics"] = export.recorded_metrics(make)
 
     def table_bytes(self, num_rows: int, num_ranks: int, *, given: bool = False) -> int:
         """The most bytes that the token tables of all layers take on a rank: see
@@ -435,15 +434,6 @@ class Geometry:
                     no_rows, row_ids(no_rows, no_rows[:, 0].long())
                 )
         self._complete_groups(marks > 0, num_sequences.sum(1).long())
-        if self._unembedding is not None:
-            weights = self._unembedding.detach()
-            if isinstance(weights, DTensor):
-                # fails before they gather
-                torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)
-                meet()
-                weights = weights.full_tensor()
-            for metrics in self._metrics.values():
-                metrics.set_unembedding(weights)
         return [
             MeasuredLayer(
                 layer.name,
@@ -582,12 +572,6 @@ class Geometry:
         )
         self._metrics[layer.name] = metrics
         return metrics
-
-
-def _unembedding(model: nn.Module) -> Tensor | None:
-    weights = getattr(output_embedding(model), "weight", None)
-    is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
-    return weights if is_usable else None
 
 
 def _with_values_of_all(

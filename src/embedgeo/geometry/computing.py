@@ -1,9 +1,8 @@
 """The numbers of all layers of a measurement."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate, chain, groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from embedgeo.functional.distributed import Group, all_reduce_max, is_distributed
 from embedgeo.functional.outliers import OutlierRows
-from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
 from embedgeo.metrics.left_out import (
     gate_numbers,
@@ -96,7 +95,7 @@ def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pa
     with in_sync(layers), threads_for(size), ExitStack() as stack:
         for kind in {"cpu", *(each.device.type for each in layers)}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        found = _values(layers)
+        found = [_values(layer) for layer in layers]
         return [
             _with_values_without(layer, values) if is_open else values
             for layer, values, is_open in zip(
@@ -135,7 +134,7 @@ def _with_values_without(layer: LayerMetrics, found: Pairs | Exception) -> Pairs
     try:
         with torch.inference_mode():
             without = values_without(layer.wanted(lambda metric: True))
-            return _pairs(recorded_values(without)) | found
+            return _pairs(recorded_values(without), {}) | found
     except Exception as error:
         return error
 
@@ -169,53 +168,48 @@ def threads_for(size: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _values(layers: Sequence[LayerMetrics]) -> list[Pairs | Exception]:
-    """Values of layers, or the exception of one that fails: the one place where they are computed.
-
-    The metrics of one class are computed together, those of all layers.
+def _values(layer: LayerMetrics) -> Pairs | Exception:
+    """Values of a layer, with standard errors from the copies of its metrics, or the exception of
+    one that fails: the one place where they are computed.
     """
-    kinds = defaultdict[type, list[tuple[LayerMetrics, Any, list[Any]]]](list)
-    for layer in layers:
-        for metric, copies in layer.with_their_copies():
-            kinds[type(metric)].append((layer, metric, copies))
-    found = dict[int, Pairs | Exception]()  # by the metric's id
-    for kind, some in kinds.items():
-        metrics = [metric for _, metric, _ in some]
-        if issubclass(kind, GeometryMetric) and not any(layer.num_groups for layer, _, _ in some):
-            # where one fails, they are computed one by one below, to name it; operations take less
-            # time where no gradients can be asked for
-            with suppress(Exception), torch.inference_mode():
-                values = [require_values(each) for each in kind.compute_all(metrics)]
-                numbers = iter(_numbers([value for each in values for value in each.values()]))
-                for metric, each in zip(metrics, values, strict=True):
-                    found[id(metric)] = {key: (next(numbers), math.nan) for key in each}
-        for layer, metric, copies in some:
-            if id(metric) not in found:
-                found[id(metric)] = _values_of_one(metric, copies, has_errors=layer.num_groups > 0)
-    return [_values_of_layer(layer, found) for layer in layers]
-
-
-def _values_of_one(metric: Any, copies: list[Any], *, has_errors: bool) -> Pairs | Exception:
-    """Values of a metric, with standard errors from its copies, or the exception that it raises."""
+    values = dict[str, Tensor]()
+    errors = dict[str, Tensor]()
+    owners = dict[str, str]()
     try:
-        with named(metric):
-            if not isinstance(metric, GeometryMetric):
-                return _pairs(compute_alone(metric))
-            if has_errors:
-                return _pairs(*metric.compute_with_errors(copies))
-            (values,) = metric.compute_all([metric])
-            return _pairs(values)
+        for metric, copies in layer.with_their_copies():
+            found, found_errors = _values_of_metric(metric, copies, has_errors=layer.num_groups > 0)
+            name = type(metric).__name__
+            for key in found:
+                if key in owners:
+                    raise ValueError(
+                        f"metrics must have distinct keys; {owners[key]} and {name} both give "
+                        f"{key!r}. Leave one out."
+                    )
+                owners[key] = name
+            values |= found
+            errors |= found_errors
+        return _pairs(values, errors)
     except Exception as error:
         return error
 
 
-def _pairs(found: object, errors: dict[str, Tensor] | None = None) -> Pairs:
-    """Values that ``compute`` of a metric has returned, each with its standard error or NaN."""
-    values = require_values(found)
-    known = errors or {}
-    stderrs = dict(zip(known, _numbers(known.values()), strict=True))
-    numbers = zip(values, _numbers(values.values()), strict=True)
-    return {key: (number, stderrs.get(key, math.nan)) for key, number in numbers}
+def _values_of_metric(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAndErrors:
+    with named(metric):
+        if not isinstance(metric, GeometryMetric):
+            return require_values(compute_alone(metric)), {}
+        if has_errors:
+            return metric.compute_with_errors(copies)
+        return metric.values(), {}
+
+
+def _pairs(values: Mapping[str, Tensor], errors: Mapping[str, Tensor]) -> Pairs:
+    """Values on the host, each with its standard error or NaN."""
+    numbers = _numbers([*values.values(), *errors.values()])
+    stderrs = dict(zip(errors, numbers[len(values) :], strict=True))
+    return {
+        key: (number, stderrs.get(key, math.nan))
+        for key, number in zip(values, numbers, strict=False)
+    }
 
 
 def _numbers(values: Iterable[Tensor]) -> list[float]:
@@ -226,13 +220,3 @@ def _numbers(values: Iterable[Tensor]) -> list[float]:
     device = scalars[0].device
     stacked = torch.stack([each if each.device == device else each.to(device) for each in scalars])
     return stacked.cpu().double().tolist()
-
-
-def _values_of_layer(layer: LayerMetrics, found: dict[int, Pairs | Exception]) -> Pairs | Exception:
-    values: Pairs = {}
-    for metric, _ in layer.with_their_copies():
-        of_metric = found[id(metric)]
-        if isinstance(of_metric, Exception):
-            return of_metric
-        values |= of_metric
-    return values

@@ -28,7 +28,6 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_TOGETHER = 256  # rows up to which layers take less time in the same operations
 _OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
@@ -377,28 +376,8 @@ class IntrinsicDimension(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         batches = self._batches()
-        estimates = [each for batch in batches for each in self._estimates([batch])]
+        estimates = [self._estimates(batch) for batch in batches]
         return self._values(estimates, sum(len(batch.rows) for batch in batches))
-
-    def likeness(self) -> object:
-        """Of TwoNN of few rows their labels and keys, which those of layers share."""
-        sample = self.load(Sample)
-        x = sample.rows
-        if self.estimator != "twonn" or not 2 <= len(x) <= min(self.batch_size, _TOGETHER):
-            return object()
-        tensors = self.settings, sample.labels.cpu(), sample.keys.cpu()
-        return x.shape, x.dtype, x.device, *(each.numpy().tobytes() for each in tensors)
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(metrics) == 1:
-            return super().compute_alike(metrics)
-        samples = [sample for metric in metrics for sample in metric._batches()]  # one of each
-        estimates = metrics[0]._estimates(samples)
-        return [
-            metric._values([each], len(sample.rows))
-            for metric, sample, each in zip(metrics, samples, estimates, strict=True)
-        ]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
@@ -412,9 +391,10 @@ class IntrinsicDimension(GeometryMetric):
             return_inverse=True
         )
         of_batches = group.split([len(batch.rows) for batch in batches])
-        estimates = list[LabelledEstimates]()
-        for batch, of_batch in zip(batches, of_batches, strict=True):
-            estimates += self._estimates([batch], of_batch if len(labels) else None, len(labels))
+        estimates = [
+            self._estimates(batch, of_batch if len(labels) else None, len(labels))
+            for batch, of_batch in zip(batches, of_batches, strict=True)
+        ]
         values = self._values(estimates, len(group))
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
@@ -439,21 +419,16 @@ class IntrinsicDimension(GeometryMetric):
         return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
 
     def _estimates(
-        self, batches: Sequence[Sample], groups: Tensor | None = None, num_groups: int = 0
-    ) -> list[LabelledEstimates]:
-        """The estimates of batches of rows with the same labels."""
-        layers = [batch.rows for batch in batches]
+        self, batch: Sample, groups: Tensor | None = None, num_groups: int = 0
+    ) -> LabelledEstimates:
         tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
-            return [
-                LabelledEstimates(
-                    estimated_dimension(x, self.estimator, duplicate_tolerance=tolerance)
-                )
-                for x in layers
-            ]
+            return LabelledEstimates(
+                estimated_dimension(batch.rows, self.estimator, duplicate_tolerance=tolerance)
+            )
         return labelled_dimensions(
-            layers,
-            _labels_of(batches[0]),
+            batch.rows,
+            _labels_of(batch),
             scales=self.scales if self.estimator == "gride" else (),
             method=self.method,
             discard_fraction=self.discard_fraction,

@@ -65,7 +65,9 @@ class LayerMetrics:
         self.process_group = process_group
         self._num_batches = 0
         self._make = make
-        self._metrics = self._prepared(make(dim) if metrics is None else metrics, device)
+        self._metrics = self._prepared(
+            made_metrics(make, dim) if metrics is None else metrics, device
+        )
         self._has_copies = [
             isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics
         ]
@@ -153,12 +155,6 @@ class LayerMetrics:
     def device(self) -> torch.device:
         return next((metric.device for metric in self._metrics), torch.device("cpu"))
 
-    def set_unembedding(self, weights: Tensor | None) -> None:
-        """Set the output embedding of the metrics that compare rows with it."""
-        for metric in self.with_copies:
-            if isinstance(metric, GeometryMetric) and metric.needs_unembedding:
-                metric.set_unembedding(weights)
-
     def reset(self) -> list[Metric]:
         """Free the memory of the states, for metrics are in reference cycles: the garbage collector
         would be late.
@@ -167,7 +163,6 @@ class LayerMetrics:
             The metrics without rows, for another `LayerMetrics` of the same width; none where one
             is the user's, which may hold more than its states.
         """
-        self.set_unembedding(None)
         # states made under it could not be added to outside of it
         with torch.inference_mode(False):
             for metric in self.with_copies:
@@ -241,6 +236,17 @@ def _take_states(metric: Any, states: Mapping[str, Any], stack: ExitStack) -> No
     for name, state in states.items():
         stack.callback(setattr, metric, name, getattr(metric, name))
         setattr(metric, name, state)
+
+
+def made_metrics(make: MetricFactory, dim: int) -> list[Metric]:
+    """The metrics that ``make`` makes for a width; TypeError if they are no list of metrics."""
+    made: object = make(dim)
+    if not isinstance(made, list | tuple) or not all(isinstance(each, Metric) for each in made):
+        raise TypeError(
+            f"metrics must make a list of torchmetrics metrics for any width; for {dim} it makes "
+            f"{made!r}."
+        )
+    return [*made]
 
 
 def compute_alone(metric: Metric) -> object:

@@ -1,6 +1,5 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -10,7 +9,7 @@ from embedgeo.functional.moments import (
     Moments,
     moment_values,
     moments_and_norms,
-    ratios,
+    ratio,
     variance_values,
 )
 from embedgeo.functional.outliers import OutlierRows, outlier_rows, outlier_shares, outlier_table
@@ -31,11 +30,9 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, Tables, stacked, unstacked
+from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
-
-_FEW_NUMBERS = 2**18  # of the means of a table up to which a copy of it is next to nothing
 
 _OVER_TYPES = in_group(
     "token types",
@@ -361,38 +358,6 @@ class TokenMoments(GeometryMetric):
         outliers = None if moments is None else self.load(OutlierRows)
         return self._values(self.load(TokenTable), moments, outliers, self.num_nonfinite)
 
-    def likeness(self) -> object:
-        """Of small tables the counts of their token types, which those of layers share."""
-        table = self.load(TokenTable)
-        if (
-            self.count_range is not None
-            or self._whole is not None
-            or table.mean.numel() > _FEW_NUMBERS
-            or len(table.typed().n) < len(table.n)
-        ):
-            return object()
-        rows = self.load(Moments).n, self.load(SequenceCount).num_sequences
-        counts = table.token_ids, table.n, table.sequences, table.sequence_n2
-        tensors = self.settings, *rows, *counts
-        return self.dim, self.device, *(each.cpu().numpy().tobytes() for each in tensors)
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(metrics) == 1:
-            return super().compute_alike(metrics)
-        tables = [metric.load(TokenTable) for metric in metrics]
-        of_layers = {
-            name: torch.stack([getattr(table, name) for table in tables])
-            for name in ("mean", "m2", "sequence_m2")
-        }
-        values = metrics[0]._values(
-            tables[0]._replace(**of_layers),
-            stacked(metric.load(Moments) for metric in metrics),
-            stacked(metric.load(OutlierRows) for metric in metrics),
-            torch.stack([metric.num_nonfinite for metric in metrics]),
-        )
-        return unstacked(values, len(metrics))
-
     def _values(
         self,
         table: TokenTable,
@@ -429,13 +394,9 @@ class TokenMoments(GeometryMetric):
         token_values = {
             "token_types": n.new_full((), len(types.n)),
             **split,
-            **ratios(
-                {
-                    "V_over_Q": (values["V"], values["Q"]),
-                    "V_W_over_Q": (split["V_W"], of_types["Q"]),
-                    "V_B_over_Q": (split["V_B"], of_types["Q"]),
-                }
-            ),
+            "V_over_Q": ratio(values["V"], values["Q"]),
+            "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
+            "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
             **unbiased_split(of_types["n"], of_types["V"], within),
             **context_split(within, local_variance(types, sequences), num_sequences),
             **type_regressions(regressed),
