@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from benchmarks.standard_errors import DIMENSIONS, coverage
+from research.standard_errors import DIMENSIONS, coverage
 from embedgeo import (
     AfterProcessing,
     Anisotropy,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.within_token_variance import bursts, independent, nested, shares, text_share
+from research.within_token_variance import bursts, independent, nested, shares, text_share
 from embedgeo import observe
 from embedgeo.functional import token_table, type_plane
 from embedgeo.metrics import (

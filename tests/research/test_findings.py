@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import findings
-from benchmarks.findings import (
+from research import findings
+from research.findings import (
     CLAIMS,
     PAGE,
     Claim,
@@ -22,7 +22,7 @@ from benchmarks.findings import (
     span,
     tau,
 )
-from benchmarks.findings_runs import SIZES, do_runs, tasks
+from research.findings_runs import SIZES, do_runs, tasks
 
 
 def tables_of(page):

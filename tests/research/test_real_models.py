@@ -6,8 +6,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import embedgeo
-from benchmarks import real_models
-from benchmarks.findings import PAGE
+from research import real_models
+from research.findings import PAGE
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.metrics import OutlierCoordinates
