@@ -1,45 +1,59 @@
-"""Small language models of Python's documentation: the demo's decoder, and an encoder trained by
-the same code.
+"""Small language models of Python's documentation: a decoder and an encoder, trained in minutes.
 
-    python -m benchmarks.small_models [--kind decoder|encoder] [--max_steps 300]
+    python -m research.models [--kind decoder|encoder] [--max_steps 300]
 
-Prints what the model has learned of the text held out. Other benchmarks measure the models.
+Prints what the model has learned of the text held out. Other scripts measure the models.
 """
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jsonargparse import CLI
-from lightning.pytorch import Trainer
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
 from transformers import (
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     ModernBertConfig,
     ModernBertForMaskedLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
-from embedgeo.studies.commands import DemoSettings
-from embedgeo.studies.demo import HEAD_WIDTH, LanguageModel, new_model, training_batches
-from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
 
-Kind = Literal["decoder", "encoder"]
-"""The demo's GPT-NeoX, which continues a text, or a ModernBERT, which fills in tokens."""
+HEAD_WIDTH = 32
 
-SETTINGS: dict[Kind, DemoSettings] = {
-    "decoder": DemoSettings(),
-    "encoder": DemoSettings(
+MASKED = 0.2
+"""Share of the tokens that an encoder has to fill in; a tenth of these it is shown all the same."""
+
+Kind = Literal["decoder", "encoder"]
+"""A GPT-NeoX, which continues a text, or a ModernBERT, which fills in tokens."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sizes of a model, and how it is trained. The defaults are those of `embedgeo demo`."""
+
+    max_steps: int = 300
+    num_layers: int = 6
+    hidden_size: int = 128
+    vocab_size: int = 2048
+    seq_len: int = 256
+    batch_size: int = 8
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+
+SETTINGS: dict[Kind, Settings] = {
+    "decoder": Settings(),
+    "encoder": Settings(
         num_layers=4, seq_len=128, batch_size=16, max_steps=700, learning_rate=2e-3
     ),
 }
-"""The demo's, and those with which an encoder learns from a fifth of the tokens in as many minutes.
-"""
-
-MASKED = 0.2
-"""Share of the tokens that the encoder has to fill in; a tenth of these it is shown all the same.
-"""
+"""The encoder learns from a fifth of the tokens, in as many minutes."""
 
 
 class TrainedModel(NamedTuple):
@@ -60,40 +74,36 @@ class TrainedModel(NamedTuple):
         return f"{type(self.model).__name__}, {size:.1f} M parameters: {loss}"
 
 
-class MaskedLanguageModel(LanguageModel):
-    """The demo's training, of a model that fills in tokens."""
-
-    def training_step(self, input_ids: Tensor, batch_idx: int) -> Tensor:
-        """The loss of the tokens to fill in, in a batch of token ids of shape (sequences,
-        positions).
-        """
-        loss: Tensor = self.model(**filling_in(input_ids, self.model.config.pad_token_id)).loss
-        self.log("loss", loss, prog_bar=True)
-        return loss
-
-
-def filling_in(input_ids: Tensor, mask_id: int) -> dict[str, Tensor]:
-    """Inputs with masked tokens, and labels that leave out the others."""
-    chosen = torch.rand(input_ids.shape) < MASKED
-    shown = torch.rand(input_ids.shape) < 0.1
-    return {
-        "input_ids": input_ids.masked_fill(chosen & ~shown, mask_id),
-        "labels": input_ids.masked_fill(~chosen, -100),
-    }
+def new_decoder(
+    tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: int, seq_len: int
+) -> GPTNeoXForCausalLM:
+    """A GPT-NeoX in the manner of Pythia, with random weights."""
+    config = GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // HEAD_WIDTH,
+        intermediate_size=4 * hidden_size,
+        max_position_embeddings=seq_len,
+        use_cache=False,
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return GPTNeoXForCausalLM(config)
 
 
 def new_encoder(
-    settings: DemoSettings, tokenizer: PreTrainedTokenizerFast
+    tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: int, seq_len: int
 ) -> ModernBertForMaskedLM:
     """A ModernBERT with random weights, all of whose blocks see the whole sequence."""
     mask = len(tokenizer)  # padding, too, of which there is none
     config = ModernBertConfig(
         vocab_size=len(tokenizer) + 1,
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.num_layers,
-        num_attention_heads=settings.hidden_size // HEAD_WIDTH,
-        intermediate_size=2 * settings.hidden_size,
-        max_position_embeddings=settings.seq_len,
+        hidden_size=hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // HEAD_WIDTH,
+        intermediate_size=2 * hidden_size,
+        max_position_embeddings=seq_len,
         global_attn_every_n_layers=1,
         pad_token_id=mask,
         **dict.fromkeys(
@@ -103,36 +113,64 @@ def new_encoder(
     return ModernBertForMaskedLM(config)
 
 
-def trained(kind: Kind, settings: DemoSettings, dropout: float | None = None) -> TrainedModel:
-    """The model after the demo's training, with its own dropout or another one."""
+def inputs_of(kind: Kind, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
+    """Inputs and labels; an encoder's inputs have masked tokens, its labels leave out the others."""
+    if kind == "decoder":
+        return {"input_ids": input_ids, "labels": input_ids}
+    chosen = torch.rand(input_ids.shape) < MASKED
+    shown = torch.rand(input_ids.shape) < 0.1
+    mask_id = model.config.pad_token_id
+    return {
+        "input_ids": input_ids.masked_fill(chosen & ~shown, mask_id),
+        "labels": input_ids.masked_fill(~chosen, -100),
+    }
+
+
+def learning_share(step: int, max_steps: int, warm_up: int) -> float:
+    """The share of the learning rate at a step: a warm-up, then a cosine."""
+    warmed_up = min(1.0, (step + 1) / max(1, warm_up))
+    return warmed_up * 0.5 * (1 + math.cos(math.pi * step / max_steps))
+
+
+def train(kind: Kind, model: PreTrainedModel, token_ids: Tensor, settings: Settings) -> None:
+    """Train on windows that start anywhere in the text, with AdamW as Pythia has it."""
+    windows = token_ids.unfold(0, settings.seq_len, 1)
+    sampler = RandomSampler(
+        windows,
+        replacement=True,
+        num_samples=settings.max_steps * settings.batch_size,
+        generator=torch.Generator().manual_seed(settings.seed),
+    )
+    batches: Any = DataLoader(windows, settings.batch_size, sampler=sampler)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.1
+    )
+    for step, input_ids in enumerate(batches):
+        share = learning_share(step, settings.max_steps, settings.max_steps // 20)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * share
+        model(**inputs_of(kind, model, input_ids)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trained(kind: Kind, settings: Settings, dropout: float | None = None) -> TrainedModel:
+    """The model after its training, with its own dropout or another one."""
     text, held_out = split_held_out(builtin_corpus())
     tokenizer = train_tokenizer(text, settings.vocab_size)
     token_ids = torch.tensor(tokenizer.encode(text))
     torch.manual_seed(settings.seed)
-    model: Any = (
-        new_model(settings, tokenizer) if kind == "decoder" else new_encoder(settings, tokenizer)
+    new_model = new_decoder if kind == "decoder" else new_encoder
+    model: Any = new_model(
+        tokenizer, settings.num_layers, settings.hidden_size, settings.seq_len
     )
     for each in model.modules():
         if isinstance(each, torch.nn.Dropout) and dropout is not None:
             each.p = dropout
-    module = LanguageModel if kind == "decoder" else MaskedLanguageModel
-    with muted_libraries():
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=1,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        )
-        batches = training_batches(token_ids.tolist(), settings)
-        trainer.fit(module(model, settings.learning_rate, settings.max_steps), batches)
+    train(kind, model, token_ids, settings)
     model.eval()
     sequences = cut_sequences([tokenizer.encode(held_out)], settings.seq_len)
-    inputs = {"input_ids": sequences, "labels": sequences}
-    if kind == "encoder":
-        inputs = filling_in(sequences, model.config.pad_token_id)
+    inputs = inputs_of(kind, model, sequences)
     with torch.no_grad():
         loss = float(model(**inputs).loss)
     counts = token_ids.bincount(minlength=len(tokenizer)) + 1.0
