@@ -114,7 +114,7 @@ def new_encoder(
 
 
 def inputs_of(kind: Kind, model: PreTrainedModel, input_ids: Tensor) -> dict[str, Tensor]:
-    """Inputs and labels; an encoder's inputs have masked tokens, its labels leave out the others."""
+    """Inputs and labels; an encoder's are masked tokens, and labels that leave out the others."""
     if kind == "decoder":
         return {"input_ids": input_ids, "labels": input_ids}
     chosen = torch.rand(input_ids.shape) < MASKED
@@ -161,9 +161,7 @@ def trained(kind: Kind, settings: Settings, dropout: float | None = None) -> Tra
     token_ids = torch.tensor(tokenizer.encode(text))
     torch.manual_seed(settings.seed)
     new_model = new_decoder if kind == "decoder" else new_encoder
-    model: Any = new_model(
-        tokenizer, settings.num_layers, settings.hidden_size, settings.seq_len
-    )
+    model: Any = new_model(tokenizer, settings.num_layers, settings.hidden_size, settings.seq_len)
     for each in model.modules():
         if isinstance(each, torch.nn.Dropout) and dropout is not None:
             each.p = dropout

@@ -6,11 +6,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import embedgeo
-from research import real_models
-from research.findings import PAGE
 from embedgeo.checkpoints.files import hashed_file
 from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.metrics import OutlierCoordinates
+from research import real_models
+from research.findings import PAGE
 from tests.sweep.tiny import TEXT, checkpoint_files, tokenize_sequences, write_files
 
 ROWS = {  # of the table of the page, by what heads them
