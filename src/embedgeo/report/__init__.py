@@ -26,6 +26,8 @@ from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
 
+__all__ = ["write_report"]
+
 _SECONDS = 5.0  # between lines on progress
 _MARK = '<meta name="generator" content="embedgeo report">'
 
