@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
-    from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.studies.describe import describe as describe
     from embedgeo.studies.plotting import plot as plot
     from embedgeo.studies.probe_drift import Drift as Drift
@@ -40,7 +39,6 @@ _MODULES = {  # by public name
     "Drift": "studies.probe_drift",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
-    "GeometryAlarm": "studies.alarm",
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",

@@ -104,8 +104,8 @@ class Lines(NamedTuple):
 
     Attributes:
         kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian", "expected" or
-            "last" for single lines; "few" for marks of steps of few rows, "alarm" for steps;
-            "earlier" for the two ends of a range.
+            "last" for single lines; "few" for marks of steps of few rows; "earlier" for the two
+            ends of a range.
         values: a column a line, under its name; the index are the steps, layers or depths.
         colours: one a line, or one for all.
         errors: half the heights of their bands, in the order of the values.

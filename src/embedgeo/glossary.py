@@ -24,8 +24,6 @@ GROUPS = (
 """Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the
 headlines.
 """
-ALARM = "alarm_"
-"""What begins the keys of a monitor's alarms."""
 
 FEW_POINTS = 1000
 """Distinct rows below which an intrinsic dimension shows only trends."""
@@ -190,17 +188,4 @@ def _other_changes(key: str) -> Term | None:
     )
 
 
-def _alarm(key: str) -> Term | None:
-    """The term of what an alarm adds to a monitor's history."""
-    metric = key.removeprefix(ALARM)
-    if metric == key:
-        return None
-    meaning = (
-        "By how many of its usual deviations the number was off when it alarmed; undefined where "
-        "it was no longer finite."
-    )
-    return Term(f"alarm: {term(metric).name}", "deviations", meaning, is_drawn=False)
-
-
 register(DRIFT | LEFT_OUT | _OF_MODELS, _other_changes, is_own=True)
-register({}, _alarm, is_own=True)

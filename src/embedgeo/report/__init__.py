@@ -18,14 +18,15 @@ from rich.progress import Progress
 
 from embedgeo.drawing import style
 from embedgeo.formatting import did_you_mean, listed
-from embedgeo.glossary import ALARM, in_order
+from embedgeo.glossary import in_order
 from embedgeo.report.page import FigureWriter, Panel, Plan, Section, page_plan, write_page
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
-from embedgeo.report.summary import alarm_lines
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
+
+__all__ = ["write_report"]
 
 _SECONDS = 5.0  # between lines on progress
 _MARK = '<meta name="generator" content="embedgeo report">'
@@ -92,8 +93,7 @@ def write_report(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was "
                 f"there is as it was."
             ) from error
-    alarms = [(run.label, [f"alarm: {line}" for line in alarm_lines(run)]) for run in runs]
-    for label, sentences in [*stories(runs), *alarms]:
+    for label, sentences in stories(runs):
         for sentence in sentences:
             line = f"{label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -119,9 +119,8 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
         columns = {"value": values, "stderr": errors, "gaussian": gaussian}
         at_layers = pd.DataFrame(columns).reindex(values.index).reset_index()
-        alarms = run.alarms.assign(metric=ALARM + run.alarms["metric"])
         known = (frame.dropna(subset="value") for frame in (of_model, at_layers))
-        parts += [frame.assign(run=run.label) for frame in (alarms, *known)]
+        parts += [frame.assign(run=run.label) for frame in known]
     records = pd.concat(parts, ignore_index=True)[
         ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     ]

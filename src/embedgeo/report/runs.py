@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from embedgeo.drawing import thinned, tick_label
 from embedgeo.formatting import listed, number
-from embedgeo.glossary import ALARM
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
@@ -85,8 +84,6 @@ class Run:
     recorded: frozenset[tuple[str, str]]
     # model, revision, weights_sha256, duplicate_of, where known; the index is the step
     checkpoints: pd.DataFrame
-    # step, layer, metric and value of what a `GeometryAlarm` has told, also of means over blocks
-    alarms: pd.DataFrame
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
     other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
     # of weights, and the checkpoints with them
@@ -252,10 +249,6 @@ def _name_of_mean(part: str) -> str:
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
-    metrics = records["metric"].astype(str)
-    is_alarm = metrics.str.startswith(ALARM)
-    alarms = records[is_alarm].assign(metric=metrics[is_alarm].str.removeprefix(ALARM))
-    records = records[~is_alarm]
     # they are of the layers here
     records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
     of_model = records["layer"] == MODEL
@@ -284,7 +277,6 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         model=_wide(records[of_model], ["step"]),
         recorded=frozenset(zip(places["layer"], places["metric"], strict=True)),
         checkpoints=checkpoints,
-        alarms=alarms[["step", "layer", "metric", "value"]],
     )
 
 
