@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from embedgeo.functional import (
     REGRESSION_COUNT_RANGE,
     least_squares,
 )
-from embedgeo.report.page import Section, TableData, of_each
+from embedgeo.report.page import TableData
 from embedgeo.report.runs import Run
 from embedgeo.text.frequency import types_by_frequency
 
@@ -75,21 +74,6 @@ def _last(run: Run, kind: str) -> tuple[int, pd.DataFrame]:
     is_origin = (table["token_id"] < 0) & ("pc1" in table)
     is_drawable = (numbers.abs() <= _LARGEST).all(axis=1) & ((table["n"] >= 1) | is_origin)
     return steps[-1], table[is_drawable] if (table["token_id"] >= 0).any() else table.head(0)
-
-
-def token_section(names: Sequence[str] | None = None, most_layers: int = 4) -> Section:
-    """The section of token types, drawn at so many layers at most, with a table of those with these
-    texts: see `examples`.
-
-    Its drawing raises ValueError where a text is of no token type of any run.
-    """
-
-    def draw(runs: Sequence[Run]) -> Iterator[tuple[str, FigureData | TableData]]:
-        if names is not None:
-            require_examples([types_of(run) for run in runs], names)
-        yield from of_each(partial(token_figures, names=names, most_layers=most_layers))(runs)
-
-    return Section("Token types", draw)
 
 
 def token_figures(
