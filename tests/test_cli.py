@@ -10,7 +10,7 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
-from embedgeo.studies.commands import DemoSettings
+from embedgeo.demo import DemoSettings
 from embedgeo.sweep import SweepSettings
 
 

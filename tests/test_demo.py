@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
+from embedgeo.demo.run import compare, make_empty
 from embedgeo.formatting import shell_command
 from embedgeo.metrics.processing import is_processed
-from embedgeo.studies.demo import compare, make_empty
 from embedgeo.text import builtin_corpus, split_held_out
 from tests.files import contents
 from tests.shared_runs import DEMO_STEPS, Demo

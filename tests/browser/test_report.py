@@ -3,7 +3,6 @@
 import pytest
 
 from embedgeo.report import write_report
-from embedgeo.studies.sections import report_sections
 from tests.browser.page import faults
 from tests.report.synthetic import make_models, make_sweep
 
@@ -32,7 +31,7 @@ def page(tmp_path_factory):
         tokens=True,
         stderr=0.03,
     )
-    return write_report([sweep], sections=report_sections())
+    return write_report([sweep])
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +44,7 @@ def models(tmp_path_factory):
         metrics=metrics,
         groups={"lab/gpt": "decoder"},
     )
-    return write_report([folder], sections=report_sections())
+    return write_report([folder])
 
 
 SCROLLED = "return document.documentElement.scrollWidth - window.innerWidth"

@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
@@ -116,23 +115,3 @@ def test_a_copy_of_another_final_model_is_flagged_without_a_step(tmp_path: Path)
     page = report(folder)
     assert "The model has the weights of another one." in page.text
     assert "step" not in page.text
-
-
-def test_words_are_coloured_by_their_number_of_tokens(tmp_path: Path) -> None:
-    folder = make_models(tmp_path / "a", {"lab/bert": 2}, metrics=("n", "M", "V"), tokens=True)
-    (path,) = (folder / "tokens").iterdir()
-    types = pd.read_parquet(path)
-    types.drop(columns="num_tokens", errors="ignore").to_parquet(path)  # as an older sweep wrote it
-    page = report(folder)
-    assert {"M-profile", "decomposition", "tokens-histograms"} <= page.figures
-    assert not [name for name in page.figures if name.startswith("words")]
-    assert "Geometry of the embeddings: bert" in page.text
-    assert not re.search(r"\bstep", page.text)
-    types.assign(num_tokens=1 + types["token_id"] % 5 * 1.2).to_parquet(path)
-    page = report(folder)
-    assert {"words-embed", "words-block.00", "words-block.01"} <= page.figures
-    numbers = page.numbers("words-block.01")
-    at = types[types["layer"] == "block.01"].set_index("token_id")
-    assert list(numbers) == ["token_id", "n", "Q", "M", "V", "num_tokens", "log10 n"]
-    np.testing.assert_allclose(numbers["Q"], at["Q"][numbers["token_id"]])
-    assert "at |T_w| ≥ 4 (160 words)" in page.text

@@ -15,54 +15,38 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from embedgeo import IntrinsicDimension, StepMonitor, TokenMoments, load_results
+from embedgeo import IntrinsicDimension, TokenMoments, load_results
 from embedgeo.cli import main
 from embedgeo.glossary import headlines, term
-from embedgeo.report import write_report
 from embedgeo.report.runs import Run, read_runs, runs_of_records
 from embedgeo.report.summary import flags, num_regressed, origins, overview
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile
 from tests.files import contents
-from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.report.page import Page, report
 from tests.report.synthetic import (
-    ABLATIONS,
     EVERYTHING,
     layer_names,
-    make_models,
     make_sweep,
 )
-from tests.training.runs import moments
 
 KINDS = ("dynamics", "profile", "heatmap")
-PARTS = {
+PARTS = {  # sections with figures of several metrics together
     "composition": ("decomposition", "decomposition-dynamics"),
-    "intrinsic-20dimension-20over-20scales": (
-        "intrinsic-dimension-scales",
-        "intrinsic-dimension-scales-by-step",
-    ),
-    "what-20the-20loss-20needs": ("ablation",),
     "loss": ("loss",),
     "spectrum": ("spectra", "spectra-steps"),
-    "the-20same-20rows-20over-20time-20and-20depth": (
-        *("cka-steps-embed", "cka-steps-block.02", "cka-layers-8"),
-    ),
-    "token-20types": ("tokens-V-against-M", "tokens-histograms"),
-    "outlier-20coordinates": ("massive-activations",),
+    "token-20types": ("tokens-V-against-M",),
+    "outlier-20coordinates": (),
 }
-"""Sections with figures of several metrics together."""
 
 
 def test_every_part_and_metric_of_a_sweep_has_its_figures_and_their_numbers(page: Page) -> None:
     for section, names in PARTS.items():
         assert section in page.headings
         assert {*names} <= page.figures, section
-    drawn = {"Q", "M", "V", "M_over_Q", "anisotropy", "intrinsic_dimension", "a-b-c", *ABLATIONS}
+    drawn = {"Q", "M", "V", "M_over_Q", "anisotropy", "intrinsic_dimension", "a-b-c"}
     assert {f"{metric}-{kind}" for metric in drawn for kind in KINDS} <= page.figures
-    of_parts = re.compile("intrinsic_dimension_at|max_abs_|massive_fraction")
-    assert not [name for name in page.figures if of_parts.match(name)]
     files = {path.name for path in (page.folder / "figures").iterdir()}
     ends = ("png", "svg", "csv")
     assert files == {f"{name}.{end}" for name in page.figures for end in ends}
@@ -79,10 +63,6 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     np.testing.assert_allclose(dynamics["mean over blocks"], expected[blocks].mean(axis=1))
     profile = page.numbers("M-profile", "layer")
     np.testing.assert_allclose(profile["4000"], expected.loc[4000, profile.index], rtol=1e-14)
-    by_layer = page.numbers("ablation", "layer")
-    for key in (*ABLATIONS, "M_over_Q", "anisotropy"):
-        table = by_metric[key].unstack("layer")
-        np.testing.assert_allclose(by_layer[key], table.loc[4000, by_layer.index])
     everything = pd.read_csv(page.folder / "metrics.csv")
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     assert list(everything) == columns
@@ -195,48 +175,6 @@ def test_page_and_terminal_open_with_what_happened(
     for name in ("M / Q", "anisotropy"):
         (sentence,) = [line for line in said if line.startswith(name)]
         assert sentence in page.text
-
-
-@pytest.mark.slow
-def test_running_again_in_another_process_gives_the_same_bytes(plain: Path, tmp_path: Path) -> None:
-    page = Page(write_report([plain], tmp_path / "here"))
-    assert all(image["src"].startswith("data:image/png;base64,iVBOR") for image in page.all("img"))
-    for path in (tmp_path / "here" / "figures").glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-    script = Path(sys.executable).with_name("embedgeo")
-    command = [script, "report", plain, f"--out={tmp_path / 'there'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0
-    assert [line for line in done.stderr.splitlines() if not line.startswith("drawing ")] == []
-    assert done.stdout == f"{tmp_path / 'there' / 'index.html'}\n"
-    assert contents(tmp_path / "here") == contents(tmp_path / "there")
-
-
-@pytest.mark.slow
-def test_who_writes_the_moments_is_drawn_by_block_and_step(tmp_path: Path) -> None:
-    model = gpt_neox(use_parallel_residual=False)
-    monitor = StepMonitor(
-        model, 1, layers=["blocks", "residual"], folder=tmp_path / "run", metrics=moments
-    )
-    for step in range(3):
-        with monitor.step(step):
-            model(**token_batch(seed=step)).logits.sum().backward()
-    monitor.close()
-    page = report(tmp_path / "run")
-    assert "who-20writes-20it" in page.headings
-    for whole in "MV":
-        shares = page.numbers(f"{whole}-written", "layer")
-        assert list(shares.index) == ["block.00", "block.01", "block.02"]
-        assert list(shares) == ["stream", "attention", "mlp", "rounding"]
-        np.testing.assert_allclose(shares.sum(axis=1), 1)
-        over_steps = page.numbers(f"{whole}_by_mlp-heatmap", "layer")
-        np.testing.assert_allclose(over_steps.iloc[:, -1], shares["mlp"])
-    assert {"embed", "block.01", "block.01.middle"} <= {*page.numbers("M-profile", "layer").index}
-
-
-def test_no_metrics_are_not_all_metrics(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(sweep), "--metrics", ""]) == 2
-    assert "metrics must be keys, as M_over_Q,anisotropy; got none." in capsys.readouterr().err
 
 
 def test_of_metrics_that_are_named_alone_there_are_figures(
@@ -392,20 +330,6 @@ def test_the_head_says_how_runs_were_measured_and_which_not_like_the_first(
     assert f"not measured alike: {difference}. Compare the curves of bb with" in head
 
 
-def test_models_of_one_sweep_have_settings_of_their_own(tmp_path: Path) -> None:
-    folder = record_settings(
-        make_models(tmp_path / "a", {"lab/short": 1, "lab/long": 1}, metrics=("n", "M"))
-    )
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    long = manifest["text"]
-    short = long | {"num_tokens": 1500, "seq_len": 128}
-    path.write_text(json.dumps(manifest | {"text": {"lab/short": short, "lab/long": long}}))
-    runs = {run.label: run for run in read_runs([folder])}
-    assert (runs["short"].settings["seq_len"], runs["long"].settings["seq_len"]) == ("128", "256")
-    assert set(runs["short"].differences_of(runs["long"])) == {"sequence length", "tokens"}
-
-
 def test_monitored_runs_of_other_numbers_of_rows_are_not_measured_alike(tmp_path: Path) -> None:
     for name, n in (("a", 512.0), ("b", 4096.0), ("c", 530.0)):
         write_history(tmp_path / name, n=n, origin={"model": "GPT2Model", "dtype": "float32"})
@@ -415,13 +339,6 @@ def test_monitored_runs_of_other_numbers_of_rows_are_not_measured_alike(tmp_path
     assert origins(runs).loc["b", ["model", "dtype"]].tolist() == ["GPT2Model", "float32"]
 
 
-def test_a_run_without_massive_rows_is_not_measured_like_one_with_all(tmp_path: Path) -> None:
-    for name, origin in (("all", {}), ("some", {"skip_massive": "4.0"})):
-        write_history(tmp_path / name, origin={"dtype": "float32", **origin})
-    (_, some) = read_runs([tmp_path / name for name in ("all", "some")])
-    assert some.differences == {"skip massive": ("0.0", "4.0")}
-
-
 def raised(folder: Path) -> dict[str, list[str]]:
     """The flags of a run and their cases."""
     (run,) = read_runs([folder])
@@ -429,15 +346,14 @@ def raised(folder: Path) -> dict[str, list[str]]:
 
 
 def test_what_is_absent_by_design_is_no_flag(tmp_path: Path) -> None:
-    metrics = ("n", "Q", "V", "V_W", "V_on_M_r2", "norm_Q_expected", "cka_to_previous", "my_metric")
+    metrics = ("n", "Q", "V", "V_W", "V_on_M_r2", "cka_to_previous", "my_metric")
     steps = (0, 8, 64)
     changes = {(step, "embed", "V_W"): 0.0 for step in steps}
     changes |= {(step, "embed", "V_on_M_r2"): np.nan for step in steps}
     sweep = SweepFolder(make_sweep(tmp_path, steps, 2, metrics=metrics, changes=changes))
     for step in steps:
         records = sweep.read(f"step{step}")
-        is_kept = (records["metric"] != "norm_Q_expected") | (records["layer"] == "final_norm")
-        is_kept &= (records["metric"] != "cka_to_previous") | (step > 0)
+        is_kept = (records["metric"] != "cka_to_previous") | (step > 0)
         sweep.write(f"step{step}", records[is_kept])
     assert "Missing numbers" not in raised(tmp_path)
     for layer, metric in (("block.00", "V_on_M_r2"), ("embed", "my_metric")):
@@ -627,31 +543,3 @@ def test_bad_input_gives_one_line_and_status_2(
         assert line.startswith("embedgeo: error: ")
         assert words in line
         assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_report_of_an_earlier_history_leaves_that_of_the_folder_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], unpainted: None
-) -> None:
-    for value in (1.0, 2.0):
-        write_history(tmp_path / "a", value)
-    earlier = str(tmp_path / "a" / "history.1.parquet")
-    before = contents(tmp_path)
-    assert main(["report", earlier]) == 2
-    assert "a report of a history itself needs a folder of its own" in capsys.readouterr().err
-    assert contents(tmp_path) == before
-    assert main(["report", "--out", str(tmp_path / "earlier"), earlier]) == 0
-    table = pd.read_csv(tmp_path / "earlier" / "metrics.csv").query("metric == 'my_metric'")
-    assert table["value"].max() == 1 + 8
-
-
-def test_a_terminal_has_a_bar_and_a_file_has_not(
-    plain: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for on_terminal in (False, True):
-        if on_terminal:
-            monkeypatch.setenv("TTY_COMPATIBLE", "1")
-        report(plain, out=tmp_path / "out", metrics=["M"])
-        assert ("Drawing figures" in capsys.readouterr().err) == on_terminal
