@@ -21,7 +21,7 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
-from embedgeo.report.token_types import mean_against_variance, require_examples, types_of
+from embedgeo.report.token_types import mean_against_variance, types_of
 from embedgeo.report.variance import read_spectra, spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
@@ -38,7 +38,7 @@ _OF_METRIC = {
 _OPTIONS = {  # that other kinds do not have
     **dict.fromkeys(_OF_METRIC, ("metric",)),
     "composition": ("by",),
-    "tokens": ("layer", "layers", "examples"),
+    "tokens": ("layer", "layers"),
     "spectrum": ("layer",),
 }
 _NEEDS = {
@@ -61,7 +61,6 @@ class _Options(NamedTuple):
     by: Literal["layer", "step"] = "layer"
     layer: str | None = None
     layers: int = 4
-    examples: Sequence[str] = ()
     ax: Axes | None = None
 
 
@@ -73,7 +72,6 @@ def plot(
     by: Literal["layer", "step"] = "layer",
     layer: str | None = None,
     layers: int = 4,
-    examples: Sequence[str] = (),
     ax: Axes | None = None,
     title: str | None = None,
     figsize: tuple[float, float] | None = None,
@@ -107,8 +105,6 @@ def plot(
             at several layers; in given axes at the last block.
         layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
             are 0, 3, 6, 9 and 12).
-        examples: of tokens, texts of token types to name, as ``("once", "winked")``; of a
-            table without texts their ids.
         ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of
             ``matplotlib.rcParams``.
         title: in place of the figure's own; ``""`` leaves it out.
@@ -128,7 +124,7 @@ def plot(
         FileNotFoundError: there is no such folder.
     """
     _require_known("kind", kind, [*_OPTIONS])
-    options = _Options(metric, by, layer, layers, examples, ax)
+    options = _Options(metric, by, layer, layers, ax)
     usual = _Options(ax=ax)
     for option in _Options._fields:
         is_given = getattr(options, option) != getattr(usual, option)
@@ -210,9 +206,7 @@ def _token_types(run: Run, options: _Options) -> FigureData | None:
         _require_known("layer", layer, present)
     elif options.ax is not None:
         layer = ([name for name in present if name in run.all_blocks] or present)[-1]
-    if options.examples:
-        require_examples([known], options.examples)
-    return mean_against_variance(known, [layer] if layer else (), options.ax, options.examples)
+    return mean_against_variance(known, [layer] if layer else (), options.ax)
 
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:

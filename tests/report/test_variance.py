@@ -80,7 +80,6 @@ def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
         first = numbers.xs(("share_of_V", layer)).head(5)
         shown = [f"{row.coordinate}: {row.share:.1%}" for row in first.itertuples()]
         assert cells[layer] == ", ".join(shown)
-    assert "41 (5 of 5)" in data.text
 
 
 def test_without_such_tables_there_are_no_such_figures(run: Run) -> None:

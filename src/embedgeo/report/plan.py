@@ -11,7 +11,7 @@ from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigur
 from embedgeo.report.reference import REFERENCE_TEXT, before_band
 from embedgeo.report.runs import Run
 from embedgeo.report.summary import num_regressed
-from embedgeo.report.token_types import token_figures
+from embedgeo.report.token_types import mean_against_variance, types_of
 from embedgeo.report.variance import (
     COORDINATES_TEXT,
     SPECTRA_TEXT,
@@ -57,7 +57,6 @@ class Planner:
             metrics.remove(metric)
             metrics.insert(metrics.index(term(metric).follows) + 1, metric)
         spectra = partial(spectra_figures, most_layers=self.layers)
-        types = partial(token_figures, most_layers=self.layers)
         has_many = len(metrics) > _IN_FULL
         return [
             (FIRST, partial(self._glance, metrics, comparison.training_losses(runs))),
@@ -66,7 +65,7 @@ class Planner:
             self._section("Loss", figures.loss_figures, term("loss").meaning),
             *self._beside_earlier(metrics),
             self._section("Spectrum", spectra, SPECTRA_TEXT),
-            self._section("Token types", types),
+            self._section("Token types", self._token_types),
             self._section("Outlier coordinates", coordinate_tables, COORDINATES_TEXT),
             *self._metrics("More metrics", metrics[MAIN:], has_many=has_many),
         ]
@@ -88,6 +87,11 @@ class Planner:
 
     def _metrics(self, title: str, metrics: Sequence[str], *, has_many: bool) -> Plan:
         return [(title, partial(self._metric, metric, has_many)) for metric in metrics]
+
+    def _token_types(self, run: Run) -> Iterator[FigureData]:
+        known = types_of(run, self.layers)
+        if known:
+            yield mean_against_variance(known)
 
     def _beside_earlier(self, metrics: Sequence[str]) -> Plan:
         if not self.references:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import Array, FigureData
-from embedgeo.formatting import listed, number, printable
+from embedgeo.formatting import number, printable
 from embedgeo.glossary import GAUSSIAN
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.page import TableData
@@ -211,12 +211,7 @@ def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> TableData:
     cells = cells.reindex(index=present, columns=[*_SHARES]).fillna("")
     by_variance = _ranked(table, "share_of_V")
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
-    counts = by_variance["coordinate"].value_counts()
-    common = [
-        f"{each:.0f} ({count} of {len(present)})" for each, count in counts.items() if count > 1
-    ]
     text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
-    text += f" Most often among those of a layer: {listed(common[:5])}." if common else ""
     return TableData(
         "coordinates-largest",
         run.titled("The largest coordinates", step),
