@@ -110,16 +110,6 @@ def changed(run: Run, metric: str, value: float, *, layer: str, steps: object = 
     return replace(run, values=values)
 
 
-def test_zeros_are_low_on_a_logarithmic_heatmap_not_undefined(run: Run) -> None:
-    odd = changed(run, "V_W_unbiased", 0.0, layer="embed", steps=[0, 1, 8, 64])
-    odd = changed(odd, "V_W_unbiased", np.nan, layer="embed", steps=[512])
-    mesh = figures.heatmap(odd, "V_W_unbiased").figure.axes[0].collections[0]
-    assert type(mesh.norm).__name__ == "LogNorm"
-    shown = mesh.norm(mesh.get_array())[0]
-    assert shown.mask.tolist() == [False, False, False, False, True, False]
-    assert shown[:4].tolist() == [0, 0, 0, 0]
-
-
 def test_the_colours_of_a_heatmap_span_the_blocks_unless_they_agree(run: Run) -> None:
     picture = figures.heatmap(run, "intrinsic_dimension")
     mesh, bar = picture.figure.axes[0].collections[0], picture.figure.axes[1]
@@ -150,7 +140,6 @@ def test_a_baseline_that_is_mostly_far_off_is_named_not_drawn(run: Run, far: flo
         ([7], [7]),
         ([0, 1, 8, 64, 512, 4000], [0, 1, 10, 100, 1000]),
         ([0, 500, 1000, 1500], [0, 500, 1000, 1500]),
-        ([15, 16, 20, 30, 60], [20, 50]),
         ([110, 111, 115, 120, 130], [110, 130]),
     ],
 )

@@ -164,35 +164,9 @@ def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_t
     assert not plt.get_fignums()
 
 
-PAPER = {
-    "font.family": "serif",
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "legend.fontsize": 6,
-    "xtick.labelsize": 6.5,
-}
-
-
 def drawn_texts(figure: Figure) -> list[Text]:
     figure.canvas.draw()
     return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-
-
-def test_texts_have_the_font_and_the_size_of_the_session(sweep: Path) -> None:
-    with mpl.rc_context(PAPER):
-        figure, axes = plt.subplots(2, 2, figsize=(9, 8), layout="constrained")
-        for ax, kind in zip(axes.flat, ("dynamics", "profile", "heatmap", "by layer"), strict=True):
-            IN_AXES[kind][1](sweep, ax=ax)
-        own = plot(sweep, "spectrum", layer="block.01")
-        texts = [*drawn_texts(figure), *drawn_texts(own)]
-    plt.close(figure)
-    assert {tuple(text.get_fontfamily()) for text in texts} == {("serif",)}
-    for ax in (*axes.flat, own.axes[0]):
-        assert {label.get_fontsize() for label in (ax.xaxis.label, ax.yaxis.label)} == {8.5}
-        assert {label.get_fontsize() for label in ax.get_xticklabels()} <= {6.5}
-    legend = axes[0, 0].get_legend()
-    assert {text.get_fontsize() for text in legend.get_texts()} == {6}
 
 
 def test_a_title_is_replaced_or_left_out_and_names_are_drawn_as_they_are(
