@@ -10,10 +10,10 @@ import pytest
 from embedgeo import plot
 from embedgeo.cli import main
 from embedgeo.drawing import style
-from embedgeo.report import token_types
 from embedgeo.report.runs import Run, make_run, read_runs
-from embedgeo.report.token_types import Types, types_of
 from embedgeo.results.folder import SweepFolder
+from embedgeo.studies import token_types
+from embedgeo.studies.token_types import Types, types_of
 from tests.report.page import Page
 from tests.report.synthetic import make_sweep
 
