@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         full_metrics as full_metrics,
         streaming_metrics as streaming_metrics,
     )
+    from embedgeo.plotting import plot as plot
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
     from embedgeo.studies.describe import describe as describe
-    from embedgeo.studies.plotting import plot as plot
     from embedgeo.studies.probe_drift import Drift as Drift
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
@@ -57,7 +57,7 @@ _MODULES = {  # by public name
     "load_sample": "results.samples",
     "log_spaced_steps": "training.monitor",
     "observe": "geometry",
-    "plot": "studies.plotting",
+    "plot": "plotting",
     "streaming_metrics": "metrics",
 }
 

@@ -47,8 +47,6 @@ class Term(NamedTuple):
         order: place among all metrics, ascending; those of one place stand as they were declared.
         gaussian: its value for isotropic Gaussian rows, where that does not depend on their number,
             width or size.
-        spread: the key of its standard deviation over batches of rows, drawn as a band where errors
-            are unknown.
         is_scalar: monitors log it, as they log the headlines, unless told otherwise: see
             ``scalars`` of `embedgeo.GeometryMonitor`.
         follows: the key whose figures its own come after in the report, whatever its order.
@@ -62,7 +60,6 @@ class Term(NamedTuple):
     group: str = "more"
     order: int = 1000
     gaussian: float | None = None
-    spread: str = ""
     is_scalar: bool = False
     follows: str = ""
 

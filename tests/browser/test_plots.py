@@ -194,25 +194,6 @@ def test_dragging_zooms_all_figures_over_steps(wide, page):
     assert address(wide) == ""
 
 
-def test_a_zoom_ends_where_the_steps_do(wide, page):
-    opened(wide, page, "#&step=-5..16")
-    ((left, top, width, height),) = shown(wide, "M_over_Q-dynamics")
-    assert address(wide) == "#&step=0..16"
-    wide.point(left + width - 1, top + height / 2)
-    assert ", step 16: " in wide.run(READOUT, "M_over_Q-dynamics")
-    wide.run(CHOOSE, "to", "99999")
-    assert address(wide) == ""
-    wide.run(CHOOSE, "from", "-5")
-    assert address(wide) == ""
-    assert wide.run("return document.querySelector('#view [name=from]').value") == "0"
-    wide.point(left + width - 1, top + height / 2)
-    assert ", step 1,024: " in wide.run(READOUT, "M_over_Q-dynamics")
-    for nowhere in ("5000..6000", "9..4", "x..4"):
-        opened(wide, page, f"#&step={nowhere}")
-        shown(wide, "M_over_Q-dynamics")
-        assert address(wide) == ""
-
-
 def test_nothing_is_wrong_with_figures_that_answer(browser, both):
     opened(browser, both)
     names = ("dynamics-small", "compared-dynamics-small", "compared-profiles")

@@ -126,7 +126,6 @@ _TERMS = {
             "anisotropy of batches",
             "mean over batches of rows",
             "Anisotropy as papers report it: batch by batch.",
-            spread="anisotropy_batch_std",
             follows="anisotropy",
         ),
         anisotropy_batch_std=Term(

@@ -59,7 +59,6 @@ _TERMS = {
             "token or text, which are near each other, make it smaller: see those between and "
             "within tokens.",
             ranges=True,
-            spread="intrinsic_dimension_std",
             is_scalar=True,
             follows="intrinsic_dimension_between",
         ),
