@@ -96,7 +96,7 @@ soak: $(INSTALLED) ## kill a sweep at 30 random moments
 	EMBEDGEO_KILLS=30 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -s tests/sweep/test_processes.py -k killed
 
 findings: $(INSTALLED) ## train the models of docs/findings.md and make its tables again, within 90 minutes; FINDINGS=small tries it
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.findings --size $(or $(FINDINGS),full)
+	OMP_NUM_THREADS=1 $(BIN)/python -m research.findings --size $(or $(FINDINGS),full)
 
 families: $(INSTALLED) ## compare hidden states with every model family of transformers; writes docs/families.csv
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.families --out docs/families.csv
@@ -140,7 +140,6 @@ bench-full: $(BENCH) $(DADAPY) ## time everything: peers, steps, scaling, long r
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/large.py
 	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m benchmarks.standard_errors
 
 bench-compare: $(BENCH) ## time this tree beside another revision: BASE=main, say
 	$(BIN)/python -m benchmarks.compare $(WRITTEN) $(or $(BASE),$(error BASE must be a git revision: BASE=main, say))

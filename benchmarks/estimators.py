@@ -92,7 +92,7 @@ def labelled(n: int, d: int, rounds: int, num_sequences: int = 32) -> Line:
     x, types = gaussian(n, d), zipf_tokens(n)
     labels = RowLabels(types, torch.arange(n) * num_sequences // n)
     sides = {
-        "all three": lambda: labelled_dimensions([x], labels),
+        "all three": lambda: labelled_dimensions(x, labels),
         "TwoNN": lambda: twonn_dimension(x),
     }
     seconds = take_turns({name: clocked(side) for name, side in sides.items()}, rounds)

@@ -35,7 +35,6 @@ def training_steps() -> Iterator[Record]:
     yield steps.eager(steps.DEMO, 1.8, rounds=11)
     yield steps.eager(steps.SMALL, 4.0, rounds=21)
     yield from steps.parts(steps.SMALL, rounds=11)
-    yield from steps.residual(steps.SHAPE_70M, rounds=3)
 
 
 def compiled() -> Iterator[Record]:

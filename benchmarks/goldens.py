@@ -132,8 +132,8 @@ def of_model() -> Values:
     rank, num_ranks = place()
     found: Values = {}
     kinds: dict[str, dict[str, Any]] = {
-        "default": {"layers": ["blocks", "residual"]},
-        "default jackknife": {"layers": ["blocks", "residual"], "jackknife": 4},
+        "default": {},
+        "default jackknife": {"jackknife": 4},
         "full jackknife": {"metrics": full_metrics, "jackknife": 4},
         "bfloat16 jackknife": {"jackknife": 4},
         "coordinate": {},

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +16,7 @@ import pandas as pd
 
 from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
-from embedgeo.results.folder import CKA, SweepFolder, cka_file
-from embedgeo.results.parquet import write_parquet
-from embedgeo.studies.sections import report_sections
+from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
 WIDTH, BLOCKS = 2560, 31
@@ -33,7 +29,7 @@ OF_OTHERS = {  # the model's, and those of `embedgeo vocabulary`
 def main() -> None:
     if len(sys.argv) > 1:  # in a process of its own, so that its peak is the report's
         start, used = time.perf_counter(), time.process_time()
-        page = write_report([Path(sys.argv[1])], sections=report_sections([]))
+        page = write_report([Path(sys.argv[1])])
         seconds, peak = (
             time.perf_counter() - start,
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -70,7 +66,6 @@ def make_folder(folder: Path) -> Path:
         if "tokens" in tables:
             tables |= of_types(tables["tokens"], random)
         store.write(name, store.read(name), tables, store.facts(name))
-    write_parquet(cka_file(folder), pd.DataFrame(similarities(layers), columns=CKA.names), CKA)
     return folder
 
 
@@ -99,35 +94,6 @@ def of_types(tokens: pd.DataFrame, random: np.random.Generator) -> dict[str, pd.
     plane = plane.assign(pc1=random.normal(plane["token_id"]), pc2=random.normal(size=len(plane)))
     chosen = plane.drop_duplicates(["layer", "token_id"])
     return {"tokens": tokens, "distances": tokens, "occurrences": plane, "projections": chosen}
-
-
-def similarities(layers: list[str]) -> Iterator[tuple[object, ...]]:
-    """As many as `embedgeo drift` compares."""
-    some = PYTHIA_STEPS[:: len(PYTHIA_STEPS) // 23][:24]
-    for layer in layers[::8]:
-        for a, b in combinations_with_replacement(some, 2):
-            yield (
-                f"step{a}",
-                a,
-                layer,
-                f"step{b}",
-                b,
-                layer,
-                1024,
-                1 / (1 + abs(np.log1p(a) - np.log1p(b))),
-            )
-    for step in (some[0], some[12], some[-1]):
-        for i, j in combinations_with_replacement(range(len(layers)), 2):
-            yield (
-                f"step{step}",
-                step,
-                layers[i],
-                f"step{step}",
-                step,
-                layers[j],
-                1024,
-                1 / (1 + j - i),
-            )
 
 
 def sum_bytes(files: list[Path]) -> int:

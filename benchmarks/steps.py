@@ -164,20 +164,6 @@ def parts(shape: Shape, rounds: int) -> Iterator[Line]:
         yield Line(f"step measured by {name} ÷ plain step, {shape.name}", seconds, name, "plain")
 
 
-def residual(shape: Shape, rounds: int) -> Iterator[Line]:
-    """Steps at which the writes of the blocks are measured, or blocks and writes, ÷ step at which
-    blocks are.
-    """
-    layers: dict[str, Any] = {"residual": "residual", "blocks and residual": ["blocks", "residual"]}
-    sides = {
-        name: Loop(shape, options={"layers": given})
-        for name, given in {"blocks": "blocks", **layers}.items()
-    }
-    seconds = take_turns({name: clocked(loop.measured) for name, loop in sides.items()}, rounds)
-    for name in layers:
-        yield Line(f"step measured at {name} ÷ at blocks, {shape.name}", seconds, name, "blocks")
-
-
 def eager_runs(
     shape: Shape, median_at_most: float, at_most: float, runs: int, rounds: int
 ) -> Iterator[Line | Runs]:

@@ -14,7 +14,6 @@ from embedgeo.metrics import (
     IntrinsicDimension,
     NextTokenGeometry,
     OutlierCoordinates,
-    ResidualLedger,
     TokenMoments,
     TokenOccurrences,
     TokenSimilarity,
@@ -122,10 +121,10 @@ OTHER_METRICS = [
     kind
     for kind in metric_classes()
     if kind.__module__.startswith("embedgeo.metrics.")
-    and kind not in {TokenOccurrences, ResidualLedger, *map(type, listed_metrics(1).values())}
+    and kind not in {TokenOccurrences, *map(type, listed_metrics(1).values())}
 ]
 """The package's further classes of metrics; occurrences are of chosen token types and have no
-values, a ledger is of several streams.
+values.
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import embedgeo
 from embedgeo.cli import COMMANDS, main
-from embedgeo.studies.commands import DemoSettings
+from embedgeo.demo import DemoSettings
 from embedgeo.sweep import SweepSettings
 
 
@@ -38,7 +38,7 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
         assert stopped.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
         assert "`" not in text
-        if command in ("sweep", "ablate", "reproduce"):
+        if command == "sweep":
             assert "a sequence of --seq-len tokens" in text
             assert "A model is named as in --model." in text
             assert not named & set(re.findall(r"(?<![\w.])\w+", text))
@@ -49,7 +49,7 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
 
 
 def test_help_and_wrong_options_are_answered_without_importing_anything_heavy() -> None:
-    imported, _ = imported_by(
+    imported = imported_by(
         ["--help"],
         ["--version"],
         *([name, "--help"] for name in COMMANDS),
@@ -63,26 +63,8 @@ def test_help_and_wrong_options_are_answered_without_importing_anything_heavy() 
     assert not imported & heavy
 
 
-@pytest.mark.slow
-def test_a_value_that_cannot_be_is_refused_without_importing_anything_heavy() -> None:
-    said = {
-        "sweep --model ./nowhere": "model must be a local path that exists or a repository on the",
-        "sweep --model ~/nowhere/at/all": "got '~/nowhere/at/all'",
-        "check --model ../nowhere": "got '../nowhere'",
-        "sweep --model lab/x --tokenizer nowhere/tok/tokenizer.json": "tokenizer must be a local",
-        "sweep --model lab/x --text nowhere.txt": "text must be files that exist; got 'nowhere",
-        "sweep --model lab/x --text hf://models/x": "A dataset is hf://datasets/NAME",
-        "sweep --model lab/x --unit line --sample 0": "sample must be a share above 0",
-        "sweep --model lab/x --shard 3/2": "shard must be i/n",
-    }
-    imported, errors = imported_by(*(command.split() for command in said))
-    assert not imported & {"torch", "transformers", "lightning", "matplotlib"}
-    for error, words in zip(errors.splitlines(), said.values(), strict=True):
-        assert words in error
-
-
-def imported_by(*commands: list[str]) -> tuple[set[str], str]:
-    """The packages that commands import, one after the other, and what they write to stderr."""
+def imported_by(*commands: list[str]) -> set[str]:
+    """The packages that commands import, one after the other."""
     code = "\n".join(
         (
             "import json, sys",
@@ -100,7 +82,7 @@ def imported_by(*commands: list[str]) -> tuple[set[str], str]:
         timeout=600,
         check=True,
     )
-    return set(done.stdout.rpartition("imported:")[2].split()), done.stderr
+    return set(done.stdout.rpartition("imported:")[2].split())
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,16 +144,6 @@ def test_an_option_of_true_and_false_can_be_given_alone(
         assert getattr(settings, option) is expected
 
 
-def test_layers_can_be_given_in_every_way_and_are_recorded_alike(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for given in (["a", "b"], ["a,b"], ["a, b"], ["a", "--layers", "b"], ["[a, b]"]):
-        settings = sweep_settings(monkeypatch, "--model", "m", "--layers", *given)
-        assert settings.layer_patterns == settings.as_manifest("")["layers"] == ["a", "b"]
-    assert SweepSettings("m", layers="layers.[0,1].mlp").layer_patterns == "layers.[0,1].mlp"
-    assert SweepSettings("m", layers=["blocks"]).layer_patterns == "blocks"
-
-
 def test_models_and_numbers_can_be_given_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,10 +171,7 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
         ("sweep --model m --ignore-token-ids x", "must be whole numbers, as 0 1 or 0,1; got 'x'"),
         ("sweep --nosuch 3", "(embedgeo sweep --help lists the options)"),
         ("sweep --modle m", "unrecognized arguments: --modle m. Did you mean --model?"),
-        ("check --model m --lineage true", "--lineage true. It is gone: check compares the hashes"),
         ("sweep --model m --rows token", "--rows: invalid choice: 'token' (choose from 'tokens',"),
-        ("sweep --model m --on raz", "--on: invalid choice: 'raz' (choose from 'ray')"),
-        ("vocabulary --model m --rows x", "--rows: invalid choice: 'x' (choose from 'all', 'train"),
     ],
 )
 def test_a_wrong_option_gives_one_line_and_status_2(

@@ -1,14 +1,17 @@
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from embedgeo.cli import main
+from examples.alarm import Alarm
 
 ROOT = Path(__file__).parent.parent
 
@@ -131,3 +134,28 @@ def test_observe_prints_numbers_that_the_documentation_defines() -> None:
         assert 1.8 < at["intrinsic_dimension"] < 2.8
         assert at["M_over_Q"] < 0.1
         assert 2 < at["anisotropy"] / at["anisotropy_null"] < 8
+
+
+@pytest.mark.slow
+def test_the_alarm_warns_of_the_damage_and_of_nothing_before() -> None:
+    warned = re.findall(
+        r"UserWarning: step (\d+): (\w+) at ([\w.]+) is", run_example("alarm.py").stderr
+    )
+    assert {int(step) for step, *_ in warned} <= {61, 62, 63}
+    assert {("anisotropy", "block.00"), ("anisotropy", "mean")} <= {
+        (key, at) for _, key, at in warned
+    }
+
+
+def test_a_lost_number_alarms_once_and_a_resumed_alarm_goes_on() -> None:
+    noise = np.random.default_rng(0).standard_normal(60).tolist()
+    values = [*noise[:50], 30.0, 31.0, math.nan, math.nan]
+    whole, first, second = (Alarm(lambda said: None, ["x"]) for _ in range(3))
+    for step, value in enumerate(values):
+        record = {"metric": "x", "layer": "mean", "value": value}
+        whole(step, [record, record | {"layer": "embed"}])
+        if step == 45:
+            second.load_state_dict(first.state_dict())
+        (first if step < 45 else second)(step, [record])
+    assert [(each.step, each.layer) for each in whole.departures] == [(51, "mean"), (52, "mean")]
+    assert str(second.departures) == str(whole.departures)

@@ -133,13 +133,6 @@ def test_what_several_packages_miss_is_one_line():
         extras.require_extra("x", "it", "no_a", "torch", "no_b")
 
 
-def test_what_is_missing_has_the_name_that_pip_knows(monkeypatch):
-    for module in ("PIL", "yaml"):
-        monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=r"^it needs pillow, pyyaml, which are not installed"):
-        extras.require_extra("report", "it", "PIL", "yaml")
-
-
 def test_the_page_of_installing_shows_what_is_said_without_an_extra(monkeypatch, capsys):
     for module in ("matplotlib", "scipy"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -171,14 +164,3 @@ def test_every_extra_is_on_the_page_of_installing_and_those_of_work_on_the_packa
     page = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
     assert {*re.findall(r"^\| `(\w+)` \|", page, re.M)} == PROJECT["optional-dependencies"].keys()
     assert not PROJECT["optional-dependencies"].keys() & PYPROJECT["dependency-groups"].keys()
-
-
-def test_make_help_lists_every_target_on_one_screen():
-    done = subprocess.run(
-        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    targets = " ".join(
-        re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)
-    ).split()
-    assert sorted(re.findall(r"^  make (\S+) {2,}\S", done.stdout, re.M)) == sorted(targets)
-    assert len(done.stdout.splitlines()) <= 24

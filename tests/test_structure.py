@@ -28,7 +28,6 @@ PUBLIC_UNDERSCORES = {
 """Documented in spite of their name: of named tuples and of what notebooks show, and `os._exit`."""
 
 FOREIGN = {
-    "capture/norms.py": {"_hf_hook"},  # accelerate
     "capture/torch_names.py": {"_C", "_getframe"}  # torch, sys
     | {
         "_EffectType",

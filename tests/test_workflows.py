@@ -63,12 +63,6 @@ def test_a_change_has_to_pass_what_a_merge_has():
     assert made("docs") == {"docs"}
 
 
-def test_a_browser_is_asked_for_where_its_tests_run():
-    steps = WORKFLOWS["ci"]["jobs"]["make"]["steps"]
-    (asked,) = (step for step in steps if "command -v chromedriver" in step.get("run", ""))
-    assert set(re.findall(r"'([a-z-]+)'", asked["if"])) == {"test-slow", "integrations"}
-
-
 @pytest.mark.parametrize("workflow", ["ci", "nightly"])
 def test_every_version_of_python_that_is_promised_is_tested(workflow):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embedgeo.capture.layers import Residual as Residual
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
         AfterProcessing as AfterProcessing,
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
         IntrinsicDimension as IntrinsicDimension,
         NextTokenGeometry as NextTokenGeometry,
         OutlierCoordinates as OutlierCoordinates,
-        ResidualLedger as ResidualLedger,
         TokenMoments as TokenMoments,
         TokenOccurrences as TokenOccurrences,
         TokenSimilarity as TokenSimilarity,
@@ -22,12 +20,11 @@ if TYPE_CHECKING:
         full_metrics as full_metrics,
         streaming_metrics as streaming_metrics,
     )
+    from embedgeo.plotting import plot as plot
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
-    from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.studies.describe import describe as describe
-    from embedgeo.studies.plotting import plot as plot
     from embedgeo.studies.probe_drift import Drift as Drift
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
@@ -42,14 +39,11 @@ _MODULES = {  # by public name
     "Drift": "studies.probe_drift",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
-    "GeometryAlarm": "studies.alarm",
     "GeometryCallback": "training.transformers",
     "GeometryMonitor": "training.lightning",
     "IntrinsicDimension": "metrics",
     "NextTokenGeometry": "metrics",
     "OutlierCoordinates": "metrics",
-    "Residual": "capture.layers",
-    "ResidualLedger": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
     "TokenOccurrences": "metrics",
@@ -63,7 +57,7 @@ _MODULES = {  # by public name
     "load_sample": "results.samples",
     "log_spaced_steps": "training.monitor",
     "observe": "geometry",
-    "plot": "studies.plotting",
+    "plot": "plotting",
     "streaming_metrics": "metrics",
 }
 

@@ -6,39 +6,26 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from embedgeo.demo import DemoSettings, demo
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
-from embedgeo.studies.commands import (
-    AblationSettings,
-    DemoSettings,
-    DoctorSettings,
-    PaperSettings,
-    VocabularySettings,
-    ablate,
-    demo,
-    doctor,
-    drift,
-    reproduce,
-    vocabulary,
-)
+from embedgeo.studies.commands import DoctorSettings, doctor, drift
 from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
-_CONTINUED = ("sweep", "ablate", "reproduce", "vocabulary", "drift")
+_CONTINUED = ("sweep", "drift")
 
 
 def report(
     dirs: list[str],
     out: Path | None = None,
     model_group: list[str] | dict[str, Any] | tuple[()] = (),
-    examples: bool | str = False,
     metrics: list[str] | tuple[()] = (),
     reference: list[str] | tuple[()] = (),
     layers: int = 4,
@@ -53,35 +40,23 @@ def report(
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
             line style; in YAML also a mapping. A model is named as in its sweep, or as the report
             names it; default: the sweep's groups.
-        examples: list Q, M and V of single token types, from the tables of a sweep with
-            ``--token-tables true``: of some of every frequency (``true``), or of these texts, as
-            ``once,winked``, which are then named where V is drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
             at equal tokens where all know them, else at equal steps. They must be measured on the
             same text, with the same rows and settings.
-        layers: at how many layers, at most, token types, spectra and the largest coordinates are
-            drawn, evenly spaced over the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa &
-            Shimodaira 2025.
+        layers: at how many layers, at most, token types and spectra are drawn, evenly spaced over
+            the depth; 5 of 13 are 0, 3, 6, 9 and 12, those of Yamagiwa & Shimodaira 2025.
     """
     require_extra("report", "embedgeo report")
     from embedgeo.report import write_report
     from embedgeo.results.groups import parse_groups
-    from embedgeo.studies.reference import reference_section
-    from embedgeo.studies.sections import report_sections
 
-    names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
-    texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
     if metrics and not chosen:
         raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
-    earlier = [Path(folder) for folder in reference]
-    sections = report_sections(texts, earlier, layers)
-    if chosen:
-        sections = [reference_section(earlier, chosen)] if earlier else []
-    folders = [Path(folder) for folder in dirs]
-    print(write_report(folders, out, parse_groups(model_group), chosen, sections))
+    folders, earlier = ([Path(folder) for folder in given] for given in (dirs, reference))
+    print(write_report(folders, out, parse_groups(model_group), chosen, earlier, layers))
 
 
 def examples(name: str | None = None) -> None:
@@ -101,19 +76,16 @@ def examples(name: str | None = None) -> None:
         print("\n".join(f"written: {path}" for path in write_example(name, Path())))
 
 
-COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {
+COMMANDS: dict[str, tuple[Callable[..., int | None], Callable[..., Any]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
-    "ablate": (ablate, AblationSettings, SweepSettings),
-    "reproduce": (reproduce, PaperSettings, SweepSettings),
     "check": (check, check),
-    "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),
     "drift": (drift, drift),
     "report": (report, report),
     "examples": (examples, examples),
 }
-"""Function of each command, and whose arguments are its options: its own, or those of all settings
+"""Function of each command, and whose arguments are its options: its own, or those of the settings
 that it takes.
 """
 
@@ -144,21 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = parsed.subcommand
     options = parsed[name].as_dict()
     options.pop("config")
-    run, *settings = COMMANDS[name]
+    run, settings = COMMANDS[name]
     try:
-        if name == "reproduce" and "model" not in options:
-            raise ValueError(
-                "model must be given, or PAPER on the command line, whose preset has it."
-            )
-        if settings == [run]:
-            status = run(**options)
-        else:
-            status = run(
-                *(
-                    each(**{key: options[key] for key in signature(each).parameters})
-                    for each in settings
-                )
-            )
+        status = run(**options) if settings is run else run(settings(**options))
     except (ImportError, OSError, SafetensorError, ValueError) as error:
         return _refused(error)
     except (KeyboardInterrupt, SystemExit) as stopped:

@@ -104,8 +104,8 @@ class Lines(NamedTuple):
 
     Attributes:
         kind: of what their names are: "layer", "step" or "run"; "mean", "gaussian", "expected" or
-            "last" for single lines; "few" for marks of steps of few rows, "alarm" for steps;
-            "earlier" for the two ends of a range.
+            "last" for single lines; "few" for marks of steps of few rows; "earlier" for the two
+            ends of a range.
         values: a column a line, under its name; the index are the steps, layers or depths.
         colours: one a line, or one for all.
         errors: half the heights of their bands, in the order of the values.
@@ -514,15 +514,12 @@ def _abscissae(values: pd.Series | pd.DataFrame) -> Array:
 def stacked_bars(
     ax: Axes, heights: pd.DataFrame, labels: Sequence[str], colours: Sequence[str]
 ) -> None:
-    """Draw the columns of a table on top of each other, those below 0 downwards: a bar a row."""
+    """Draw the columns of a table on top of each other: a bar a row."""
     width = 0.86 if len(heights) <= 12 else 1
-    for is_named, parts in ((True, heights.clip(lower=0)), (False, heights.clip(upper=0))):
-        if not is_named and not parts.to_numpy().any():
-            return
-        bottoms = parts.cumsum(axis=1) - parts
-        for part, label, colour in zip(parts, labels, colours, strict=True):
-            look: dict[str, Any] = {"color": colour, "label": label if is_named else ""}
-            ax.bar(np.arange(len(parts)), parts[part], width, bottoms[part], **look)
+    bottoms = heights.cumsum(axis=1) - heights
+    for part, label, colour in zip(heights, labels, colours, strict=True):
+        at = np.arange(len(heights))
+        ax.bar(at, heights[part], width, bottoms[part], color=colour, label=label)
 
 
 def mean_lines(ax: Axes, means: pd.DataFrame, errors: pd.DataFrame) -> None:

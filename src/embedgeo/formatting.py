@@ -87,7 +87,6 @@ GONE = {
         "them."
     ),
     "background": "It is gone: numbers are computed at the measured step.",
-    "alarm": "It is gone: give listeners=[embedgeo.GeometryAlarm(…)].",
     "drift": "It is gone: give listeners=[embedgeo.Drift()].",
     "reference": "It is gone from monitors: embedgeo report --reference draws earlier runs.",
     "no_grad_passes": (

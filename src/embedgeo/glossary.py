@@ -24,8 +24,6 @@ GROUPS = (
 """Groups of metrics, in the order of TensorBoard's custom-scalars tab; those of the first are the
 headlines.
 """
-ALARM = "alarm_"
-"""What begins the keys of a monitor's alarms."""
 
 FEW_POINTS = 1000
 """Distinct rows below which an intrinsic dimension shows only trends."""
@@ -49,8 +47,6 @@ class Term(NamedTuple):
         order: place among all metrics, ascending; those of one place stand as they were declared.
         gaussian: its value for isotropic Gaussian rows, where that does not depend on their number,
             width or size.
-        spread: the key of its standard deviation over batches of rows, drawn as a band where errors
-            are unknown.
         is_scalar: monitors log it, as they log the headlines, unless told otherwise: see
             ``scalars`` of `embedgeo.GeometryMonitor`.
         follows: the key whose figures its own come after in the report, whatever its order.
@@ -64,7 +60,6 @@ class Term(NamedTuple):
     group: str = "more"
     order: int = 1000
     gaussian: float | None = None
-    spread: str = ""
     is_scalar: bool = False
     follows: str = ""
 
@@ -190,17 +185,4 @@ def _other_changes(key: str) -> Term | None:
     )
 
 
-def _alarm(key: str) -> Term | None:
-    """The term of what an alarm adds to a monitor's history."""
-    metric = key.removeprefix(ALARM)
-    if metric == key:
-        return None
-    meaning = (
-        "By how many of its usual deviations the number was off when it alarmed; undefined where "
-        "it was no longer finite."
-    )
-    return Term(f"alarm: {term(metric).name}", "deviations", meaning, is_drawn=False)
-
-
 register(DRIFT | LEFT_OUT | _OF_MODELS, _other_changes, is_own=True)
-register({}, _alarm, is_own=True)

@@ -6,29 +6,16 @@ from itertools import product, takewhile
 
 from embedgeo.formatting import printable
 
-PARTS = ("attention", "other", "middle", "mlp")
-"""Layers inside of a block, in their names: what attention, cross-attention (or a state-space
-mixer) and the MLP (or experts) write, and what enters the MLP's part of a block: stream and
-attention.
-"""
-LEDGER = "ledger"
-"""Layer of a block that is all terms of its output, side by side: see `embedgeo.ResidualLedger`."""
-
 _LAYER = re.compile(
     r"(encoder\.|decoder\.|)(embed|block\.(\d+)|hidden\.(\d+)|final_norm|mean\(last\d+(?:_hidden|)\))"
-    rf"(?:(?<=\d)\.({'|'.join((*PARTS, LEDGER))})|)"
 )
-_SHORT = {"attention": "attn", "middle": "mid"}
 _LONGEST = 11  # letters in the label of a layer
 
 
 def side(layer: str) -> str:
-    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none.
-
-    What blocks write has sides of its own, such as ``"mlp."`` and ``"encoder.mlp."``.
-    """
+    """Side of a layer in its name, ``"encoder."`` or ``"decoder."``; empty if it has none."""
     match = _LAYER.fullmatch(layer)
-    return match[1] + (f"{match[5]}." if match[5] else "") if match else ""
+    return match[1] if match else ""
 
 
 def is_along(layer: str) -> bool:
@@ -132,20 +119,14 @@ def _label(layer: str, plain: str, left: int, right: int, keeps_end: bool) -> st
     name = match[2].removeprefix("final_")
     if match[3] or match[4]:
         name = f"h{int(match[4])}" if match[4] else str(int(match[3]))
-    part = _SHORT.get(match[5], match[5]) or ""
-    return " ".join(filter(None, (match[1][:3], part, name)))
+    return f"{match[1][:3]} {name}" if match[1] else name
 
 
 def layer_ticks(layers: Sequence[str], most: int) -> list[int]:
     """At most ``most`` positions to name on an axis of layers: the first, the last, and blocks of
     round numbers.
-
-    Where gaps part more than two rows of layers, the first of each row, and the last of all.
     """
     last = len(layers) - 1
-    rows = [0, *(i for i, layer in enumerate(layers, 1) if not layer)]
-    if 2 < len(rows) < most:
-        return [*rows, last]
     gap = next(
         gap for k in range(9) for gap in (10**k, 2 * 10**k, 5 * 10**k) if last <= gap * (most - 1)
     )

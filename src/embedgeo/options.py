@@ -25,7 +25,6 @@ _POSITIONAL = {
     "dirs": "DIR",
     "folder": "DIR",
     "model_or_config": "MODEL_OR_CONFIG",
-    "paper": "PAPER",
     "name": "NAME",
 }  # as the help calls them
 
@@ -120,14 +119,13 @@ class _Preset(Action):
     """The name of a preset, which gives options as a configuration does: those after it take their
     place.
 
-    As an option, ``list`` prints the presets there are, each with a line on it, and ends the
-    command.
+    ``list`` prints the presets there are, each with a line on it, and ends the command.
     """
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        if option_string and values == "list":
+        if values == "list":
             print(listing({name: first_line(path) for name, path in preset_files().items()}))
             parser.exit()
         if given := parser.options_in(namespace):
@@ -139,12 +137,10 @@ class _Preset(Action):
         except ValueError as error:
             raise ArgumentError(self, str(error)) from None
         Configuration.apply_config(parser, namespace, "config", str(path))
-        if not option_string:
-            setattr(namespace, self.dest, values)
 
 
 def make_parser(
-    summary: str, commands: Mapping[str, tuple[Callable[..., Any], ...]]
+    summary: str, commands: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]]
 ) -> ArgumentParser:
     """The parser of ``embedgeo``: of each command, what it runs, and whose arguments are its
     options.
@@ -152,12 +148,12 @@ def make_parser(
     parser = _Parser(prog="embedgeo", description=summary, allow_abbrev=True, version=__version__)
     parser.commands = {}
     subcommands = parser.add_subcommands(required=True)
-    for name, (run, *settings) in commands.items():
-        arguments = {argument for each in settings for argument in signature(each).parameters}
+    for name, (run, settings) in commands.items():
+        arguments = signature(settings).parameters
         described = parse(run.__doc__ or "")
         command = _Parser(description=_plain(described.description, arguments), allow_abbrev=True)
         command.add_argument("--config", action="config", help="a YAML file of these options")
-        if settings == [SweepSettings]:
+        if settings is SweepSettings:
             named = (
                 "a preset by name, whose options those after it take the place of; list: print "
                 "their names"
@@ -165,8 +161,7 @@ def make_parser(
             command.add_argument(
                 "--preset", metavar="NAME|list", action=_Preset, default=SUPPRESS, help=named
             )
-        for each in settings:
-            _add_options(command, each, arguments)
+        _add_options(command, settings)
         parser.commands[name] = command
         subcommands.add_subcommand(
             name, command, help=_plain(described.short_description, arguments)
@@ -190,20 +185,16 @@ def _plain(text: str | None, arguments: Collection[str]) -> str:
     )
 
 
-def _add_options(
-    parser: ArgumentParser, settings: Callable[..., Any], arguments: Collection[str]
-) -> None:
+def _add_options(parser: ArgumentParser, settings: Callable[..., Any]) -> None:
     """An option for each argument, with its type, default and description; those of `_POSITIONAL`
-    by position.
-
-    They are among all arguments of the command. What has no default is required, unless a paper's
-    preset gives it.
+    by position. What has no default is required.
     """
-    parameters = parse(settings.__doc__ or "").params
+    arguments = signature(settings, eval_str=True).parameters
     described = {
-        argument.arg_name: _plain(argument.description, arguments) for argument in parameters
+        argument.arg_name: _plain(argument.description, arguments)
+        for argument in parse(settings.__doc__ or "").params
     }
-    for name, parameter in signature(settings, eval_str=True).parameters.items():
+    for name, parameter in arguments.items():
         annotation = parameter.annotation
         literals = [
             part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal
@@ -219,8 +210,6 @@ def _add_options(
             kind = {"nargs": "+", "action": _several(_strings)}
         elif bool in get_args(annotation):
             kind |= {"nargs": "?", "const": True}
-        if name == "paper":
-            kind["action"] = _Preset
         if name in _POSITIONAL:
             if parameter.default is None:
                 kind["nargs"] = "?"
@@ -229,7 +218,7 @@ def _add_options(
         hyphened = _option(name)
         presence: dict[str, Any] = {"default": parameter.default}
         if parameter.default is Parameter.empty:
-            presence = {"default": SUPPRESS} if "paper" in arguments else {"required": True}
+            presence = {"required": True}
         option = parser.add_argument(
             *dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind
         )

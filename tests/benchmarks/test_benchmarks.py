@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -17,11 +16,9 @@ from benchmarks import (
     gpu,
     long_runs,
     peers,
-    sampling,
     scaling,
     steps,
     sweep,
-    symptoms,
     timing,
     workers,
 )
@@ -135,26 +132,7 @@ def test_what_a_worker_times(monkeypatch):
             worker.seconds("case")
 
 
-@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="needs a git repository")
-def test_a_revision_is_extracted_or_refused_in_one_line(tmp_path):
-    compare.extract("HEAD", tmp_path)
-    assert (tmp_path / "src/embedgeo/__init__.py").exists()
-    for base in ("no-such-revision", "--", "HEAD:docs"):
-        with pytest.raises(SystemExit, match=r"^BASE must be a git revision .*; got '.*' \(.+\)"):
-            compare.extract(base, tmp_path)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores for float32:UserWarning")
-@pytest.mark.slow
-def test_symptoms_have_a_row_for_each_fault_and_each_wrong_measurement(tmp_path):
-    symptoms.main("small", tmp_path / "symptoms.csv")
-    found = pd.read_csv(tmp_path / "symptoms.csv")
-    asked = pd.read_csv(ROOT / "docs" / "symptoms.csv")
-    assert found[["what", "steps"]].equals(asked[["what", "steps"]])
-    assert list(found) == list(asked)
-
-
 def test_the_benchmark_of_a_gpu_runs_also_on_the_cpu(tmp_path):
     file = tmp_path / "gpu.json"
     parts = ["tf32", "twonn", "measurement", "ranks", "steps tiny eager"]
@@ -163,15 +141,3 @@ def test_the_benchmark_of_a_gpu_runs_also_on_the_cpu(tmp_path):
     assert not results["errors"]
     assert results["device"]["is_gpu"] is torch.cuda.is_available()
     assert {name.split()[0] for name in results} <= {*re.findall(r"``(\w+)", gpu.__doc__)}
-
-
-@pytest.mark.slow
-def test_the_tables_of_samples_are_printed(capsys):
-    sampling.main("decoder", draws=1, max_steps=1, largest=1024, num_tokens=2048)
-    tables = re.split(r"\n\n(?=\|)", capsys.readouterr().out)[1:]
-    assert len(tables) == 2 * 3
-    for table in tables:
-        lines = [line for line in table.splitlines() if line.startswith("|")]
-        head, _, *rows = (line.split("|")[1:-1] for line in lines)
-        assert [row[0].strip(" `") for row in rows] == [*sampling.NUMBERS]
-        assert {len(row) for row in rows} == {len(head)}

@@ -2,6 +2,8 @@
 they are given, against their own states.
 """
 
+import re
+
 import pytest
 import torch
 import transformers as hf
@@ -91,65 +93,6 @@ def test_a_norm_that_the_training_step_calls_on_inner_states_does_not_count():
     monitor.close()
     found = {r["metric"]: r["value"] for r in monitor.history if r["layer"] == "final_norm"}
     assert_equal(found, out.hidden_states[-1])
-
-
-LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]
-
-
-@pytest.mark.parametrize("rows", ["mean", "first", "last", "tokens"])
-@pytest.mark.parametrize("given", ["position_ids", "cu_seq_lens_q"])
-def test_packed_texts_are_texts(rows, given):
-    class Packed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            config = hf.LlamaConfig(num_hidden_layers=2, **_LLAMA)
-            self.inner = hf.LlamaModel(config).eval()
-
-        def forward(self, input_ids, cu_seq_lens_q):
-            ends = cu_seq_lens_q.tolist()
-            positions = [torch.arange(n) for n in torch.tensor(ends).diff()]
-            return self.inner(input_ids=input_ids, position_ids=torch.cat(positions)[None])
-
-    torch.manual_seed(0)
-    packed, texts = Packed(), [torch.randint(0, 8, (n,)) for n in LENGTHS]
-    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-    ends = torch.tensor([0, *LENGTHS]).cumsum(0)
-    model = packed.inner if given == "position_ids" else packed
-    told = {"position_ids": positions} if given == "position_ids" else {"cu_seq_lens_q": ends}
-    with torch.no_grad(), observe(packed.inner, rows=rows) as one_by_one:
-        for text in texts:
-            packed.inner(input_ids=text[None])
-    with torch.no_grad(), observe(model, rows=rows) as together:
-        model(input_ids=torch.cat(texts)[None], **told)
-    keys = "n", "Q", "M"
-    if rows == "tokens":
-        keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"
-    got, want = (each.compute()["block.01"] for each in (together, one_by_one))
-    assert [got[key] for key in keys] == pytest.approx([want[key] for key in keys], rel=1e-4)
-
-
-def test_position_ids_of_text_height_and_width_are_those_of_the_text():
-    config = hf.Qwen2VLTextConfig(
-        num_hidden_layers=2,
-        rope_parameters={
-            "rope_type": "default",
-            "mrope_section": [1, 1, 2],
-            "rope_theta": 10000.0,
-        },
-        bos_token_id=1,
-        eos_token_id=2,
-        **_LLAMA,
-    )
-    model = hf.Qwen2VLTextModel(config).eval()
-    positions = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-    ids = torch.randint(0, 8, (1, sum(LENGTHS)), generator=torch.manual_seed(0))
-    values = measured(model, input_ids=ids, position_ids=positions.expand(4, 1, -1))["block.01"]
-    with torch.no_grad(), observe(model) as one_by_one:
-        for text in ids[0].split(LENGTHS):
-            model(input_ids=text[None])
-    expected = one_by_one.compute()["block.01"]
-    for key in ("Q", "V_W_unbiased", "V_W_local", "V_W_text"):
-        assert values[key] == pytest.approx(expected[key], rel=1e-4)
 
 
 def test_the_text_of_a_model_of_images_is_measured():
@@ -285,7 +228,6 @@ class RandomModel(nn.Module):
         found = {}
         for name, state in self.states:
             rows = state.transpose(0, 1) if self.plan["turns"] else state
-            rows = rows[:, self.plan["prompt"] :][:, : ids.shape[1]]
             found[name] = None if name in found else rows[mask]
         return found
 
@@ -348,32 +290,33 @@ def test_random_models_are_measured_right_or_refused(plan):
         if plan["outside"] and not refusal:
             model.final(torch.randn(2, 3, 6))
     if refusal:
-        assert "layer '" in refusal
+        assert "layer '" in refusal or "the embedding table must" in refusal
         is_usual = plan["calls"] == list(range(plan["num_blocks"]))
-        assert not is_usual or plan["turns"] == "rows", refusal
+        assert not is_usual or plan["turns"] or plan["prompt"] or plan["padding"], refusal
         return
+    assert plan["turns"] != "ids"
+    assert not plan["prompt"]
+    assert not plan["padding"]
     for name, values in geometry.compute().items():
         if name == "final_norm":
             *_, (_, state) = model.states
             rows = state.transpose(0, 1) if plan["turns"] else state
-            assert_equal(values, rows[:, plan["prompt"] :][:, : ids.shape[1]][kept])
+            assert_equal(values, rows[kept])
         else:
             assert states[name] is not None, name
             assert_equal(values, states[name])
 
 
 class Small(nn.Module):
-    """A model that may turn its states, or put a prompt in front of its token ids."""
+    """A model that may turn its states, and change its token ids."""
 
-    def __init__(self, *, turns=False, has_prompt=False):
+    def __init__(self, *, turns=False, change=lambda ids: ids):
         super().__init__()
-        self.word, self.turns, self.has_prompt = nn.Embedding(64, 8), turns, has_prompt
+        self.word, self.turns, self.change = nn.Embedding(64, 8), turns, change
         self.layers = nn.ModuleList([Added(8), Added(8)])
 
-    def forward(self, ids, padding_mask=None, position_ids=None):
-        if self.has_prompt:
-            ids = torch.cat([torch.full((len(ids), 1), 3), ids], 1)
-        x = self.word(ids)
+    def forward(self, ids, padding_mask=None, **positions):
+        x = self.word(self.change(ids))
         x = x.transpose(0, 1) if self.turns else x
         for layer in self.layers:
             x = layer(x)
@@ -399,11 +342,49 @@ def test_a_mask_that_does_not_tell_which_way_is_refused(name):
         measured(Masked(), ids, **{name: ids > 5})
 
 
-def test_token_ids_at_several_places_are_refused():
-    with pytest.raises(ValueError, match="at several places"):
-        measured(Small(has_prompt=True), torch.full((2, 4), 3))
-    ids = torch.arange(8).view(2, 4)
-    assert measured(Small(has_prompt=True), ids)["block.01"]["n"] == 8
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda ids: ids.T, "turns them to (positions, batch), (4, 4). Measure a model"),
+        (lambda ids: nn.functional.pad(ids, (0, 2)), "pads them or adds a prompt, (4, 6). Give"),
+        (lambda ids: nn.functional.pad(ids, (1, 0)).T, "turns them to (positions, batch), (5, 4)"),
+    ],
+)
+def test_token_ids_that_the_model_turns_or_adds_to_are_refused(change, message):
+    ids = torch.arange(16).view(4, 4)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        measured(Small(change=change), ids)
+    assert measured(Small(change=lambda ids: ids[:, 1:]), ids)["block.01"]["n"] == 12
+
+
+LENGTHS = [7, 1, 1, 12, 1, 20, 6, 9, 1, 14]
+POSITIONS = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+TOLD = {
+    "position_ids": POSITIONS,
+    "position_ids of text, height and width": POSITIONS.expand(4, 1, -1),
+    "positions": POSITIONS,
+    "cu_seq_lens_q": torch.tensor([0, *LENGTHS]).cumsum(0),
+}
+
+
+@pytest.mark.parametrize("rows", ["mean", "first", "last", "tokens"])
+@pytest.mark.parametrize("told", TOLD)
+def test_packed_texts_are_texts(rows, told):
+    class Packed(Small):
+        def forward(self, ids, position_ids=None, positions=None, cu_seq_lens_q=None):
+            return super().forward(ids)
+
+    model, ids = Packed(), ids_of(1, sum(LENGTHS), 12)
+    with torch.no_grad(), observe(model, rows=rows) as one_by_one:
+        for text in ids[0].split(LENGTHS):
+            model(text[None])
+    with torch.no_grad(), observe(model, rows=rows) as together:
+        model(ids, **{told.split()[0]: TOLD[told]})
+    keys = "n", "Q", "M"
+    if rows == "tokens":
+        keys = "n", "Q", "V_W_unbiased", "V_W_local", "V_W_text"
+    got, want = (each.compute()["block.01"] for each in (together, one_by_one))
+    assert [got[key] for key in keys] == pytest.approx([want[key] for key in keys], rel=1e-4)
 
 
 def test_an_image_among_positions_of_several_axes_is_no_text():

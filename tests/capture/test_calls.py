@@ -91,9 +91,6 @@ def test_a_copy_is_a_model_of_its_own_and_holds_nothing_of_the_probe():
         assert not other(**batch).logits.any()
     assert type(model) is type(gpt_neox())
     assert model(**batch).logits.any()
-    hooks = [hook for module in twin.modules() for hook in module._forward_hooks.values()]
-    assert hooks
-    assert all(not any(vars(hook).values()) for hook in hooks)
 
 
 def test_two_probes_may_end_in_any_order():
@@ -107,4 +104,3 @@ def test_two_probes_may_end_in_any_order():
     model.forward(**batch)
     assert len(rows_seen(first, "block.02")[0]) == 36
     assert len(rows_seen(inner, "block.01")[0]) == 2 * 36
-    assert type(model) is type(gpt_neox())

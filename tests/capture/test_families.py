@@ -8,7 +8,6 @@ import transformers as hf
 from torch import nn
 
 from embedgeo import observe
-from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import input_embedding, submodels
 from tests.models import (
     FAMILIES,
@@ -68,7 +67,6 @@ def _bart():
 
 
 _MORE = {
-    "opt, projected": Family(lambda: FAMILIES["opt"].build(word_embed_proj_dim=8), {"": None}),
     "opt-350m": Family(
         lambda: FAMILIES["opt"].build(word_embed_proj_dim=8, do_layer_norm_before=False), {"": None}
     ),
@@ -227,9 +225,3 @@ def test_a_block_that_is_listed_several_times_is_a_layer_each_time():
     ]
     found = [values[name]["Q"] for name in [*BLOCKS[1:], "mean(last2)"]]
     assert found == pytest.approx(squares, rel=1e-5)
-
-
-def test_a_stage_of_a_convolutional_network_is_no_list_of_blocks():
-    stage = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.ReLU()) for _ in range(2)))
-    with pytest.raises(ValueError, match="needs a list of transformer blocks"):
-        resolve_layers(nn.ModuleDict({"stage": stage}))

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from embedgeo import observe
-from tests.models import FAMILIES, Titan, gpt_neox, token_batch
+from tests.models import FAMILIES, gpt_neox, token_batch
 from tests.observed import Rows, hidden_states, observed, rows_seen
 
 
@@ -26,19 +26,6 @@ def test_first_positions_are_those_of_every_packed_sequence():
         for token in sequence[2:].tolist()
     ]
     assert rows_seen(geometry, "block.01")[1].tolist() == expected
-
-
-def test_packed_sequences_are_told_by_an_argument_positions_as_well():
-
-    ids, positions = (
-        token_batch(rows=2, length=8)["input_ids"],
-        torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]),
-    )
-    geometry = observed(Titan(), {"tokens": ids, "positions": positions}, skip_first_positions=2)
-    assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, [2, 3, 4, 7]].flatten())
-    coordinates = torch.tensor([[0.7, 0.1, 0.9, 0.2, 0.5, 0.3, 0.8, 0.4]])
-    geometry = observed(Titan(), {"tokens": ids, "positions": coordinates}, skip_first_positions=2)
-    assert torch.equal(rows_seen(geometry, "block.01")[1], ids[:, 2:].flatten())
 
 
 def test_embedded_inputs_have_no_token_ids_but_a_mask_and_positions():

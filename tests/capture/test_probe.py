@@ -14,7 +14,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.utils.checkpoint import (
     checkpoint,
-    checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
 
@@ -142,12 +141,6 @@ CHECKPOINTING = {
     "around a block, reentrant": lambda: Checkpointed(partial(each_block, use_reentrant=True)),
     "selective": lambda: Checkpointed(
         partial(each_block, use_reentrant=False, context_fn=keep_products())
-    ),
-    "around several blocks": lambda: Checkpointed(
-        lambda h, x: checkpoint_sequential(h, 2, x, use_reentrant=False)
-    ),
-    "in one another": lambda: Checkpointed(
-        lambda h, x: checkpoint(partial(each_block, h, use_reentrant=False), x, use_reentrant=False)
     ),
     "inside a block": lambda: inside_each_block(use_reentrant=False),
     "wrappers": by_wrappers,

@@ -31,7 +31,9 @@ LINES = [
 ]
 WRITTEN = [(page, line) for page, line in LINES if re.match(r"embedgeo\b", line)]
 FILES = [
-    (page, found) for page, line in LINES for found in re.findall(r"\bbenchmarks/[\w./-]+\w", line)
+    (page, found)
+    for page, line in LINES
+    for found in re.findall(r"\b(?:benchmarks|research)/[\w./-]+\w", line)
 ]
 SCRIPTS = re.compile(
     r"(?<![\w/])[\w-]+\.(?:py|ipynb|slurm)\b|(?<=--config )\w+\.yaml|ray-cluster\.yaml"

@@ -233,14 +233,14 @@ def test_points_of_a_group_are_left_out_and_their_neighbours_are_not():
 @pytest.mark.parametrize("n", [100, 600])
 def test_rows_of_types_of_their_own_have_the_dimension_of_all_between_types(n):
     labels = RowLabels(torch.randperm(n, generator=generator()), None)
-    (found,) = labelled_dimensions([gaussian(n, 12)], labels)
+    found = labelled_dimensions(gaussian(n, 12), labels)
     assert found.between.dimension == pytest.approx(found.every.dimension, rel=1e-9)
 
 
 def test_of_many_rows_the_first_ones_tell_the_dimension_at_the_next_scale():
     x = gaussian(3000, 4)
     x[7] = x[2000]  # copies, one of which is among the first
-    (found,) = labelled_dimensions([x], RowLabels(None, None))
+    found = labelled_dimensions(x, RowLabels(None, None))
     points = torch.cat((x[:2000], x[2001:]))
     distances = torch.cdist(points, points).fill_diagonal_(torch.inf).sort(1).values
     assert found.every.dimension == pytest.approx(references.twonn(distances[:, :2]), rel=1e-6)
@@ -259,5 +259,5 @@ def test_dimensions_of_layers_are_those_of_each():
     for options in ({}, {"scales": (1, 2)}, {"apart": True}):
         together = labelled_dimensions(layers, labels, **options)
         for layer, found in zip(layers, together, strict=True):
-            (alone,) = labelled_dimensions([layer], labels, **options)
+            alone = labelled_dimensions(layer, labels, **options)
             torch.testing.assert_close(found, alone, rtol=1e-9, atol=0, equal_nan=True)

@@ -175,17 +175,6 @@ def test_drift_compares_the_rows_that_both_layers_have():
         assert found[0, layer] == pytest.approx(float(expected["cka"]), rel=1e-5), layer
 
 
-def test_terms_of_a_block_add_up_over_its_own_rows():
-    model, given = built(), batch()
-    with observe(model, ["blocks", "residual"], skip_massive=TIMES) as geometry, torch.no_grad():
-        model(**given)
-    for layer, values in geometry.compute().items():
-        if layer.endswith(".ledger"):
-            terms = [value for key, value in values.items() if key.startswith("Q_from_")]
-            assert sum(terms) == pytest.approx(values["Q"], rel=1e-6)
-            assert values["n"] + values["n_massive"] == int(given["attention_mask"].sum())
-
-
 def test_without_it_nothing_is_said_of_it():
     model = built()
     with observe(model) as geometry, torch.no_grad():

@@ -66,7 +66,7 @@ def test_the_recorded_numbers_follow_from_a_saved_sample(tmp_path, dtype):
         )
         assert again.num_points == recorded["n_points"]
         labels = RowLabels(of_layer.token_ids, of_layer.sequence_ids)
-        (by_label,) = labelled_dimensions([of_layer.rows], labels)
+        by_label = labelled_dimensions(of_layer.rows, labels)
         for key, estimate in (("between", by_label.between), ("within", by_label.within)):
             value = recorded[f"intrinsic_dimension_{key}"]
             assert estimate.dimension == pytest.approx(value, rel=1e-9, nan_ok=True)

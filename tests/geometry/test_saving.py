@@ -61,7 +61,6 @@ def test_the_folder_is_that_of_a_sweep(tmp_path):
     facts = {
         "model_class": "GPTNeoXForCausalLM",
         "num_parameters": num_parameters,
-        "architecture": "pre-ln",
     }
     assert folder.facts("lab--tiny--step8") == facts
     table = read_table(tmp_path / "tokens" / "lab--tiny--step8.parquet")

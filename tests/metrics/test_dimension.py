@@ -81,7 +81,7 @@ def test_options_are_those_of_the_function(options):
     metric = updated(IntrinsicDimension(5, **options), x)
     values = metric.compute()
     # of near copies one is taken, which depends on the rows' order
-    (found,) = labelled_dimensions([x[metric.keys.argsort()]], RowLabels(None, None), **options)
+    found = labelled_dimensions(x[metric.keys.argsort()], RowLabels(None, None), **options)
     assert values["intrinsic_dimension"] == found.every.dimension
     assert values["n_points"] == twonn_dimension(x, **options).num_points
     by_function = pytest.approx(twonn_dimension(x, **options).dimension, rel=5e-3)

@@ -3,7 +3,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from benchmarks.standard_errors import DIMENSIONS, coverage
 from embedgeo import (
     AfterProcessing,
     Anisotropy,
@@ -13,8 +12,9 @@ from embedgeo import (
 )
 from embedgeo.functional import two_nearest_distances
 from embedgeo.functional.jackknife import deviations
+from research.simulations import Corpus, observe_rows
+from research.standard_errors import DIMENSIONS, coverage
 from tests import references
-from tests.simulations import Corpus, observe_rows
 
 CORPUS = Corpus(num_types=40, dim=6)
 RANGE = (10, 40)

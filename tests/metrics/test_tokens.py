@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from benchmarks.within_token_variance import bursts, independent, nested, shares, text_share
 from embedgeo import observe
 from embedgeo.functional import token_table, type_plane
 from embedgeo.metrics import (
@@ -16,6 +15,7 @@ from embedgeo.metrics import (
     TokenMoments,
     TokenSimilarity,
 )
+from research.within_token_variance import bursts, independent, nested, shares, text_share
 from tests import references
 from tests.data import (
     all_nan,

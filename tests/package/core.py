@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader
 from torch.utils.tensorboard import SummaryWriter
 
 import embedgeo
+from embedgeo.demo import DemoSettings, demo
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_events
-from embedgeo.studies import commands
 
 LAYERS = ["embed", "block.00", "block.01", "final_norm"]
 
@@ -175,7 +175,7 @@ def main(folder):
     named("accelerate", "transformers", lambda: embedgeo.GeometryCallback)
     named("accelerate", "transformers", lambda: import_module("embedgeo.training.transformers"))
     for module, extra in (
-        ("studies.plotting", "report"),
+        ("plotting", "report"),
         ("report", "report"),
         ("text", "sweep"),
         ("checkpoints", "sweep"),
@@ -192,7 +192,7 @@ def main(folder):
     named(
         "report,sweep",
         "matplotlib",
-        lambda: commands.demo(commands.DemoSettings()),
+        lambda: demo(DemoSettings()),
     )
     for arguments in (["--help"], ["report", str(folder)], []):
         refused(arguments, r"jsonargparse.*pip install 'embedgeo\[report,sweep\]'")

@@ -1,6 +1,5 @@
 """A report without its paint, and what its page is made of."""
 
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from matplotlib.collections import PolyCollection
 
 from embedgeo.drawing import FigureData
 from embedgeo.report import write_report
-from embedgeo.studies.sections import report_sections
 from tests.unpainted import unpainted
 
 
@@ -47,17 +45,10 @@ class Page(HTMLParser):
         return pd.read_csv(self.folder / "figures" / f"{figure}.csv", index_col=index)
 
 
-def report(
-    *folders: Path,
-    out: Path | None = None,
-    names: Sequence[str] | None = None,
-    layers: int = 4,
-    **options: object,
-) -> Page:
-    """Write a report of folders with the sections of all studies, of which nothing is painted."""
-    sections = report_sections(names, layers=layers)
+def report(*folders: Path, out: Path | None = None, **options: object) -> Page:
+    """Write a report of folders, of which nothing is painted."""
     with unpainted():
-        return Page(write_report([*folders], out, sections=sections, **options))
+        return Page(write_report([*folders], out, **options))
 
 
 def bands(data: FigureData) -> list[float]:

@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 
 from embedgeo.functional import anisotropy_null
-from embedgeo.results.folder import CKA, SweepFolder, cka_file
-from embedgeo.results.parquet import to_frame, write_parquet
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record, model_record
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
@@ -30,11 +30,6 @@ METRICS = (
     *("anisotropy", "anisotropy_null", "intrinsic_dimension", "n_points", "token_types"),
 )
 OF_TYPES = ("Q_t_cv", "V_on_M_slope", "V_on_M_r2")
-AT_SCALES = tuple(
-    f"intrinsic_dimension_at_{scale}{end}"
-    for end in ("", "_error")
-    for scale in (1, 2, 4, 8, 16, 32, 64)
-)
 OF_BATCHES = ("anisotropy_batch_mean", "anisotropy_batch_std", "intrinsic_dimension_std")
 
 
@@ -55,12 +50,7 @@ def values_at(
     V = Q - M
     anisotropy = min(1.0, 0.02 + 0.5 * offset * depth * noise[2])
     dimension = 2 + 9 * within * noise[3] if depth else 30.0
-    of_scales = {}
-    for i, (key, of_error) in enumerate(zip(AT_SCALES[:7], AT_SCALES[7:], strict=True)):
-        of_scales[key] = dimension * (1.2 - 0.1 * i * (1.1 - depth))
-        of_scales[of_error] = of_scales[key] / np.sqrt(400 * 2**i)
     return {
-        **of_scales,
         "n": n,
         "Q": Q,
         "M": M,
@@ -190,17 +180,11 @@ def make_sweep(
     return folder
 
 
-ABLATIONS = tuple(f"loss_change_{name}" for name in ("without_offset", "without_context"))
-MASSIVE = tuple(
-    f"{key}_{end}"
-    for key in ("max_abs", "massive_fraction", "kurtosis")
-    for end in ("first", "rest")
-)
 DRIFT = ("cka_to_previous", "cka_to_first", "cka_to_below")
 EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
-    *(*AT_SCALES, *ABLATIONS, *MASSIVE, *DRIFT),
+    *("intrinsic_dimension_at_4", "max_abs_first", *DRIFT),
 )
 OUTLIERS = [41, 7, 0, 63]
 
@@ -238,7 +222,7 @@ def everything(folder: Path) -> Path:
         (step, layer, key): (1 + i) * (2 + j) / 50
         for i, step in enumerate(steps)
         for j, layer in enumerate(layers)
-        for key in (*DRIFT, *MASSIVE)
+        for key in DRIFT
     }
     changes |= {(512, "block.01", "n_nonfinite"): 7.0, (8, "embed", "anisotropy"): np.nan}
     make_sweep(
@@ -257,39 +241,8 @@ def everything(folder: Path) -> Path:
         tables = store.read_tables(f"step{step}")
         tables["coordinates"] = coordinate_table(step, layers)
         store.write(f"step{step}", store.read(f"step{step}"), tables)
-    write_cka(folder)
     store.write_failure("step16", "FileNotFoundError: <no> config.json")
     return folder
-
-
-def cka(a: tuple[int, str], b: tuple[int, str]) -> float:
-    """Of two places, (step, layer): less, the farther apart they are."""
-    layers = layer_names(3)
-    return 1 / (
-        1 + abs(np.log1p(a[0]) - np.log1p(b[0])) + abs(layers.index(a[1]) - layers.index(b[1]))
-    )
-
-
-def write_cka(
-    folder: Path, steps: Sequence[int] = (0, 1, 8, 64), value: float | None = None
-) -> None:
-    """Write similarities of steps at two layers, and of layers at step 8, of a sweep of three
-    blocks.
-    """
-    layers = layer_names(3)
-    places = [
-        ((step, layer), (other, layer))
-        for layer in ("embed", "block.02")
-        for step in steps
-        for other in steps
-    ]
-    places += [((8, layer), (8, other)) for layer in layers for other in layers]
-    rows = [
-        (f"step{a[0]}", *a, f"step{b[0]}", *b, 1000, cka(a, b) if value is None else value)
-        for a, b in dict.fromkeys(places)
-        if a[0] <= b[0] and layers.index(a[1]) <= layers.index(b[1])
-    ]
-    write_parquet(cka_file(folder), pd.DataFrame(rows, columns=CKA.names), CKA)
 
 
 def make_models(

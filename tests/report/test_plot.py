@@ -18,9 +18,8 @@ from matplotlib.text import Text
 
 from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
-from embedgeo.report import figures
+from embedgeo.report import figures, token_types, variance
 from embedgeo.report.runs import Run
-from embedgeo.studies import scales, similarity, token_types, variance
 from tests.models import gpt_neox
 from tests.report.synthetic import make_models
 
@@ -39,10 +38,6 @@ IN_AXES = {  # what the report draws of a run, and how it is asked for here
         partial(plot, kind="heatmap", metric=METRIC),
     ),
     "by layer": (partial(figures.composition, by="layer"), partial(plot, kind="composition")),
-    "by step": (
-        partial(figures.composition, by="step"),
-        partial(plot, kind="composition", by="step"),
-    ),
     "spectra": (
         lambda run: variance.spectra_by_layer(run, variance.read_spectra(run)),
         partial(plot, kind="spectrum"),
@@ -50,13 +45,6 @@ IN_AXES = {  # what the report draws of a run, and how it is asked for here
     "spectra at a layer": (
         lambda run: variance.spectra_by_step(variance.read_spectra(run), ["block.01"]),
         partial(plot, kind="spectrum", layer="block.01"),
-    ),
-    "scales": (scales.scales_by_layer, partial(plot, kind="scales")),
-    "scales by step": (scales.scales_by_step, partial(plot, kind="scales", by="step")),
-    "layers": (lambda run: similarity.cka_of_layers(run, 8), partial(plot, kind="similarity")),
-    "steps at a layer": (
-        lambda run: similarity.cka_of_steps(run, "embed"),
-        partial(plot, kind="similarity", layer="embed"),
     ),
 }
 
@@ -176,35 +164,9 @@ def test_figures_keep_their_look_whatever_the_session_and_pyplot_does_not_know_t
     assert not plt.get_fignums()
 
 
-PAPER = {
-    "font.family": "serif",
-    "font.size": 8,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "legend.fontsize": 6,
-    "xtick.labelsize": 6.5,
-}
-
-
 def drawn_texts(figure: Figure) -> list[Text]:
     figure.canvas.draw()
     return [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
-
-
-def test_texts_have_the_font_and_the_size_of_the_session(sweep: Path) -> None:
-    with mpl.rc_context(PAPER):
-        figure, axes = plt.subplots(2, 2, figsize=(9, 8), layout="constrained")
-        for ax, kind in zip(axes.flat, ("dynamics", "profile", "heatmap", "by layer"), strict=True):
-            IN_AXES[kind][1](sweep, ax=ax)
-        own = plot(sweep, "spectrum", layer="block.01")
-        texts = [*drawn_texts(figure), *drawn_texts(own)]
-    plt.close(figure)
-    assert {tuple(text.get_fontfamily()) for text in texts} == {("serif",)}
-    for ax in (*axes.flat, own.axes[0]):
-        assert {label.get_fontsize() for label in (ax.xaxis.label, ax.yaxis.label)} == {8.5}
-        assert {label.get_fontsize() for label in ax.get_xticklabels()} <= {6.5}
-    legend = axes[0, 0].get_legend()
-    assert {text.get_fontsize() for text in legend.get_texts()} == {6}
 
 
 def test_a_title_is_replaced_or_left_out_and_names_are_drawn_as_they_are(
@@ -257,36 +219,18 @@ def test_of_several_runs_one_is_chosen(tmp_path: Path) -> None:
             (ax, *_) = plot(results, "profile", "M", run=name).axes
             assert len(ax.lines[0].get_xdata()) == 5
     assert plot(folder, "profile", "M", run="one").axes
-    with pytest.raises(
-        ValueError, match=r"run must be one of those in results: one, .*two; got 'x'"
-    ):
-        plot(folder, "profile", "M", run="x")
-
-
-def test_an_axis_of_layers_says_what_its_numbers_are() -> None:
-    names = {
-        "layer (numbers are blocks)": ["embed", "block.00"],
-        "layer": ["hidden.00", "hidden.01"],
-    }
-    for said, layers in names.items():
-        rows = [{"layer": layer, "metric": "Q", "value": 1.0} for layer in layers]
-        assert plot(rows, "profile", "Q").axes[0].get_xlabel() == said
 
 
 ERRORS = {
     "there is no folder": lambda sweep: plot(sweep / "none", "dynamics", METRIC),
-    "holds no measurements": lambda sweep: plot(sweep / "tokens", "dynamics", METRIC),
     "results must be a folder, a table.*; got int": lambda _: plot(3, "dynamics", METRIC),
     "nothing was measured yet": lambda _: plot([], "dynamics", METRIC),
-    "metric must be .*; got 'nonesuch'": lambda sweep: plot(sweep, "dynamics", "nonesuch"),
     r"'anisotropi'\. Did you mean anis": lambda sweep: plot(sweep, "dynamics", "anisotropi"),
-    "one that was measured at layers": lambda sweep: plot(sweep, "dynamics", "loss"),
     "by must be one of layer, step; got 'token'": lambda sweep: plot(
         sweep, "composition", by="token"
     ),
     "needs M and V": lambda _: plot([{"layer": "a", "metric": "n", "value": 1.0}], "composition"),
     "tokens needs a table of token types": lambda sweep: plot(history(sweep), "tokens"),
-    "n, Q, M, V missing": lambda _: plot(pd.DataFrame({"token_id": [1]}), "tokens"),
     "ax must be one of matplotlib's Axes": lambda sweep: plot(sweep, "profile", METRIC, ax=[]),
     "layer must be one of embed.*; got 'x'": lambda sweep: plot(sweep, "tokens", layer="x"),
     "figsize and compact are of a new figure": lambda sweep: plot(
@@ -297,13 +241,6 @@ ERRORS = {
     ),
     "heatmap has no layer": lambda sweep: plot(sweep, "heatmap", METRIC, layer="embed"),
     r"kind must be one of dynamics, .*; got 'curve'": lambda sweep: plot(sweep, "curve"),
-    "scales needs the .*--extra scales": lambda _: plot(
-        [{"layer": "a", "metric": "Q", "value": 1.0}], "scales"
-    ),
-    r"similarity needs rows .*embedgeo drift": lambda sweep: plot(history(sweep), "similarity"),
-    r"block\.02; got 'block\.01'": lambda sweep: plot(sweep, "similarity", layer="block.01"),
-    "step must be one of 8; got 64": lambda sweep: plot(sweep, "similarity", step=64),
-    "of one layer or of one step": lambda sweep: plot(sweep, "similarity", layer="embed", step=8),
 }
 
 

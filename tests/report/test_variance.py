@@ -1,4 +1,4 @@
-"""Figures of how variance is spread: eigenvalue spectra, the largest coordinates, massive rows."""
+"""How variance is spread: eigenvalue spectra and the largest coordinates."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from embedgeo.drawing import style
+from embedgeo.report import variance
 from embedgeo.report.runs import Run
-from embedgeo.studies import variance
-from tests.report.synthetic import MASSIVE, OUTLIERS, coordinate_table, layer_names, spectrum_table
+from tests.report.synthetic import OUTLIERS, coordinate_table, layer_names, spectrum_table
 
 LAYERS, LAST = layer_names(3), 4000
 
@@ -80,30 +80,9 @@ def test_the_ten_largest_coordinates_of_every_layer_are_named(run: Run) -> None:
         first = numbers.xs(("share_of_V", layer)).head(5)
         shown = [f"{row.coordinate}: {row.share:.1%}" for row in first.itertuples()]
         assert cells[layer] == ", ".join(shown)
-    assert "41 (5 of 5)" in data.text
-
-
-def test_massive_activations_of_first_positions_are_beside_the_rest(run: Run) -> None:
-    by_layer = variance.massive_activations(run).numbers
-    assert {*by_layer} == {*MASSIVE}
-    for key in MASSIVE:
-        assert by_layer[key].tolist() == run.table(key).loc[LAST].tolist()
-
-
-def test_the_layers_at_which_rows_are_massive_are_named_with_their_share(run: Run) -> None:
-    values = run.values.copy()
-    at_last = values.index.get_level_values("step") == LAST
-    for suffix, layer, share in (("first", "block.01", 0.5), ("rest", None, 0.0)):
-        values.loc[at_last, f"massive_fraction_{suffix}"] = 0.0
-        if layer is not None:
-            place = at_last & (values.index.get_level_values("layer") == layer)
-            values.loc[place, f"massive_fraction_{suffix}"] = share
-    text = variance.massive_activations(replace(run, values=values)).text
-    assert "Share of massive rows, first positions: block.01 0.5." in text
-    assert "Share of massive rows, the rest: none at any layer." in text
 
 
 def test_without_such_tables_there_are_no_such_figures(run: Run) -> None:
     bare = replace(run, tables={}, values=run.values[["n", "M"]])
-    figures = [*variance.coordinate_figures(bare), *variance.spectra_figures(bare)]
+    figures = [*variance.coordinate_tables(bare), *variance.spectra_figures(bare)]
     assert figures == []

@@ -29,7 +29,7 @@ def monitors(kind, *model):
     """One of training batches and one of a probe, which draws random numbers."""
     common, layers = {"jackknife": 2, "on_error": "raise"}, ["embed", "mean(last2)"]
     train = {"every_n_steps": 4, "window": 2, "metrics": full_metrics}
-    train["layers"] = [*layers, "residual"]
+    train["layers"] = [*layers, "*.mlp"]
     probe = torch.utils.data.DataLoader(rows(8, "left", seed=1), batch_size=4)
     held = {"every_n_steps": 3, "probe": probe, "listeners": [Drift()], "prefix": "held"}
     held["layers"] = layers

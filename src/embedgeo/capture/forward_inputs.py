@@ -227,62 +227,37 @@ def _packed_positions(ends: Tensor) -> Tensor:
 _LIKE = 0.1
 
 
-class TokenGrid(NamedTuple):
-    """The token ids of a forward pass, and where their rows are in hidden states.
+def _is_inside(given: Tensor, ids: Tensor) -> bool:
+    """Tell whether token ids, (batch, positions), are some of more positions of the same batch."""
+    length = given.shape[1]
+    if len(given) != len(ids) or not 0 < length < ids.shape[1]:
+        return False
+    windows = ids.unfold(1, length, 1)
+    return bool((windows == given[:, None]).all(2).all(0).any())
 
-    Attributes:
-        ids: that the model was given, shape (batch, positions).
-        shape: of the ids that the embedding table was called with.
-        start: the place of the first token among the positions of that shape; before and after the
-            tokens are prompts and padding that the model adds.
-        is_turned: the table's ids, and hidden states, are (positions, batch).
+
+def _require_ids_of_call(ids: Tensor, arguments: Sequence[Tensor]) -> None:
+    """Raise ValueError if a table is called with the token ids of a call in another order, or with
+    others around them.
     """
-
-    ids: Tensor
-    shape: torch.Size
-    start: int = 0
-    is_turned: bool = False
-
-    @classmethod
-    def of(cls, ids: Tensor, arguments: Sequence[Tensor]) -> "TokenGrid | None":
-        """The grid of a table's ids, shape (batch, positions), given the integers that a call had
-        for arguments; None if the ids are not made of one of them.
-        """
-        is_square = ids.shape[0] == ids.shape[1]
-        if not is_square and any(each.shape == ids.shape for each in arguments):
-            return cls(ids, ids.shape)
-        for is_turned in (False, True):
-            rows = ids.T if is_turned else ids
-            for each in arguments:
-                if len(each) == len(rows) and 0 < each.shape[1] <= rows.shape[1]:
-                    windows = rows.unfold(1, each.shape[1], 1)
-                    starts = (windows == each[:, None]).all(2).all(0).nonzero().flatten().tolist()
-                    if len(starts) > 1:
-                        raise ValueError(
-                            f"the embedding table is called with {tuple(ids.shape)} token ids for "
-                            f"{tuple(each.shape)} of the model's call, which are at several places "
-                            "among them. Take texts that are not all alike, or give token_ids= and "
-                            "mask= in the order of the rows."
-                        )
-                    if starts:
-                        return cls(each, ids.shape, starts[0], is_turned)
-        return None
-
-    def aligned(self, values: Tensor) -> Tensor | None:
-        """The values of the tokens, (batch, positions, …), of those of all rows; None if they are
-        of another shape.
-        """
-        if values.shape[:2] == self.shape:
-            turned = values.transpose(0, 1) if self.is_turned else values
-            return turned[:, self.start : self.start + self.ids.shape[1]]
-        return values if values.shape[:2] == self.ids.shape else None
-
-    def of_argument(self, values: Tensor) -> Tensor:
-        """The values of the tokens, of a mask or position ids of any length, batch first."""
-        length = self.ids.shape[1]
-        if values.shape[1] == self.shape[1] and not self.is_turned:
-            return values[:, self.start : self.start + length]
-        return values
+    alike = [each for each in arguments if each.shape == ids.shape]
+    if ids.shape[0] == ids.shape[1]:  # the shape does not tell the order
+        alike = [each for each in alike if torch.equal(each, ids)]
+    if alike:
+        return
+    for given in arguments:
+        if (given.shape == ids.T.shape and torch.equal(given, ids.T)) or _is_inside(given, ids.T):
+            change = "turns them to (positions, batch)"
+            remedy = "Measure a model that keeps the batch first."
+        elif _is_inside(given, ids):
+            change = "pads them or adds a prompt"
+            remedy = "Give texts of a length that it does not pad, or measure another model."
+        else:
+            continue
+        raise ValueError(
+            "the embedding table must be called with the token ids that the model is given, of "
+            f"shape {tuple(given.shape)}; the model {change}, {tuple(ids.shape)}. {remedy}"
+        )
 
 
 @dataclass
@@ -301,7 +276,6 @@ class ForwardPass:
     num_calls: Counter[tuple[str, int]] = field(default_factory=Counter)
     # of calls to be averaged: number, sum
     sums: dict[str, tuple[int, Tensor]] = field(default_factory=dict)
-    grids: list[TokenGrid] | None = None  # of the tables' ids, once a layer has asked for them
     # by layer: reads the last call of its module, once the outermost call ends
     held: dict[str, Callable[[], None]] = field(default_factory=dict)
 
@@ -387,7 +361,7 @@ class ForwardInputs:
         self._has_new_ids &= has_table
         self._running.append(call)
         self.forward.called.add(module)
-        self._forget_rows()
+        self.forward.row_tokens = {}
         for each in self._running:
             if self.forward.mask is None:
                 self.forward.mask = each.mask
@@ -417,54 +391,33 @@ class ForwardInputs:
         for read in held.values():
             read()
 
-    def _forget_rows(self) -> None:
-        self.forward.row_tokens = {}
-        self.forward.grids = None
-
-    def _grids(self) -> list[TokenGrid]:
-        """The grids of the token ids that the tables were called with."""
-        if self.forward.grids is None:
-            self.forward.grids = [
-                self._grid(ids) for ids in self.token_ids.values() if ids.ndim == 2
-            ]
-        return self.forward.grids
-
-    def _grid(self, ids: Tensor) -> TokenGrid:
-        if self._num_virtual:
-            length = self._num_virtual + ids.shape[1]
-            return TokenGrid(ids, torch.Size((ids.shape[0], length)), self._num_virtual)
-        found = (TokenGrid.of(ids, call.integers) for call in self._running)
-        return next((grid for grid in found if grid is not None), TokenGrid(ids, ids.shape))
-
     def aligned(self, layer: Layer, hidden: Tensor) -> Tensor:
         """A hidden state with a row for each token of the call, shape (batch, positions, d): it is
-        turned if need be, and loses the rows of prompts and padding that the model adds. One of
-        another shape is left as it is.
+        turned if its shape says so, and loses the rows of virtual tokens. One of another shape is
+        left as it is.
 
         Raises:
             ValueError: the hidden state is of several residual streams, or nothing tells its
                 sequences from its positions.
         """
-        # what the model itself returns is in the order of its arguments
-        is_returned = layer.calls[-1].module in self.enclosing_modules
-        for grid in self._grids():
-            if is_returned and hidden.shape[:2] == grid.ids.shape:
-                return hidden
-            if hidden.ndim == 3 and (found := grid.aligned(hidden)) is not None:
-                if not grid.is_turned and self._looks_turned(hidden):
+        tables = [ids for ids in self.token_ids.values() if ids.ndim == 2]
+        for ids in tables:
+            num_positions = self._num_virtual + ids.shape[1]
+            if hidden.ndim == 3 and hidden.shape[:2] == (len(ids), num_positions):
+                if self._looks_turned(hidden):
                     raise ValueError(
                         f"layer {layer.name!r} must have the order of its token ids, (batch, "
                         f"positions); with {hidden.shape[0]} of both its rows look turned. Take "
-                        "another batch size, or give token_ids= in the order of its rows."
+                        "another batch size."
                     )
-                return found
-        for grid in self._grids():
-            if hidden.ndim == 3 and hidden.shape[:2] == grid.ids.T.shape:
+                return hidden[:, self._num_virtual :]
+        for ids in tables:
+            if hidden.ndim == 3 and hidden.shape[:2] == ids.T.shape:
                 return hidden.transpose(0, 1)
-            if hidden.ndim == 4 and grid.shape in (hidden.shape[:2], hidden.shape[1:3]):
+            if hidden.ndim == 4 and ids.shape in (hidden.shape[:2], hidden.shape[1:3]):
                 raise SeveralStreamsError(
                     f"has several residual streams, of shape {tuple(hidden.shape)} for "
-                    f"{tuple(grid.shape)} tokens"
+                    f"{tuple(ids.shape)} tokens"
                 )
         return hidden
 
@@ -475,18 +428,20 @@ class ForwardInputs:
         ids = args[0] if args else kwargs.get("input", kwargs.get("input_ids"))
         ids = ids.full_tensor() if isinstance(ids, DTensor) else ids
         if isinstance(ids, Tensor) and not ids.is_floating_point():
+            if ids.ndim == 2:
+                integers = [each for call in self._running for each in call.integers]
+                _require_ids_of_call(ids, integers)
             self.token_ids[table, ids.shape] = ids
             self._has_new_ids = True
             if ids.ndim == 2 and ids.shape[0] == ids.shape[1] and isinstance(output, Tensor):
                 self._square_rows = output.detach()
-            self._forget_rows()
+            self.forward.row_tokens = {}
             if not self._running and isinstance(output, Tensor) and ids.ndim == 2:
                 self._lookup = table, ids, output.detach()
 
     def sequence_ids(self, shape: torch.Size) -> Tensor:
         """The sequence of each row of a hidden state, whose shape is given."""
-        ids = [*(grid.ids for grid in self._grids()), *self.token_ids.values()]
-        return sequence_numbers(shape, self.forward.position_ids, ids)
+        return sequence_numbers(shape, self.forward.position_ids, [*self.token_ids.values()])
 
     def row_tokens(
         self,
@@ -557,8 +512,7 @@ class ForwardInputs:
     def _fitting_token_ids(self, rows: LayerRows, token_ids: Tensor | None) -> Tensor | None:
         if token_ids is not None:
             return rows.require_fit(_require_integers(token_ids, "token_ids"), "token ids")
-        recorded = [grid.ids for grid in self._grids()]
-        recorded += [ids for ids in self.token_ids.values() if ids.ndim != 2]
+        recorded = [*self.token_ids.values()]
         fitting = [fitted for ids in recorded if (fitted := rows.fit(ids)) is not None]
         if not fitting:
             return rows.require_fit(recorded[0], "token ids") if recorded else None
@@ -627,9 +581,11 @@ class ForwardInputs:
         return float(likeness) > _LIKE
 
     def _of_tokens(self, rows: LayerRows, values: Tensor | None) -> Tensor | None:
-        """A mask or position ids without what the model adds to the tokens."""
-        grid = next((each for each in self._grids() if each.ids.shape == rows.shape), None)
-        return values if grid is None or values is None else grid.of_argument(values)
+        """A mask or position ids without those of virtual tokens in front of the rows."""
+        num_virtual = self._num_virtual
+        if values is None or len(rows.shape) != 2 or values.shape[1] != num_virtual + rows.shape[1]:
+            return values
+        return values[:, num_virtual:]
 
     def _without_first_positions(
         self, rows: LayerRows, token_ids: Tensor | None, mask: Tensor | None, device: torch.device

@@ -18,10 +18,8 @@ from embedgeo.capture.forward_inputs import READ_ARGUMENTS
 from embedgeo.capture.structure import find_stacks
 from embedgeo.capture.torch_names import has_gradients, in_graphs
 
-Event = Literal["call", "return", "lookup", "input", "output", "both"]
-"""Lookup: of an embedding table; input, output: a hidden state; both: one, and what the module
-makes of it.
-"""
+Event = Literal["call", "return", "lookup", "input", "output"]
+"""Lookup: of an embedding table; input, output: a hidden state."""
 
 _graphs = in_graphs()
 _listeners: dict[tuple[int, str], list[Callable[..., None]]] = {}
@@ -114,16 +112,6 @@ def _on_output(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outpu
         _notify(module, "output", {"output": hidden})
 
 
-def _on_both(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    hidden, made = first_input(args, kwargs), first_float(output)
-    if made is not None:
-        _notify(
-            module,
-            "both",
-            {"output": made} if hidden is None else {"hidden_states": hidden, "output": made},
-        )
-
-
 def _notify(module: Any, event: Event, found: dict[str, Tensor]) -> None:
     is_compiling = torch.compiler.is_compiling()
     if not is_compiling and not _listeners:
@@ -143,7 +131,6 @@ _HOOKS: dict[Event, Callable[..., None]] = {
     "lookup": _on_lookup,
     "input": _on_input,
     "output": _on_output,
-    "both": _on_both,
 }
 
 

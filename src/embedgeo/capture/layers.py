@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -11,37 +11,10 @@ from torch import nn
 
 from embedgeo.capture import structure
 from embedgeo.capture.structure import Part, Stack
-from embedgeo.layer_names import LEDGER, PARTS
 
-
-@dataclass(frozen=True)
-class Residual:
-    """The layers ``"residual"``, of blocks whose modules are named otherwise.
-
-    Args:
-        writes: names of modules, or patterns of them, that write into the stream, by what they
-            write: ``"attention"``, ``"mlp"`` or ``"other"``. No other modules then do. Default:
-            the modules are found, and told by whole words of their names.
-
-    Raises:
-        ValueError: another name of what is written.
-
-    >>> layers = ["blocks", Residual(writes={"attention": "h.*.mix", "mlp": "h.*.dense"})]
-    """
-
-    writes: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if unknown := self.writes.keys() - {"attention", "mlp", "other"}:
-            raise ValueError(
-                f"writes must be those of attention, mlp or other; got {sorted(unknown)}."
-            )
-
-
-LayerSpec = str | Residual | Sequence[Any] | Callable[[nn.Module], Any]
+LayerSpec = str | Sequence[Any] | Callable[[nn.Module], Any]
 """``"blocks"``, ``"hidden_states"``, a glob pattern of names, ``"mean(last4)"``, a list of these,
-or a callable on the model that returns one of these or a mapping of names to modules; or
-``"residual"``, or a `Residual`.
+or a callable on the model that returns one of these or a mapping of names to modules.
 """
 
 _MEAN = re.compile(r"(encoder\.|decoder\.|)mean\(last(\d+)(_hidden|)\)")
@@ -77,8 +50,6 @@ class Layer:
     positions_first: bool = False
     is_last_call: bool = False  # of all calls of its module in a forward pass
     place: int | None = None  # among the hidden states that blocks make, one after the other
-    stream: str = ""  # of its block: `LEDGER`, all that its output is the sum of, or one of `PARTS`
-    writes: tuple[tuple[nn.Module, str], ...] = ()  # the modules of `Residual.writes`, and names
 
     @property
     def takes_input(self) -> bool:
@@ -93,24 +64,17 @@ def resolve_layers(
 
     ``"blocks"`` means ``embed`` (the input of the first block), ``block.00`` … (the output of each
     block) and ``final_norm`` (if the model has one); an encoder-decoder model has ``encoder.embed``
-    … ``decoder.embed`` …. A block that is applied several times is a layer each time. Where blocks
-    are lists of modules (x-transformers, vit-pytorch), a block's output is what enters the next
-    one, or the final norm. Patterns match these names and the names of modules inside the outermost
-    Hugging Face model, with or without zero-padding and without wrappers (FSDP, compile,
-    checkpointing). ``"mean(last4)"`` is the mean of the outputs of the last four blocks, without
-    the final norm; ``"mean(last4_hidden)"`` that of the last four ``hidden_states``, of which the
-    last one is behind it.
+    … ``decoder.embed`` …. A block that is applied several times is a layer each time. Patterns
+    match these names and the names of modules inside the outermost Hugging Face model, with or
+    without zero-padding and without wrappers (FSDP, compile, checkpointing). ``"mean(last4)"`` is
+    the mean of the outputs of the last four blocks, without the final norm;
+    ``"mean(last4_hidden)"`` that of the last four ``hidden_states``, of which the last one is
+    behind it.
 
     ``"hidden_states"`` means ``hidden.00`` … ``hidden.L``, exactly what Hugging Face models give
     for ``output_hidden_states=True``: of L blocks, the input of the first one (``embed``), the
     output of each but the last, and the model's last hidden state, ``final_norm`` where there is
     one, else the last block's output.
-
-    ``"residual"``, or a `Residual`, means, of each block, what it writes into its stream, such as
-    ``block.03.attention`` and ``block.03.mlp``; the stream between the two, ``block.03.middle``,
-    where one comes after the other; and ``block.03.ledger``, all that the block's output is the sum
-    of, for `embedgeo.ResidualLedger`: see `embedgeo.capture.residual`. Which of them a block has is
-    found in its forward passes; the others stay without rows.
 
     Of a ``part`` of a model, blocks and what is inside have the numbers that they have in the
     model; ``embed`` is in the first part and ``final_norm`` in the last. A pattern may then match
@@ -147,14 +111,6 @@ def resolve_layers(
 def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[Layer]:
     if isinstance(layers, str):
         yield from _match(model, layers, part)
-    elif isinstance(layers, Residual):
-        writes = tuple(
-            (layer.calls[0].module, kind)
-            for kind, pattern in layers.writes.items()
-            for layer in _glob(model, pattern, [], [], part)
-        )
-        for layer in _match(model, "residual", part):
-            yield replace(layer, writes=writes)
     elif isinstance(layers, Mapping):
         for name, module in layers.items():
             if not isinstance(module, nn.Module):
@@ -174,43 +130,34 @@ def _resolve(model: nn.Module, layers: object, part: Part | None) -> Iterator[La
         yield from _resolve(model, layers(model), part)
     else:
         raise TypeError(
-            'layers must be "blocks", "hidden_states", "residual", a pattern of names, a list of '
-            f"these or a callable; got {type(layers).__name__}."
+            'layers must be "blocks", "hidden_states", a pattern of names, a list of these or '
+            f"a callable; got {type(layers).__name__}."
         )
 
 
 class _Submodel(NamedTuple):
-    """A part of the model with its blocks, as calls that give their outputs; none if it has none,
-    or cannot tell.
-    """
+    """A part of the model, and the calls of its blocks; none if it has none."""
 
     prefix: str
     module: nn.Module
     stack: Stack | None
     blocks: tuple[ModuleCall, ...]
-    embed: tuple[ModuleCall, ...]  # the call that takes what enters the first block
+
+    @property
+    def embed(self) -> ModuleCall:
+        """The call that takes what enters the first block."""
+        return replace(self.blocks[0], takes_input=True)
 
 
 def _submodels(model: nn.Module) -> Iterator[_Submodel]:
     for prefix, module in structure.submodels(model).items():
         stack = structure.find_stack(module)
-        entries = [] if stack is None else [structure.entered(block) for block in stack.blocks]
-        if stack is None or None in entries:
-            yield _Submodel(prefix, module, None, (), ())
-            continue
-        blocks = [entry for entry in entries if entry is not None]
+        blocks = [] if stack is None else stack.blocks
         calls = [
             ModuleCall(block, blocks[:i].count(block), blocks.count(block))
             for i, block in enumerate(blocks)
         ]
-        before = [replace(call, takes_input=True) for call in calls]
-        if blocks != stack.blocks:  # lists of modules: the outputs are what enters the next one
-            norm = structure.final_norm(stack)
-            calls = [
-                *before[1:],
-                ModuleCall(stack.parent) if norm is None else ModuleCall(norm, takes_input=True),
-            ]
-        yield _Submodel(prefix, module, stack, tuple(calls), tuple(before[:1]))
+        yield _Submodel(prefix, module, stack, tuple(calls))
 
 
 def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
@@ -230,7 +177,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
         ]
     standard = [layer for submodel in found for layer in _standard_layers(submodel, part)]
     numbered = [layer for submodel in found for layer in _hidden_states(submodel)]
-    if pattern not in ("blocks", "hidden_states", "residual"):
+    if pattern not in ("blocks", "hidden_states"):
         return _glob(model, pattern, standard, numbered, part)
     if not standard:
         names = [*structure.module_names(model)][:6]
@@ -240,31 +187,7 @@ def _match(model: nn.Module, pattern: str, part: Part | None) -> list[Layer]:
             f"layers={pattern!r} needs a list of transformer blocks; found none in "
             f"{type(model).__name__}. {remedy}"
         )
-    if pattern == "residual":
-        return _streams(standard)
     return standard if pattern == "blocks" else numbered
-
-
-def _streams(standard: Sequence[Layer]) -> list[Layer]:
-    """The layers that are streams of blocks, one kind after the other."""
-    blocks = [layer for layer in standard if "block." in layer.name]
-    for layer in blocks:
-        (call,) = layer.calls
-        if call.takes_input or call.calls_per_forward > 1:
-            reason = (
-                "is a list of modules"
-                if call.takes_input
-                else "is applied several times in a forward pass"
-            )
-            raise ValueError(
-                f'layers="residual" needs blocks that are called once each; {layer.name} {reason}. '
-                'Use layers="blocks".'
-            )
-    return [
-        replace(layer, name=f"{layer.name}.{part}", stream=part)
-        for part in (*PARTS, LEDGER)
-        for layer in blocks
-    ]
 
 
 def _mean(submodel: _Submodel, pattern: str, count: int, *, of_hidden: bool) -> Layer:
@@ -280,12 +203,12 @@ def _mean(submodel: _Submodel, pattern: str, count: int, *, of_hidden: bool) -> 
 
 
 def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
-    prefix, _, stack, blocks, embed = submodel
+    prefix, _, stack, blocks = submodel
     if stack is None:
         return
     first, total = part or (0, len(blocks))
     if first == 0:
-        yield Layer(f"{prefix}embed", embed, place=0)
+        yield Layer(f"{prefix}embed", (submodel.embed,), place=0)
     for i, block in enumerate(blocks, first):
         yield Layer(f"{prefix}block.{_padded(i, total)}", (block,), place=i + 1)
     norm = structure.final_norm(stack)
@@ -294,7 +217,7 @@ def _standard_layers(submodel: _Submodel, part: Part | None) -> Iterator[Layer]:
 
 
 def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
-    prefix, module, stack, blocks, embed = submodel
+    prefix, module, stack, blocks = submodel
     if stack is None:
         return
     last = structure.base_model(module, stack) or structure.final_norm(stack)
@@ -303,7 +226,7 @@ def _hidden_states(submodel: _Submodel) -> Iterator[Layer]:
     kind = getattr(getattr(module, "config", None), "model_type", None)
     is_late = kind in _AFTER_FIRST_BLOCK
     calls = [
-        *(blocks if is_late else (*embed, *blocks[:-1])),
+        *(blocks if is_late else (submodel.embed, *blocks[:-1])),
         blocks[-1] if last is None else ModuleCall(last),
     ]
     for i, call in enumerate(calls[:-1] if kind in _WIDER_AT_THE_END else calls):

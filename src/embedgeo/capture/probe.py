@@ -19,8 +19,7 @@ from embedgeo.capture.forward_inputs import (
     SeveralStreamsError,
     whole_sequences,
 )
-from embedgeo.capture.layers import Layer, ModuleCall
-from embedgeo.capture.residual import ResidualBlock
+from embedgeo.capture.layers import Layer
 from embedgeo.capture.torch_names import in_backward, is_transformed, running_stage, version
 from embedgeo.layer_names import side
 
@@ -106,14 +105,6 @@ class Probe:
         self._attached: ExitStack | None = None
         self._read_inside = dict[tuple[str, int], bool]()  # since attached: in the model's own call
         self.left_out = set[str]()  # layers that are not measured, while others are
-        # layers of each block that is divided into its streams
-        self._streams = dict[ModuleCall, list[Layer]]()
-        for layer in layers:
-            if layer.stream:
-                self._streams.setdefault(layer.calls[0], []).append(layer)
-        self._residual_blocks = {
-            call: ResidualBlock(streams[0]) for call, streams in self._streams.items()
-        }
 
     def attach(self) -> None:
         """Add the hooks to the model and make compiled regions run eagerly; of a stable probe, only
@@ -137,7 +128,7 @@ class Probe:
                     stack.enter_context(watched_calls(module, partial(self._call, hook, end)))
                 elif event == "input":
                     stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
-                elif event in ("lookup", "output", "both"):
+                elif event in ("lookup", "output"):
                     stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
             self._attached = stack.pop_all()
 
@@ -146,8 +137,6 @@ class Probe:
         stack, self._attached = self._attached, None
         self._inputs.reset()
         self._read_inside.clear()
-        for block in self._residual_blocks.values():
-            block.reset()
         if stack is not None:
             stack.close()
 
@@ -200,15 +189,7 @@ class Probe:
             yield "return", hook(module, "at the model's call", self._end_call)
         for table in self._inputs.tables:
             yield "lookup", hook(table, "at the embedding table", self._inputs.record_token_ids)
-        for call, layers in self._streams.items():
-            for module, is_before, read in self._residual_blocks[call].hooks():
-                yield (
-                    "input" if is_before else "both",
-                    hook(module, f"in layer {layers[-1].name!r}", read),
-                )
         for layer in self._layers:
-            if layer.stream and layer is not self._streams[layer.calls[0]][-1]:
-                continue  # it is read with the others of its block
             for i, call in enumerate(layer.calls):
                 event: Event = "input" if call.takes_input else "output"
                 yield (
@@ -298,7 +279,7 @@ class Probe:
                 "torch.func (grad, vmap), whose tensors have none. Measure a plain forward pass."
             )
         if not (layer.is_last_call and is_inside):
-            self._take(layer, call, hidden)
+            self._take(layer, hidden)
             return
         # in inference mode changes in place do not show
         kept, changes = (hidden.clone() if hidden.is_inference() else hidden), version(hidden)
@@ -309,34 +290,29 @@ class Probe:
                     f"layer {layer.name!r} must keep its hidden state until the forward pass ends; "
                     "it was overwritten in place. Leave the layer out."
                 )
-            self._take(layer, call, kept)
+            self._take(layer, kept)
 
         self._inputs.forward.held[layer.name] = take_last
 
-    def _take(self, layer: Layer, call: ModuleCall, hidden: Tensor) -> None:
-        """Give the hidden state of a call to the metrics of its layer, or of its streams."""
+    def _take(self, layer: Layer, hidden: Tensor) -> None:
+        """Give the hidden state of a call to the metrics of its layer."""
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             state = hidden.detach() if len(layer.calls) == 1 else self._mean(layer, hidden.detach())
-            found = {layer: state}
-            if layer.stream:
-                streams = self._residual_blocks[call].streams(hidden.detach())
-                self._residual_blocks[call].leave()
-                found = {each: streams.get(each.stream) for each in self._streams[call]}
-            for each, given in found.items():
-                if given is None:
-                    continue
-                state = given.transpose(0, 1) if each.positions_first and given.ndim == 3 else given
-                values = self.token_ids, self.mask, self.word_ids
-                if self.sequence_mesh is not None:
-                    tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
-                    state = whole_sequences(state, self.sequence_mesh, tensors)
-                if not each.positions_first:
-                    try:
-                        state = self._inputs.aligned(each, state)
-                    except SeveralStreamsError as error:
-                        self._leave_out(each, error)
-                        continue
-                self._on_hidden(each, state, self._inputs.row_tokens(each, state, *values))
+            if state is None:
+                return
+            if layer.positions_first and state.ndim == 3:
+                state = state.transpose(0, 1)
+            values = self.token_ids, self.mask, self.word_ids
+            if self.sequence_mesh is not None:
+                tensors = [*filter(torch.is_tensor, values), *self._inputs.recorded]
+                state = whole_sequences(state, self.sequence_mesh, tensors)
+            if not layer.positions_first:
+                try:
+                    state = self._inputs.aligned(layer, state)
+                except SeveralStreamsError as error:
+                    self._leave_out(layer, error)
+                    return
+            self._on_hidden(layer, state, self._inputs.row_tokens(layer, state, *values))
 
     def _leave_out(self, layer: Layer, why: Exception) -> None:
         """Warn, once, that a layer is not measured while others are."""

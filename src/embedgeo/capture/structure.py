@@ -120,12 +120,9 @@ def find_stack(submodel: nn.Module) -> Stack | None:
     config = getattr(submodel, "config", None)
     best = None
     most = (False, 0)
-    of_others = _modules_of_other_inputs(submodel)
-    for parent in submodel.modules():
+    for parent in _text_model(submodel).modules():
         for stack in parent.children():
-            if parent in of_others or not isinstance(
-                stack, nn.ModuleList | nn.Sequential | nn.ModuleDict
-            ):
+            if not isinstance(stack, nn.ModuleList | nn.Sequential | nn.ModuleDict):
                 continue
             entries = stack.values() if isinstance(stack, nn.ModuleDict) else stack
             blocks = [unwrapped(block) for block in entries if block is not None]
@@ -135,27 +132,22 @@ def find_stack(submodel: nn.Module) -> Stack | None:
             depth = getattr(config, "num_hidden_layers", None)
             if size > most and _are_blocks(stack, blocks, depth) and not _is_cut(parent, blocks):
                 best, most = Stack(parent, blocks), size
+    if best is None or not all(map(is_callable, best.blocks)):
+        return None  # lists of modules are no blocks
     # ALBERT
-    if best is not None and getattr(config, "num_hidden_groups", None) == len(best.blocks):
+    if getattr(config, "num_hidden_groups", None) == len(best.blocks):
         depth, groups = config.num_hidden_layers, len(best.blocks)  # type: ignore[union-attr]
         return best._replace(blocks=[best.blocks[i * groups // depth] for i in range(depth)])
     return best
 
 
-def _modules_of_other_inputs(submodel: nn.Module) -> set[nn.Module]:
-    """The modules of a Hugging Face model's towers for images or sounds, which have a configuration
-    of their own, where it also has one for its text.
-    """
+def _text_model(submodel: nn.Module) -> nn.Module:
+    """The model of the text inside a Hugging Face model that also takes images or sounds."""
     if not is_hugging_face(submodel):
-        return set()
+        return submodel
     text = submodel.config.get_text_config()
-    towers = [m for m in submodel.modules() if is_hugging_face(m)]
-    own = [tower for tower in towers if tower.config is text]
-    if text is submodel.config or not own:
-        return set()
-    others = [tower for tower in towers if not contains_any(tower, own)]
-    inside = {module for tower in others for module in tower.modules()}
-    return inside.difference(*(tower.modules() for tower in own))
+    inside = (m for m in submodel.modules() if is_hugging_face(m) and m.config is text)
+    return next(inside, submodel)
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
@@ -180,39 +172,14 @@ def _are_blocks(stack: nn.Module, blocks: list[nn.Module], depth: int | None) ->
 
 
 def _is_cut(parent: nn.Module, blocks: list[nn.Module]) -> bool:
-    """Tell whether the parts of blocks are in several lists side by side, as XLM's: one of norms,
-    and others without.
-    """
+    """Tell whether the parts of blocks are in several lists side by side, one of them of norms."""
     lists = [m for m in parent.children() if isinstance(m, nn.ModuleList) and len(m) == len(blocks)]
-    norms = [each for each in lists if all(map(is_norm, each))]
-    inside = any(is_norm(m) for block in blocks for m in block.modules() if m not in blocks)
-    return bool(norms) and len(lists) > 1 and not inside
+    return len(lists) > 1 and any(all(map(is_norm, each)) for each in lists)
 
 
 def is_callable(block: nn.Module) -> bool:
     """Tell whether a module has a ``forward``: lists and dicts of modules have none."""
     return getattr(block.forward, "__func__", None) is not nn.Module.forward
-
-
-def entered(block: nn.Module) -> nn.Module | None:
-    """The module whose input is what enters a block: itself, or of a list of modules the first one
-    that is called.
-
-    None where a list does not tell: the first one must be a norm or have one inside, or follow a
-    list of norms in whose first place, that of a norm before the others, there is none.
-    """
-    if is_callable(block):
-        return block
-    follows_norms = False
-    for each in block.values() if isinstance(block, nn.ModuleDict) else block.children():
-        module = unwrapped(each)
-        if is_callable(module):
-            return module if any(map(is_norm, module.modules())) or follows_norms else None
-        first = next(iter(module), None) if isinstance(module, nn.ModuleList) else None
-        if first is not None:
-            return unwrapped(first) if is_norm(unwrapped(first)) else None
-        follows_norms = True
-    return None
 
 
 def final_norm(stack: Stack) -> nn.Module | None:

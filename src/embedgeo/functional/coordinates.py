@@ -21,8 +21,7 @@ from embedgeo.functional.moments import (
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
-    is_normal,
-    scaled_row_norms,
+    row_norms,
     state_device,
 )
 
@@ -128,7 +127,7 @@ def _group_moments(rows: Tensor, dtype: torch.dtype) -> CoordinateMoments:
     residual = centred.mean(0)  # float32 cannot hold the mean to a small part of the spread
     centred = centred - residual
     squares, magnitude = centred.square(), rows.abs()
-    norm = scaled_row_norms(rows, dtype)
+    norm = row_norms(rows)
     direction_sum = torch.where(norm > 0, 1 / norm, 0) @ rows
     powers = squares.sum(0), (squares * centred).sum(0), squares.square().sum(0)
     sums = (near, residual, *powers, magnitude.amax(0), _massive(magnitude, dtype), direction_sum)
@@ -195,11 +194,10 @@ def excess_kurtosis(moments: CoordinateMoments) -> Tensor:
     axis: shape (d,).
 
     That of the population seen: −6 / (n + 1) in expectation for Gaussian rows. NaN where a
-    coordinate does not vary, and where fourth powers are out of range.
+    coordinate does not vary.
     """
     m2 = without_rounding(moments.m2, moments.n, moments.mean)
-    is_known = is_normal(ratio(m2, moments.n).square()) & moments.m4.isfinite()
-    return torch.where(is_known, ratio(moments.n * moments.m4, m2.square()), torch.nan) - 3
+    return ratio(moments.n * moments.m4, m2.square()) - 3
 
 
 def coordinate_table(moments: CoordinateMoments) -> dict[str, Tensor]:
@@ -235,8 +233,6 @@ def outlier_values(moments: CoordinateMoments) -> dict[str, Tensor]:
     for suffix, group in groups.items():
         fractions = ratio(group.massive, group.n)
         kurtosis = excess_kurtosis(group)
-        is_unknown = kurtosis.isnan() & (without_rounding(group.m2, group.n, group.mean) != 0)
-        kurtosis = torch.where(is_unknown.any(), torch.nan, kurtosis)
         of_group = {
             "kurtosis": kurtosis.nanmean(),
             "kurtosis_median": kurtosis.nanquantile(0.5),

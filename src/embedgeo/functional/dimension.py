@@ -20,7 +20,6 @@ from embedgeo.functional.neighbors import (
     merge_duplicates,
     same_label_shares,
 )
-from embedgeo.functional.precision import is_normal
 
 DISCARD_FRACTIONS = {"fit": 0.1, "mle": 0.0}
 """By method of TwoNN: the share of the largest ratios that are not used, unless given."""
@@ -112,8 +111,8 @@ def twonn_dimension(
     # so that the first rows are spread evenly over all
     every = torch.arange(len(x), dtype=torch.float64, device="cpu")
     order = (every * _GOLDEN % 1).argsort().to(x.device)
-    (found,) = labelled_dimensions(
-        [x[order]],
+    found = labelled_dimensions(
+        x[order],
         RowLabels(None, None),
         method=method,
         discard_fraction=discard_fraction,
@@ -125,35 +124,33 @@ def twonn_dimension(
     return estimate
 
 
-def _twonn_estimates(
+def _twonn_estimate(
     distances: Tensor, group: Tensor | None, method: str, discard_fraction: float, num_groups: int
-) -> list[DimensionEstimate]:
-    """TwoNN of each layer from the distances of points to their two nearest or more, shape (L, N,
-    k), and the points' groups.
+) -> DimensionEstimate:
+    """TwoNN from the distances of points to their two nearest or more, shape (N, k), and the
+    points' groups.
     """
-    num_layers, num_points, k = distances.shape
-    found = distances.new_full((2 + num_groups, num_layers), math.nan)
-    if num_points > 2:
-        first, second = distances[..., :2].unbind(-1)
-        log_mu, order = (second / first).log().sort()
-        found[0] = _rates_of_ratios(log_mu, method, discard_fraction)
-        if k > 3:
-            of_first = distances[:, :FAR_SIGHTED]
-            log_next = (of_first[..., 3] / of_first[..., 1]).log()
-            found[1] = most_likely_dimension(log_next, 2)
-        if group is not None:
-            in_order = group[order]
-            for i in range(num_groups):
-                others = log_mu[in_order != i].view(num_layers, -1)
-                found[2 + i] = _rates_of_ratios(others, method, discard_fraction)
-        extremes = torch.stack((first.amin(1), second.amax(1)))
-        found.masked_fill_(~is_normal(extremes.square()).all(0), math.nan)
-    return [
-        DimensionEstimate(
-            dimension, num_points, None if group is None else each[2:], next_scale=next_scale
-        )
-        for each, (dimension, next_scale) in zip(found.T, found[:2].T.tolist(), strict=True)
-    ]
+    num_points, k = distances.shape
+    first, second = distances[:, 0], distances[:, 1]
+    log_mu, order = (second / first).log().sort()
+    is_known = num_points > 2 and bool((first > 0).all() & second.isfinite().all())
+    if not is_known:
+        log_mu, order = log_mu[:0], order[:0]
+    next_scale = math.nan
+    if is_known and k > 3:
+        of_first = distances[:FAR_SIGHTED]
+        next_scale = most_likely_dimension((of_first[:, 3] / of_first[:, 1]).log(), 2)
+    left_out = None
+    if group is not None:
+        in_order = group[order]
+        without = [
+            _rate_of_ratios(log_mu[in_order != i], method, discard_fraction)
+            for i in range(num_groups)
+        ]
+        left_out = distances.new_tensor(without)
+    return DimensionEstimate(
+        _rate_of_ratios(log_mu, method, discard_fraction), num_points, left_out, next_scale
+    )
 
 
 def point_groups(groups: Tensor, place: Tensor, num_points: int) -> Tensor:
@@ -173,21 +170,21 @@ def _log_ranks(n: int) -> Tensor:
     return -torch.log1p(-torch.arange(1, n, dtype=torch.float64, device="cpu") / n)
 
 
-def _rates_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> Tensor | float:
-    """Rate of the exponential law of log μ_i, shape (L, N), ascending, by ``method``."""
-    n = log_mu.shape[1]
+def _rate_of_ratios(log_mu: Tensor, method: str, discard_fraction: float) -> float:
+    """Rate of the exponential law of log μ_i, shape (N,), ascending, by ``method``."""
+    n = len(log_mu)
     num_used = math.floor(n * (1 - discard_fraction) + 1e-9)
     if method == "fit":
         num_used = min(num_used, n - 1)  # the last one's rank has no logarithm
     if num_used < 2:
         return math.nan
-    used = log_mu[:, :num_used]
-    total = used.sum(1)
+    used = log_mu[:num_used]
+    total = float(used.sum())
+    if not total > _EQUAL * num_used:
+        return math.nan
     if method == "fit":
-        rates = used @ _log_ranks(n)[:num_used] / used.square().sum(1)
-    else:
-        rates = (num_used - 1) / (total + (n - num_used) * used[:, -1])
-    return rates.where(total > _EQUAL * num_used, math.nan)
+        return float(used @ _log_ranks(n)[:num_used] / used.square().sum())
+    return (num_used - 1) / (total + (n - num_used) * float(used[-1]))
 
 
 def estimated_dimension(
@@ -256,8 +253,8 @@ def gride_dimensions(
     >>> gride_dimensions(x, (1, 4, 16)).dimensions.round()
     tensor([2., 2., 2.], dtype=torch.float64)
     """
-    (found,) = labelled_dimensions(
-        [x],
+    found = labelled_dimensions(
+        x,
         RowLabels(None, None),
         scales=scales,
         duplicate_tolerance=duplicate_tolerance,
@@ -271,75 +268,56 @@ def gride_dimensions(
 def _gride_estimates(
     nearest: Tensor, group: Tensor | None, scales: Sequence[int], num_groups: int
 ) -> ScaleEstimates:
-    """GRIDE of a layer from the distances of points to their nearest, shape (N, k), and the points'
-    groups.
-    """
+    """GRIDE from the distances of points to their nearest, shape (N, k), and the points' groups."""
     found, left_out = [], []
     for scale in scales:
         near, far = nearest[:, scale - 1], nearest[:, 2 * scale - 1]
-        log_mu = (far / near).log()[None]
-        if not bool(is_normal(torch.stack((near, far)).square()).all()):
-            log_mu = log_mu[:, :0]
+        log_mu = (far / near).log()
         dimension = most_likely_dimension(log_mu, scale)
-        _, squares = _share_sums(log_mu, torch.ones_like(log_mu), dimension)
-        error = (log_mu.shape[1] / dimension.square() + (scale - 1) * squares) ** -0.5
-        found.append(torch.cat((dimension, error)))
+        _, squares = _share_sums(log_mu, dimension)
+        error = (len(log_mu) / dimension**2 + (scale - 1) * squares) ** -0.5
+        found.append((dimension, error))
         if group is not None:
-            others = (log_mu[:, group[: log_mu.shape[1]] != i] for i in range(num_groups))
-            left_out.append(torch.cat([most_likely_dimension(each, scale) for each in others]))
-    dimensions, errors = torch.stack(found).unbind(1)
-    return ScaleEstimates(dimensions, errors, torch.stack(left_out, dim=1) if left_out else None)
+            others = (log_mu[group != i] for i in range(num_groups))
+            left_out.append([most_likely_dimension(each, scale) for each in others])
+    dimensions, errors = nearest.new_tensor(found).unbind(1)
+    return ScaleEstimates(dimensions, errors, nearest.new_tensor(left_out).T if left_out else None)
 
 
-def most_likely_dimension(log_mu: Tensor, scale: int) -> Tensor:
-    """The most likely dimension of each layer, given the log μ of points, shape (L, N).
+def most_likely_dimension(log_mu: Tensor, scale: int) -> float:
+    """The most likely dimension, given the log μ of points, shape (N,).
 
     The derivative of the log likelihood, times d, is (N - 1) + (n1 - 1) Σ d share - (2 n1 - 1) d Σ
     log μ. It is positive at 0, convex in d, and falls by n1 Σ log μ to 1.5 times that for each 1 of
     d. So Newton's method, which starts at the d of which Σ log μ is the expected one, has a
     positive d after its first step, and from then on comes nearer from below.
     """
-    if log_mu.shape[1] < 2:
-        return log_mu.new_full((len(log_mu),), math.nan)
+    if len(log_mu) < 2:
+        return math.nan
     mu = log_mu.exp()
-    ascending = mu.sort(1).values
-    middle, high = (_quantile(ascending, share) for share in (0.5, 0.95))
-    is_used = mu <= ((middle + 20 * (high - middle)) * (1 + _EQUAL))[:, None]
-    used = log_mu.where(is_used, 0)
-    counts, totals = is_used.sum(1).tolist(), used.sum(1).tolist()
-    expected = sum(1 / k for k in range(scale, 2 * scale))
-    dimensions = [
-        count * expected / total if count > 1 and total > _EQUAL * count else math.nan
-        for count, total in zip(counts, totals, strict=True)
-    ]
+    middle, high = mu.quantile(mu.new_tensor([0.5, 0.95]))
+    used = log_mu[mu <= (middle + 20 * (high - middle)) * (1 + _EQUAL)]
+    n = len(used)
+    total = float(used.sum())
+    if n < 2 or not _EQUAL * n < total < math.inf:
+        return math.nan
+    d = n * sum(1 / k for k in range(scale, 2 * scale)) / total
     for _ in range(_ITERATIONS):
-        sums = _share_sums(used, is_used, used.new_tensor(dimensions)).tolist()
-        steps = list[float]()
-        for d, n, total, share, square in zip(dimensions, counts, totals, *sums, strict=True):
-            slope = (scale - 1) * (share - d * square) - (2 * scale - 1) * total
-            excess = n - 1 + d * ((scale - 1) * share - (2 * scale - 1) * total)
-            steps.append(excess / slope)
-        dimensions = [d - step for d, step in zip(dimensions, steps, strict=True)]
-        if not any(abs(s) >= _CONVERGED * d for d, s in zip(dimensions, steps, strict=True)):
+        share, square = _share_sums(used, d)
+        slope = (scale - 1) * (share - d * square) - (2 * scale - 1) * total
+        excess = n - 1 + d * ((scale - 1) * share - (2 * scale - 1) * total)
+        step = excess / slope
+        d -= step
+        if abs(step) < _CONVERGED * d:
             break
-    return used.new_tensor(dimensions)
+    return d
 
 
-def _quantile(ascending: Tensor, share: float) -> Tensor:
-    """That of each row of numbers, shape (L, N), as `torch.quantile` has it, which takes longer."""
-    place = share * (ascending.shape[1] - 1)
-    low, high = ascending[:, math.floor(place)], ascending[:, math.ceil(place)]
-    return low.lerp(high, place % 1)
-
-
-def _share_sums(log_mu: Tensor, is_used: Tensor, dimension: Tensor) -> Tensor:
-    """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d, of the points
-    that are used, shape (L, N); the result has shape (2, L).
-    """
-    dimension = dimension[:, None]
+def _share_sums(log_mu: Tensor, dimension: float) -> tuple[float, float]:
+    """Sums of the shares log μ / (1 - μ^-d), 1/d where μ is 1, and of share² μ^-d."""
     negative = torch.expm1(-dimension * log_mu)  # μ^-d - 1
-    share = torch.where(negative < 0, log_mu / -negative, 1 / dimension) * is_used
-    return torch.stack((share.sum(1), (share.square() * (1 + negative)).sum(1)))
+    share = torch.where(negative < 0, log_mu / -negative, 1 / dimension)
+    return float(share.sum()), float((share.square() * (1 + negative)).sum())
 
 
 class RowLabels(NamedTuple):
@@ -363,7 +341,7 @@ class LabelledEstimates(NamedTuple):
 
 
 def labelled_dimensions(
-    layers: Sequence[Tensor],
+    x: Tensor,
     labels: RowLabels,
     *,
     scales: Sequence[int] = (),
@@ -373,9 +351,10 @@ def labelled_dimensions(
     groups: Tensor | None = None,
     num_groups: int = 0,
     apart: bool = False,
-) -> list[LabelledEstimates]:
-    """Intrinsic dimension of the distinct rows of each layer, of rows between token types, and of
-    those within them.
+    between_alone: bool = False,
+) -> LabelledEstimates:
+    """Intrinsic dimension of the distinct rows of ``x``, of rows between token types, and of those
+    within them.
 
     Both estimators take rows for independent draws from one density. But occurrences of one token
     type are near each other, and so are rows of one text: where the nearest row is of the same type
@@ -389,10 +368,9 @@ def labelled_dimensions(
       occurrences a type has, the farther are a row's neighbours, and the lower is the estimate.
 
     Args:
-        layers: the rows of each in random order, shape (n, d), any floating dtype, finite: what is
-            drawn of a type, or of copies, is the first of them. Layers of few rows, none of which
-            are copies, are searched in the same operations.
-        labels: of the rows, the same in all layers, on any device.
+        x: the rows in random order, shape (n, d), any floating dtype, finite: what is drawn of a
+            type, or of copies, is the first of them.
+        labels: of the rows, on any device.
         scales: of GRIDE: see `gride_dimensions`; default: TwoNN.
         method: of TwoNN: see `twonn_dimension`.
         discard_fraction: of TwoNN.
@@ -401,29 +379,44 @@ def labelled_dimensions(
         groups: the group of each row, from 0, shape (n,); default: the rows are in no groups.
         num_groups: G, the number of groups.
         apart: rows of one sequence are not neighbours, also of all rows (Theiler 1986, of times).
+        between_alone: estimate the dimension between token types alone.
 
     Returns:
-        The estimates of each layer, and the shares of rows whose nearest distinct row is of their
-        type and sequence.
+        The estimates, and the shares of rows whose nearest distinct row is of their type and
+        sequence.
     """
-    device = layers[0].device
     types, sequences, groups = (
-        None if each is None else each.to(device) for each in (*labels, groups)
+        None if each is None else each.to(x.device) for each in (*labels, groups)
     )
-    labels = RowLabels(types, sequences)
     estimator = _Estimator(scales, method, discard_fraction, num_groups)
-    searched = [Neighbors(x) for x in layers]
-    alike = [i for i, rows in enumerate(searched) if not rows.may_have_copies(duplicate_tolerance)]
-    found = dict[int, LabelledEstimates]()
-    for part in [alike, *([i] for i in range(len(layers)) if i not in alike)]:
-        if part:
-            rows = Neighbors.stacked([searched[i] for i in part])
-            copies = rows.every, rows.every
-            if part is not alike:
-                copies = rows.distinct(duplicate_tolerance)
-            estimates = _estimates(rows, copies, labels, groups, estimator, apart=apart)
-            found |= zip(part, estimates, strict=True)
-    return [found[i] for i in range(len(layers))]
+    k = estimator.num_neighbors
+    rows = Neighbors(x)
+    points, place = rows.distinct(duplicate_tolerance)
+    between = None
+    if types is not None:
+        chosen = _one_of_each_type(types, place)
+        distances = rows.nearest(k, chosen).distances
+        between = estimator.of(distances, None if groups is None else groups[chosen])
+    if between_alone:
+        return LabelledEstimates(None, between)
+    num_neighbors, far_sighted = (k, None) if scales else (4, FAR_SIGHTED)
+    others = sequences if apart else None
+    every = rows.nearest(num_neighbors, points, others, far_sighted=far_sighted)
+    of_all = estimator.of(
+        every.distances, None if groups is None else point_groups(groups, place, len(points))
+    )
+    within = None
+    if types is not None and sequences is not None:
+        chosen = _repeated(types, place)
+        distances = rows.nearest(k, chosen, sequences, types).distances
+        has_all = distances.isfinite().all(1)
+        chosen = chosen[has_all]
+        within = estimator.of(distances[has_all], None if groups is None else groups[chosen])
+    same_type, same_sequence = (
+        None if scales or each is None else same_label_shares(every, place, each)
+        for each in (types, sequences)
+    )
+    return LabelledEstimates(of_all, between, within, same_type, same_sequence)
 
 
 class _Estimator(NamedTuple):
@@ -438,59 +431,17 @@ class _Estimator(NamedTuple):
     def num_neighbors(self) -> int:
         return 2 * max(self.scales, default=1)
 
-    def of(self, distances: Tensor, group: Tensor | None) -> list[Any]:
-        """The estimates of each layer, given the distances of points to their nearest, shape (L, N,
-        k), and the points' groups.
+    def of(self, distances: Tensor, group: Tensor | None) -> DimensionEstimate | ScaleEstimates:
+        """The estimate, given the distances of points to their nearest, shape (N, k), and the
+        points' groups.
         """
         nearest = distances.cpu().double()
         in_group = None if group is None else group.cpu()
         if self.scales:
-            return [
-                _gride_estimates(each, in_group, self.scales, self.num_groups) for each in nearest
-            ]
+            return _gride_estimates(nearest, in_group, self.scales, self.num_groups)
         usual = DISCARD_FRACTIONS[self.method]
         discarded = usual if self.discard_fraction is None else self.discard_fraction
-        return _twonn_estimates(nearest, in_group, self.method, discarded, self.num_groups)
-
-
-def _estimates(
-    rows: Neighbors,
-    copies: tuple[Tensor, Tensor],
-    labels: RowLabels,
-    groups: Tensor | None,
-    estimator: _Estimator,
-    *,
-    apart: bool,
-) -> list[LabelledEstimates]:
-    """The estimates of each layer of the rows, given which rows are distinct, and the place of each
-    row's copy among these.
-    """
-    (points, place), (types, sequences) = copies, labels
-    k = estimator.num_neighbors
-    is_twonn = not estimator.scales
-    has_copies = len(points) < len(place)  # else the points are the rows
-    chosen = points if has_copies else None
-    num_neighbors, far_sighted = (4, FAR_SIGHTED) if is_twonn else (k, None)
-    others = sequences if apart else None
-    every = rows.nearest(num_neighbors, chosen, others, far_sighted=far_sighted).by_layer()
-    group = None if groups is None else point_groups(groups, place, len(points))
-    of_all = estimator.of(every.distances, group)
-    between: Sequence[Any] = [None] * len(of_all)
-    within = between
-    if types is not None:
-        chosen = _one_of_each_type(types, place, has_copies=has_copies)
-        distances = rows.nearest(k, chosen).by_layer().distances
-        between = estimator.of(distances, None if groups is None else groups[chosen])
-    if types is not None and sequences is not None:
-        chosen = _repeated(types, place, has_copies=has_copies)
-        distances = rows.nearest(k, chosen, sequences, types).by_layer().distances
-        has_all = distances[0].isfinite().all(1)  # layers have the same labels
-        chosen = chosen[has_all]
-        within = estimator.of(distances[:, has_all], None if groups is None else groups[chosen])
-    shares = same_label_shares(every, place, (types, sequences) if is_twonn else (None, None))
-    same_type, same_sequence = ([None] * len(of_all) if each is None else each for each in shares)
-    columns = of_all, between, within, same_type, same_sequence
-    return [LabelledEstimates(*each) for each in zip(*columns, strict=True)]
+        return _twonn_estimate(nearest, in_group, self.method, discarded, self.num_groups)
 
 
 def _first_of_each(labels: Tensor) -> Tensor:
@@ -501,18 +452,16 @@ def _first_of_each(labels: Tensor) -> Tensor:
     return at[is_first].sort().values
 
 
-def _one_of_each_type(types: Tensor, place: Tensor, *, has_copies: bool) -> Tensor:
+def _one_of_each_type(types: Tensor, place: Tensor) -> Tensor:
     """Indices of an occurrence of each token type; of those that are copies of each other, one."""
     rows = _first_of_each(types)
     rows = rows[types[rows] >= 0]
-    return rows[_first_of_each(place[rows])] if has_copies else rows
+    return rows[_first_of_each(place[rows])]
 
 
-def _repeated(types: Tensor, place: Tensor, *, has_copies: bool) -> Tensor:
+def _repeated(types: Tensor, place: Tensor) -> Tensor:
     """Indices of the rows of token types with enough of them; of a type's copies of a row, one."""
     of_type = types.unique(return_inverse=True)[1]
-    rows = place
-    if has_copies:
-        rows = _first_of_each(place * (len(of_type) + 1) + of_type)
+    rows = _first_of_each(place * (len(of_type) + 1) + of_type)
     counts = of_type[rows].bincount(minlength=1)
     return rows[counts[of_type[rows]] >= _FEWEST_OCCURRENCES]

@@ -4,14 +4,14 @@ merges them.
 All sums of squares are of differences from a mean, so that no two large numbers are subtracted.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import NUM_PHASES, Found, State
-from embedgeo.functional.precision import accumulator_dtype, scaled_row_norms
+from embedgeo.functional.precision import accumulator_dtype, row_norms
 
 # elements worked on at a time, so that their float64 copies stay in the processor's cache
 CHUNK_ELEMENTS = 1 << 18
@@ -42,8 +42,8 @@ def merge_parts(parts: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Tens
     Args:
         parts: (n, mean, m2) of each part. n is the number of rows, shape G; mean has shape G or
             (*G, d); m2 is the sum over rows of the squared deviations from it: per coordinate, in
-            the shape of ``mean``; summed over coordinates, shape G; or as a scatter matrix of K
-            equal parts of the rows, shape (*G, K, K): for K = d that of the coordinates.
+            the shape of ``mean``; summed over coordinates, shape G; or as the scatter matrix of
+            the coordinates, shape (*G, d, d).
 
     >>> merge_parts([torch.tensor([1.0, 2.0, 0.5]), torch.tensor([1.0, 4.0, 0.5])])
     (tensor(2.), tensor(3.), tensor(3.))
@@ -71,7 +71,7 @@ def squares_about(center: Tensor, n: Tensor, mean: Tensor, m2: Tensor) -> Tensor
         # (1, 1): that of no rows, which takes any width
         if m2.shape in ((1, 1), shift.shape * 2):
             return m2.addr(n * shift, shift)
-        return m2 + column(n, m2) * part_products(shift, m2.shape[-1])
+        return m2 + column(n, m2) * shift[..., :, None] * shift[..., None, :]
     between = column(n, shift) * shift.square()
     return m2 + (between if m2.ndim == mean.ndim else between.sum(-1))
 
@@ -108,14 +108,6 @@ def over_leading_axis(stacked: S) -> S:
         for name, tensor in stacked.reductions(phase, found).items():
             found[name] = tensor.sum(0) if phase else tensor.amax(0)
     return stacked.of_ranks(found)
-
-
-def part_products(rows: Tensor, num_parts: int) -> Tensor:
-    """Products of each two of K equal parts of rows, shape (..., K d), summed over coordinates;
-    shape (..., K, K).
-    """
-    parts = rows.unflatten(-1, (num_parts, -1))
-    return parts @ parts.mT
 
 
 def column(n: Tensor, like: Tensor) -> Tensor:
@@ -194,36 +186,26 @@ def _beside(of_rows: Tensor, of_norms: Tensor) -> Tensor:
 
 def row_moments(x: Tensor) -> Moments:
     """Moments of the rows of ``x``, shape (n, d), of any floating dtype; all zero for n = 0."""
-    return moments_and_norms(x)[0]
-
-
-def moments_and_norms(x: Tensor) -> tuple[Moments, Tensor]:
-    """The `row_moments`, and the Euclidean norms of the rows, shape (n,), in the accumulator's
-    dtype.
-    """
     whole: Moments | None = None
-    norms = list[Tensor]()
     for chunk in row_chunks(x):
-        part, norm = _chunk_moments(x[chunk])
+        part = _chunk_moments(x[chunk])
         whole = part if whole is None else whole.merge(part)
-        norms.append(norm)
     if whole is None:
         none = x.new_zeros(0, dtype=accumulator_dtype(x.device))
-        whole = Moments(*(state.to(none) for state in Moments.empty(x.shape[1])))
-        norms.append(none)
-    return whole, torch.cat(norms)
+        return Moments(*(state.to(none) for state in Moments.empty(x.shape[1])))
+    return whole
 
 
-def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:
+def _chunk_moments(x: Tensor) -> Moments:
     dtype, (n, dim) = accumulator_dtype(x.device), x.shape
     rows = torch.empty(n, dim + 1, dtype=dtype, device=x.device)  # the norms are one more column
     rows[:, :dim] = x
-    norm = scaled_row_norms(rows[:, :dim], x.dtype)
+    norm = row_norms(rows[:, :dim])
     rows[:, dim] = norm
     mean = rows.mean(0)
     direction_sum = norm.reciprocal().nan_to_num_(posinf=0) @ rows[:, :dim]
     m2 = rows.sub_(mean).square_().sum(0)
-    moments = Moments(
+    return Moments(
         n=rows.new_full((), n),
         mean=mean[:dim],
         m2=m2[:dim],
@@ -233,54 +215,27 @@ def _chunk_moments(x: Tensor) -> tuple[Moments, Tensor]:
         direction_n=torch.count_nonzero(norm).to(dtype),
         direction_sum=direction_sum,
     )
-    return moments, norm
 
 
 def without_rounding(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
     """Squared deviations ``m2`` of n values, exactly 0 where the rounding of their mean accounts
     for them.
-
-    All, along the last axis, are NaN where the values are so small that all their squares have lost
-    digits or vanished.
     """
     finfo = torch.finfo(mean.dtype)
     rounding = n * (64 * finfo.eps * mean).square()
-    is_small = (mean.square() < finfo.tiny) & (m2 <= n * finfo.tiny)
-    is_zero = (mean == 0) & (m2 == 0)
-    is_lost = is_small.all(-1, keepdim=True) & ~is_zero.all(-1, keepdim=True)
-    is_rounding = m2 <= rounding.clamp(max=finfo.max)
-    return m2.masked_fill(is_rounding, 0).masked_fill(is_lost, torch.nan)
-
-
-def without_rounding_of_one(m2: Tensor, n: Tensor, mean: Tensor) -> Tensor:
-    """Squared deviations as `without_rounding` leaves them, each of which is looked at by
-    itself.
-    """
-    return without_rounding(m2[..., None], n[..., None], mean[..., None])[..., 0]
+    return m2.masked_fill(m2 <= rounding.clamp(max=finfo.max), 0)
 
 
 def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """``numerator / denominator``, NaN where that is undefined: a denominator that is zero, or
-    either out of range.
-    """
-    quotient = numerator / denominator
-    size = denominator.to(quotient.dtype).abs()
-    is_defined = (size >= torch.finfo(quotient.dtype).tiny) & (size < torch.inf)
-    return quotient.where(is_defined & (numerator.abs() < torch.inf), torch.nan)
-
-
-def ratios(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """The `ratio` of each pair of a numerator and a denominator, all of one shape, by key."""
-    numerators, denominators = (torch.stack(each) for each in zip(*pairs.values(), strict=True))
-    return dict(zip(pairs, ratio(numerators, denominators).unbind(), strict=True))
+    """``numerator / denominator``, NaN where the denominator is zero."""
+    return (numerator / denominator).where(denominator != 0, torch.nan)
 
 
 def sizes(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """``n``, Q, M and V, of the rows or of those of several groups, G, with means of shape (*G,
     d).
     """
-    mean_norm2 = mean.square().sum(-1)
-    mean_norm2 = torch.where((n > 0) & ~m2.isnan() & mean_norm2.isfinite(), mean_norm2, torch.nan)
+    mean_norm2 = mean.square().sum(-1).where(n > 0, torch.nan)
     variance = ratio(m2, n)
     return {"n": n, "Q": mean_norm2 + variance, "M": mean_norm2, "V": variance}
 
@@ -288,13 +243,15 @@ def sizes(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
 def variance_values(n: Tensor, mean: Tensor, m2: Tensor) -> dict[str, Tensor]:
     """The `sizes` and their ratios."""
     values = sizes(n, mean, m2)
-    pairs = {"M_over_V": (values["M"], values["V"]), "M_over_Q": (values["M"], values["Q"])}
-    return values | ratios(pairs)
+    return {
+        **values,
+        "M_over_V": ratio(values["M"], values["V"]),
+        "M_over_Q": ratio(values["M"], values["Q"]),
+    }
 
 
 def moment_values(moments: Moments) -> dict[str, Tensor]:
-    """Values that follow from the moments of rows, or of several sets of rows, stacked along
-    leading axes.
+    """Values that follow from the moments of rows.
 
     Returns:
         The `variance_values`; ``mean_cosine``, the mean cosine of two distinct rows (zero rows left
@@ -308,31 +265,21 @@ def moment_values(moments: Moments) -> dict[str, Tensor]:
     [5.0, 4.0, 1.0]
     """
     n = moments.n
-    # a mean may be 0 where squares have vanished, which its norm tells: as one more coordinate
-    squares = _beside(moments.m2, moments.norm_m2)
-    means = _beside(moments.mean, moments.norm_mean)
-    squares = without_rounding(squares, n[..., None], means)
-    m2, norm_m2 = squares[..., :-1], squares[..., -1]
-    norm_mean = torch.where(n > 0, moments.norm_mean, torch.nan)
+    m2 = without_rounding(moments.m2, n, moments.mean)
+    norm_m2 = without_rounding(moments.norm_m2, n, moments.norm_mean)
+    norm_mean = moments.norm_mean.where(n > 0, torch.nan)
     directions = moments.direction_n
-    total = m2.sum(-1)
-    shares = ratios(
-        {
-            "mean_cosine": (
-                moments.direction_sum.square().sum(-1) - directions,
-                directions * (directions - 1),
-            ),
-            "norm_cv": (ratio(norm_m2, n).sqrt(), norm_mean),
-            "top_dim_share": (m2.amax(-1), total),
-        }
-    )
+    cosines = moments.direction_sum.square().sum() - directions
+    total = m2.sum()
     top = (m2 + n * moments.mean.square()).argmax()[None]
     others = sizes(n, moments.mean.index_fill(0, top, 0), m2.index_fill(0, top, 0).sum())
     return {
         **variance_values(n, moments.mean, total),
-        **shares,
+        "mean_cosine": ratio(cosines, directions * (directions - 1)),
+        "norm_cv": ratio(ratio(norm_m2, n).sqrt(), norm_mean),
+        "top_dim_share": ratio(m2.max(), total),
         "V_without_top_dim": others["V"],
         "M_over_Q_without_top_dim": ratio(others["M"], others["Q"]),
         "norm_mean": norm_mean,
-        "norm_max": torch.where(n > 0, moments.norm_max, torch.nan),
+        "norm_max": moments.norm_max.where(n > 0, torch.nan),
     }

@@ -10,8 +10,6 @@ few nearest of each row in three turns:
 3. It leaves rows for which there are too many of these to products in float64.
 """
 
-from collections.abc import Sequence
-from copy import copy
 from functools import cached_property, lru_cache
 from typing import NamedTuple, Self
 
@@ -22,9 +20,7 @@ from torch.nn.functional import pad
 from embedgeo.functional.moments import chunk_length, row_chunks
 from embedgeo.functional.precision import (
     accumulator_dtype,
-    is_normal,
     matmul_precision,
-    power_of_two,
     quick_row_norms,
     search_dtype,
 )
@@ -98,7 +94,7 @@ def nearest_distances(
 
 
 class Nearest(NamedTuple):
-    """The k nearest other rows of every row; of several layers, with a leading axis."""
+    """The k nearest other rows of every row."""
 
     # shape (n, k), float64 (float32 on a device without), ascending; NaN where there is none
     distances: Tensor
@@ -107,10 +103,6 @@ class Nearest(NamedTuple):
     def of_squares(self) -> "Nearest":
         """Take the roots of distances that are squared so far."""
         return self._replace(distances=self.distances.sqrt_())
-
-    def by_layer(self) -> "Nearest":
-        """Have the leading axis also of one layer."""
-        return Nearest(*(each if each.ndim > 2 else each[None] for each in self))
 
 
 class Neighbors:
@@ -123,18 +115,6 @@ class Neighbors:
     def __init__(self, x: Tensor) -> None:
         self.x = x.detach()
         self.every = torch.arange(len(x), device=x.device)
-
-    @classmethod
-    def stacked(cls, layers: Sequence[Self]) -> Self:
-        """Find the `nearest` among as many rows of several layers in the same operations: at most
-        512 rows, none of them near copies, or any rows of one layer.
-        """
-        if len(layers) == 1:
-            return layers[0]
-        stacked = copy(layers[0])  # also with its indices, by which all rows are known
-        squares = [layer._squares for layer in layers if layer._squares is not None]
-        stacked._squares = torch.stack(squares)
-        return stacked
 
     @cached_property
     def _float64(self) -> "Float64Rows":
@@ -161,8 +141,6 @@ class Neighbors:
         """
         kept = self.every
         place = kept
-        if len(kept) < 2 or not self.may_have_copies(tolerance):
-            return kept, place
         projected = Projections.of(self.x)
         # copies first, since the scale is that of the distinct rows; those are next to each other
         for most, share in ((1, 0.0), (len(self.x), tolerance)):
@@ -181,19 +159,6 @@ class Neighbors:
                 kept = kept[label]
                 place = of_kept[place]
         return kept, place
-
-    def may_have_copies(self, tolerance: float) -> bool:
-        """Tell whether some rows may be near to each other; that there are none only their
-        distances tell, which are at hand for few rows.
-        """
-        if self._squares is None:
-            return True
-        squares = self._float64.squares
-        known = self._squares.amin(), squares.median(), squares.amax()
-        square, median, largest = torch.stack(known).tolist()
-        finfo = torch.finfo(squares.dtype)
-        are_known = finfo.tiny < median and 4 * largest < finfo.max
-        return not (are_known and square**0.5 > tolerance * median**0.5)
 
     def nearest(
         self,
@@ -219,9 +184,7 @@ class Neighbors:
         if self._squares is not None:
             squares = self._squares
             if rows is not self.every:
-                squares = squares.index_select(-2, rows)
-                # of stacked rows this takes a third of the time of index_select
-                squares = squares.gather(-1, rows.expand(*squares.shape[:-1], -1))
+                squares = squares.index_select(0, rows).index_select(1, rows)
             elif apart is not None or together is not None:
                 squares = squares.clone()
             return _smallest(_exclude(squares, slice(None), apart, together), k).of_squares()
@@ -300,7 +263,7 @@ def _exclude(
 
 
 def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k least of each row of shape (..., n) and their places, or all n if these are fewer."""
+    """The k least of each row of shape (m, n) and their places, or all n if these are fewer."""
     n = values.shape[-1]
     if _TOPK_LENGTH * k <= n or n == 0:
         return values.topk(min(k, n), largest=False)
@@ -314,7 +277,7 @@ def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _smallest(distances: Tensor, k: int) -> Nearest:
-    """Take the k smallest distances of each row of shape (..., n); NaN where they are infinite."""
+    """Take the k smallest distances of each row of shape (m, n); NaN where they are infinite."""
     nearest, places = _least(distances, k)
     nearest = nearest.masked_fill_(nearest.isinf(), torch.nan)
     missing = k - nearest.shape[-1]
@@ -462,7 +425,9 @@ class RoundedRows(NamedTuple):
         precise = torch.promote_types(x.dtype, torch.float32)
         center = x.mean(0, dtype=precise)
         largest = torch.stack(x.aminmax()).abs().max() if dim else x.new_ones(())
-        unit = power_of_two(largest.to(precise))
+        largest = largest.to(precise)
+        # a power of two, by which division is exact
+        unit = torch.where(largest > 0, largest / (2 * largest.frexp().mantissa), 1)
         values = x.new_empty(n, dim + 2 * _NORM_PARTS, dtype=search_dtype(x.device))
         values[:, -_NORM_PARTS:] = 1
         norms = torch.empty(n, dtype=accumulator_dtype(x.device), device=x.device)
@@ -674,9 +639,7 @@ def _joined(count: int, i: Tensor, j: Tensor) -> Tensor:
     return label
 
 
-def same_label_shares(
-    nearest: Nearest, place: Tensor, labels: Sequence[Tensor | None]
-) -> list[Tensor | None]:
+def same_label_shares(nearest: Nearest, place: Tensor, labels: Tensor) -> Tensor:
     """Share of rows whose nearest distinct row has their label, and what it would be of random
     neighbours.
 
@@ -684,50 +647,27 @@ def same_label_shares(
     equally near, each counts half. A random neighbour is any row that is no copy of the row.
 
     Args:
-        nearest: two or more nearest of the distinct rows, N of them; maybe of several layers, then
-            of shape (L, N, k).
+        nearest: two or more nearest of the distinct rows, N of them.
         place: the place among these of each row, shape (n,): see `Neighbors.distinct`.
-        labels: of the rows, of some kinds, each of shape (n,), int64; None: there are none of it.
+        labels: of the rows, shape (n,), int64.
 
     Returns:
-        Both shares, means over rows, of each kind of labels, shape (..., 2); NaN where there is no
-        other row, or squared distances overflow or vanish.
+        Both shares, means over rows, shape (2,); NaN where a row has no neighbour.
     """
-    distances = nearest.distances
-    num_points, dtype = distances.shape[-2], distances.dtype
-    if num_points < 2 or all(of_kind is None for of_kind in labels):
-        unknown = distances.new_full((*distances.shape[:-2], 2), torch.nan)
-        return [None if of_kind is None else unknown for of_kind in labels]
-    is_unknown = ~is_normal(distances[..., 0].square()).all(-1, keepdim=True)
+    near, next_one = nearest.distances[place, :2].unbind(1)
+    if not len(place) or bool(near.isnan().any()):
+        return near.new_full((2,), torch.nan)
     # of each row: the nearest point and the next one, and how many rows are copies of the row
-    points = nearest.places[..., :2]
-    near, next_one = distances[..., :2].unbind(-1)
-    is_tied = next_one <= (1 + _TIED) * near
-    num_copies = place.bincount(minlength=num_points)
-    has_copies = num_points < len(place)
-    if has_copies:
-        points, is_tied = points.index_select(-2, place), is_tied.index_select(-1, place)
-    num_others = len(place) - num_copies[place]
-    found = list[Tensor | None]()
-    for of_kind in labels:
-        if of_kind is None:
-            found.append(None)
-            continue
-        _, label, counts = of_kind.unique(return_inverse=True, return_counts=True)
-        if has_copies:
-            of_point, of_row, copies_with_label = (place * len(counts) + label).unique(
-                return_inverse=True, return_counts=True
-            )
-            wanted = points * len(counts) + label[:, None]
-            at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
-            with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(dtype)
-            with_label /= num_copies[points]
-            own = copies_with_label[of_row]
-        else:
-            with_label = (label[points] == label[:, None]).to(dtype)
-            own = num_copies
-        first, second = with_label.unbind(-1)
-        shares = torch.where(is_tied, (first + second) / 2, first).mean(-1)
-        at_random = ((counts[label] - own).to(dtype) / num_others).mean().expand_as(shares)
-        found.append(torch.stack((shares, at_random), -1).masked_fill_(is_unknown, torch.nan))
-    return found
+    points = nearest.places[place, :2]
+    num_copies = place.bincount()
+    _, label, counts = labels.unique(return_inverse=True, return_counts=True)
+    of_point, of_row, copies_with_label = (place * len(counts) + label).unique(
+        return_inverse=True, return_counts=True
+    )
+    wanted = points * len(counts) + label[:, None]
+    at = torch.searchsorted(of_point, wanted).clamp(max=len(of_point) - 1)
+    with_label = torch.where(of_point[at] == wanted, copies_with_label[at], 0).to(near.dtype)
+    first, second = (with_label / num_copies[points]).unbind(1)
+    share = torch.where(next_one <= (1 + _TIED) * near, (first + second) / 2, first).mean()
+    others = (counts[label] - copies_with_label[of_row]).to(near.dtype)
+    return torch.stack((share, (others / (len(place) - num_copies[place])).mean()))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from embedgeo.functional.moments import ratio, without_rounding
-from embedgeo.functional.precision import scaled, scaled_row_norms, sent
+from embedgeo.functional.precision import row_norms, sent
 from embedgeo.functional.rows import BatchIds, RowIds, Rows
 from embedgeo.functional.tokens import (
     TokenTable,
@@ -91,8 +91,7 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     ``cdnv_pairs``, for inverses of what is near 0 by chance would outweigh all others. All types
     have two or more rows.
     """
-    n, (mean, unit) = types.n, scaled(types.mean)
-    m2, norm = types.m2 / unit / unit, scaled_row_norms(mean)
+    n, mean, m2, norm = types.n, types.mean, types.m2, types.norms()
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)
     # from differences: of equal means products leave their rounding
     squares = torch.pdist(mean).square()
@@ -128,9 +127,9 @@ def alignment_values(types: TokenTable, unembedding: Tensor | None) -> dict[str,
     if unembedding is not None and unembedding.ndim == 2 and unembedding.shape[1] == mean.shape[1]:
         known = ((types.token_ids >= 0) & (types.token_ids < len(unembedding))).nonzero().flatten()
         rows = unembedding[sent(types.token_ids[known], unembedding.device)]
-        rows, _ = scaled(rows.to(mean))
-        means, _ = scaled(mean.index_select(0, sent(known, device)) - types.pooled()[1])
-        norms = torch.linalg.vector_norm(means, dim=1) * torch.linalg.vector_norm(rows, dim=1)
+        rows = rows.to(mean)
+        means = mean.index_select(0, sent(known, device)) - types.center()
+        norms = row_norms(means) * row_norms(rows)
         cosines = ((means * rows).sum(1) / norms)[norms > 0]
     mean_of_all = cosines.mean()  # NaN of none
     return {

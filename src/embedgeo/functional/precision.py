@@ -92,32 +92,6 @@ def in_range(squares: Tensor) -> bool:
     return finfo.tiny / finfo.eps < float(squares.max()) < math.inf
 
 
-def power_of_two(x: Tensor) -> Tensor:
-    """The power of two by which division, which is exact, brings each of ``x`` to a magnitude in
-    [1, 2).
-
-    1 where it is 0 or not finite.
-    """
-    power = x / (2 * x.frexp().mantissa)
-    return torch.where(power.isfinite(), power.abs(), 1)
-
-
-def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` with its largest magnitude brought to [1, 2), so that squares stay in range, and the
-    power of two.
-    """
-    power = power_of_two(x.abs().amax()) if x.numel() else x.new_ones(())
-    return x / power, power
-
-
-def is_normal(x: Tensor) -> Tensor:
-    """Marks of numbers that have neither overflowed nor lost digits to underflow; 0 is none of
-    them.
-    """
-    magnitude = x.abs()
-    return (magnitude >= torch.finfo(x.dtype).tiny) & (magnitude < math.inf)
-
-
 def row_norms(rows: Tensor) -> Tensor:
     """Euclidean norms of rows, shape (..., d), with the squares summed in the accumulator's dtype,
     or a wider one.
@@ -131,31 +105,12 @@ def quick_row_norms(rows: Tensor) -> Tensor:
     float32, pairwise as torch does, which needs no copy of the rows in float64.
     """
     if rows.dtype != torch.float32:
-        return scaled_row_norms(rows)
+        return row_norms(rows)
     squares = rows.square().sum(-1)
     least, most = torch.stack(squares.aminmax()).tolist()
     if not _LEAST_SQUARES < least <= most < math.inf:
         return row_norms(rows)
     return squares.to(accumulator_dtype(rows.device)).sqrt_()
-
-
-def scaled_row_norms(rows: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The `row_norms` at any scale: rows whose squares leave the range of float64 are divided by a
-    power of two.
-
-    ``dtype`` is what the rows were before they were widened: the squares of others than float64 are
-    in range.
-    """
-    if not dtype == rows.dtype == torch.float64:
-        return row_norms(rows)
-    norms = row_norms(rows)
-    finfo = torch.finfo(norms.dtype)
-    # 0, too: squares may have vanished
-    is_off = ~((norms > (finfo.tiny / finfo.eps) ** 0.5) & (norms < math.inf))
-    if bool(is_off.any()):
-        power = power_of_two(rows[is_off].abs().amax(-1))
-        norms[is_off] = torch.linalg.vector_norm(rows[is_off] / power[:, None], dim=-1) * power
-    return norms
 
 
 @contextmanager

@@ -16,15 +16,12 @@ from embedgeo.functional.moments import (
     merge_parts,
     moment_reductions,
     ratio,
-    ratios,
     without_rounding,
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
     in_range,
     matmul_precision,
-    power_of_two,
-    scaled,
 )
 
 # up to which all eigenvalues take less time than the largest one by iterations, and on a CPU
@@ -166,10 +163,9 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
     s = varying_scatter(scatter)
     variance = s.diagonal()
     scale = _reciprocal_root(variance, scatter.tells())
-    standardized = s * scale[:, None] * scale
     top = (variance + scatter.n * scatter.mean.square()).argmax()[None]
     others = s.index_fill(0, top, 0).index_fill(1, top, 0)
-    leading = _leading_values(scatter.n, variance, torch.stack((s, standardized, others)), scale)
+    leading = _leading_values(scatter.n, variance, scale, s, s * scale * scale[:, None], others)
     if not full:
         return leading
     eigenvalues = scatter_eigenvalues(s, scatter.n)
@@ -182,28 +178,20 @@ def spectrum_values(scatter: Scatter, *, full: bool = False) -> dict[str, Tensor
 
 
 def _leading_values(
-    n: Tensor, variance: Tensor, matrices: Tensor, scale: Tensor
+    n: Tensor, variance: Tensor, scale: Tensor, s: Tensor, standardized: Tensor, others: Tensor
 ) -> dict[str, Tensor]:
-    """Values from the diagonal of the scatter, and from three matrices, shape (3, m, m), which have
-    the eigenvalues of the scatter, of that of standardized rows, and of that of the rows without
-    their largest coordinate; ``scale`` is 0 in coordinates that standardized rows do not have.
+    """Values from the diagonal of the scatter, and from three matrices, which have the eigenvalues
+    of the scatter, of that of standardized rows, and of that of the rows without their largest
+    coordinate; ``scale`` is 0 in coordinates that standardized rows do not have.
     """
-    top, top_standardized, top_others = top_eigenvalue(matrices)
     trace = variance.sum()
-    unit = power_of_two(trace)
-    norm = torch.linalg.matrix_norm(matrices[0] / unit)
-    num_scaled = (scale > 0).sum().to(trace)
-    values = ratios(
-        {
-            "anisotropy": (top, trace),
-            "anisotropy_without_top_dim": (top_others, matrices[2].diagonal().sum()),
-            "participation_ratio": ((trace / unit).square(), norm.square()),
-            "anisotropy_standardized": (top_standardized, num_scaled),
-        }
-    )
+    num_scaled = (scale > 0).sum()
     return {
-        **values,
-        "constant_dims": len(variance) - num_scaled,
+        "anisotropy": ratio(top_eigenvalue(s), trace),
+        "anisotropy_without_top_dim": ratio(top_eigenvalue(others), others.diagonal().sum()),
+        "participation_ratio": ratio(trace.square(), s.square().sum()),
+        "anisotropy_standardized": ratio(top_eigenvalue(standardized), num_scaled),
+        "constant_dims": len(variance) - num_scaled.to(trace),
         "anisotropy_null": anisotropy_null(n, len(variance)),
     }
 
@@ -231,11 +219,11 @@ def sampled_spectrum_values(x: Tensor) -> dict[str, Tensor]:
     top = rows.square().sum(0).argmax()[None]
     rows = rows - mean
     m2 = without_rounding(rows.square().sum(0), n, mean)
-    rows = rows * torch.where(m2 == 0, 0, m2 / m2)
+    rows = rows * (m2 > 0)
     eps = n.new_full((), torch.finfo(x.dtype).eps)
     scale = _reciprocal_root(m2, Scatter(n, mean, m2.diag(), eps).tells())
     of_rows = rows, rows * scale, rows.index_fill(1, top, 0)
-    return _leading_values(n, m2, torch.stack([each @ each.T for each in of_rows]), scale)
+    return _leading_values(n, m2, scale, *(each @ each.T for each in of_rows))
 
 
 @lru_cache(maxsize=8)
@@ -250,8 +238,7 @@ def full_spectrum_values(eigenvalues: Tensor) -> dict[str, Tensor]:
     the scatter.
     """
     dim, total = len(eigenvalues), eigenvalues.sum()
-    small, unit = scaled(eigenvalues)
-    participation = ratio(total / unit, torch.linalg.vector_norm(small)).square()
+    participation = ratio(total.square(), eigenvalues.square().sum())
     rest = eigenvalues[5:]
     alpha, r2 = power_law(eigenvalues)
     return {
@@ -302,35 +289,28 @@ def anisotropy_null(n: Tensor, dim: int) -> Tensor:
 
 
 def top_eigenvalue(s: Tensor) -> Tensor:
-    """The largest eigenvalues of symmetric positive semi-definite matrices, to a relative 1e-10.
+    """The largest eigenvalue of a symmetric positive semi-definite matrix, to a relative 1e-10.
 
-    Lanczos iterations from a fixed start vector bound each from below (without reorthogonalisation:
+    Lanczos iterations from a fixed start vector bound it from below (without reorthogonalisation:
     repeated copies of a converged eigenvalue do not affect the largest one, Paige 1980). If (1 +
     1e-10) · bound · I - s has a Cholesky factor, no eigenvalue is larger. Where this takes too many
     iterations (nearly equal top eigenvalues), and of small matrices, all eigenvalues are computed
     instead. Beside that alone: lines "top eigenvalue" of ``benchmarks/estimators.py``.
 
     Args:
-        s: shape (..., d, d), float64; for float32 the tolerance is wider.
+        s: shape (d, d), float64; for float32 the tolerance is wider.
 
     Returns:
-        Shape (...); NaN for a matrix that is not finite.
+        Scalar; NaN for a matrix that is not finite.
 
     >>> top_eigenvalue(torch.diag(torch.tensor([1.0, 3.0, 2.0], dtype=torch.float64)))
     tensor(3., dtype=torch.float64)
     """
-    dim = s.shape[-1]
-    if dim <= SMALL_DIM:
-        is_known = s.sum((-2, -1)).isfinite()
-        known = torch.where(is_known[..., None, None], s, 0)
-        return torch.where(is_known, torch.linalg.eigvalsh(known)[..., -1], torch.nan)
-    if s.ndim > 2:
-        return torch.stack([top_eigenvalue(each) for each in s])
-    scale, small = s.diagonal().max(), torch.finfo(s.dtype).tiny ** 0.25
-    if not bool((scale > 0) & s.sum().isfinite()):
-        return torch.where(s.sum().isfinite(), 0, torch.nan).to(s)
-    if not small < float(scale) < 1 / small:  # so that no product over- or underflows
-        return top_eigenvalue(s / scale) * scale
+    dim = len(s)
+    if not bool(s.isfinite().all()):
+        return s.new_full((), torch.nan)
+    if dim <= SMALL_DIM or not bool(s.diagonal().any()):
+        return torch.linalg.eigvalsh(s)[-1]
     rtol = max(1e-10, 16 * dim * torch.finfo(s.dtype).eps)
     vector = _first_vector(dim, s.dtype, s.device)
     previous, beta = torch.zeros_like(vector), vector.new_zeros(())
@@ -441,13 +421,9 @@ def uncentred_eigenvalues(s: Tensor, n: Tensor, mean: Tensor, largest: Tensor) -
 
 
 def varying_scatter(scatter: Scatter) -> Tensor:
-    """The scatter matrix, shape (..., d, d), 0 in the coordinates that do not vary; NaN where
-    squares are out of range.
-    """
-    squares = scatter.scatter.diagonal(dim1=-2, dim2=-1)
-    variance = without_rounding(squares, scatter.n[..., None], scatter.mean)
-    varies = torch.where(variance == 0, 0, variance / variance)
-    return scatter.scatter * varies[..., :, None] * varies[..., None, :]
+    """The scatter matrix, shape (d, d), 0 in the coordinates that do not vary."""
+    varies = without_rounding(scatter.scatter.diagonal(), scatter.n, scatter.mean) != 0
+    return scatter.scatter * varies * varies[:, None]
 
 
 class AnisotropyBatches(NamedTuple):

@@ -14,21 +14,16 @@ from torch.nn.functional import embedding_bag
 from embedgeo.functional.distributed import Found
 from embedgeo.functional.moments import (
     chunk_length,
-    column,
     merge_parts,
-    part_products,
     ratio,
     row_chunks,
     sizes,
     squares_about,
     without_rounding,
-    without_rounding_of_one,
 )
 from embedgeo.functional.precision import (
     accumulator_dtype,
-    power_of_two,
     row_norms,
-    scaled_row_norms,
     sent,
 )
 from embedgeo.functional.rows import NO_TYPE, Rows, on_cpu
@@ -46,10 +41,7 @@ others are given.
 class TokenTable(NamedTuple):
     """Count, mean and squared deviations of the embeddings of each token type.
 
-    Tables of rows that share no sequence merge exactly. Several tables with the same counts may be
-    one: `mean`, `m2` and `sequence_m2` then have a leading axis, and so have values. Of rows that
-    are K streams of equal width side by side there may be, in place of squared deviations, the
-    products of each two of the streams, summed over coordinates.
+    Tables of rows that share no sequence merge exactly.
 
     Attributes:
         token_ids: the token types, ascending, shape (T,), int64; -100 is that of rows that have
@@ -57,12 +49,11 @@ class TokenTable(NamedTuple):
             they are where the others are.
         n: number of rows of each, shape (T,); 0 of types that other tables have.
         mean: their mean, shape (T, d).
-        m2: squared deviations from it, summed over rows and coordinates, shape (T,); of K streams
-            (T, K, K).
+        m2: squared deviations from it, summed over rows and coordinates, shape (T,).
         sequences: number of sequences that have such rows, shape (T,).
         sequence_n2: Σ_s n_s² over these, n_s being the number of rows in sequence s, shape (T,).
         sequence_m2: Σ_s n_s m2_s over these, m2_s being the squared deviations from the mean in s,
-            shape (T,); of K streams (T, K, K).
+            shape (T,).
     """
 
     token_ids: Tensor
@@ -79,13 +70,10 @@ class TokenTable(NamedTuple):
         return ("token_ids",)
 
     @classmethod
-    def empty(cls, dim: int, num_streams: int | None = None) -> "TokenTable":
-        """The table of no rows, which are ``num_streams`` streams side by side where that is
-        given.
-        """
+    def empty(cls, dim: int) -> "TokenTable":
+        """The table of no rows."""
         n = torch.zeros(0, dtype=torch.float64)
-        m2 = n if num_streams is None else n.new_zeros(0, num_streams, num_streams)
-        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), m2, n, n, m2)
+        return cls(torch.zeros(0, dtype=torch.int64), n, n.new_zeros(0, dim), n, n, n, n)
 
     def merge(self, other: "TokenTable") -> "TokenTable":
         """The table of the rows of both; only the token types in ``other`` are worked on."""
@@ -182,7 +170,7 @@ class TokenTable(NamedTuple):
 
     def norms(self) -> Tensor:
         """The norm of the mean of each token type, shape (T,)."""
-        return scaled_row_norms(self.mean)
+        return row_norms(self.mean)
 
     def center(self) -> Tensor:
         """The mean of the rows of all token types together, shape (d,)."""
@@ -190,17 +178,14 @@ class TokenTable(NamedTuple):
 
     def distances(self, center: Tensor) -> Tensor:
         """The squared distance of the mean of each token type from a row, shape (T,)."""
-        center = center[..., None, :]
-        chunks = (
-            (self.mean[..., chunk, :] - center).square().sum(-1) for chunk in row_chunks(self.mean)
-        )
-        return torch.cat([self.m2[..., :0], *chunks], -1)
+        chunks = ((self.mean[chunk] - center).square().sum(1) for chunk in row_chunks(self.mean))
+        return torch.cat([self.m2[:0], *chunks])
 
     def pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """n, mean, shape (d,), and m2 of the rows of all token types together."""
         n, center = self.n.sum(), self.center()
-        m2 = (self.m2 + self.n * self.distances(center)).sum(-1)
-        return n, center, without_rounding_of_one(m2, n, scaled_row_norms(center))
+        m2 = (self.m2 + self.n * self.distances(center)).sum()
+        return n, center, without_rounding(m2, n, row_norms(center))
 
     def means_pooled(self) -> tuple[Tensor, Tensor, Tensor]:
         """The `pooled` of rows each of which is the mean of its token type."""
@@ -258,33 +243,19 @@ def token_table(x: Tensor, token_ids: Tensor, sequence_ids: Tensor | None = None
     return TypeRuns(ids, sequences, x.shape[1], x.device).table(x)
 
 
-def type_table(rows: Rows, num_streams: int | None = None) -> TokenTable | None:
+def type_table(rows: Rows) -> TokenTable | None:
     """The `token_table` of rows, whose order is found once for all layers; None where they have no
     token ids.
-
-    With ``num_streams`` it is one of streams.
     """
-    runs = _type_runs(rows)
-    return None if runs is None else runs.table(rows.embeddings, num_streams)
-
-
-def type_table_and_pairs(rows: Rows) -> tuple[TokenTable, Tensor] | None:
-    """The `type_table` of rows, and of each row how many rows of its sequence have its token id,
-    and the sum of its squared distances from these, shape (n, 2).
-    """
-    runs = _type_runs(rows)
-    return None if runs is None else runs.table_and_pairs(rows.embeddings)
-
-
-def _type_runs(rows: Rows) -> "TypeRuns | None":
     ids, device = rows.ids, rows.embeddings.device
     token_ids = ids.token_ids
     if token_ids is None:
         return None
     width = rows.embeddings.shape[1]
-    return ids.once(
+    runs = ids.once(
         ("type runs", width, device), lambda: TypeRuns(token_ids, ids.sequence_ids, width, device)
     )
+    return runs.table(rows.embeddings)
 
 
 class _Runs(NamedTuple):
@@ -351,65 +322,32 @@ class TypeRuns:
         self._order = torch.cat((order, paired))
         self._lengths = torch.cat((lengths, run_lengths))
         self._chunks = [*self._split(chunk_length(width, device))]
-        run = torch.arange(len(run_lengths), device="cpu").repeat_interleave(run_lengths)
-        num_paired = n.new_empty(len(order)).index_copy_(0, order, num_paired.to(n.dtype))
         run_lengths = run_lengths.to(n.dtype)
         self._n = sent(n, device)
         self._sequences = sent(sequences, device)
         self._sequence_n2 = sent(sequence_n2, device)
         self._type_of_run = sent(type_of_run, device)
         self._run_lengths = sent(run_lengths, device)
-        self._paired = sent(paired, device)
-        self._run = sent(run, device)
-        self._num_paired = sent(num_paired, device)
 
-    def table(self, x: Tensor, num_streams: int | None = None) -> TokenTable:
+    def table(self, x: Tensor) -> TokenTable:
         """The table of rows, shape (n, d), of these types and sequences."""
-        return self._table(x, num_streams)[0]
-
-    def table_and_pairs(self, x: Tensor) -> tuple[TokenTable, Tensor]:
-        """The table, and of each row the number of rows of its type and sequence, and the sum of
-        its squared distances from these, shape (n, 2).
-        """
-        table, squares, m2 = self._table(x)
-        num_paired = self._num_paired
-        of_paired = torch.addcmul(
-            m2.index_select(0, self._run),
-            num_paired.index_select(0, self._paired),
-            torch.cat((m2[:0], *squares))[len(x) :],
-        )
-        distances = torch.zeros_like(num_paired).index_copy_(0, self._paired, of_paired)
-        return table, torch.stack((num_paired, distances), 1)
-
-    def _table(
-        self, x: Tensor, num_streams: int | None = None
-    ) -> tuple[TokenTable, list[Tensor], Tensor]:
         wide = accumulator_dtype(x.device)
-        narrow = torch.promote_types(x.dtype, torch.float32)
-        dtype = narrow if num_streams is None else wide
-        found = self._table_in(dtype, x, num_streams)
-        table, *_ = found
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        table = self._table_in(dtype, x)
         if dtype == wide or math.isfinite(float(table.m2.sum() + table.sequence_m2.sum())):
-            return found
-        return self._table_in(wide, x, None)  # differences exceed the range of float32
+            return table
+        return self._table_in(wide, x)  # differences exceed the range of float32
 
-    def _table_in(
-        self, dtype: torch.dtype, x: Tensor, num_streams: int | None
-    ) -> tuple[TokenTable, list[Tensor], Tensor]:
-        """The table of rows that are centred in ``dtype``, the squared deviations of the rows of
-        all runs, and m2 of those of one type and sequence.
-        """
+    def _table_in(self, dtype: torch.dtype, x: Tensor) -> TokenTable:
+        """The table of rows that are centred in ``dtype``."""
         n, num_types = self._n, len(self.token_ids)
         mean = n.new_empty(num_types, x.shape[1])
-        shape = () if num_streams is None else (num_streams, num_streams)
-        m2 = n.new_zeros(len(self._lengths), *shape)  # of types, and then of those in a sequence
-        of_rows = list[Tensor]()
+        m2 = n.new_zeros(len(self._lengths))  # of types, and then of those in a sequence
         for runs in self._chunks:
             own = mean[runs.numbers]
-            own[:], m2[runs.numbers], squares = _run_moments(dtype, x, runs, len(own), num_streams)
-            of_rows.append(squares)
+            own[:], m2[runs.numbers] = _run_moments(dtype, x, runs, len(own))
         m2, of_runs = m2[:num_types], m2[num_types:]
-        table = TokenTable(
+        return TokenTable(
             token_ids=self.token_ids,
             n=n,
             mean=mean,
@@ -417,10 +355,9 @@ class TypeRuns:
             sequences=self._sequences,
             sequence_n2=self._sequence_n2,
             sequence_m2=torch.zeros_like(m2).index_add_(
-                0, self._type_of_run, of_runs * column(self._run_lengths, m2)
+                0, self._type_of_run, of_runs * self._run_lengths
             ),
         )
-        return table, of_rows, of_runs
 
     def _split(self, step: int) -> Iterator[_Runs]:
         """The runs, those of types first, in chunks of at most so many rows, or of one run."""
@@ -443,10 +380,10 @@ class TypeRuns:
 
 
 def _run_moments(
-    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int, num_streams: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), m2 of all
-    of them, and the squared deviations of their rows.
+    dtype: torch.dtype, x: Tensor, runs: _Runs, num_means: int
+) -> tuple[Tensor, Tensor]:
+    """The means of the first ``num_means`` of these runs of rows of ``x``, shape (n, d), and m2 of
+    all of them.
 
     Rows are centred in ``dtype`` on the last of their run, then on the mean of the differences; the
     rest of a narrow dtype's mean corrects both: so float32 rows need no float64 copy, and identical
@@ -463,14 +400,14 @@ def _run_moments(
     rows.sub_(origin.index_select(0, runs.run))
     offset = means()
     rows.sub_(offset.index_select(0, runs.run))
-    squares = row_norms(rows).square() if num_streams is None else part_products(rows, num_streams)
-    m2 = squares.new_zeros(len(runs.last), *squares.shape[1:]).index_add_(0, runs.run, squares)
+    squares = row_norms(rows).square()
+    m2 = squares.new_zeros(len(runs.last)).index_add_(0, runs.run, squares)
     mean = origin[:num_means].to(wide).add_(offset[:num_means])
     if dtype != wide:
         rest = means()
         m2.sub_(runs.lengths * rest.square().sum(1))
         mean.add_(rest[:num_means])
-    return mean, m2, squares
+    return mean, m2
 
 
 class SequenceCount(NamedTuple):
@@ -527,8 +464,7 @@ def within_moments(types: TokenTable, num_sequences: int) -> WithinMoments:
     n = types.n[types.num_untyped :].sum()
     types = types.without_rounding()
     variance = within_variance(types, n.new_full((), num_sequences))
-    # pairs, and not out of range
-    has_none = variance.isnan() & (n * types.m2 + types.sequence_m2).isfinite().all()
+    has_none = variance.isnan()  # no pairs
     return WithinMoments(n, torch.where(has_none, 0, n), torch.where(has_none, 0, n * variance))
 
 
@@ -560,11 +496,11 @@ def within_variance(types: TokenTable, num_sequences: Tensor) -> Tensor:
     2.0
     """
     squares = types.n * types.m2 - torch.where(num_sequences <= 1, 0, types.sequence_m2)
-    weights = within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
-    return ratio((weights * squares.clamp(min=0)).sum(-1), types.n.sum(-1))
+    weights = _within_weights(types.n, types.sequences, types.sequence_n2, num_sequences)
+    return ratio((weights * squares.clamp(min=0)).sum(), types.n.sum())
 
 
-def within_weights(
+def _within_weights(
     n: Tensor, sequences: Tensor, sequence_n2: Tensor, num_sequences: Tensor
 ) -> Tensor:
     """Weights with which the squared differences of pairs enter the `within_variance`, given the
@@ -579,9 +515,9 @@ def within_weights(
     pairs = n.square() - torch.where(is_single, n, sequence_n2)
     has_pairs = sequences > 1
     few = has_pairs & (sequences <= _FEW_SEQUENCES)
-    donors = torch.where(few.any(-1), few, has_pairs)
-    without = torch.where(has_pairs, 0, n).sum(-1)
-    pooled = torch.where(without > 0, ratio(without, (donors * pairs).sum(-1)), 0)
+    donors = torch.where(few.any(), few, has_pairs)
+    without = torch.where(has_pairs, 0, n).sum()
+    pooled = torch.where(without > 0, ratio(without, (donors * pairs).sum()), 0)
     return torch.where(has_pairs, ratio(n, pairs), 0) + donors * pooled
 
 
@@ -617,7 +553,7 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
         (types.sequences if sequences is None else sequences).clamp(max=_MANY_SEQUENCES).long()
     )
     sums, num_pairs = (
-        pairs.new_zeros(*each.shape[:-1], _MANY_SEQUENCES + 1).index_add_(-1, sequences, each)
+        pairs.new_zeros(_MANY_SEQUENCES + 1).index_add_(0, sequences, each)
         for each in (squares, pairs)
     )
     has_pairs = num_pairs > 0
@@ -627,10 +563,8 @@ def local_variance(types: TokenTable, sequences: Tensor | None = None) -> Tensor
         .values
     )
     donors = torch.where(fewer < 0, has_pairs.byte().argmax(), fewer)[sequences]
-    variance = torch.where(
-        pairs > 0, ratio(squares, pairs), ratio(sums[..., donors], num_pairs[donors])
-    )
-    return ratio((types.n * variance).sum(-1), types.n.sum(-1))
+    variance = torch.where(pairs > 0, ratio(squares, pairs), ratio(sums[donors], num_pairs[donors]))
+    return ratio((types.n * variance).sum(), types.n.sum())
 
 
 def variance_split(types: TokenTable) -> dict[str, Tensor]:
@@ -640,7 +574,7 @@ def variance_split(types: TokenTable) -> dict[str, Tensor]:
         ``V_W``, ``V_B`` and ``V_W_over_V`` of exactly the rows seen (the paper's figures 6 and 20).
     """
     n, _, between_m2 = types.means_pooled()
-    within, between = ratio(torch.stack((types.m2.sum(-1), between_m2)), n).unbind()
+    within, between = ratio(types.m2.sum(), n), ratio(between_m2, n)
     return {"V_W": within, "V_B": between, "V_W_over_V": ratio(within, within + between)}
 
 
@@ -699,9 +633,7 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     frequency.
 
     Args:
-        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`. Q,
-            M and V may be of several sets of rows with the same counts, shape (..., T); values are
-            then of each set.
+        values: ``n``, ``Q``, ``M`` and ``V`` of each token type, shape (T,): see `type_values`.
 
     Returns:
         ``token_types_regressed``, the number of token types; ``Q_t_cv``, the coefficient of
@@ -711,55 +643,47 @@ def type_regressions(values: dict[str, Tensor]) -> dict[str, Tensor]:
         log10(n), NaN for fewer than two distinct abscissae.
     """
     log_n = values["n"].log10()
-    logs = [values[key].log1p() / math.log(10) for key in "QMV"]
-    x = torch.stack([*(log_n.expand_as(each) for each in logs), values["M"]])
-    slopes, r2 = least_squares(x, torch.stack([*logs, values["V"]]))
-    offset = (values["M"] - values["M"].mean(-1, keepdim=True)).abs()
-    kept = offset.argsort(stable=True)[..., :-2]
-    without = least_squares(values["M"].gather(-1, kept), values["V"].gather(-1, kept))
-    names = "Q_freq", "M_freq", "V_freq", "V_on_M"
-    return {
-        "token_types_regressed": log_n.new_tensor(log_n.numel()),
+    M, V = values["M"], values["V"]
+    found = {
+        "token_types_regressed": log_n.new_tensor(len(log_n)),
         "Q_t_cv": coefficient_of_variation(values["Q"]),
-        **{f"{name}_slope": slope for name, slope in zip(names, slopes, strict=True)},
-        **{f"{name}_r2": each for name, each in zip(names, r2, strict=True)},
-        "V_on_M_slope_without_2": without[0],
-        "V_on_M_r2_without_2": without[1],
     }
+    for key in "QMV":
+        slope, r2 = least_squares(log_n, values[key].log1p() / math.log(10))
+        found |= {f"{key}_freq_slope": slope, f"{key}_freq_r2": r2}
+    kept = (M - M.mean()).abs().argsort(stable=True)[:-2]
+    for end, x, y in (("", M, V), ("_without_2", M[kept], V[kept])):
+        slope, r2 = least_squares(x, y)
+        found |= {f"V_on_M_slope{end}": slope, f"V_on_M_r2{end}": r2}
+    return found
 
 
 def coefficient_of_variation(x: Tensor) -> Tensor:
-    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (..., n);
-    NaN for none.
+    """Standard deviation (n, not n - 1, below) over mean of the values of ``x``, shape (n,); NaN
+    for none.
     """
-    if not x.numel():
-        return x.new_full(x.shape[:-1], torch.nan)
-    x = x / power_of_two(x.abs().amax(-1, keepdim=True))
-    return ratio(x.std(-1, correction=0), x.mean(-1))
+    if not len(x):
+        return x.new_full((), torch.nan)
+    return ratio(x.std(correction=0), x.mean())
 
 
 def least_squares(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,), or of several
-    lines, (..., n).
+    """Slope and R² of the least-squares line of ``y`` on ``x``, both of shape (n,).
 
     The slope is NaN where ``x`` does not vary, R² where ``x`` or ``y`` does not.
 
     >>> least_squares(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([1.0, 3.0, 5.0]))
     (tensor(2.), tensor(1.))
     """
-    if x.numel() == 0:
-        return (y.new_full(y.shape[:-1], torch.nan),) * 2
-    both = torch.stack(torch.broadcast_tensors(x, y))
-    unit = power_of_two(both.abs().amax(-1, keepdim=True))
-    both = both / unit
-    mean = both.mean(-1, keepdim=True)
-    offset = both - mean
-    n = x.new_tensor(x.shape[-1]).expand_as(mean)
-    xx, yy = without_rounding(offset.square().sum(-1, keepdim=True), n, mean)[..., 0]
-    xy = offset.prod(0).sum(-1)
-    slope, r2 = ratio(torch.stack((xy, xy.square())), torch.stack((xx, xx * yy)))
-    x_unit, y_unit = unit[..., 0]
-    return slope * (y_unit / x_unit), r2
+    if not len(x):
+        return (y.new_full((), torch.nan),) * 2
+    n = x.new_tensor(len(x))
+    x_mean, y_mean = x.mean(), y.mean()
+    x, y = x - x_mean, y - y_mean
+    xx = without_rounding(x.square().sum(), n, x_mean)
+    yy = without_rounding(y.square().sum(), n, y_mean)
+    xy = (x * y).sum()
+    return ratio(xy, xx), ratio(xy.square(), xx * yy)
 
 
 def has_token_values(n: Tensor, n_with_ids: Tensor) -> bool:

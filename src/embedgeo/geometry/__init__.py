@@ -17,14 +17,11 @@ from torchmetrics import Metric
 from embedgeo import __version__
 from embedgeo.capture.forward_inputs import ForwardInputs, PerToken, RowTokens
 from embedgeo.capture.layers import Layer, LayerSpec, resolve_layers
-from embedgeo.capture.norms import Norms
 from embedgeo.capture.probe import Probe
-from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import (
     Part,
     measured_model,
     model_width,
-    output_embedding,
     weights_device,
 )
 from embedgeo.capture.units import (
@@ -44,7 +41,6 @@ from embedgeo.functional.distributed import (
     all_reduce_max,
     current_rank,
     is_distributed,
-    meet,
     num_ranks,
     together,
 )
@@ -52,11 +48,8 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import MASSIVE, massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
-from embedgeo.layer_names import LEDGER
 from embedgeo.metrics import defaults
-from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
-from embedgeo.metrics.ledger import ledger_of
 from embedgeo.results import saving
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
@@ -91,7 +84,6 @@ class Geometry:
         make_metrics: makes the metrics of a layer, given its width.
         inputs: reads token ids and masks.
         probe: attaches the hooks, as a context manager.
-        norms: whose outputs layers are.
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
@@ -139,11 +131,6 @@ class Geometry:
             layers = "blocks"
         self.model = model
         self.layers = resolve_layers(model, layers, part)
-        if any(layer.stream for layer in self.layers) and (rows == "max" or drift is not None):
-            raise ValueError(
-                'layers="residual" has sums of streams, which rows="max" and Drift do not keep: '
-                "leave one of them out."
-            )
         self.part = part
         self.inputs = ForwardInputs(model, skip_first_positions, ignore_token_ids)
         self.probe = Probe(
@@ -153,7 +140,6 @@ class Geometry:
         self.probe.mask = mask
         self.probe.word_ids = word_ids
         self.probe.sequence_mesh = sequence_mesh
-        self.norms = Norms(model, rows)
         self.settings: dict[str, Any] = {
             "layers": described_layers,
             "rows": rows,
@@ -161,7 +147,6 @@ class Geometry:
             "ignore_token_ids": list(ignore_token_ids),
             "massive": massive_times(skip_massive, massive),
             "skip_massive": bool(skip_massive),
-            "metrics": export.recorded_metrics(self.make_metrics),
             "jackknife": jackknife,
         }
         self.device = state_device(device or weights_device(model))
@@ -177,9 +162,6 @@ class Geometry:
         self._metrics = dict[str, LayerMetrics]()
         # by layer and width, of an earlier measurement
         self._empty = dict[tuple[str, int], list[Metric]]()
-        own = [metric for metric in self.make_metrics(2) if isinstance(metric, GeometryMetric)]
-        needs_unembedding = any(metric.needs_unembedding for metric in own)
-        self._unembedding = _unembedding(model) if needs_unembedding else None
 
     def records(self) -> list[Record]:
         """A record for each metric at each layer, over the rows of all ranks; every rank must call
@@ -255,8 +237,9 @@ class Geometry:
         Raises:
             ValueError: the metrics hold none of these.
         """
-        defaults.require_samples(self.make_metrics)
-        samples = {each.name: export.layer_sample(each.metrics) for each in self.measured_layers()}
+        layers = self.measured_layers()
+        defaults.require_samples(each.metrics for each in layers)
+        samples = {each.name: export.layer_sample(each.metrics) for each in layers}
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def save(
@@ -314,10 +297,15 @@ class Geometry:
         facts = {
             "model_class": type(inner).__name__,
             "num_parameters": str(sum(parameter.numel() for parameter in inner.parameters())),
-            **({"architecture": kind} if (kind := self.norms.architecture(self.layers)) else {}),
             **({"has_step": "false"} if step is None else {}),
         }
-        settings = {**self.settings, "save_samples": save_samples, "token_tables": token_tables}
+        (first, *_) = self.measured_layers()
+        settings = {
+            **self.settings,
+            "metrics": export.recorded_metrics(first.metrics),
+            "save_samples": save_samples,
+            "token_tables": token_tables,
+        }
         failure: Exception | None = None
         if current_rank() == 0:
             try:
@@ -357,16 +345,9 @@ class Geometry:
     def silent_layers(self) -> list[str]:
         """Names of the layers without rows: no forward pass has reached them, after `records` on no
         rank.
-
-        Of a block whose streams are measured that is the block itself: not all blocks have all
-        streams.
         """
         known = {*self._metrics, *self.probe.left_out}  # of the latter a warning has told
-        silent = [layer for layer in self.layers if layer.name not in known]
-        read = {
-            layer.calls for layer in self.layers if layer.name in self._metrics and layer.stream
-        }
-        return [layer.name for layer in silent if not (layer.stream and layer.calls in read)]
+        return [layer.name for layer in self.layers if layer.name not in known]
 
     def why_silent(self) -> str:
         """A sentence that names the `silent_layers` and the reason; empty if there are none."""
@@ -399,14 +380,12 @@ class Geometry:
         is_kept = self._drift is None  # its metrics hold what they were compared with
         self._empty |= {key: metrics for key, metrics in empty.items() if metrics and is_kept}
         self._metrics.clear()
-        self.norms.reset()
         self.probe.layers_without_gradients.clear()
 
     def use_metrics(self, make: MetricFactory) -> None:
         """Measure by the metrics that ``make`` makes; before any rows are seen."""
         self._empty.clear()
         self.make_metrics = make
-        self.settings["metrics"] = export.recorded_metrics(make)
 
     def table_bytes(self, num_rows: int, num_ranks: int, *, given: bool = False) -> int:
         """The most bytes that the token tables of all layers take on a rank: see
@@ -422,17 +401,14 @@ class Geometry:
             return 0
         num_types = num_rows * num_ranks if unit == "words" else self.inputs.num_token_types
         width = model_width(self.model) or _UNKNOWN_WIDTH
-        total = 0
-        for layer in self.layers:
-            width_of_rows = width * (len(STREAMS) if layer.stream == LEDGER else 1)
-            total += defaults.table_bytes(
-                self.make_metrics_of(layer)(width_of_rows),
-                num_rows,
-                num_types,
-                num_ranks=num_ranks,
-                jackknife=self.settings["jackknife"],
-            )
-        return total
+        of_layer = defaults.table_bytes(
+            self.make_metrics(width),
+            num_rows,
+            num_types,
+            num_ranks=num_ranks,
+            jackknife=self.settings["jackknife"],
+        )
+        return of_layer * len(self.layers)
 
     def close(self) -> None:
         """Let go of what was measured, and of the model without waiting for the garbage
@@ -455,33 +431,22 @@ class Geometry:
         if is_distributed():
             known = all_reduce_max(known.to(self.device), self._stage_group).cpu()
         ranks = num_ranks(self._group)
-        sizes, marks, num_sequences = known.split([4, self.settings["jackknife"], ranks], dim=1)
-        for layer, (dim, expected, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
+        sizes, marks, num_sequences = known.split([3, self.settings["jackknife"], ranks], dim=1)
+        for layer, (dim, _, has_massive) in zip(self.layers, sizes.tolist(), strict=True):
             if dim and layer.name not in self._metrics:  # only other ranks have reached it
                 no_rows = torch.zeros(0, int(dim), device=self.device)
                 self._add_metrics(layer, int(dim)).update(
                     no_rows, row_ids(no_rows, no_rows[:, 0].long())
                 )
-            if dim:
-                self._metrics[layer.name].expected_Q = expected
             if has_massive:
                 self._metrics[layer.name].split_off()
         self._complete_groups(marks > 0, num_sequences.sum(1).long())
-        if self._unembedding is not None:
-            weights = self._unembedding.detach()
-            if isinstance(weights, DTensor):
-                # fails before they gather
-                torch.empty(2, *weights.shape, dtype=weights.dtype, device=weights.device)
-                meet()
-                weights = weights.full_tensor()
-            for metrics in self._metrics.values():
-                metrics.set_unembedding(weights)
         return [
             MeasuredLayer(
                 layer.name,
                 index,
                 self._metrics[layer.name],
-                int(sizes[index, 2]),
+                int(sizes[index, 1]),
             )
             for index, layer in enumerate(self.layers)
             if layer.name in self._metrics
@@ -490,21 +455,20 @@ class Geometry:
     def _known_of(self, layer: Layer) -> list[float]:
         """What this rank knows of a layer; zeros where no forward pass has reached it.
 
-        Its width, expected size, bytes, and whether it has massive rows; a mark of each group of
-        the jackknife that has a sequence; and for each rank a number of sequences, of which this
-        rank knows its own.
+        Its width, bytes, and whether it has massive rows; a mark of each group of the jackknife
+        that has a sequence; and for each rank a number of sequences, of which this rank knows its
+        own.
         """
         num_groups: int = self.settings["jackknife"]
         ranks = num_ranks(self._group)
-        known = [0.0] * (4 + num_groups + ranks)
+        known = [0.0] * (3 + num_groups + ranks)
         metrics = self._metrics.get(layer.name)
         if metrics is not None:
             num_bytes = metrics.num_bytes if is_distributed() else 0
-            has_massive = metrics.massive is not None
-            known[:4] = metrics.dim, self.norms.expected_size(layer), num_bytes, has_massive
+            known[:3] = metrics.dim, num_bytes, metrics.massive is not None
             for group in metrics.groups:
-                known[4 + group] = 1
-            known[4 + num_groups + current_rank(self._group)] = metrics.num_sequences
+                known[3 + group] = 1
+            known[3 + num_groups + current_rank(self._group)] = metrics.num_sequences
         return known
 
     def _complete_groups(self, marks: Tensor, num_sequences: Tensor) -> None:
@@ -568,8 +532,6 @@ class Geometry:
         metrics = self._metrics.get(layer.name)
         if metrics is None:
             metrics = self._add_metrics(layer, hidden.shape[-1])
-            if not layer.stream:
-                self.norms.look(layer, hidden, tokens.mask)
         shape = hidden.shape[:-1]
         device = hidden.device
         unit: RowUnit = self.settings["rows"]
@@ -601,16 +563,8 @@ class Geometry:
             device, tokens.word_ids, self.inputs.sequence_ids(shape), **ids, mask=tokens.mask
         )
 
-    def make_metrics_of(self, layer: Layer) -> MetricFactory:
-        """The factory of a layer's metrics; of all streams of a block it is given the width of all
-        of them together.
-        """
-        return (
-            ledger_of(self.make_metrics, STREAMS) if layer.stream == LEDGER else self.make_metrics
-        )
-
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
-        make = self.make_metrics_of(layer)
+        make = self.make_metrics
         make = make if self._drift is None else self._drift.with_compared_rows(make)
         metrics = LayerMetrics(
             make,
@@ -624,12 +578,6 @@ class Geometry:
         )
         self._metrics[layer.name] = metrics
         return metrics
-
-
-def _unembedding(model: nn.Module) -> Tensor | None:
-    weights = getattr(output_embedding(model), "weight", None)
-    is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
-    return weights if is_usable else None
 
 
 def _with_values_of_all(
@@ -686,7 +634,7 @@ def observe(
 
     Args:
         model: any module.
-        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list or a
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list or a
             callable: see `embedgeo.capture.layers.resolve_layers`.
         metrics: makes the metrics of a layer, given the layer's width; default:
             `embedgeo.default_metrics`.

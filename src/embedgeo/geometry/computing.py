@@ -1,7 +1,7 @@
 """The numbers of all layers of a measurement."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -61,7 +61,7 @@ def compute(layers: Sequence[MeasuredLayer], group: Group = None) -> list[Record
         if isinstance(of_layer, Exception):
             of_layer.add_note(f"at layer {layer.name!r}")
             raise of_layer
-        width = layer.metrics.width
+        width = layer.metrics.dim
         records += [
             Record(
                 layer=layer.name,
@@ -86,7 +86,7 @@ def layer_values(layers: Sequence[LayerMetrics], group: Group = None) -> list[Pa
     with in_sync(layers), threads_for(size), ExitStack() as stack:
         for kind in {"cpu", *(each.device.type for each in layers)}:
             stack.enter_context(torch.autocast(kind, enabled=False))
-        return [_values_of_layer(layer) for layer in layers]
+        return [_values(layer) for layer in layers]
 
 
 def _exchanged_together(layers: Sequence[MeasuredLayer]) -> Iterator[Sequence[MeasuredLayer]]:
@@ -118,28 +118,33 @@ def threads_for(size: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _values_of_layer(layer: LayerMetrics) -> Pairs | Exception:
-    """Values of a layer's metrics, and of those of its ordinary rows, or the exception of one that
-    fails.
+def _values(layer: LayerMetrics) -> Pairs | Exception:
+    """Values of a layer and of its ordinary rows, with standard errors from the copies of its
+    metrics, or the exception of one that fails: the one place where they are computed.
     """
-    values: dict[str, Tensor] = {}
-    errors: dict[str, Tensor] = {}
+    values = dict[str, Tensor]()
+    errors = dict[str, Tensor]()
+    owners = dict[str, str]()
     whole = [*layer.with_their_copies()]
-    ordinary = [*layer.ordinary()]
     try:
         for metric, copies in whole:
-            with named(metric):
-                found, of_metric = _values_of(metric, copies, has_errors=layer.num_groups > 0)
+            found, found_errors = _values_of_metric(metric, copies, has_errors=layer.num_groups > 0)
+            name = type(metric).__name__
+            for key in found:
+                if key in owners:
+                    raise ValueError(
+                        f"metrics must have distinct keys; {owners[key]} and {name} both give "
+                        f"{key!r}. Leave one out."
+                    )
+                owners[key] = name
             values |= found
-            errors |= of_metric
-        for metric, copies in ordinary:
-            with named(metric):
-                found, of_metric = _ordinary_values_of(
-                    metric, copies, has_errors=layer.num_groups > 0
-                )
-            values |= {without_massive(key): value for key, value in found.items()}
-            errors |= {without_massive(key): error for key, error in of_metric.items()}
+            errors |= found_errors
+        for metric, copies in layer.ordinary():
+            found, found_errors = _ordinary_values(metric, copies, has_errors=layer.num_groups > 0)
+            values |= found
+            errors |= found_errors
         values |= massive_values(layer.massive, [metric for metric, _ in whole])
+        return _pairs(values, errors)
     except Exception as error:
         return error
     # of all metrics together, so that a device is waited for once
@@ -151,30 +156,41 @@ def _values_of_layer(layer: LayerMetrics) -> Pairs | Exception:
     }
 
 
-def _values_of(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAndErrors:
-    """Values of a metric, with standard errors from its copies."""
-    if not isinstance(metric, GeometryMetric):
-        return require_values(compute_alone(metric)), {}
-    if has_errors:
-        return metric.compute_with_errors(copies)
-    # operations take less time where no gradients can be asked for
-    with torch.inference_mode():
-        return require_values(type(metric).compute(metric)), {}
+def _values_of_metric(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAndErrors:
+    with named(metric):
+        if not isinstance(metric, GeometryMetric):
+            return require_values(compute_alone(metric)), {}
+        if has_errors:
+            return metric.compute_with_errors(copies)
+        return metric.values(), {}
 
 
-def _ordinary_values_of(
+def _ordinary_values(
     metric: GeometryMetric, copies: list[Any], *, has_errors: bool
 ) -> ValuesAndErrors:
-    """Values of a metric that are recorded of the ordinary rows, which it has seen alone."""
-    if not has_errors:
-        with torch.inference_mode():
-            return metric.compute_without_massive(), {}
-    values, errors = metric.compute_with_errors(copies)
+    """Values of a metric that has seen the ordinary rows alone, by the keys without massive
+    rows.
+    """
+    with named(metric):
+        if has_errors:
+            found = metric.compute_with_errors(copies)
+        else:
+            found = metric.values_without_massive(), {}
     kept = metric.keys_without_massive
-    return (
-        {key: value for key, value in values.items() if key in kept},
-        {key: error for key, error in errors.items() if key in kept},
+    values, errors = (
+        {without_massive(key): each for key, each in some.items() if key in kept} for some in found
     )
+    return values, errors
+
+
+def _pairs(values: Mapping[str, Tensor], errors: Mapping[str, Tensor]) -> Pairs:
+    """Values on the host, each with its standard error or NaN."""
+    numbers = _numbers([*values.values(), *errors.values()])
+    stderrs = dict(zip(errors, numbers[len(values) :], strict=True))
+    return {
+        key: (number, stderrs.get(key, math.nan))
+        for key, number in zip(values, numbers, strict=False)
+    }
 
 
 def _numbers(values: Iterable[Tensor]) -> list[float]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from embedgeo.extras import require_extra
 from embedgeo.geometry.computing import MeasuredLayer
 from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.layer import LayerMetrics, MetricFactory
+from embedgeo.metrics.layer import LayerMetrics
 from embedgeo.results.samples import LayerSample
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
     return LayerSample(**held) if held else None
 
 
-def recorded_metrics(make: MetricFactory) -> list[str]:
-    """A choice of metrics as it is recorded: by those made."""
+def recorded_metrics(layer: LayerMetrics) -> list[str]:
+    """A choice of metrics as it is recorded: by those made for a layer."""
     metrics = list[str]()
-    for metric in make(2):
+    for metric, _ in layer.with_their_copies():
         digest = bytes(metric.settings.tolist()).hex() if isinstance(metric, GeometryMetric) else ""
         metrics.append(f"{type(metric).__name__} {digest}".strip())
     return metrics

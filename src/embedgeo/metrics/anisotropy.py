@@ -1,8 +1,7 @@
 """Anisotropy of the embeddings."""
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from embedgeo.formatting import size
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.sampling import Sample
 from embedgeo.functional.spectrum import (
-    SMALL_DIM,
     AnisotropyBatches,
     Scatter,
     batch_values,
@@ -24,7 +22,7 @@ from embedgeo.functional.spectrum import (
     spectrum_values,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Table, Tables, stacked, unstacked
+from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
 _OF_A_SAMPLE = (
@@ -123,7 +121,6 @@ _TERMS = {
             "anisotropy of batches",
             "mean over batches of rows",
             "Anisotropy as papers report it: batch by batch.",
-            spread="anisotropy_batch_std",
             follows="anisotropy",
         ),
         anisotropy_batch_std=Term(
@@ -276,23 +273,9 @@ class Anisotropy(GeometryMetric):
         if self.sample_size is not None:
             return sampled_spectrum_values(self.load(Sample).rows)
         values = spectrum_values(self.load(Scatter).expanded(), full=self.spectrum)
-        return values | self._of_batches()
-
-    def likeness(self) -> object:
-        """Of narrow scatters, whose eigenvalues are computed in one operation, their width."""
-        is_narrow = self.dim <= SMALL_DIM and not self.spectrum and self.sample_size is None
-        return (self.dim, self.device) if is_narrow else object()
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(metrics) == 1:
-            return super().compute_alike(metrics)
-        scatters = stacked(metric.load(Scatter).expanded() for metric in metrics)
-        values = unstacked(spectrum_values(scatters), len(metrics))
-        return [each | metric._of_batches() for metric, each in zip(metrics, values, strict=True)]
-
-    def _of_batches(self) -> dict[str, Tensor]:
-        return {} if self.batch_size is None else batch_values(self.load(AnisotropyBatches))
+        if self.batch_size is not None:
+            values |= batch_values(self.load(AnisotropyBatches))
+        return values
 
     def _spectrum(self) -> Table:
         index = torch.arange(1, self.dim + 1)

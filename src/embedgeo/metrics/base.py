@@ -2,13 +2,12 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from hashlib import blake2b
 from importlib.metadata import version
-from itertools import chain, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -154,11 +153,6 @@ class GeometryMetric(Metric):
     has_samples: ClassVar[bool] = False
     """True where `samples` has anything to save."""
 
-    needs_unembedding: ClassVar[bool] = False
-    """True where `set_unembedding` is to be called with the weights of the model's output
-    embedding.
-    """
-
     _warned_of_rows_without_type = False
     settings: Tensor
     num_rows: Tensor  # number of rows that masks have kept; on the CPU
@@ -200,8 +194,6 @@ class GeometryMetric(Metric):
         super().__init_subclass__(**kwargs)
         own_family = cls.family_term if "family_term" in cls.__dict__ else None
         register(cls.terms, own_family, is_own=cls.__module__.startswith("embedgeo."))
-        if "compute" in cls.__dict__ and "compute_alike" not in cls.__dict__:
-            cls.likeness = GeometryMetric.likeness  # type: ignore[method-assign]  # its own values
 
     @staticmethod
     def family_term(key: str) -> Term | None:
@@ -277,11 +269,6 @@ class GeometryMetric(Metric):
         embeddings; ``rows.ids`` has the ids on the CPU: see `Rows`.
         """
 
-    def set_unembedding(self, weights: Tensor | None) -> None:
-        """Take the weights of the output embedding, shape (V, d), a row for each token id; None:
-        there are none.
-        """
-
     def token_tables(self) -> Tables:
         """Tables of token types by kind, made when called: ``token_id``, one row a type or
         occurrence, and more.
@@ -311,13 +298,6 @@ class GeometryMetric(Metric):
         nothing is.
         """
         return ""
-
-    @property
-    def width(self) -> int:
-        """Width of the hidden states that the rows are of: `dim`, unless a row is several of them
-        side by side.
-        """
-        return self.dim
 
     def state_bytes(self, num_rows: int, num_types: int = 0) -> int:
         """Bytes of the states once they have seen so many rows, in float32 or less, of so many
@@ -402,29 +382,17 @@ class GeometryMetric(Metric):
             )
         )
 
-    @classmethod
-    def compute_all(cls, metrics: Iterable[Self]) -> list[dict[str, Tensor]]:
-        """Compute the values of several metrics of this class, on the states that they have.
-
-        They are those of layers, or of one layer without a group of rows each. Those that follow
-        each other and have one `likeness` are computed together.
+    def values(self) -> dict[str, Tensor]:
+        """The values of ``compute`` on the states that the metric has, for which no other rank is
+        waited.
         """
-        values = list[dict[str, Tensor]]()
-        for _, alike in groupby(metrics, cls.likeness):
-            values += cls.compute_alike([*alike])
-        return values
+        return require_values(type(self).compute(self))
 
-    def likeness(self) -> object:
-        """What metrics have in common that `compute_alike` takes; by default they have nothing.
-
-        A class overrides both where one operation can serve several metrics.
+    def values_without_massive(self) -> dict[str, Tensor]:
+        """The `values`, at least those of `keys_without_massive`, of a metric that has not seen
+        massive rows.
         """
-        return object()
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        """Compute the values of metrics of one `likeness`; of a single one by ``compute``."""
-        return [cls.compute(metric) for metric in metrics]
+        return self.values()
 
     def hold(self, whole: Self) -> None:
         """Hold on to a choice that the values without a group share with those of all rows, which
@@ -443,8 +411,8 @@ class GeometryMetric(Metric):
             are right for smooth functions of means; those of counts, shares of a largest coordinate
             and maxima are rough.
         """
-        found, *left_out = type(self).compute_all(chain([self], self._without_each(groups)))
-        values = require_values(found)
+        values = self.values()
+        left_out = [each.values() for each in self._without_each(groups)]
         self.deviations = {}
         if len(groups) < 2 or not values:
             return values, {key: torch.full_like(value, torch.nan) for key, value in values.items()}
@@ -549,12 +517,6 @@ class GeometryMetric(Metric):
         for name, state in other.metric_state.items():
             setattr(self, name, state.clone())
 
-    def compute_without_massive(self) -> dict[str, Tensor]:
-        """The values of `keys_without_massive`, on states that massive rows are left out of."""
-        # the method itself: the instance's own one exchanges states with other ranks
-        values = type(self).compute(self)
-        return {key: value for key, value in values.items() if key in self.keys_without_massive}
-
     def reset(self) -> None:
         """Drop the rows seen."""
         self._own_states = None
@@ -643,18 +605,6 @@ class GeometryMetric(Metric):
             state = getattr(self, name)
             setattr(self, name, move(state))
         return self
-
-
-def stacked(states: Iterable[S]) -> S:
-    """The states of as many rows each, as one with a leading axis."""
-    every = [*states]
-    return type(every[0])(*map(torch.stack, zip(*every, strict=True)))
-
-
-def unstacked(values: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """Values that have a leading axis of this length, or none where they are equal, one by one."""
-    of_keys = (value.expand(count).unbind() for value in values.values())
-    return [dict(zip(values, each, strict=True)) for each in zip(*of_keys, strict=True)]
 
 
 def _refuse_gathered(states: Tensor) -> Tensor:

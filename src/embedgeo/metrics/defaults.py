@@ -5,23 +5,16 @@ what token tables take.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
-import torch
+from torch import Tensor
 from torchmetrics import Metric
 
 from embedgeo.formatting import did_you_mean
-from embedgeo.functional.rows import Rows, row_ids
 from embedgeo.functional.sampling import require_seed
 from embedgeo.metrics.anisotropy import Anisotropy
-from embedgeo.metrics.base import GeometryMetric, require_values
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.dimension import IntrinsicDimension
-from embedgeo.metrics.layer import (
-    MetricFactory,
-    compute_alone,
-    named,
-    require_num_groups,
-    update_metric,
-)
+from embedgeo.metrics.layer import LayerMetrics, MetricFactory, require_num_groups
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
 from embedgeo.metrics.processing import AfterProcessing
@@ -36,30 +29,40 @@ where a monitor chooses the metrics: 2 GiB.
 _SCATTER_BYTES = 2**28  # that the scatter of a layer may take before a sample is in its place
 SAMPLED_ROWS = 1024  # of the sample that stands in for a scatter which is too large
 
-EXTRA_METRICS: dict[str, Callable[[int, int], GeometryMetric]] = {
-    "scales": lambda dim, seed: IntrinsicDimension(dim, estimator="gride", seed=seed),
-    "coordinates": lambda dim, seed: OutlierCoordinates(dim),
-    "next_token": lambda dim, seed: NextTokenGeometry(dim),
-    "similarity": lambda dim, seed: TokenSimilarity(dim),
-}
-"""Makes each of them, given the width of a layer and the seed of samples."""
+EXTRA_METRICS = ("scales", "coordinates", "next_token", "similarity")
+"""The names of `extra_metrics`."""
 
 
-def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metric]:
+def extra_metrics(
+    dim: int, names: Sequence[str], *, seed: int = 0, unembedding: Tensor | None = None
+) -> list[Metric]:
     """The metrics with these names, of `EXTRA_METRICS`.
 
     Args:
         dim: d, the width of the layer.
         names: of metrics; each once.
         seed: of the rows that are sampled.
+        unembedding: of `NextTokenGeometry`.
 
     Raises:
         ValueError: a name that is none of them, or is given twice.
     """
+    require_extra_names(names)
+    makers: dict[str, Callable[[], GeometryMetric]] = {
+        "scales": lambda: IntrinsicDimension(dim, estimator="gride", seed=seed),
+        "coordinates": lambda: OutlierCoordinates(dim),
+        "next_token": lambda: NextTokenGeometry(dim, unembedding=unembedding),
+        "similarity": lambda: TokenSimilarity(dim),
+    }
+    return [makers[name]() for name in names]
+
+
+def require_extra_names(names: Sequence[str]) -> None:
+    """Raise ValueError unless these are names of `extra_metrics`, each once."""
     if (
         isinstance(names, str)
         or len(set(names)) < len(names)
-        or not EXTRA_METRICS.keys() >= set(names)
+        or not set(names) <= set(EXTRA_METRICS)
     ):
         given = [names] if isinstance(names, str) else names
         unknown = next((name for name in given if name not in EXTRA_METRICS), "")
@@ -67,7 +70,6 @@ def extra_metrics(dim: int, names: Sequence[str], *, seed: int = 0) -> list[Metr
             f"extra must be a list of names out of {', '.join(EXTRA_METRICS)}, each once; got "
             f"{names!r}.{did_you_mean(unknown, EXTRA_METRICS)}"
         )
-    return [EXTRA_METRICS[name](dim, seed) for name in names]
 
 
 def default_metrics(
@@ -82,6 +84,7 @@ def default_metrics(
     after_processing: bool = False,
     removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
+    unembedding: Tensor | None = None,
 ) -> list[Metric]:
     """The default metrics of a layer: `TokenMoments`, `Anisotropy` and `IntrinsicDimension`.
 
@@ -100,6 +103,8 @@ def default_metrics(
         after_processing: `AfterProcessing`, too.
         removed_directions: ``top`` of `AfterProcessing`; default: 3.
         extra: names of further metrics: see `embedgeo.metrics.extra_metrics`.
+        unembedding: of `NextTokenGeometry`, the extra metric ``"next_token"``: weights of the
+            model's output embedding.
 
     Raises:
         ValueError: as these metrics do.
@@ -120,7 +125,7 @@ def default_metrics(
             if after_processing
             else []
         ),
-        *extra_metrics(dim, extra, seed=seed),
+        *extra_metrics(dim, extra, seed=seed, unembedding=unembedding),
     ]
 
 
@@ -135,6 +140,7 @@ def streaming_metrics(
     after_processing: bool = False,
     removed_directions: Sequence[int] = (),
     extra: Sequence[str] = (),
+    unembedding: Tensor | None = None,
 ) -> list[Metric]:
     """The metrics of `default_metrics` without a table of token types: memory does not grow with
     the vocabulary.
@@ -151,6 +157,7 @@ def streaming_metrics(
         after_processing=after_processing,
         removed_directions=removed_directions,
         extra=extra,
+        unembedding=unembedding,
     )
     return [EmbeddingMoments(dim), *others]
 
@@ -166,7 +173,8 @@ def full_metrics(
     anisotropy_batch: int | None = 4096,
     after_processing: bool = True,
     removed_directions: Sequence[int] = (),
-    extra: Sequence[str] = tuple(EXTRA_METRICS),
+    extra: Sequence[str] = EXTRA_METRICS,
+    unembedding: Tensor | None = None,
 ) -> list[Metric]:
     """Every number there is: `default_metrics` with all that can be added to them.
 
@@ -186,6 +194,7 @@ def full_metrics(
         after_processing=after_processing,
         removed_directions=removed_directions,
         extra=extra,
+        unembedding=unembedding,
     )
 
 
@@ -236,7 +245,6 @@ def metric_factory(
             f'metrics must be a function of a layer\'s width, or of a monitor "auto"; got '
             f"{metrics!r}."
         )
-    require_distinct_keys(metrics)
     return metrics
 
 
@@ -247,41 +255,10 @@ def width_notes(make: MetricFactory, width: int) -> Iterator[str]:
             yield metric.compromise
 
 
-def require_distinct_keys(make: MetricFactory) -> None:
-    """Try the metrics made for a width on no rows, which a rank may have.
-
-    Raises:
-        TypeError: they are no list of metrics, or one of them does not return numbers.
-        ValueError: two of them give one key.
-        Exception: as one of them raises, with a note that names it.
-    """
-    owners: dict[str, str] = {}
-    made: object = make(2)
-    if not isinstance(made, list | tuple):
-        raise TypeError(
-            f"metrics must make a list of torchmetrics metrics; got {type(made).__name__}."
-        )
-    no_rows = torch.zeros(0, 2)
-    ids = row_ids(no_rows, no_rows[:, 0].long(), sequence_ids=no_rows[:, 0].long())
-    for metric in made:
-        if not isinstance(metric, Metric):
-            raise TypeError(f"metrics must make torchmetrics metrics; got {type(metric).__name__}.")
-        name = type(metric).__name__
-        with named(metric, ", given no rows, as a rank may be"):
-            update_metric(metric, no_rows, ids, Rows.of(no_rows, ids))
-            found = require_values(compute_alone(metric))
-        for key in found:
-            if key in owners:
-                raise ValueError(
-                    f"metrics must have distinct keys; {owners[key]} and {name} both give {key!r}. "
-                    f"Leave one out."
-                )
-            owners[key] = name
-
-
-def require_samples(make: MetricFactory) -> None:
-    """Raise ValueError unless some of the metrics made hold what ``save_samples`` saves."""
-    if not any(metric.has_samples for metric in make(2) if isinstance(metric, GeometryMetric)):
+def require_samples(layers: Iterable[LayerMetrics]) -> None:
+    """Raise ValueError where there are layers none of whose metrics has samples."""
+    num_samples = [len(layer.wanted(lambda metric: metric.has_samples)) for layer in layers]
+    if num_samples and not any(num_samples):
         raise ValueError(
             "save_samples needs IntrinsicDimension or Anisotropy among the metrics; neither is."
         )

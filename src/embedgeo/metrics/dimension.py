@@ -29,7 +29,6 @@ from embedgeo.glossary import Term, in_group
 from embedgeo.metrics.base import GeometryMetric, Table, ValuesAndErrors
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
-_TOGETHER = 256  # rows up to which layers take less time in the same operations
 _OF_TWONN = "intrinsic_dimension", "intrinsic_dimension_next_scale"
 _BETWEEN = ("intrinsic_dimension_between",)
 Neighbors = Literal["all", "other_sequences"]
@@ -61,7 +60,6 @@ _TERMS = {
             "token or text, which are near each other, make it smaller: see those between and "
             "within tokens.",
             ranges=True,
-            spread="intrinsic_dimension_std",
             is_scalar=True,
             follows="intrinsic_dimension_between",
         ),
@@ -379,9 +377,13 @@ class IntrinsicDimension(GeometryMetric):
 
     def compute(self) -> dict[str, Tensor]:
         batches = self._batches()
-        estimates = [each for batch in batches for each in self._estimates([batch])]
+        estimates = [self._estimates(batch) for batch in batches]
         values = self._values(estimates, sum(len(batch.rows) for batch in batches))
         return values | self._cosine()
+
+    def values_without_massive(self) -> dict[str, Tensor]:
+        estimates = [self._estimates(batch, between_alone=True) for batch in self._batches()]
+        return self._values(estimates, 0) | self._cosine()
 
     def _cosine(self) -> dict[str, Tensor]:
         """The mean cosine of the sampled rows without their coordinate of largest second moment."""
@@ -391,26 +393,6 @@ class IntrinsicDimension(GeometryMetric):
         top = rows.square().sum(0, dtype=torch.float64).argmax()[None]
         values = moment_values(row_moments(rows.index_fill(1, top, 0)))
         return {"mean_cosine_without_top_dim": values["mean_cosine"]}
-
-    def likeness(self) -> object:
-        """Of TwoNN of few rows their labels and keys, which those of layers share."""
-        sample = self.load(Sample)
-        x = sample.rows
-        if self.estimator != "twonn" or not 2 <= len(x) <= min(self.batch_size, _TOGETHER):
-            return object()
-        tensors = self.settings, sample.labels.cpu(), sample.keys.cpu()
-        return x.shape, x.dtype, x.device, *(each.numpy().tobytes() for each in tensors)
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(metrics) == 1:
-            return super().compute_alike(metrics)
-        samples = [sample for metric in metrics for sample in metric._batches()]  # one of each
-        estimates = metrics[0]._estimates(samples)
-        return [
-            metric._values([each], len(sample.rows))
-            for metric, sample, each in zip(metrics, samples, estimates, strict=True)
-        ]
 
     def compute_with_errors(self, groups: Sequence[Self] = ()) -> ValuesAndErrors:
         """The values of ``compute``, and the standard errors of TwoNN and GRIDE; the other keys
@@ -424,9 +406,10 @@ class IntrinsicDimension(GeometryMetric):
             return_inverse=True
         )
         of_batches = group.split([len(batch.rows) for batch in batches])
-        estimates = list[LabelledEstimates]()
-        for batch, of_batch in zip(batches, of_batches, strict=True):
-            estimates += self._estimates([batch], of_batch if len(labels) else None, len(labels))
+        estimates = [
+            self._estimates(batch, of_batch if len(labels) else None, len(labels))
+            for batch, of_batch in zip(batches, of_batches, strict=True)
+        ]
         values = self._values(estimates, len(group))
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
@@ -451,21 +434,21 @@ class IntrinsicDimension(GeometryMetric):
         return [f"intrinsic_dimension{infix}{scale}" for scale in scales]
 
     def _estimates(
-        self, batches: Sequence[Sample], groups: Tensor | None = None, num_groups: int = 0
-    ) -> list[LabelledEstimates]:
-        """The estimates of batches of rows with the same labels."""
-        layers = [batch.rows for batch in batches]
+        self,
+        batch: Sample,
+        groups: Tensor | None = None,
+        num_groups: int = 0,
+        *,
+        between_alone: bool = False,
+    ) -> LabelledEstimates:
         tolerance = self.duplicate_tolerance
         if not isinstance(self.estimator, str):
-            return [
-                LabelledEstimates(
-                    estimated_dimension(x, self.estimator, duplicate_tolerance=tolerance)
-                )
-                for x in layers
-            ]
+            return LabelledEstimates(
+                estimated_dimension(batch.rows, self.estimator, duplicate_tolerance=tolerance)
+            )
         return labelled_dimensions(
-            layers,
-            _labels_of(batches[0]),
+            batch.rows,
+            _labels_of(batch),
             scales=self.scales if self.estimator == "gride" else (),
             method=self.method,
             discard_fraction=self.discard_fraction,
@@ -473,6 +456,7 @@ class IntrinsicDimension(GeometryMetric):
             groups=groups,
             num_groups=num_groups,
             apart=self.neighbors == "other_sequences",
+            between_alone=between_alone,
         )
 
     def _values(self, estimates: Sequence[LabelledEstimates], num_rows: int) -> dict[str, Tensor]:

@@ -95,7 +95,8 @@ class LayerMetrics:
         self._times = times
         self._num_batches = 0
         self._make = make
-        self._whole = _Copies(self._prepared(make(dim) if metrics is None else metrics, device))
+        held = made_metrics(make, dim) if metrics is None else metrics
+        self._whole = _Copies(self._prepared(held, device))
         self._ordinary: _Copies | None = None
 
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
@@ -164,7 +165,7 @@ class LayerMetrics:
         """New metrics with the states of those of ``held`` that have numbers without massive
         rows.
         """
-        made = self._prepared(self._make(self.dim), self.device)
+        made = self._prepared(made_metrics(self._make, self.dim), self.device)
         if are_of_group:
             made = [
                 metric
@@ -177,10 +178,6 @@ class LayerMetrics:
                 copy.take_states(metric)
                 copies.append(copy)
         return copies
-
-    @property
-    def width(self) -> int:
-        return self.dim
 
     @property
     def groups(self) -> list[int]:
@@ -260,7 +257,7 @@ class LayerMetrics:
 
     def _copies_of(self, copies: _Copies, group: int) -> list[Any]:
         if group not in copies.by_group:
-            made = self._prepared(self._make(self.dim), self.device)
+            made = self._prepared(made_metrics(self._make, self.dim), self.device)
             if copies is self._ordinary:
                 made = [metric for metric in made if keys_without_massive(metric)]
             pairs = zip(made, copies.has_copies, strict=True)
@@ -320,6 +317,17 @@ def _take_states(metric: Any, states: Mapping[str, Any], stack: ExitStack) -> No
     for name, state in states.items():
         stack.callback(setattr, metric, name, getattr(metric, name))
         setattr(metric, name, state)
+
+
+def made_metrics(make: MetricFactory, dim: int) -> list[Metric]:
+    """The metrics that ``make`` makes for a width; TypeError if they are no list of metrics."""
+    made: object = make(dim)
+    if not isinstance(made, list | tuple) or not all(isinstance(each, Metric) for each in made):
+        raise TypeError(
+            f"metrics must make a list of torchmetrics metrics for any width; for {dim} it makes "
+            f"{made!r}."
+        )
+    return [*made]
 
 
 def compute_alone(metric: Metric) -> object:

@@ -5,6 +5,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from embedgeo.functional.next_tokens import (
     alignment_values,
@@ -95,8 +96,8 @@ class NextTokenGeometry(GeometryMetric):
     whose distance stands out of noise, and ``cdnv_plugin``, as published; ``unembedding_alignment``
     and ``unembedding_alignment_std``, mean and sample standard deviation of the cosine of a type's
     mean, less that of all these rows, with its row of the output embedding. What too few rows leave
-    undefined is NaN, and so are the alignments without an output embedding: `Geometry` gives the
-    model's, by hand it is `set_unembedding`. See `embedgeo.functional.next_tokens`.
+    undefined is NaN, and so are the alignments without ``unembedding``, and at layers of another
+    width. See `embedgeo.functional.next_tokens`.
 
     Memory is O(T d) for T token types.
 
@@ -107,9 +108,13 @@ class NextTokenGeometry(GeometryMetric):
         min_count: rows that a frequent type has at least; 2 or more.
         max_types: number of frequent types at most, those with the most rows: all pairs of them are
             compared.
+        unembedding: weights of the output embedding, shape (V, d), a row for each token id, as
+            ``model.get_output_embeddings().weight``. They are held as they are, not copied, and are
+            no state.
         kwargs: of `torchmetrics.Metric`.
 
     Raises:
+        TypeError: ``unembedding`` is sharded.
         ValueError: ``min_count`` or ``max_types`` is below 2.
 
     >>> metric = NextTokenGeometry(1, min_count=2)
@@ -123,28 +128,30 @@ class NextTokenGeometry(GeometryMetric):
     """
 
     terms = _TERMS
-    needs_unembedding = True
 
-    _unembedding: Tensor | None = None
     _compared: Tensor | None = None  # ids of the frequent types; None: those that the rows show
 
-    def __init__(self, dim: int, min_count: int = 10, max_types: int = 1000, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        dim: int,
+        min_count: int = 10,
+        max_types: int = 1000,
+        unembedding: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(dim, min_count, max_types, **kwargs)
+        if isinstance(unembedding, DTensor):
+            raise TypeError(
+                "unembedding must be whole weights; got a DTensor. Pass its full_tensor()."
+            )
         for name, value in (("min_count", min_count), ("max_types", max_types)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 2:
                 raise ValueError(f"{name} must be an integer of 2 or more; got {value!r}.")
         self.min_count = min_count
         self.max_types = max_types
+        self._unembedding = None if unembedding is None else unembedding.detach()
         self.declare(TokenTable.empty(dim), "type_")
         self.declare(SequenceCount(torch.zeros((), dtype=torch.float64)))
-
-    def set_unembedding(self, weights: Tensor | None) -> None:
-        """Take the weights of the output embedding, shape (V, d), a row for each token id; None:
-        there are none.
-
-        They are held as they are, not copied, and are no state: they are the same on every rank.
-        """
-        self._unembedding = None if weights is None else weights.detach()
 
     def update_states(self, rows: Rows) -> None:
         labelled = labelled_by_next(rows)

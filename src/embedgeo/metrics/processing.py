@@ -88,7 +88,11 @@ class AfterProcessing(GeometryMetric):
         base = term(processed[1])
         how = f"top {processed[3]} removed" if processed[3] else processed[2].replace("_", "-")
         meaning = f"{base.meaning} Here of the rows after processing: {how}."
-        return Term(f"{base.name}, {how}", base.unit, meaning, gaussian=base.gaussian)
+        # whitening makes the anisotropy 1 / d, of which there is nothing to draw
+        is_drawn = key != "anisotropy_whitened"
+        return Term(
+            f"{base.name}, {how}", base.unit, meaning, is_drawn=is_drawn, gaussian=base.gaussian
+        )
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:
@@ -97,8 +101,3 @@ class AfterProcessing(GeometryMetric):
     def compute(self) -> dict[str, Tensor]:
         rows = self.load(Sample).rows
         return processed_values(self.load(Scatter).expanded(), rows, top=self.top)
-
-
-def is_processed(key: str) -> bool:
-    """Tell whether a metric describes the rows after processing."""
-    return _PROCESSED.fullmatch(key) is not None

@@ -1,6 +1,5 @@
 """Q, M and V per token type, and the variance within and between token types."""
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -10,7 +9,7 @@ from embedgeo.functional.massive import RowGroup, first_positions, first_share
 from embedgeo.functional.moments import (
     Moments,
     moment_values,
-    ratios,
+    ratio,
     row_moments,
     variance_values,
 )
@@ -31,11 +30,9 @@ from embedgeo.functional.tokens import (
     within_variance,
 )
 from embedgeo.glossary import Term, in_group
-from embedgeo.metrics.base import GeometryMetric, Tables, stacked, unstacked
+from embedgeo.metrics.base import GeometryMetric, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 from embedgeo.metrics.moments import SQUARED, EmbeddingMoments
-
-_FEW_NUMBERS = 2**18  # of the means of a table up to which a copy of it is next to nothing
 
 _OVER_TYPES = in_group(
     "token types",
@@ -354,56 +351,14 @@ class TokenMoments(GeometryMetric):
         }
 
     def compute(self) -> dict[str, Tensor]:
-        moments = self._moments()
-        first = None if moments is None else self.load(RowGroup)
-        return self._values(self.load(TokenTable), moments, first, self.num_nonfinite)
-
-    def likeness(self) -> object:
-        """Of small tables the counts of their token types, which those of layers share."""
         table = self.load(TokenTable)
-        if (
-            self.count_range is not None
-            or self._whole is not None
-            or table.mean.numel() > _FEW_NUMBERS
-            or len(table.typed().n) < len(table.n)
-        ):
-            return object()
-        rows = self.load(Moments).n, self.load(SequenceCount).num_sequences
-        counts = table.token_ids, table.n, table.sequences, table.sequence_n2
-        tensors = self.settings, *rows, *counts
-        return self.dim, self.device, *(each.cpu().numpy().tobytes() for each in tensors)
-
-    @classmethod
-    def compute_alike(cls, metrics: Sequence[Self]) -> list[dict[str, Tensor]]:
-        if len(metrics) == 1:
-            return super().compute_alike(metrics)
-        tables = [metric.load(TokenTable) for metric in metrics]
-        of_layers = {
-            name: torch.stack([getattr(table, name) for table in tables])
-            for name in ("mean", "m2", "sequence_m2")
-        }
-        values = metrics[0]._values(
-            tables[0]._replace(**of_layers),
-            stacked(metric.load(Moments) for metric in metrics),
-            stacked(metric.load(RowGroup) for metric in metrics),
-            torch.stack([metric.num_nonfinite for metric in metrics]),
-        )
-        return unstacked(values, len(metrics))
-
-    def _values(
-        self,
-        table: TokenTable,
-        moments: Moments | None,
-        first: RowGroup | None,
-        num_nonfinite: Tensor,
-    ) -> dict[str, Tensor]:
-        """The values of a table, or of several with the same counts, stacked: see `TokenTable`."""
         every = table.typed().without_rounding()
         types = _in_range(every, self.count_range)
         n_with_ids = types.n.sum()
-        if moments is not None and first is not None:
+        if self.count_range is None:
+            moments = self.load(Moments)
             values = moment_values(moments)
-            values["first_positions_share"] = first_share(first, moments)
+            values["first_positions_share"] = first_share(self.load(RowGroup), moments)
             num_untyped = table.n[: table.num_untyped].sum()
             n_with_ids = n_with_ids + num_untyped
             of_types = variance_values(*types.pooled()) if bool(num_untyped > 0) else values
@@ -411,7 +366,7 @@ class TokenMoments(GeometryMetric):
             values = variance_values(*types.pooled())
             of_types = values
         n = values["n"]
-        values["n_nonfinite"] = num_nonfinite.to(n)
+        values["n_nonfinite"] = self.num_nonfinite.to(n)
         if not has_token_values(n.amax(), n_with_ids):
             return values
         num_sequences = self.load(SequenceCount).num_sequences
@@ -426,13 +381,9 @@ class TokenMoments(GeometryMetric):
         token_values = {
             "token_types": n.new_full((), len(types.n)),
             **split,
-            **ratios(
-                {
-                    "V_over_Q": (values["V"], values["Q"]),
-                    "V_W_over_Q": (split["V_W"], of_types["Q"]),
-                    "V_B_over_Q": (split["V_B"], of_types["Q"]),
-                }
-            ),
+            "V_over_Q": ratio(values["V"], values["Q"]),
+            "V_W_over_Q": ratio(split["V_W"], of_types["Q"]),
+            "V_B_over_Q": ratio(split["V_B"], of_types["Q"]),
             **unbiased_split(of_types["n"], of_types["V"], within),
             **context_split(within, local_variance(types, sequences), num_sequences),
             **type_regressions(regressed),
@@ -458,9 +409,6 @@ class TokenMoments(GeometryMetric):
     def _chosen(self) -> TokenTable:
         """The token types in the range of counts."""
         return _in_range(self._types(), self.count_range)
-
-    def _moments(self) -> Moments | None:
-        return self.load(Moments) if self.count_range is None else None
 
     def reset(self) -> None:
         super().reset()

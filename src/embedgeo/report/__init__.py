@@ -18,14 +18,17 @@ from rich.progress import Progress
 
 from embedgeo.drawing import style
 from embedgeo.formatting import did_you_mean, listed
-from embedgeo.glossary import ALARM, in_order
-from embedgeo.report.page import FigureWriter, Panel, Plan, Section, page_plan, write_page
+from embedgeo.glossary import in_order
+from embedgeo.report.page import FigureWriter, Panel, write_page
+from embedgeo.report.plan import Plan, Planner
+from embedgeo.report.reference import read_references
 from embedgeo.report.runs import Run, read_runs
 from embedgeo.report.story import stories
-from embedgeo.report.summary import alarm_lines
 from embedgeo.results.files import replacing_contents, require_own
 from embedgeo.results.parquet import is_history
 from embedgeo.results.records import MODEL
+
+__all__ = ["write_report"]
 
 _SECONDS = 5.0  # between lines on progress
 _MARK = '<meta name="generator" content="embedgeo report">'
@@ -36,7 +39,8 @@ def write_report(
     out: Path | None = None,
     groups: Mapping[str, str] = MappingProxyType({}),
     metrics: Sequence[str] = (),
-    sections: Sequence[Section] = (),
+    reference: Sequence[Path] = (),
+    layers: int = 4,
 ) -> Path:
     """Draw what runs and models have shown: figures, their numbers and one page, which is returned,
     from records only.
@@ -51,8 +55,15 @@ def write_report(
             history itself, have none.
         groups: of models, whose comparisons tell them apart by line style; see `read_runs`.
         metrics: keys of the metrics to draw; none of them: all there are, and everything else.
-        sections: what studies draw beside the figures of metrics, in their order.
+        reference: folders of earlier runs, whose range stands behind the means over blocks.
+        layers: at how many of them, at most, token types and spectra are drawn.
+
+    Raises:
+        ValueError: an option does not fit the runs; a reference was not measured like them.
+        OSError: a folder is not there, or cannot be written.
     """
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     console = Console(stderr=True)
     if out is None and (len(dirs) > 1 or is_history(dirs[0])):
         what = "several folders" if len(dirs) > 1 else "a history itself"
@@ -72,6 +83,7 @@ def write_report(
                 f"{listed(varying, 5) or 'none here'}"
                 f"; got {', '.join(unknown)}.{did_you_mean(unknown[0], varying)}"
             )
+        references = read_references(reference, runs)
         progress.remove_task(reading)
         require_own(
             out, "report", is_earlier=page.is_file() and _MARK in page.read_text(errors="replace")
@@ -79,7 +91,8 @@ def write_report(
         try:
             with replacing_contents(out) as new, style():
                 writer = FigureWriter(new / "figures")
-                plan = page_plan(runs, writer, sections, metrics)
+                planner = Planner(runs, writer, references, layers)
+                plan = planner.page_of(metrics) if metrics else planner.page()
                 drawn = progress.track(
                     _said(console, plan), len(plan), description="Drawing figures"
                 )
@@ -92,8 +105,7 @@ def write_report(
                 f"--out must be a folder that can be written; {out} is not ({reason}). What was "
                 f"there is as it was."
             ) from error
-    alarms = [(run.label, [f"alarm: {line}" for line in alarm_lines(run)]) for run in runs]
-    for label, sentences in [*stories(runs), *alarms]:
+    for label, sentences in stories(runs):
         for sentence in sentences:
             line = f"{label}: {sentence}" if len(runs) > 1 else sentence
             console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -119,9 +131,8 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
         columns = {"value": values, "stderr": errors, "gaussian": gaussian}
         at_layers = pd.DataFrame(columns).reindex(values.index).reset_index()
-        alarms = run.alarms.assign(metric=ALARM + run.alarms["metric"])
         known = (frame.dropna(subset="value") for frame in (of_model, at_layers))
-        parts += [frame.assign(run=run.label) for frame in (alarms, *known)]
+        parts += [frame.assign(run=run.label) for frame in known]
     records = pd.concat(parts, ignore_index=True)[
         ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     ]

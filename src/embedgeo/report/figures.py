@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm, Normalize
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData, Lines
-from embedgeo.formatting import listed, number
+from embedgeo.formatting import number
 from embedgeo.glossary import GAUSSIAN, term
 from embedgeo.report.runs import Run, drawable
 from embedgeo.report.summary import outlier_steps
@@ -48,9 +48,6 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     if len(few):  # marks of none would be outside of the figure
         ax.plot(few, "o", color="black", mfc="white", clip_on=False)
     draw.value_axis(ax, named, table, gaussian, run.layers, errors)
-    alarms = sorted(set(run.alarms.loc[run.alarms["metric"] == metric, "step"]))
-    for step in alarms:
-        ax.axvline(step, color=draw.ACCENT, ls=":", label=None if step > alarms[0] else "alarm")
     draw.legend(ax)
     numbers, bands = with_errors(table.join(means), errors.join(mean_errors))
     alt = f"{named.name} against optimizer step, a line for each of {len(run.layers)} layers."
@@ -60,15 +57,12 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         for name in run.blocks
     )
     text += bands + (" Hollow: steps of few rows." if len(few) else "")
-    if alarms:
-        text += f" Alarm at step {listed([f'{step:,}' for step in alarms], 4)}."
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
     lines = [
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
         *_baseline_lines(baseline),
         Lines("few", few.add_suffix(", few rows"), "black"),
-        Lines("alarm", pd.DataFrame({"alarm": np.nan}, alarms), draw.ACCENT, dashes=":"),
     ]
     return FigureData(f"{metric}-dynamics", figure, numbers.join(baseline), alt, text, lines)
 

@@ -190,23 +190,6 @@
     for (let i = 0; i < ends.length; i += 2)
       shade(u, xs, ends[i], at => ends[i].values[at], at => ends[i + 1].values[at], 0.3);
   };
-  const drawAlarms = (u, { xs, lines, within }) => {
-    const { ctx, bbox } = u;
-    ctx.save();
-    for (const { colour, width, dash, values } of lines.filter(line => line.kind === "alarm")) {
-      Object.assign(ctx, { strokeStyle: colour, lineWidth: width * devicePixelRatio });
-      ctx.setLineDash(dash.map(length => length * devicePixelRatio));
-      values.forEach((_, i) => { // where it has a place
-        if (xs[i] < within[0] || xs[i] > within[1]) return;
-        const x = u.valToPos(xs[i], "x", true);
-        ctx.beginPath();
-        ctx.moveTo(x, bbox.top);
-        ctx.lineTo(x, bbox.top + bbox.height);
-        ctx.stroke();
-      });
-    }
-    ctx.restore();
-  };
   const drawPanel = (plot, drawn, box) => {
     const { panel, over, xs, lines, isLogX, within, isLog, range } = drawn;
     const labels = over === "layer" ? shared[panel.lines[0].labels] : [];
@@ -238,12 +221,12 @@
       ],
       series: [{}, ...lines.map(({ kind, colour, width, dash, mark }) => ({
         stroke: colour, width, dash: dash.map(length => length * devicePixelRatio), spanGaps: kind === "run", pxAlign: 0,
-        ...(["few", "alarm"].includes(kind) && { paths: () => null }),
+        ...(kind === "few" && { paths: () => null }),
         points: { show: Boolean(mark), size: { run: 5, few: 8 }[kind] || 4, width: 1, stroke: colour, fill: kind === "few" ? "#fff" : colour },
       }))],
       cursor: { y: false, points: { show: false }, drag: { setScale: false }, bind: { dblclick: () => () => zoom(over) } },
       hooks: {
-        drawAxes: [u => drawBands(u, drawn), u => drawAlarms(u, drawn)],
+        drawAxes: [u => drawBands(u, drawn)],
         setCursor: [u => u.cursor.left >= 0 && nearest(plot, drawn)],
         setSelect: [({ select: { left, width }, posToVal }) => {
           if (width <= 3) return;

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from embedgeo.drawing import thinned, tick_label
 from embedgeo.formatting import listed, number
-from embedgeo.glossary import ALARM
-from embedgeo.layer_names import LEDGER, blocks_by_side, is_along, side
+from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
-from embedgeo.results.folder import SweepFolder, read_cka
+from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import (
     SCHEMA,
@@ -65,7 +64,6 @@ SETTINGS = {
     "begins_with": "sequences begin with",
     "n": "number of rows",
 }
-_OF_BLOCKS = "n", "Q", "M", "V", "V_W", "V_W_unbiased"  # that a ledger has, too
 _DIFFERENT_ROWS = 0.1  # share by which numbers of rows differ that are not of the same settings
 _FEW_ROWS = 0.75  # of those that steps have as a rule: fewer than that make other values
 
@@ -86,8 +84,6 @@ class Run:
     recorded: frozenset[tuple[str, str]]
     # model, revision, weights_sha256, duplicate_of, where known; the index is the step
     checkpoints: pd.DataFrame
-    # step, layer, metric and value of what a `GeometryAlarm` has told, also of means over blocks
-    alarms: pd.DataFrame
     failures: dict[str, str] = field(default_factory=dict)  # reasons, by name of the checkpoint
     other_models: dict[str, str] = field(default_factory=dict)  # in its series: checkpoints by run
     # of weights, and the checkpoints with them
@@ -247,29 +243,14 @@ class Run:
 
 
 def _name_of_mean(part: str) -> str:
-    """The name of the mean over the blocks of a side, or over what is inside of them."""
-    if not part:
-        return "mean over blocks"
-    name = part.rstrip(".")
-    return f"{name} mean" if name in ("encoder", "decoder") else name.replace(".", " ")
+    """The name of the mean over the blocks of a side."""
+    return f"{part.rstrip('.')} mean" if part else "mean over blocks"
 
 
 def make_run(label: str, records: pd.DataFrame) -> Run:
     """A run from records in a table; infinite values at layers are undefined."""
-    metrics = records["metric"].astype(str)
-    is_alarm = metrics.str.startswith(ALARM)
-    alarms = records[is_alarm].assign(metric=metrics[is_alarm].str.removeprefix(ALARM))
-    records = records[~is_alarm]
     # they are of the layers here
     records = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
-    blocks = records["layer"].astype(str).str.removesuffix(f".{LEDGER}")
-    is_again = (
-        (blocks != records["layer"])
-        & blocks.isin(set(records["layer"]))
-        & records["metric"].isin(_OF_BLOCKS)
-    )
-    # a ledger is of its block, which may be there, too
-    records = records.assign(layer=blocks)[~is_again]
     of_model = records["layer"] == MODEL
     at_layers = records[~of_model]
     layers = at_layers.drop_duplicates("layer").sort_values("layer_index")["layer"]
@@ -296,7 +277,6 @@ def make_run(label: str, records: pd.DataFrame) -> Run:
         model=_wide(records[of_model], ["step"]),
         recorded=frozenset(zip(places["layer"], places["metric"], strict=True)),
         checkpoints=checkpoints,
-        alarms=alarms[["step", "layer", "metric", "value"]],
     )
 
 
@@ -495,7 +475,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
     shared = sweep.shared_files()
-    cka = read_cka(sweep.path)
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _told_apart(by_series, finals):
@@ -505,9 +484,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}
             for kind in TABLES
         }
-        compared = cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)
-        if compared.any():
-            tables["cka"] = {max(steps.values()): cka[compared]}
         facts_of_last = facts[[*checkpoints][-1]]
         yield replace(
             make_run(series, records),

@@ -106,24 +106,8 @@ def _checkpoint_flags(run: Run) -> Iterator[Flag]:
     yield Flag("Loss outliers", text, details)
 
 
-def alarm_lines(run: Run) -> list[str]:
-    """What alarms have told, a line for each number and step."""
-    lines = []
-    alarms = run.alarms.sort_values("value", key=abs, ascending=False)
-    for (step, metric), told in alarms.groupby(["step", "metric"]):
-        off = told["value"].iloc[0]
-        what = f"{'rose' if off > 0 else 'fell'} by {abs(off):.1f} of its usual deviations"
-        if np.isnan(off):
-            what = "is no longer finite"
-        where = listed([*told["layer"]], 4)
-        lines.append(f"step {step:,}: {term(str(metric)).name} {what} at {where}")
-    return lines
-
-
 def _layer_flags(run: Run) -> Iterator[Flag]:
     values = run.values
-    text = "These numbers departed from the run's own recent values while it trained."
-    yield Flag("Alarms", text, alarm_lines(run))
     rows = run.table("n_nonfinite") if "n_nonfinite" in values else pd.DataFrame()
     details = []
     for layer, values_at in rows.items():

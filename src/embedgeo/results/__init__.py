@@ -11,6 +11,8 @@ from embedgeo.results.records import MEANS, block_means
 if TYPE_CHECKING:
     import pandas as pd
 
+__all__ = ["load_results"]
+
 _UNKNOWN = {"string": "", "int64": 0, "double": nan}
 _ORDER = ["run", "step", "model", "revision", "layer_index", "layer", "metric"]
 

@@ -265,7 +265,7 @@ class SweepFolder:
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
         a change of local weights is noticed; ``has_step``, "false" of a final model;
-        ``architecture``; ``group``; and ``weight_files``, the digests of several files of weights,
+        ``group``; and ``weight_files``, the digests of several files of weights,
         by which one that others share is found.
         """
         # of earlier records, none may be left beside what belongs to these

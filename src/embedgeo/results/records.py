@@ -6,20 +6,15 @@ from functools import cache
 from statistics import median
 from typing import NotRequired, TypedDict
 
-from embedgeo.layer_names import LEDGER, PARTS, blocks_by_side
+from embedgeo.layer_names import blocks_by_side
 
 MODEL = "model"
 """Layer name of metrics of the whole model, such as its loss; their layer index is -1 and their
 width 0.
 """
 
-MEANS = tuple(
-    f"{side}{part}mean"
-    for side in ("", "encoder.", "decoder.")
-    for part in ("", *(f"{each}." for each in (*PARTS, LEDGER)))
-)
-"""Layer names of means over blocks, and over each layer inside of them, those of an encoder and its
-decoder apart.
+MEANS = ("mean", "encoder.mean", "decoder.mean")
+"""Layer names of means over blocks, those of an encoder and its decoder apart.
 
 Their layer index is -1.
 """

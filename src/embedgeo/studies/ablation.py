@@ -323,9 +323,7 @@ def lens_layers(model: nn.Module, layers: Sequence[Layer]) -> dict[int, Layer]:
         ValueError: there are none.
     """
     stream = [layer.calls for layer in _stream(model)]
-    found = {
-        i: layer for i, layer in enumerate(layers) if layer.calls in stream and not layer.stream
-    }
+    found = {i: layer for i, layer in enumerate(layers) if layer.calls in stream}
     if not found:
         names = listed([layer.name for layer in layers], 4)
         raise ValueError(
@@ -490,12 +488,6 @@ class Ablation:
             raise ValueError(
                 f"layers must each be the output of a module to be replaced; {listed(means)} is a "
                 f"mean."
-            )
-        if parts := [layer.name for layer in layers.values() if layer.stream]:
-            raise ValueError(
-                f"layers must each be the output of a module to be replaced; {listed(parts, 4)} "
-                f'{"is a part" if len(parts) == 1 else "are parts"} of a block. Leave "residual" '
-                "out."
             )
         self._model = model
         self._network = measured_model(model)

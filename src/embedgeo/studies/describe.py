@@ -14,12 +14,10 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from embedgeo.capture.calls import kept_buffers, kept_random_states, mode_restorer
-from embedgeo.capture.residual import STREAMS
 from embedgeo.capture.structure import is_compiled, measured_model, model_width
 from embedgeo.formatting import listed, reason, size
 from embedgeo.functional.distributed import num_ranks
 from embedgeo.geometry import Geometry
-from embedgeo.layer_names import LEDGER
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES, width_notes
 from embedgeo.studies.inspection import Inspection, compared_states, inspect_forward
@@ -127,8 +125,7 @@ def describe(
     The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without
     gradients and in eval mode; modes, buffers and random states are afterwards what they were. A
     model on the meta device can be described, too. Call it on a model that is not yet sharded over
-    ranks. Bytes are those of the package's own metrics. Which streams ``layers="residual"`` has is
-    told by running a block of each kind once more, on random numbers where it has none.
+    ranks. Bytes are those of the package's own metrics.
 
     Args:
         monitor: any of the three monitors, before its run.
@@ -180,7 +177,6 @@ def describe(
         model.eval()
         found = inspect_forward(model, geometry.layers, batch)
         compared = compared_states(model)
-        geometry.layers = [*filter(found.has, geometry.layers)]
     paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
     tables = list(dict.fromkeys(paths[table] for table, _ in found.token_ids))
     masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
@@ -257,7 +253,6 @@ def _warnings(geometry: Geometry, found: Inspection, batch: Any, *, has_ids: boo
             "No token ids were found: values over token types (V_W, V_B …) will be absent. Give "
             "the monitor token_ids=, a function of the batch."
         )
-    yield from found.refusals
     for width in dict.fromkeys(found.hidden[layer.name][-1] for layer in reached):
         yield from width_notes(geometry.make_metrics, width)
 
@@ -273,9 +268,8 @@ def _held_bytes(
     has_types = has_ids and settings["rows"] not in ("mean", "max")
     most_types = geometry.inputs.num_token_types if has_types else 0
     held = Counter[str]()
-    for layer, described in zip(geometry.layers, layers, strict=True):
-        width = (described.width or 0) * (len(STREAMS) if layer.stream == LEDGER else 1)
-        for metric in geometry.make_metrics_of(layer)(width) if width else ():
+    for described in layers:
+        for metric in geometry.make_metrics(described.width) if described.width else ():
             name = type(metric).__name__
             held[name] += 0
             if isinstance(metric, GeometryMetric):

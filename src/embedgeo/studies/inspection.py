@@ -7,23 +7,19 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from embedgeo.capture.calls import eager_mode, first_float, first_input
 from embedgeo.capture.forward_inputs import ForwardInputs, LayerRows
 from embedgeo.capture.layers import Layer, resolve_layers
-from embedgeo.capture.probe import Probe
 from embedgeo.capture.structure import is_callable, is_hugging_face, measured_model
 from embedgeo.capture.torch_names import meta_values
-from embedgeo.formatting import reason
-from embedgeo.layer_names import LEDGER, PARTS
 
 _SHAPE = 2, 8  # sequences and positions of synthetic token ids
 _MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
@@ -40,9 +36,6 @@ class Inspection:
     # the outermost modules called with one, and the argument's name
     masks: dict[nn.Module, str] = field(default_factory=dict)
     error: Exception | None = None  # where some layers were not reached
-    # that blocks have, by how they look
-    streams: dict[str, Sequence[str]] = field(default_factory=dict)
-    refusals: list[str] = field(default_factory=list)  # why they cannot be told
 
     def has_token_rows(self, layer: Layer) -> bool:
         """Tell whether some of the token ids are those of the layer's rows."""
@@ -57,28 +50,6 @@ class Inspection:
         """Note the hidden state of a layer's call."""
         if (hidden := _hidden(layer, args, kwargs, output)) is not None:
             self.hidden[layer.name] = hidden.shape
-
-    def has(self, layer: Layer) -> bool:
-        """Tell a layer from a stream that its block has not."""
-        found = self.streams.get(repr(layer.calls[0].module), (*PARTS, LEDGER))
-        return not layer.stream or layer.stream in found
-
-    def add_streams(self, layer: Layer, module: nn.Module, *call: Any) -> None:
-        """Find the streams of a block by running it once more, on random numbers where it has
-        none.
-        """
-        if (look := repr(module)) in self.streams:
-            return
-        self.streams[look] = (*PARTS, LEDGER)
-        weights = dict((*module.named_parameters(), *module.named_buffers()))
-        layers = [replace(layer, stream=each) for each in self.streams[look]]
-        found = list[str]()
-        try:
-            with Probe(layers, ForwardInputs(module), lambda each, *_: found.append(each.stream)):
-                functional_call(module, *map(_with_values, (weights, *call)))
-            self.streams[look] = found
-        except Exception as error:
-            self.refusals.append(reason(error))
 
     def add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the mask that a module is called with, unless one around it was given one."""
@@ -117,9 +88,6 @@ def inspect_forward(model: nn.Module, layers: Sequence[Layer], batch: Any = None
             )
         for layer in layers:
             module, is_before = layer.calls[-1].module, layer.takes_input
-            if layer.stream:
-                look = partial(found.add_streams, layer)
-                hooks.enter_context(_hooked(module, look, is_before=True))
             read = partial(found.add_hidden, layer)
             hooks.enter_context(_hooked(module, read, is_before=is_before))
         for module in dict.fromkeys((measured_model(model), *inputs.enclosing_modules)):
@@ -192,23 +160,6 @@ def _keep(
 
 def _hidden(layer: Layer, args: Any, kwargs: Any, output: Any) -> Tensor | None:
     return first_input(args, kwargs) if layer.takes_input else first_float(output)
-
-
-def _with_values(x: Any) -> Any:
-    """What a block is given, with random numbers in tensors that have none; without a cache, which
-    would be filled again.
-    """
-    if isinstance(x, tuple):
-        return tuple(map(_with_values, x))
-    if isinstance(x, dict):
-        return {name: _with_values(each) for name, each in x.items()}
-    if hasattr(x, "get_seq_length"):
-        return None
-    if not (isinstance(x, Tensor) and x.is_meta):
-        return x
-    if not x.is_floating_point():
-        return torch.ones_like(x, device="cpu")
-    return torch.randn_like(x, device="cpu") / x.shape[1:].numel() ** 0.5
 
 
 def _hooked(module: nn.Module, read: Callable[..., None], *, is_before: bool) -> RemovableHandle:

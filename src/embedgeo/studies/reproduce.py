@@ -338,10 +338,6 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
 def _fact(claim: Claim, measured: Measured) -> Verdict:
     """Verdict on what is known of a model without any text."""
     run = measured.run
-    if claim.metric == "architecture":
-        kind = run.facts.get("architecture", "")
-        verdict = (HOLDS if kind == claim.printed else FAILS) if kind else OPEN
-        return Verdict(verdict, f"the outputs of its blocks make it {kind or 'neither'}")
     numbers = {
         "layers": float(len(measured.layers)),
         "width": float(run.widths.max()),

@@ -32,8 +32,7 @@ from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import reason
 from embedgeo.geometry import Geometry
 from embedgeo.metrics import TokenOccurrences, default_metrics
-from embedgeo.metrics.base import GeometryMetric
-from embedgeo.metrics.defaults import require_distinct_keys, require_samples
+from embedgeo.metrics.defaults import require_extra_names
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.results.parquet import TABLES
@@ -203,7 +202,7 @@ class Worker:
         model = loaded.model  # with a device map, accelerate's hooks move what enters each part
         if settings.device_map is None:
             model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(model))
-        make = metrics_function(settings)
+        make = _with_unembedding(metrics_function(settings), model)
         types = text.occurrence_types
         with torch.inference_mode():
             geometry = Geometry(
@@ -232,7 +231,6 @@ class Worker:
             # "meta" unties those tied
             num_parameters = sum(parameter.numel() for parameter in network.parameters())
             facts = {"model_class": type(network).__name__, "num_parameters": str(num_parameters)}
-            facts["architecture"] = geometry.norms.architecture(geometry.layers)
             if not text.is_even:
                 facts["text_lengths"] = json.dumps(Counter(text.lengths.tolist()), sort_keys=True)
             if settings.device_map is None:
@@ -484,26 +482,23 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    make = partial(function, **options)
+    require_extra_names(settings.extra_names)
     try:
-        require_distinct_keys(make)
-    except (Exception, SystemExit) as error:
-        if isinstance(error, ValueError) and str(getattr(function, "__module__", "")).startswith(
-            "embedgeo."
-        ):
-            raise
+        signature(function).bind(1, **options)
+    except TypeError as error:
         raise ValueError(
-            "metrics must name a function that makes a list of torchmetrics metrics, of distinct "
-            f"keys, for any width and the options given with it; {name} fails for width 2 "
-            f"({reason(error)})."
+            "metrics must name a function that takes a layer's width and the options given with "
+            f"it; {name} does not ({reason(error)})."
         ) from error
-    tables = (metric.token_tables() for metric in make(2) if isinstance(metric, GeometryMetric))
-    has_types = any("tokens" in of_metric for of_metric in tables)
-    if (settings.token_tables or settings.save_means) and not has_types:
-        asked = "token_tables" if settings.token_tables else "save_means"
-        raise ValueError(
-            f"{asked} needs metrics that hold TokenMoments; {name} makes none. Leave it out."
-        )
-    if settings.save_samples:
-        require_samples(make)
-    return make
+    return partial(function, **options)
+
+
+def _with_unembedding(make: Any, model: nn.Module) -> MetricFactory:
+    """The function with the weights of the model's output embedding, if it takes ``unembedding``
+    and there are any.
+    """
+    weights = getattr(output_embedding(model), "weight", None)
+    is_usable = isinstance(weights, Tensor) and weights.is_floating_point() and not weights.is_meta
+    if not is_usable or "unembedding" not in signature(make).parameters:
+        return make
+    return partial(make, unembedding=weights)

@@ -45,7 +45,7 @@ class GeometryMonitor(Monitor, Callback):
     Args:
         every_n_steps: measure at steps 0, n, 2n …
         extra_steps: measure at these steps too; see `embedgeo.log_spaced_steps`.
-        layers: ``"blocks"``, ``"hidden_states"``, ``"residual"``, a pattern of names, a list of
+        layers: ``"blocks"``, ``"hidden_states"``, a pattern of names, a list of
             these or a callable on the model: see `embedgeo.capture.layers.resolve_layers`. The
             callable may also return a module, whose blocks are measured.
         metrics: makes the metrics of a layer, given the layer's width. Default, ``"auto"``:
@@ -103,7 +103,7 @@ class GeometryMonitor(Monitor, Callback):
             ``history``, ``callback_metrics`` and the files have all.
         listeners: functions that are called with the step and its records, with the means over
             blocks, after each measurement, on every rank in step; such as
-            `embedgeo.GeometryAlarm` and `embedgeo.Drift`. What one returns, if anything, are
+            `embedgeo.Drift`. What one returns, if anything, are
             records that join the history. Its ``state_dict`` is saved where it has one. One that
             fails is taken out on all ranks, with one warning, or raises with
             ``on_error="raise"``. In a YAML configuration each is a ``class_path`` and its

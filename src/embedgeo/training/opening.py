@@ -45,13 +45,14 @@ def opening(
     ``path`` is the history file's; token ids and mask may be given in place of those that the model
     is called with.
     """
-    width = model_width(geometry.model) or 2
-    made = geometry.make_metrics(width)
+    width = model_width(geometry.model) or 0
+    made = geometry.make_metrics(width) if width else []
     why_not = missing_for_history() or "folder= has it written"
     history = f"written to {path}" if path else f"kept in its history alone ({why_not})"
     lines = [
         f"{len(geometry.layers)} layers ({listed([layer.name for layer in geometry.layers], 4)}), "
-        f"{listed([type(metric).__name__ for metric in made])}, {schedule}; {history}."
+        f"{listed([type(metric).__name__ for metric in made]) or 'metrics by width'}, {schedule}; "
+        f"{history}."
     ]
     own = [each for each in made if isinstance(each, GeometryMetric)]
     of_types = [key for key in headlines() if any(key in each.keys_of_types for each in own)]
@@ -84,7 +85,7 @@ def opening(
             f"{expected.num_batches:,}), {sources}"
             f"{f' That is too few for {listed(few)}.' if few else ''}"
         )
-    lines += [sources, *width_notes(geometry.make_metrics, width)]
+    lines += [sources, *(width_notes(geometry.make_metrics, width) if width else ())]
     if of_types and has_no_ids and not has_no_types:
         lines.append(
             f"{listed([term(key).name for key in of_types])} and other values over token types "

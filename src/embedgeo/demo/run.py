@@ -1,4 +1,4 @@
-"""The command ``embedgeo demo``."""
+"""Training of a small language model whose geometry is measured: what ``embedgeo demo`` runs."""
 
 import math
 import shutil
@@ -18,12 +18,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
+from embedgeo.demo import DemoSettings
 from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
 from embedgeo.results.files import require_own
 from embedgeo.results.records import Record
-from embedgeo.studies.commands import DemoSettings
-from embedgeo.studies.sections import report_sections
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
@@ -108,7 +107,7 @@ def run_demo(settings: DemoSettings) -> None:
         )
         sweep(sweep_settings)
     console.print(compare(monitor.history, pd.read_csv(out / "sweep" / "metrics.csv")))
-    write_report([out / "sweep"], sections=report_sections())
+    write_report([out / "sweep"])
     show(console, out)
 
 

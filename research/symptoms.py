@@ -1,6 +1,6 @@
 """What faults of a run, and of a measurement, do to the headline numbers: rows of docs/curves.md.
 
-    python -m benchmarks.symptoms [--size full|small] [--out docs/symptoms.csv] [--processes 2]
+    python -m research.symptoms [--size full|small] [--out docs/symptoms.csv] [--processes 2]
 
 The small decoder of docs/findings.md is trained up to the step at which faults begin. From there
 it goes on with each fault, and without one, from the same weights on the same batches. All are
@@ -21,7 +21,7 @@ from jsonargparse import CLI
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.findings_runs import SIZES, Setting, Size, Task, measure, onset, rate
+from research.findings_runs import SIZES, Setting, Size, Task, measure, onset, rate
 
 KEYS = (
     "V_W_over_V_unbiased",

@@ -1,21 +1,21 @@
 """Small models of Python's documentation, sound and faulty, measured while they train: the runs of
 docs/findings.md.
 
-    python -m benchmarks.findings_runs [--size full|small] [--folder runs/findings] [--processes 2]
+    python -m research.findings_runs [--size full|small] [--folder runs/findings] [--processes 2]
 
 Every run writes two tables into the folder, its values and its losses. A run whose tables are there
-is not done again, so that what was stopped goes on where it was. `benchmarks.findings` makes the
+is not done again, so that what was stopped goes on where it was. `research.findings` makes the
 page of them.
 """
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from hashlib import sha256
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,7 +34,6 @@ from transformers import (
 )
 
 import embedgeo
-from benchmarks.small_models import MASKED
 from embedgeo.functional import (
     pca_whitening,
     principal_axes,
@@ -44,11 +43,8 @@ from embedgeo.functional import (
     z_scoring,
 )
 from embedgeo.metrics import Anisotropy, IntrinsicDimension, default_metrics
-from embedgeo.results.files import replacing
-from embedgeo.studies.commands import DemoSettings
-from embedgeo.studies.demo import HEAD_WIDTH, new_model
 from embedgeo.text import builtin_corpus, cut_sequences, split_held_out, train_tokenizer
-from embedgeo.text.tokenizing import tokenize_joined
+from research.models import HEAD_WIDTH, MASKED, learning_share, new_decoder
 
 Kind = Literal["decoder", "pre-LN", "post-LN"]
 KINDS: tuple[Kind, ...] = ("decoder", "pre-LN", "post-LN")
@@ -181,15 +177,29 @@ def read_text(vocab_size: int) -> Text:
     """Python's documentation, tokenized."""
     text, held_out = split_held_out(builtin_corpus())
     tokenizer = train_tokenizer(text, vocab_size)
-    whole = len(tokenizer.encode(text))
-    found = tokenize_joined(
-        [text], tokenizer, seq_len=whole, num_tokens=whole, special_tokens="none", with_words=True
-    )
-    assert found.words is not None  # they were asked for
+    encoding = tokenizer(text, add_special_tokens=False)
+    token_ids = encoding["input_ids"]
+    word_ids, word_types = words_of(token_ids, encoding.word_ids(), tokenizer)
     held_out_ids = torch.tensor(tokenizer.encode(held_out))
-    return Text(
-        tokenizer, found.token_ids, found.words.word_ids, found.words.word_types, held_out_ids
-    )
+    return Text(tokenizer, torch.tensor(token_ids), word_ids, word_types, held_out_ids)
+
+
+def words_of(
+    token_ids: list[int], places: list[int | None], tokenizer: PreTrainedTokenizerFast
+) -> tuple[Tensor, Tensor]:
+    """The word that each token is of, and the type of this word; -1 for white space.
+
+    ``places`` has equal numbers for consecutive tokens of one word.
+    """
+    types = dict[str, int]()
+    word_ids, word_types = list[int](), list[int]()
+    for number, (_, run) in enumerate(groupby(places)):
+        count = len([*run])
+        tokens = token_ids[len(word_ids) : len(word_ids) + count]
+        word = tokenizer.decode(tokens, clean_up_tokenization_spaces=False).strip()
+        word_ids += [number if word else -1] * count
+        word_types += [types.setdefault(word, len(types)) if word else -1] * count
+    return torch.tensor(word_ids), torch.tensor(word_types)
 
 
 class Setting:
@@ -210,13 +220,8 @@ class Setting:
     def new_model(self) -> PreTrainedModel:
         """The model with random weights."""
         training, tokenizer = self.training, self.text.tokenizer
-        sizes = {
-            "num_layers": training.num_layers,
-            "hidden_size": training.width,
-            "seq_len": training.seq_len,
-        }
         if self.kind == "decoder":
-            return new_model(DemoSettings(**sizes), tokenizer)
+            return new_decoder(tokenizer, training.num_layers, training.width, training.seq_len)
         options: dict[str, Any] = {
             "vocab_size": self.num_tokens + 3,
             "hidden_size": training.width,
@@ -450,11 +455,7 @@ def rate(task: Task, training: Training, step: int) -> float:
     changes it.
     """
     warm_up = 0 if task.fault == "no warm-up" else training.steps // 20
-    share = (
-        min(1.0, (step + 1) / max(1, warm_up))
-        * 0.5
-        * (1 + math.cos(math.pi * step / training.steps))
-    )
+    share = learning_share(step, training.steps, warm_up)
     is_high = task.fault == "rate × 10" or (
         task.fault == "rate jumps × 10" and step >= onset(training)
     )
@@ -565,8 +566,9 @@ def run(task: Task, size: Size, folder: Path) -> str:
     if not losses_file.exists():
         values, losses = train(task, size)
         for table, file in ((values, values_file), (losses, losses_file)):
-            with replacing(file) as temporary:
-                table.to_parquet(temporary, index=False)
+            temporary = file.with_suffix(".new")
+            table.to_parquet(temporary, index=False)
+            temporary.replace(file)
     return str(task)
 
 

@@ -12,10 +12,8 @@ import pandas as pd
 from embedgeo import drawing as draw
 from embedgeo.drawing import FigureData, Lines
 from embedgeo.formatting import listed
-from embedgeo.glossary import in_order, term
-from embedgeo.metrics.processing import is_processed
+from embedgeo.glossary import term
 from embedgeo.report.figures import trend
-from embedgeo.report.page import Section
 from embedgeo.report.runs import Run, read_runs
 
 REFERENCE_TEXT = (
@@ -48,40 +46,19 @@ class Band(NamedTuple):
         )
 
 
-def reference_section(folders: Sequence[Path], metrics: Sequence[str] = ()) -> Section:
-    """The section of runs before the range of earlier ones, which are in folders.
+def read_references(folders: Sequence[Path], runs: Sequence[Run]) -> list[Run]:
+    """Earlier runs of folders, to stand behind others.
 
-    Args:
-        folders: of the earlier runs, each measured at several steps.
-        metrics: keys of the metrics to draw; none of them: all that are drawn of a run.
+    Raises:
+        ValueError: one of them was not measured at several steps, or not on the text, the rows and
+            by the definitions of the others.
     """
-
-    def draw_all(runs: Sequence[Run]) -> Iterator[tuple[str, FigureData]]:
-        earlier = read_references(folders)
-        require_alike(runs, earlier)
-        for run in runs:
-            drawn = [key for key in run.metrics if term(key).is_drawn and not is_processed(key)]
-            for metric in in_order(metrics or drawn):
-                yield from ((run.label, data) for data in before_band(run, metric, earlier))
-
-    return Section("Beside earlier runs", draw_all, REFERENCE_TEXT)
-
-
-def read_references(folders: Sequence[Path]) -> list[Run]:
-    """The runs of folders, each of which has to be measured at several steps (ValueError)."""
     references = read_runs(folders)
     for reference in references:
         if not reference.has_steps or len(reference.steps) < 2:
             raise ValueError(
                 f"a reference must be a run measured at several steps; {reference.label} is not."
             )
-    return references
-
-
-def require_alike(runs: Sequence[Run], references: Sequence[Run]) -> None:
-    """Check that earlier runs were measured on the text of the others, of the same rows and by the
-    same definitions: ValueError if not.
-    """
     for reference in references:
         for run in runs:
             what = "; ".join(
@@ -94,6 +71,7 @@ def require_alike(runs: Sequence[Run], references: Sequence[Run]) -> None:
                     f"a reference must be measured like the runs before it; {reference.label} is "
                     f"not like {run.label or 'this one'}: {what}."
                 )
+    return references
 
 
 def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[FigureData]:

@@ -1,9 +1,6 @@
-"""Figures of how variance is spread: eigenvalue spectra, the largest coordinates, massive
-activations.
-"""
+"""How variance is spread: figures of eigenvalue spectra, and a table of the largest coordinates."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,8 +8,8 @@ from matplotlib.axes import Axes
 
 from embedgeo import drawing as draw
 from embedgeo.drawing import Array, FigureData
-from embedgeo.formatting import listed, number, printable
-from embedgeo.glossary import GAUSSIAN, term
+from embedgeo.formatting import number, printable
+from embedgeo.glossary import GAUSSIAN
 from embedgeo.metrics.anisotropy import gaussian_eigenvalues
 from embedgeo.report.page import TableData
 from embedgeo.report.runs import Run
@@ -38,13 +35,6 @@ _DEEPEST = 1e-9
 _OVER_MEAN = "λᵢ over their mean, V / d"
 _NAMED, _SHOWN = 10, 5  # coordinates of a layer that are named, and that the page has
 _SHARES = {"share_of_V": "by share of V", "share_of_cosine": "by share of the mean cosine"}
-_COMPARED = ("max_abs", "massive_fraction", "kurtosis")
-# by the end of a key: colour, marker and name of the rows that are compared
-_POSITIONS = {
-    "_first": (draw.ACCENT, "o", "first positions"),
-    "_rest": (draw.RUNS[0], "s", "the rest"),
-}
-_KEYS = [f"{key}{suffix}" for key in _COMPARED for suffix in _POSITIONS]
 
 
 Tables = Mapping[int, pd.DataFrame]  # by step
@@ -200,15 +190,12 @@ def read_coordinates(run: Run) -> tuple[int, pd.DataFrame]:
     return step, table[is_known].drop_duplicates(["layer", "coordinate"])
 
 
-def coordinate_figures(run: Run) -> Iterator[FigureData | TableData]:
-    """The table and the figure of coordinates that there are numbers for."""
+def coordinate_tables(run: Run) -> Iterator[TableData]:
+    """The table of the largest coordinates, if they were measured."""
     if run.steps_of("coordinates"):
         step, table = read_coordinates(run)
         if len(table):
             yield largest_coordinates(run, step, table)
-    is_known = set(_KEYS) <= set(run.values) and run.values["max_abs_rest"].notna().any()
-    if is_known and len(run.depth) > 1:
-        yield massive_activations(run)
 
 
 def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> TableData:
@@ -224,12 +211,7 @@ def largest_coordinates(run: Run, step: int, table: pd.DataFrame) -> TableData:
     cells = cells.reindex(index=present, columns=[*_SHARES]).fillna("")
     by_variance = _ranked(table, "share_of_V")
     layer, _, coordinate, size = next(by_variance.nlargest(1, "share").itertuples(index=False))
-    counts = by_variance["coordinate"].value_counts()
-    common = [
-        f"{each:.0f} ({count} of {len(present)})" for each, count in counts.items() if count > 1
-    ]
     text = f"Largest share of V: {number(size)}, coordinate {coordinate:.0f} at {layer}."
-    text += f" Most often among those of a layer: {listed(common[:5])}." if common else ""
     return TableData(
         "coordinates-largest",
         run.titled("The largest coordinates", step),
@@ -249,37 +231,3 @@ def _ranked(table: pd.DataFrame, share: str) -> pd.DataFrame:
         ["layer", "rank", "coordinate", "share"]
     ]
     return ranked[ranked["rank"] <= _NAMED]
-
-
-def massive_activations(run: Run) -> FigureData:
-    """Largest entries, massive rows and kurtosis through the layers at the last step: first
-    positions, and the rest.
-    """
-    tables = (run.values[_KEYS], run.baseline)
-    last, gaussian = (
-        table.xs(run.steps[-1], level="step").reindex(run.axis).reset_index() for table in tables
-    )
-    title = run.titled("Massive activations: first positions against the rest", run.steps[-1])
-    figure, axes = draw.new_figure(
-        title, "the first row of each sequence that counts, and all others", panels=3
-    )
-    for ax, key in zip(axes, _COMPARED, strict=True):
-        for suffix, (colour, marker, name) in _POSITIONS.items():
-            look: dict[str, Any] = {"color": colour, "marker": marker, "ms": 3, "lw": 1.6}
-            ax.plot(last[key + suffix], label=name, **look)
-        both = last[[key + suffix for suffix in _POSITIONS]].to_numpy().T
-        draw.value_axis(ax, term(key), both, gaussian.get(key))
-        draw.layer_axis(ax, run.axis, most=6)
-    draw.legend(axes[0])
-    numbers = last.set_index("layer").reindex(run.depth)
-    entries = " and ".join(number(numbers[f"max_abs{suffix}"].max()) for suffix in _POSITIONS)
-    text = f"Largest entry at first positions and the rest: {entries}."
-    for suffix, (*_, name) in _POSITIONS.items():
-        shares = numbers[f"massive_fraction{suffix}"]
-        massive = [f"{layer} {number(share)}" for layer, share in shares[shares > 0].items()]
-        text += f" Share of massive rows, {name}: {listed(massive, 6) or 'none at any layer'}."
-    alt = (
-        "Largest entry, share of massive rows and kurtosis of coordinates against layer: first "
-        "positions and the rest."
-    )
-    return FigureData("massive-activations", figure, numbers, alt, text)

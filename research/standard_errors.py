@@ -1,23 +1,18 @@
-"""Standard errors by the jackknife: how often their intervals hold the truth, and what they cost.
+"""Standard errors by the jackknife: how often their intervals hold the truth.
 
-Run as ``python -m benchmarks.standard_errors [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows
+Run as ``python -m research.standard_errors [NUMBER OF SAMPLES]``. Simulated samples of 8,192 rows
 in 64 sequences, whose rows share an effect of their sequence, in 16 groups; and other designs, by
 what they change.
 """
 
 import sys
-import time
-from statistics import median
 
 import numpy as np
 import pandas as pd
 import torch
 
-from embedgeo.functional.rows import row_ids
-from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics import default_metrics
-from embedgeo.metrics.layer import LayerMetrics
-from tests.simulations import Corpus, observe_rows
+from research.simulations import Corpus, observe_rows
 
 DIMENSIONS = "intrinsic_dimension", "intrinsic_dimension_between", "intrinsic_dimension_within"
 
@@ -71,34 +66,6 @@ def coverage(
     return pd.DataFrame(rows, index=["population", "mean", "sd", "stderr", "coverage"]).T
 
 
-def cost(dim: int = 512, num_groups: int = 16, repeats: int = 5) -> str:
-    """The time and the memory of a layer with standard errors, in those of one without."""
-    embeddings, token_ids = Corpus(dim=dim).draw(64, 128, seed=0)
-    times: dict[int, list[float]] = {0: [], num_groups: []}
-    sizes: dict[int, int] = {}
-    for _ in range(repeats):
-        for groups, taken in times.items():
-            started = time.perf_counter()
-            metrics = LayerMetrics(
-                default_metrics, dim, device=torch.device("cpu"), jackknife=groups
-            )
-            for x, ids in zip(embeddings.float().split(8), token_ids.split(8), strict=True):
-                metrics.update(x, row_ids(x, ids, None, torch.arange(8)[:, None].expand(ids.shape)))
-            layer_values([metrics])
-            taken.append(time.perf_counter() - started)
-            sizes[groups] = sum(
-                state.nbytes
-                for metric in metrics.with_copies
-                for state in metric.metric_state.values()
-            )
-    plain, more = (median(each) for each in times.values())
-    return (
-        f"8,192 x {dim} rows, default metrics: {plain:.2f} s and {sizes[0] / 2**20:.0f} MiB; with "
-        f"{num_groups} groups {more:.2f} s ({more / plain:.1f} times) and "
-        f"{sizes[num_groups] / 2**20:.0f} MiB ({sizes[num_groups] / sizes[0]:.1f} times)"
-    )
-
-
 DESIGNS = {
     "groups of whole sequences": (Corpus(), {}),
     "groups of rows, as if they were independent": (Corpus(), {"by_sequence": False}),
@@ -111,7 +78,6 @@ DESIGNS = {
 
 if __name__ == "__main__":
     pd.options.display.width = 120
-    print(cost(), "\n")
     for name, (corpus, changes) in DESIGNS.items():
         print(name)
         table = coverage(int(sys.argv[1]) if len(sys.argv) > 1 else 200, corpus, **changes)

@@ -1,8 +1,8 @@
 """How much of V_W is the noise of dropout, where training batches are measured.
 
-    python -m benchmarks.dropout [--dropout 0.1] [--max_steps 300] [--num_sequences 64]
+    python -m research.dropout [--dropout 0.1] [--max_steps 300] [--num_sequences 64]
 
-Trains the demo's decoder with dropout of the embeddings and of what attention and MLP write. Then
+Trains a small decoder with dropout of the embeddings and of what attention and MLP write. Then
 measures the same sequences twice at each layer: as a training batch, and as a probe is.
 """
 
@@ -13,9 +13,9 @@ from jsonargparse import CLI
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.small_models import SETTINGS, trained
 from embedgeo import TokenMoments, observe
 from embedgeo.text import cut_sequences
+from research.models import SETTINGS, trained
 
 KEYS = "V_W_over_V_unbiased", "V_W_unbiased", "V", "M_over_Q"
 

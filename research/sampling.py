@@ -1,7 +1,7 @@
 """Errors of the numbers from few rows: of simulated text, whose values are known, and of two small
 models' on text.
 
-    python -m benchmarks.sampling [--source simulated|decoder|encoder|all] [--draws 8] [--max_steps
+    python -m research.sampling [--source simulated|decoder|encoder|all] [--draws 8] [--max_steps
     300]
 
 Prints the tables of docs/sampling.md. Errors are relative, of probes drawn repeatedly, from the
@@ -20,12 +20,11 @@ from jsonargparse import CLI
 from torch import Tensor
 from torchmetrics import Metric
 
-from benchmarks.small_models import SETTINGS, Kind, trained
 from embedgeo.functional import twonn_dimension
 from embedgeo.metrics import IntrinsicDimension, default_metrics
-from embedgeo.studies.commands import DemoSettings
 from embedgeo.text import cut_sequences
-from tests.simulations import Corpus
+from research.models import SETTINGS, Kind, Settings, trained
+from research.simulations import Corpus
 
 OTHER_SEQUENCES = "intrinsic_dimension, other_sequences"
 """The intrinsic dimension with `neighbors="other_sequences"`."""
@@ -353,7 +352,7 @@ def enough_rows(sources: Sequence[Sequence[Probes]], draws: int, sizes: Sequence
 
 
 def model_texts(
-    kind: Kind, settings: DemoSettings, num_tokens: int | None = None
+    kind: Kind, settings: Settings, num_tokens: int | None = None
 ) -> Iterator[ModelText]:
     """Two layers of a model after training: half way, and the last, as `hidden_states` has them."""
     found = trained(kind, settings)

@@ -1,8 +1,8 @@
 """What share V_W / V the estimators give from few rows: simulated, where it is 0.6, and on text.
 
-    python -m benchmarks.within_token_variance [--seeds 8] [--max_steps 300] [--draws 8]
+    python -m research.within_token_variance [--seeds 8] [--max_steps 300] [--draws 8]
 
-Prints the tables of benchmarks/README.md. "MS_W" pools the squared deviations from the means of the
+Prints the tables of docs/research.md. "MS_W" pools the squared deviations from the means of the
 token types over their degrees of freedom, as embedgeo did before: unbiased if all types have one
 variance and all rows are independent.
 """
@@ -14,7 +14,6 @@ from jsonargparse import CLI
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM
 
-from benchmarks.small_models import trained
 from embedgeo.functional import (
     context_split,
     local_variance,
@@ -24,8 +23,8 @@ from embedgeo.functional import (
     variance_split,
     within_variance,
 )
-from embedgeo.studies.commands import DemoSettings
 from embedgeo.text import cut_sequences
+from research.models import Settings, trained
 
 TYPES, DIM, SHARE = 5_000, 32, 0.6
 ESTIMATORS = "plug-in", "MS_W", "independent rows", "pairs"
@@ -192,7 +191,7 @@ def on_text(max_steps: int, draws: int, most: int) -> None:
     """Mean share at each block from 8 and 32 sequences out of ``most``, and that from all of these,
     the truth.
     """
-    settings = DemoSettings(max_steps=max_steps)
+    settings = Settings(max_steps=max_steps)
     found = trained("decoder", settings)
     print(f"\n{found}")
     sequences = cut_sequences([found.token_ids.tolist()], settings.seq_len)

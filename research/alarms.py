@@ -1,6 +1,6 @@
-"""False alarms and power of `embedgeo.GeometryAlarm`, by simulation.
+"""False alarms and power of the alarm in `examples/alarm.py`, by simulation.
 
-    python -m benchmarks.alarms [--runs 60] [--series 100] [--law walk]
+    python -m research.alarms [--runs 60] [--series 100] [--law walk]
 
 Runs of 200 measurements of some numbers, half of whose variance they have in common. For each law
 of runs the table has the share of them with any alarm, and the share of those with a jump of all
@@ -8,16 +8,13 @@ numbers by 10 standard deviations, after 100 measurements, that is told at its s
 """
 
 import argparse
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import nan
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedgeo import GeometryAlarm
-from embedgeo.results.records import Record
+from examples.alarm import Alarm
 
 Array = NDArray[np.float64]
 LENGTH, JUMP, AT = 200, 10.0, 100
@@ -55,23 +52,16 @@ LAWS = ("normal", "AR 0.9", "walk", "trend", "settling", "shrinking", "t with 3"
 
 def alarm_steps(values: Array) -> list[int]:
     """The steps at which a run alarms."""
-    alarm = GeometryAlarm(metrics=["x"], layers=["*"])
+    alarm = Alarm(lambda text: None, metrics=["x"])
     for step, row in enumerate(values.tolist()):
         alarm(
             step,
             [
-                Record(
-                    layer=f"block.{i:03d}",
-                    layer_index=i,
-                    width=0,
-                    metric="x",
-                    value=value,
-                    stderr=nan,
-                )
+                {"layer": f"block.{i:03d}", "metric": "x", "value": value}
                 for i, value in enumerate(row)
             ],
         )
-    return [each.step for each in alarm.alarms]
+    return [each.step for each in alarm.departures]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -80,7 +70,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--series", type=int, default=100)
     parser.add_argument("--law", choices=LAWS)
     asked = parser.parse_args(argv)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     print(f"{'law':16} {'false alarms':>12} {'jump found':>10}")
     for law in LAWS if asked.law is None else (asked.law,):
         false, found = 0, 0

@@ -1,6 +1,6 @@
 """The numbers of language models that are on this machine, by depth.
 
-    python -m benchmarks.real_models FOLDER … [--text FILE …] [--num-tokens 16384] [--seq-len N]
+    python -m research.real_models FOLDER … [--text FILE …] [--num-tokens 16384] [--seq-len N]
         [--sweeps FOLDER] [--csv FILE]
 
 sweeps each model twice over the same sequences, which begin as its tokenizer has them begin, prints
@@ -10,6 +10,9 @@ of the largest share of V; ``loss`` is in nats a token, where the model predicts
 """
 
 import argparse
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
@@ -17,8 +20,6 @@ from pathlib import Path
 import pandas as pd
 
 from embedgeo import load_results
-from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import SweepSettings, sweep
 
 HEADLINES = ["M_over_Q", "V_W_over_V_unbiased", "V_W_over_V", "anisotropy"]
 KEYS = [
@@ -31,18 +32,18 @@ KEYS = [
     "large_norm_rows",
     "top_dim_share",
 ]
-WAYS = {"with": {"count_special": True}, "without": {"skip_first_positions": 1}}
+WAYS = {"with": ["--count-special", "true"], "without": ["--skip-first-positions", "1"]}
 """Options of the two sweeps, with and without the first position of each sequence."""
 
 
-def swept(settings: SweepSettings) -> pd.DataFrame:
+def swept(out: Path, options: Sequence[str]) -> pd.DataFrame:
     """The values of a model: a row for each layer, a column for each metric."""
-    if sweep(settings):
-        raise SystemExit(f"{settings.models[0]} could not be measured: see {settings.folder}.")
-    records = load_results(settings.folder)
+    command = [sys.executable, "-m", "embedgeo.cli", "sweep", *options, "--out", str(out)]
+    subprocess.run(command, check=True)
+    records = load_results(out)
     of_layers = records[records["layer_index"] >= 0]
     values = of_layers.pivot(index=["layer_index", "layer"], columns="metric", values="value")
-    (file,) = SweepFolder(settings.folder).tables("coordinates").values()
+    (file,) = (out / "coordinates").glob("*.parquet")
     largest = pd.read_parquet(file).sort_values("share_of_V").groupby("layer").last()
     loss = records.loc[records["metric"] == "loss", "value"]
     return values.assign(
@@ -68,20 +69,12 @@ def depth_table(
         num_tokens: number of tokens, those before a text among them.
         seq_len: tokens in a sequence; default: as many as the model has positions, at most 512.
     """
+    options = ["--model", str(folder), "--steps", "final", "--extra", "coordinates"]
+    options += ["--num-tokens", str(num_tokens)]
+    options += ["--seq-len", str(seq_len)] if seq_len else []
+    options += ["--text", json.dumps([*map(str, text)])] if text else []
     every, rest = (
-        swept(
-            SweepSettings(
-                str(folder),
-                steps="final",
-                text=list(text),
-                num_tokens=num_tokens,
-                seq_len=seq_len,
-                extra="coordinates",
-                out=str(sweeps / f"{folder.name}-{way}"),
-                **options,
-            )
-        )
-        for way, options in WAYS.items()
+        swept(sweeps / f"{folder.name}-{way}", [*options, *own]) for way, own in WAYS.items()
     )
     table = rest[[*KEYS, "top_dim", "loss", "weights_sha256"]]
     table = table.join(every[HEADLINES].add_suffix("_with_first")).rename_axis(columns=None)

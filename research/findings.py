@@ -1,8 +1,8 @@
 """The tables and figures of docs/findings.md, of small models that are trained here.
 
-    python -m benchmarks.findings [--size full|small] [--processes 2]
+    python -m research.findings [--size full|small] [--processes 2]
 
-Does the runs of `benchmarks.findings_runs` that have not been done, and writes their tables: into
+Does the runs of `research.findings_runs` that have not been done, and writes their tables: into
 the page those that it has marks for, as CSV files in docs/findings/ the others; and the figures
 beside the page. The sentences of the page are not touched. The small size, which is for tests,
 writes a copy of all beside its runs.
@@ -20,12 +20,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 from jsonargparse import CLI
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 from scipy import stats
 
-from benchmarks.findings_runs import (
+from docs.dark import save
+from examples.alarm import HEADLINES, Alarm, Departure
+from research.findings_runs import (
     COUNT_RANGES,
     EVENTS,
     KINDS,
@@ -36,14 +39,6 @@ from benchmarks.findings_runs import (
     do_runs,
     read_runs,
 )
-from docs.dark import save
-from embedgeo import GeometryAlarm
-from embedgeo.drawing import RUNS, step_axis, style
-from embedgeo.formatting import with_error
-from embedgeo.glossary import headlines, term
-from embedgeo.results.files import replacing
-from embedgeo.results.records import Record, block_means, model_record
-from embedgeo.studies.alarm import Alarm
 
 PAGE = Path("docs/findings.md")
 IMAGES = "images"
@@ -62,7 +57,24 @@ NUMBERS = (
     "V_on_M_slope",
     "V_on_M_r2",
 )
-DRAWN = ("V_W_over_V_unbiased", "M_over_Q", "anisotropy", "intrinsic_dimension_between")
+DRAWN = {
+    "V_W_over_V_unbiased": "V_W / V (unbiased)",
+    "M_over_Q": "M / Q",
+    "anisotropy": "anisotropy",
+    "intrinsic_dimension_between": "dimension between tokens",
+}
+"""The title of each number that is drawn."""
+LOOK = {
+    "font.size": 9.5,
+    "axes.titlesize": "medium",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e6e6",
+    "legend.frameon": False,
+    "text.parse_math": False,
+}
 VISIBLE = 0.1
 """Share of the ends by which a peak has to exceed them: less is nothing that a reader of a figure
 would see.
@@ -75,7 +87,7 @@ SETTLED = 0.8
 """Share of its rise that a number which has stabilised keeps."""
 
 TRUST = 0.95
-COLOURS = dict(zip(KINDS, RUNS, strict=False))
+COLOURS = dict(zip(KINDS, ("#0072b2", "#d55e00", "#009e73"), strict=True))
 NAMES = {"decoder": "decoder", "pre-LN": "encoder, pre-LN", "post-LN": "encoder, post-LN"}
 
 Array = NDArray[np.float64]
@@ -83,7 +95,6 @@ Frame = pd.DataFrame
 
 
 # ── values of runs
-# ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def chosen(values: Frame, kind: str, variant: str) -> Frame:
@@ -134,15 +145,18 @@ def mean_and_error(of_seeds: Array) -> tuple[float, float]:
 
 
 def shown(value: float, error: float = nan) -> str:
-    """A value with its error; a dash where there is none."""
-    text = (
-        with_error(value, error) if isfinite(error) else f"{value:.3g}" if isfinite(value) else "–"
-    )
+    """A value with two digits of its error; a dash where there is none."""
+    if not isfinite(value):
+        return "–"
+    text = f"{value:.3g}"
+    if isfinite(error) and error > 1e-12 * abs(value):
+        digits = 1 - int(f"{error:.1e}".partition("e")[2])
+        parts = (f"{round(each, digits):,.{max(0, digits)}f}" for each in (value, error))
+        text = " ± ".join(parts)
     return text.replace("-", "−")
 
 
 # ── claims
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def peak(curve: Array) -> float:
@@ -354,7 +368,6 @@ CLAIMS = (
 
 
 # ── tables
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def markdown(head: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> str:
@@ -659,7 +672,7 @@ def of_final_loss(values: Frame, losses: Frame) -> str:
     end = held_out.iloc[-1]
     steps = [held_out.index[len(held_out) * part // 4] for part in (1, 2)] + [held_out.index[-1]]
     rows = []
-    curves = {metric: over_steps(sound, metric) for metric in headlines()} | {"loss": held_out}
+    curves = {metric: over_steps(sound, metric) for metric in HEADLINES} | {"loss": held_out}
     for name, curve in curves.items():
         cells = []
         for step in steps:
@@ -678,7 +691,9 @@ def of_final_loss(values: Frame, losses: Frame) -> str:
 
 
 # ── alarms
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+PLACES = ["step", "layer", "metric", "value"]
 
 
 class Replay(NamedTuple):
@@ -686,44 +701,34 @@ class Replay(NamedTuple):
     when measured.
     """
 
-    geometry: list[Alarm]
-    training: list[Alarm]
-    held_out: list[Alarm]
+    geometry: list[Departure]
+    training: list[Departure]
+    held_out: list[Departure]
 
 
-def raised(alarm: GeometryAlarm, measured: Iterator[tuple[int, list[Record]]]) -> list[Alarm]:
-    """All alarms of a run that is given step by step."""
-    for step, records in measured:
-        alarm(step, records)
-    return alarm.alarms
+def raised(layers: str, values: Frame) -> list[Departure]:
+    """All alarms of a run, from a value a row, with its step, layer and metric."""
+    alarm = Alarm(lambda text: None, values["metric"].unique(), layers)
+    for step, of_step in values.groupby("step"):
+        alarm(int(str(step)), of_step.to_dict("records"))
+    return alarm.departures
 
 
 def replayed(values: Frame, losses: Frame) -> Replay:
     """The alarms of a run."""
-    kept = values[values["metric"].isin(headlines()) & is_block(values)]
-
-    def geometry() -> Iterator[tuple[int, list[Record]]]:
-        columns = ("layer", "layer_index", "metric", "value")
-        for step, of_step in kept.groupby("step"):
-            records: Any = [
-                {**dict(zip(columns, row, strict=True)), "width": 0, "stderr": nan}
-                for row in of_step[list(columns)].itertuples(index=False)
-            ]
-            yield int(str(step)), [*records, *block_means(records)]
-
-    def of_loss(column: str) -> Iterator[tuple[int, list[Record]]]:
-        found = losses[losses[column].notna()].sort_values("step")
-        for step, value in zip(found["step"], found[column], strict=True):
-            yield int(step), [model_record("loss", float(value))]
-
-    def loss_alarm() -> GeometryAlarm:
-        return GeometryAlarm(metrics=["loss"], layers=["model"])
-
-    return Replay(
-        raised(GeometryAlarm(), geometry()),
-        raised(loss_alarm(), of_loss("loss")),
-        raised(loss_alarm(), of_loss("held_out")),
+    kept = values.loc[values["metric"].isin(HEADLINES) & is_block(values), PLACES]
+    means = kept.groupby(["step", "metric"], sort=False, as_index=False)["value"].agg(
+        lambda of_blocks: of_blocks.to_numpy().mean()
     )
+    geometry = pd.concat([kept, means.assign(layer="mean")])
+
+    def of_loss(column: str) -> list[Departure]:
+        found = losses.loc[losses[column].notna(), ["step", column]]
+        return raised(
+            "model", found.rename(columns={column: "value"}).assign(metric="loss", layer="model")
+        )
+
+    return Replay(raised(r"block\.\d+|mean", geometry), of_loss("loss"), of_loss("held_out"))
 
 
 Replays = dict[tuple[str, int], Replay]
@@ -733,7 +738,7 @@ Replays = dict[tuple[str, int], Replay]
 def all_replays(values: Frame, losses: Frame, processes: int) -> Replays:
     """The alarms of the sound runs, and of those with a fault that begins in the middle."""
     kept = values[
-        values["is_alarm"] & values["metric"].isin(headlines()) & ~values["fault"].isin(STARTS)
+        values["is_alarm"] & values["metric"].isin(HEADLINES) & ~values["fault"].isin(STARTS)
     ]
     of_runs = {
         (str(fault), int(seed)): of_run for (fault, seed), of_run in kept.groupby(["fault", "seed"])
@@ -796,7 +801,7 @@ def from_the_start(values: Frame, losses: Frame) -> str:
     """Runs that are wrong from the first step, beside the sound ones: when they leave what seeds
     alone give.
     """
-    of_alarms = values[values["is_alarm"] & values["metric"].isin(headlines()) & is_block(values)]
+    of_alarms = values[values["is_alarm"] & values["metric"].isin(HEADLINES) & is_block(values)]
     geometry = of_alarms.pivot_table(
         index=["fault", "seed", "step"], columns=["metric", "layer"], values="value"
     )
@@ -845,12 +850,6 @@ def from_the_start(values: Frame, losses: Frame) -> str:
 
 
 # ── figures
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def titled(metric: str) -> str:
-    """The name of a metric, which tells the unbiased one."""
-    return term(metric).name + (" (unbiased)" if metric.endswith("_unbiased") else "")
 
 
 def panels(number_of_panels: int, columns: int = 3) -> tuple[Figure, list[Any]]:
@@ -893,7 +892,7 @@ def draw_depth(values: Frame) -> Figure:
                 marker="o",
                 ms=3,
             )
-        ax.set(title=titled(metric), xlabel="blocks passed")
+        ax.set(title=DRAWN[metric], xlabel="blocks passed")
     axes[0].legend()
     return figure
 
@@ -910,12 +909,13 @@ def draw_steps(values: Frame, losses: Frame) -> Figure:
         for ax, metric in zip(axes[1:], DRAWN, strict=True):
             table = over_steps(chosen(values, kind, "training"), metric)
             band(ax, table.index, table.to_numpy(dtype=float).T, kind)
-            ax.set_title(titled(metric))
+            ax.set_title(DRAWN[metric])
     axes[0].set_title("loss held out, nats")
+    last = int(values.loc[~values["is_alarm"], "step"].max())
     for ax in axes:
-        step_axis(
-            ax, [int(step) for step in sorted(values.loc[~values["is_alarm"], "step"].unique())]
-        )
+        ax.set_xscale("function", functions=(np.log1p, np.expm1))
+        ticks = [step for step in (0, 1, 10, 100, 1000) if step <= last]
+        ax.set(xlabel="optimizer step (log scale)", xlim=(0, last), xticks=ticks)
     axes[0].legend()
     return figure
 
@@ -951,7 +951,6 @@ def cosines(values: Frame) -> str:
 
 
 # ── the page
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def tables(values: Frame, losses: Frame, replays: Replays, size: Size) -> dict[str, str]:
@@ -1031,7 +1030,7 @@ def main(
     texts = {out: with_tables(before, found)}
     for name in found.keys() - places(before):
         texts[out.with_suffix("") / f"{name.replace(' ', '-')}.csv"] = as_csv(found[name])
-    with style():
+    with rc_context(LOOK):
         for name, figure in figures(values, losses).items():
             file = out.parent / IMAGES / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -1042,8 +1041,7 @@ def main(
     for file, text in texts.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         changed += not file.exists() or file.read_text(encoding="utf-8") != text
-        with replacing(file) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+        file.write_text(text, encoding="utf-8", newline="\n")
     print(f"{out}: {changed} of {len(texts)} files with tables have changed")
 
 

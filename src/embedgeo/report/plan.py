@@ -1,0 +1,192 @@
+"""Which figures and tables a report has, in their order."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+
+from embedgeo.drawing import FigureData, resized
+from embedgeo.glossary import headlines, in_order, term
+from embedgeo.report import comparison, figures
+from embedgeo.report.page import ALL_RUNS, FIRST, FigureWriter, Group, PageFigure, Panel, TableData
+from embedgeo.report.reference import REFERENCE_TEXT, before_band
+from embedgeo.report.runs import Run
+from embedgeo.report.summary import num_regressed
+from embedgeo.report.token_types import mean_against_variance, types_of
+from embedgeo.report.variance import (
+    COORDINATES_TEXT,
+    SPECTRA_TEXT,
+    coordinate_tables,
+    spectra_figures,
+)
+
+MAIN = 11  # metrics, of those to look at first, that have a section of their own
+_IN_FULL = 40  # metrics that have all their figures; of more, all but the headlines have one each
+_GLANCE = 5  # metrics that have a small figure at the top
+_SMALL = 3.1, 3.6  # inches of those figures
+
+Drawn = FigureData | TableData
+Plan = list[tuple[str, Callable[[], Panel]]]  # drawing of each panel, with the title of its section
+
+
+class Planner:
+    """Plans the page of some runs, whose figures a writer takes.
+
+    The writer spends its budget for pictures in the order of the page.
+
+    Args:
+        runs: what is drawn.
+        writer: takes the figures.
+        references: earlier runs, whose range stands behind the means of the runs.
+        layers: at how many of them, at most, token types and spectra are drawn.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], writer: FigureWriter, references: Sequence[Run], layers: int
+    ) -> None:
+        self.runs = runs
+        self.writer = writer
+        self.references = references
+        self.layers = layers
+
+    def page(self) -> Plan:
+        """Each panel from top to bottom, with the title of its section."""
+        runs = self.runs
+        varying = in_order(metric for run in runs for metric in run.metrics if run.varies(metric))
+        metrics = [metric for metric in varying if term(metric).is_drawn]
+        for metric in [metric for metric in metrics if term(metric).follows in metrics]:
+            metrics.remove(metric)
+            metrics.insert(metrics.index(term(metric).follows) + 1, metric)
+        spectra = partial(spectra_figures, most_layers=self.layers)
+        has_many = len(metrics) > _IN_FULL
+        return [
+            (FIRST, partial(self._glance, metrics, comparison.training_losses(runs))),
+            self._section("Composition", _composition_figures),
+            *self._metrics("Metrics", metrics[:MAIN], has_many=has_many),
+            self._section("Loss", figures.loss_figures, term("loss").meaning),
+            *self._beside_earlier(metrics),
+            self._section("Spectrum", spectra, SPECTRA_TEXT),
+            self._section("Token types", self._token_types),
+            self._section("Outlier coordinates", coordinate_tables, COORDINATES_TEXT),
+            *self._metrics("More metrics", metrics[MAIN:], has_many=has_many),
+        ]
+
+    def page_of(self, metrics: Sequence[str]) -> Plan:
+        """The panels of these metrics alone."""
+        metrics = in_order(metrics)
+        return [
+            (FIRST, partial(self._glance, metrics)),
+            *self._metrics("Metrics", metrics, has_many=len(metrics) > _IN_FULL),
+            *self._beside_earlier(metrics),
+        ]
+
+    def _section(
+        self, title: str, draw: Callable[[Run], Iterable[Drawn]], text: str = ""
+    ) -> tuple[str, Callable[[], Panel]]:
+        """A section of one panel, with the figures of each run."""
+        return title, lambda: Panel("", "", text, self._groups(draw))
+
+    def _metrics(self, title: str, metrics: Sequence[str], *, has_many: bool) -> Plan:
+        return [(title, partial(self._metric, metric, has_many)) for metric in metrics]
+
+    def _token_types(self, run: Run) -> Iterator[FigureData]:
+        known = types_of(run, self.layers)
+        if known:
+            yield mean_against_variance(known)
+
+    def _beside_earlier(self, metrics: Sequence[str]) -> Plan:
+        if not self.references:
+            return []
+
+        def draw(run: Run) -> Iterator[FigureData]:
+            return chain.from_iterable(
+                before_band(run, metric, self.references) for metric in metrics
+            )
+
+        return [self._section("Beside earlier runs", draw, REFERENCE_TEXT)]
+
+    def _glance(self, metrics: Sequence[str], more: Iterable[FigureData] = ()) -> Panel:
+        """Small figures of the metrics to look at first, and more of them."""
+        first = sorted(metrics, key=lambda key: key not in headlines())[:_GLANCE]
+        with resized(*_SMALL):
+            data = [*chain.from_iterable(_small_figures(self.runs, key) for key in first), *more]
+        small = [
+            self.writer.add(
+                each._replace(
+                    name=f"{each.name}-small", alt=f"In short: {each.alt} {each.text}", text=""
+                )
+            )
+            for each in data
+        ]
+        return Panel("", "", "", [("", small)] if small else [])
+
+    def _metric(self, metric: str, has_many: bool) -> Panel:
+        """The runs beside each other, and the figures of each; of many metrics, one figure each
+        unless they are headlines.
+        """
+        compared = [run for run in self.runs if run.varies(metric)]
+        groups: list[Group] = []
+        if len(compared) > 1:
+            together = [self.writer.add(data) for data in _comparisons(compared, metric)]
+            groups.append((ALL_RUNS, together))
+        in_full = metric in headlines() or not has_many
+        most = None if in_full else 1
+        groups += self._groups(lambda run: islice(_metric_figures(run, metric, in_full), most))
+        text = f"{term(metric).meaning} {num_regressed(metric, self.runs)}".rstrip()
+        return Panel(term(metric).name, metric, text, groups)
+
+    def _groups(self, draw: Callable[[Run], Iterable[Drawn]]) -> list[Group]:
+        """The figures of each run that has any, under its label if there are several."""
+        added: dict[str, list[PageFigure]] = {}
+        for run in self.runs:
+            label = run.label if len(self.runs) > 1 else ""
+            if of_run := [self.writer.add(data, label) for data in draw(run)]:
+                added[label] = of_run
+        are_single = max(map(len, added.values()), default=0) == 1
+        if len(added) < 2 or any(run.has_steps for run in self.runs) or not are_single:
+            return [*added.items()]
+        # final models with one figure each: in one group, where its text says whose a figure is
+        whose = [
+            figure._replace(text=f"{label}: {figure.text}", alt=f"{label}: {figure.alt}")
+            for label, (figure,) in added.items()
+        ]
+        return [("", whose)]
+
+
+def _small_figures(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
+    """A metric in one figure, if it varies: against the step, or of models through the layers."""
+    varying = [run for run in runs if run.varies(metric)]
+    if len(varying) > 1:
+        yield next(_comparisons(varying, metric))
+    elif varying:
+        (run,) = varying
+        yield (
+            figures.dynamics(run, metric, has_bar=False)
+            if len(run.steps) > 1
+            else figures.profile(run, metric)
+        )
+
+
+def _metric_figures(run: Run, metric: str, has_bar: bool) -> Iterator[FigureData]:
+    if run.varies(metric):
+        if len(run.steps) > 1:
+            yield figures.dynamics(run, metric, has_bar=has_bar)
+        if len(run.depth) > 1:
+            yield figures.profile(run, metric)
+        if len(run.steps) > 1 and len(run.depth) > 1:
+            yield figures.heatmap(run, metric)
+        if len(run.blocks) > 1:
+            yield comparison.compare_profiles([run], metric)
+
+
+def _comparisons(runs: Sequence[Run], metric: str) -> Iterator[FigureData]:
+    training = [run for run in runs if run.has_steps]
+    if len(training) > 1 and any(len(run.steps) > 1 for run in training):
+        yield comparison.compare_dynamics(training, metric)
+    yield comparison.compare_profiles(runs, metric)
+
+
+def _composition_figures(run: Run) -> Iterator[FigureData]:
+    if figures.has_composition(run):
+        if len(run.steps) > 1:
+            yield figures.composition(run, "step")
+        yield figures.composition(run, "layer")
