@@ -410,7 +410,7 @@ class IntrinsicDimension(GeometryMetric):
             self._estimates(batch, of_batch if len(labels) else None, len(labels))
             for batch, of_batch in zip(batches, of_batches, strict=True)
         ]
-        values = self._values(estimates, len(group))
+        values = self._values(estimates, len(group)) | self._cosine()
         errors = {key: torch.full_like(value, torch.nan) for key, value in values.items()}
         self.deviations = {}
         for infix, each in _by_infix(estimates).items():
