@@ -64,7 +64,7 @@ def plain(folder: Path) -> None:
 def loaded(folder: Path) -> None:
     (checkpoint,) = list_checkpoints(str(folder / "float32"))
     assert checkpoint.path is not None
-    run(loading.load_model(checkpoint.path, checkpoint.contents(), dtype=torch.float32).model)
+    run(loading.load_model(checkpoint.path, checkpoint.read_contents(), dtype=torch.float32).model)
 
 
 def swept(folder: Path, stored: str = "float32", **options: Any) -> None:

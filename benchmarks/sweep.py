@@ -70,7 +70,7 @@ def plain(folder: Path, steps: list[int], **forward: int) -> dict[str, Any]:
         checkpoint for checkpoint in list_checkpoints(str(folder)) if checkpoint.step in steps
     ):
         assert checkpoint.path is not None
-        contents = checkpoint.contents()
+        contents = checkpoint.read_contents()
         start = clocks()
         loaded = loading.load_model(checkpoint.path, contents, dtype=torch.float32)
         with torch.inference_mode():

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo.capture.layers import Residual as Residual
+    from embedgeo.checkpoints.iteration import iter_checkpoints as iter_checkpoints
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
         AfterProcessing as AfterProcessing,
@@ -59,6 +60,7 @@ _MODULES = {  # by public name
     "default_metrics": "metrics",
     "describe": "studies.describe",
     "full_metrics": "metrics",
+    "iter_checkpoints": "checkpoints.iteration",
     "load_results": "results",
     "load_sample": "results.samples",
     "log_spaced_steps": "training.monitor",

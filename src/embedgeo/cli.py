@@ -13,17 +13,13 @@ from typing import Any
 from embedgeo.extras import COMMAND_MODULES, require_extra
 from embedgeo.presets import example_files, first_line, listing, write_example
 from embedgeo.studies.commands import (
-    AblationSettings,
     DemoSettings,
     DoctorSettings,
     PaperSettings,
-    VocabularySettings,
-    ablate,
     demo,
     doctor,
     drift,
     reproduce,
-    vocabulary,
 )
 from embedgeo.sweep import SweepSettings, check, sweep
 
@@ -31,7 +27,7 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
-_CONTINUED = ("sweep", "ablate", "reproduce", "vocabulary", "drift")
+_CONTINUED = ("sweep", "reproduce", "drift")
 
 
 def report(
@@ -104,10 +100,8 @@ def examples(name: str | None = None) -> None:
 COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], ...]]] = {
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
-    "ablate": (ablate, AblationSettings, SweepSettings),
     "reproduce": (reproduce, PaperSettings, SweepSettings),
     "check": (check, check),
-    "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),
     "drift": (drift, drift),
     "report": (report, report),

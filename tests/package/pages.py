@@ -96,7 +96,7 @@ def made_models(folder):
 
 def made_sweeps(folder):
     """A sweep over checkpoints, and one of final models."""
-    few = ["--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu", "--out"]
+    few = ["--num-tokens", "2048", "--seq-len", "64", "--device", "cpu", "--out"]
     for name, models in (("steps", ("--preset", "pythia")), ("final", ("--model", *FINAL))):
         assert embedgeo_command(["sweep", *models, *few, str(folder / name)]) == 0
     return folder

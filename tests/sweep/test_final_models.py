@@ -106,7 +106,7 @@ def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
     ]
     (broken,) = list_checkpoints(str(tmp_path / "last.ckpt"))
     with pytest.raises(ValueError, match="it is damaged"):
-        broken.contents()
+        broken.read_contents()
 
 
 def test_a_folder_of_models_says_how_to_name_them(tmp_path, options):

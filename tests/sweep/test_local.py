@@ -33,29 +33,6 @@ def test_layouts_of_folders(tmp_path):
         assert [c.step for c in list_checkpoints(str(run / name.format(10)))] == [10]
 
 
-@pytest.mark.slow
-def test_a_sweep_goes_on_where_its_paths_are_written_otherwise(hub, tmp_path, options, monkeypatch):
-    local_run(tmp_path / "ck", steps=(1,))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "linked").symlink_to(tmp_path)
-    spellings = ["ck", "ck/../ck/", str(tmp_path / "linked/ck")]
-    for step, name in enumerate(spellings, 1):
-        local_run(tmp_path / "ck", steps=(step,))
-        paths = {"tokenizer": f"{name}/step1", "model_group": {"all": name}}
-        assert sweep(name if step % 2 else [name], **options, **paths) == 0
-        assert {path.name for path in Path(options["out"], "failed").glob("*")} == set()
-    out = SweepFolder(options["out"])
-    assert out.done() == {"step1", "step2", "step3"}
-    assert {written for name in out.done() for written in out.read(name)["model"]} == {"ck"}
-    asked = out.manifest()["asked"]
-    assert (asked["model"], asked["tokenizer"]) == (["ck"], "ck/step1")
-    (tmp_path / "other").symlink_to(tmp_path / "ck")
-    for name in ("other", "lab/ck"):  # by whose names results would be others
-        hub.add("lab/ck", "step1", checkpoint_files(1))
-        with pytest.raises(ValueError, match=f"model was \\['ck'\\], is \\['{name}'\\]"):
-            sweep(name, **options, tokenizer="ck/step1")
-
-
 def test_duplicates_in_folders(tmp_path, capsys):
     local_run(tmp_path / "run", steps=(1, 2))
     write_files(tmp_path / "run" / "step3", checkpoint_files(1))

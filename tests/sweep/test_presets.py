@@ -150,7 +150,7 @@ def test_the_array_example_gives_each_task_its_part(tmp_path, options):
             "CONFIG": str(tmp_path / "config.yaml"),
             "OUT": str(out),
         }
-        script = ["bash", str(ROOT / "examples" / "sweep.slurm"), "--trainer.accelerator", "cpu"]
+        script = ["bash", str(ROOT / "examples" / "sweep.slurm"), "--device", "cpu"]
         said = subprocess.run(
             script, env=environment, capture_output=True, text=True, check=True
         ).stdout

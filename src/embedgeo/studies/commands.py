@@ -1,16 +1,13 @@
 """The commands of the studies, which import what they need when they run."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed, shell_command
 from embedgeo.presets import preset
-from embedgeo.results.groups import groups_of, parse_groups
-from embedgeo.sweep import SweepSettings, require_sources, sweep
+from embedgeo.sweep import SweepSettings, sweep
 
 try:
     from jsonargparse.typing import NonNegativeInt, PositiveFloat, PositiveInt
@@ -19,58 +16,7 @@ except ImportError:  # then there is no command line, which checks them
     PositiveInt = int
     PositiveFloat = float
 
-MatrixRows = Literal["all", "trained"]
-AblationParts = Literal["ablation", "logit_lens", "both"]
-_NO_RESULTS = ("out", "shard", "evict", "dry_run")  # which do not change the results
-
-
-@dataclass(frozen=True)
-class AblationSettings:
-    """The options of ``embedgeo ablate`` beside those of the sweep.
-
-    Args:
-        parts: what is measured: the ``ablation`` of each layer; the ``logit_lens``: the loss of
-            what the final norm and the head make of each layer's hidden state
-            (`embedgeo.logit_lens`), one more pass a layer; or ``both``.
-
-    Raises:
-        ValueError: ``parts`` is none of these.
-    """
-
-    parts: AblationParts = "ablation"
-
-    def __post_init__(self) -> None:
-        if self.parts not in get_args(AblationParts):
-            raise ValueError(f"parts must be ablation, logit_lens or both; got {self.parts!r}.")
-
-
-def ablate(ablation: AblationSettings, settings: SweepSettings) -> int:
-    """Measure what the loss needs of each layer's output, over the checkpoints of a training run.
-
-    It is a sweep that also replaces the output of one layer after the other by what lacks its
-    offset, its top directions, its largest coordinates, its context or its tokens
-    (`embedgeo.ablation`), and writes the change of the loss beside the geometry. It takes 22 more
-    passes a layer and one, as long as ``removed_directions`` are three; rows are replaced with the
-    first ``skip_first_positions`` (or 1) of them, and without.
-
-    Args:
-        ablation: what else is measured.
-        settings: the options of the sweep.
-
-    Returns:
-        As ``sweep`` does, which also tells what is raised.
-    """
-    require_extra("sweep", "embedgeo ablate")
-    require_sources(settings.models, settings.tokenizer)
-    from embedgeo.studies.ablate import SHOWN, announcement, checkpoint_records
-    from embedgeo.sweep.measure import Study
-
-    if settings.out is None:
-        name = settings.folder.name.removeprefix("sweep-")
-        settings = replace(settings, out=f"runs/ablate-{name}")
-    measure = partial(checkpoint_records, parts=ablation.parts)
-    announce = partial(announcement, parts=ablation.parts)
-    return sweep(settings, Study({"ablate": ablation.parts}, measure, announce, SHOWN))
+_NO_RESULTS = ("out", "evict", "dry_run")  # which do not change the results
 
 
 @dataclass(frozen=True)
@@ -112,7 +58,6 @@ def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
     from embedgeo.studies.claims import read_claims
 
     claims = read_claims(paper.paper, paper.claims)
-    settings = _with_groups_of_these(settings, paper.paper)
     print(f"{_options(settings, paper.paper)}. The paper's text: {claims.text}")
     status = sweep(settings)
     if settings.dry_run:
@@ -129,7 +74,7 @@ def _options(settings: SweepSettings, name: str) -> str:
     shown = []
     for option in dict.fromkeys([*preset(name), *(field.name for field in fields(settings))]):
         here, there = (_in_words(getattr(each, option)) for each in (settings, asked))
-        if option in ("model", "model_group", *_NO_RESULTS):
+        if option in ("model", *_NO_RESULTS):
             continue
         if option in preset(name) or here != there:
             shown.append(f"{option} {here}" + ("" if here == there else f" (preset: {there})"))
@@ -144,129 +89,6 @@ def _options(settings: SweepSettings, name: str) -> str:
 
 def _in_words(value: object) -> str:
     return listed(value) if isinstance(value, list | tuple) else str(value)
-
-
-def _with_groups_of_these(settings: SweepSettings, name: str) -> SweepSettings:
-    """The settings without those models in the preset's groups that are not measured here."""
-    asked = preset(name).get("model_group", ())
-    if settings.model_group != asked:
-        return settings
-    groups: dict[str, list[str]] = {}
-    for model, group in parse_groups(asked).items():
-        try:
-            groups_of({model: group}, settings.models)
-        except ValueError:  # it is none of them
-            continue
-        groups.setdefault(group, []).append(model)
-    return replace(settings, model_group=groups or ())
-
-
-@dataclass(frozen=True)
-class VocabularySettings:
-    """The options of ``embedgeo vocabulary``.
-
-    Args:
-        model: as for ``sweep``, of Hugging Face models.
-        steps: as for ``sweep``.
-        revisions: as for ``sweep``.
-        tokenizer: as for ``sweep``; it tells which rows no token uses, and names the others. If
-            there is none, rows go by their numbers.
-        rows: ``all`` of a matrix; or the ``trained`` ones: those that a token uses and that do not
-            look untrained.
-        metrics: as for ``sweep``; there are no token types here, for each token has one row.
-        spectrum: also compute what needs all eigenvalues, such as the effective rank.
-        discard_fraction: as for ``sweep``.
-        id_batches: as for ``sweep``.
-        after_processing: as for ``sweep``.
-        extra: as for ``sweep``.
-        save_samples: as for ``sweep``.
-        dtype: data type that the matrices are converted to.
-        out: the folder; default: ``runs/vocabulary-<name>``.
-        shard: as for ``sweep``.
-        evict: as for ``sweep``.
-        dry_run: only print the plan.
-        trust_remote_code: run code that comes with a repository.
-
-    Raises:
-        ValueError: an option of the wrong type or outside its range.
-    """
-
-    model: str | list[str]
-    steps: str | int | list[int] = "all"
-    revisions: str = "*"
-    tokenizer: str | None = None
-    rows: MatrixRows = "all"
-    metrics: str = "embedgeo.streaming_metrics"
-    spectrum: bool = True
-    discard_fraction: float = 0.1
-    id_batches: int = 1
-    after_processing: bool = False
-    extra: str | list[str] | tuple[()] = ()
-    save_samples: bool = False
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    out: str | None = None
-    shard: str = "0/1"
-    evict: bool = True
-    dry_run: bool = False
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rows not in get_args(MatrixRows):
-            raise ValueError(f"rows must be all or trained; got {self.rows!r}.")
-        self.as_sweep()
-
-    def as_sweep(self) -> SweepSettings:
-        """The options that a sweep has, too; ``rows`` mean something else there."""
-        return SweepSettings(
-            **{name: value for name, value in asdict(self).items() if name != "rows"}
-        )
-
-    @property
-    def folder(self) -> Path:
-        """The folder: ``out``, or ``runs/vocabulary-`` and the name of the first model."""
-        return Path(
-            self.out or f"runs/vocabulary-{self.as_sweep().folder.name.removeprefix('sweep-')}"
-        )
-
-    def as_manifest(self) -> Mapping[str, Any]:
-        """The settings that the results depend on, as recorded in ``manifest.json``."""
-        recorded = {name: value for name, value in asdict(self).items() if name not in _NO_RESULTS}
-        of_sweep = self.as_sweep()
-        return {
-            **recorded,
-            "by": "embedgeo vocabulary",
-            "model": list(of_sweep.models),
-            "extra": of_sweep.extra_names,
-        }
-
-
-def vocabulary(settings: VocabularySettings) -> int:
-    """Measure the input and the output embedding matrix of checkpoints, whose rows are the
-    vocabulary.
-
-    The results are in a folder like a sweep's, at layers ``input_embedding`` and
-    ``output_embedding``. Rows that are copies of another one, that no token uses, or that look
-    untrained are counted there and named in ``vocabulary/<name>.parquet``. Only these matrices are
-    read, of safetensors files. Started again, it goes on where it was.
-
-    Args:
-        settings: the options.
-
-    Returns:
-        Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries
-        again.
-
-    Raises:
-        ImportError: a package is missing: see `embedgeo.extras`.
-        ValueError: settings that do not fit each other, the model or the folder.
-        OSError: the folder cannot be written, or the checkpoints cannot be listed.
-    """
-    require_extra("sweep", "embedgeo vocabulary")
-    require_sources(settings.as_sweep().models, settings.tokenizer)
-
-    from embedgeo.studies.vocabulary import run_vocabulary
-
-    return run_vocabulary(settings)
 
 
 def drift(folder: Path, rows: int = 1024) -> None:
