@@ -73,7 +73,6 @@ def test_a_value_that_cannot_be_is_refused_without_importing_anything_heavy() ->
         "sweep --model lab/x --text nowhere.txt": "text must be files that exist; got 'nowhere",
         "sweep --model lab/x --text hf://models/x": "A dataset is hf://datasets/NAME",
         "sweep --model lab/x --unit line --sample 0": "sample must be a share above 0",
-        "sweep --model lab/x --shard 3/2": "shard must be i/n",
     }
     imported, errors = imported_by(*(command.split() for command in said))
     assert not imported & {"torch", "transformers", "lightning", "matplotlib"}
@@ -199,10 +198,8 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
         ("sweep --model m --ignore-token-ids x", "must be whole numbers, as 0 1 or 0,1; got 'x'"),
         ("sweep --nosuch 3", "(embedgeo sweep --help lists the options)"),
         ("sweep --modle m", "unrecognized arguments: --modle m. Did you mean --model?"),
-        ("check --model m --lineage true", "--lineage true. It is gone: check compares the hashes"),
         ("sweep --model m --rows token", "--rows: invalid choice: 'token' (choose from 'tokens',"),
         ("sweep --model m --on raz", "--on: invalid choice: 'raz' (choose from 'ray')"),
-        ("vocabulary --model m --rows x", "--rows: invalid choice: 'x' (choose from 'all', 'train"),
     ],
 )
 def test_a_wrong_option_gives_one_line_and_status_2(

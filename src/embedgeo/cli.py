@@ -48,7 +48,7 @@ def report(
             folder. An earlier report in it is replaced; a folder with anything else is refused.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
             line style; in YAML also a mapping. A model is named as in its sweep, or as the report
-            names it; default: the sweep's groups.
+            names it.
         examples: list Q, M and V of single token types, from the tables of a sweep with
             ``--token-tables true``: of some of every frequency (``true``), or of these texts, as
             ``once,winked``, which are then named where V is drawn against M.

@@ -83,14 +83,14 @@ def test_local_folders_and_files(tmp_path):
 
 
 def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
-    with pytest.raises(FileNotFoundError, match="no branch main|must be a local path"):
+    with pytest.raises(FileNotFoundError, match="lab/nothing must be a local path"):
         embedgeo.iter_checkpoints("lab/nothing")
     local_run(tmp_path, steps=(1,))
-    with pytest.raises(ValueError, match="got 3. The nearest are 1"):
+    with pytest.raises(ValueError, match="steps must name steps of which"):
         embedgeo.iter_checkpoints(str(tmp_path), steps=3)
     (tmp_path / "step1" / "config.json").unlink()
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
-    with pytest.raises(ValueError, match="step1 cannot be read: .* must have a config.json"):
+    with pytest.raises(ValueError, match=r"step1 cannot be read: .* must have a config\.json"):
         checkpoint.load()
     config = checkpoint_files(1)["config.json"].replace(
         b'"num_hidden_layers": 2', b'"num_hidden_layers": 3'

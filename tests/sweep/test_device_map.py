@@ -76,25 +76,15 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
             ["--device-map", '{"": "cuda:99"}'],
             "must name devices of this machine, or disk; got 'cuda:99'",
         ),
-        (
-            ["--device-map", "auto", "--trainer.devices", "2"],
-            "left out where 2 processes each have the whole model",
-        ),
-        (
-            ["--device-map", "auto", "--trainer.precision", "bf16-true"],
-            "a dtype in place of trainer.precision bf16-true",
-        ),
+        (["--device-map", "auto", "--device", "cpu"], "left out with a device, here cpu"),
         (["--device-map", "auto", "--model-class", "a.B"], "left out with a model_class, here a.B"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, why):
     local_run(tmp_path / "run", steps=(1,))
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    accelerator = ["--trainer.accelerator", "cpu"]
     capsys.readouterr()  # the bar with which transformers writes the model
-    assert (
-        cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *accelerator, *arguments]) == 2
-    )
+    assert cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("embedgeo: error: device_map ")
     assert re.search(why, line)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import check
 from tests.sweep.sweeping import sweep
