@@ -232,7 +232,9 @@ def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
     other.kill()
     other.wait()
     assert locks.take("step1")
-    hold(tmp_path, "step3").kill()
+    left = hold(tmp_path, "step3")
+    left.kill()
+    left.wait()
     locks.close()
     assert list(tmp_path.iterdir()) == []
 

@@ -10,12 +10,12 @@ from functools import partial
 from inspect import signature
 from itertools import tee
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
@@ -232,9 +232,9 @@ def _first_model(
     return None, False
 
 
-def require_one_side(config: Any) -> None:
+def require_one_side(config: PreTrainedConfig) -> None:
     """Check that a model is not an encoder and a decoder."""
-    if getattr(config, "is_encoder_decoder", False):
+    if config.is_encoder_decoder:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
             "Measure it by hand: embedgeo.observe."
