@@ -61,7 +61,7 @@ SHORTER = MappingProxyType(
 
 NOT_HERE = re.compile(
     r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
-    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|--trainer.devices 4|hf://))"
+    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|hf://))"
 )
 """Commands that take a cluster, a launcher, an installer, a published data set or the six models of
 a paper.

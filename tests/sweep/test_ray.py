@@ -184,7 +184,6 @@ def test_a_driver_workers_and_a_node_are_killed_and_the_files_are_those_of_a_loc
         ({"resources": {"GPU": 1}}, "give --on ray with them"),
         ({"ray_address": "auto"}, "give --on ray with them"),
         ({"on": "ray", "workers": 0}, "workers must be at least 1; got 0"),
-        ({"on": "ray", "trainer": {"devices": 2}}, "one process with one device"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(more, why):
