@@ -191,14 +191,6 @@ def test_options_that_make_no_sense_are_refused(more, why):
         SweepSettings(REPOSITORY, **more)
 
 
-def test_without_ray_the_command_that_installs_it_is_named(options, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        ImportError, match=r"needs ray, which is not installed: pip install 'embedgeo\[ray\]'"
-    ):
-        sweep(str(local_run(tmp_path / "run")), **options, on="ray")
-
-
 def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):
     with pytest.raises(
         OSError, match=r"ray_address must be auto, or HOST:PORT of .* got 127\.0\.0\.1:1 .*refused"
