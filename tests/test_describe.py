@@ -252,11 +252,6 @@ def test_the_bytes_are_those_that_the_states_take(metrics, jackknife, window):
     assert found.num_rows == 8 * 48 * window
 
 
-def test_the_method_of_before_says_what_replaces_it():
-    with pytest.raises(AttributeError, match=r"is gone: call embedgeo\.describe\(monitor, model\)"):
-        GeometryMonitor().describe(gpt_neox())
-
-
 def test_all_monitors_describe_and_nothing_is_changed():
     model = gpt_neox(hidden_dropout=0.5)
     model.gpt_neox.layers[1].eval()

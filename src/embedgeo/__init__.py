@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embedgeo.checkpoints.iteration import iter_checkpoints as iter_checkpoints
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
         AfterProcessing as AfterProcessing,
@@ -53,6 +54,7 @@ _MODULES = {  # by public name
     "default_metrics": "metrics",
     "describe": "studies.describe",
     "full_metrics": "metrics",
+    "iter_checkpoints": "checkpoints.iteration",
     "load_results": "results",
     "load_sample": "results.samples",
     "log_spaced_steps": "training.monitor",

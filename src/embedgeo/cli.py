@@ -39,7 +39,7 @@ def report(
             folder. An earlier report in it is replaced; a folder with anything else is refused.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
             line style; in YAML also a mapping. A model is named as in its sweep, or as the report
-            names it; default: the sweep's groups.
+            names it.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,

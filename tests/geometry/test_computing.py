@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedgeo import Anisotropy, StepMonitor, TokenMoments, full_metrics, observe
+from embedgeo import Anisotropy, TokenMoments, full_metrics, observe
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics.layer import LayerMetrics
@@ -71,8 +71,3 @@ def test_a_layer_that_fails_beside_others_fails_alone(jackknife):
     assert broken.__notes__[0] == "in Picky"
     for layer, together in ((layers[0], first), (layers[2], last)):
         assert repr(layer_values([layer])) == repr([together])
-
-
-def test_the_background_of_earlier_versions_is_refused():
-    with pytest.raises(TypeError, match="It is gone: numbers are"):
-        StepMonitor(gpt_neox(), background=True)

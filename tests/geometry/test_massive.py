@@ -231,12 +231,6 @@ def test_the_command_finds_what_observe_finds_and_refuses_another_setting(tmp_pa
     for other in (False, True):
         with pytest.raises(ValueError, match=r"skip_massive was 1\.05"):
             sweep(str(tmp_path / "run"), **asked, skip_massive=other)
-    # a folder of an earlier version is one without
-    manifest["asked"].pop("skip_massive")
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"skip_massive was 0\.0, is 4\.0"):
-        sweep(str(tmp_path / "run"), **asked, skip_massive=True)
-    assert sweep(str(tmp_path / "run"), **asked) == 0
 
 
 def values_on_rank(rank):

@@ -212,8 +212,6 @@ def test_it_needs_a_probe_and_enough_rows():
         GeometryMonitor(listeners=[Drift()])
     with pytest.raises(ValueError, match=r"num_rows must be 32 or more; got 5"):
         Drift(5)
-    with pytest.raises(TypeError, match=r"'drift'\. It is gone: give listeners=\[embedgeo\.Drift"):
-        GeometryMonitor(drift=True)
 
 
 def test_at_most_so_many_rows_are_kept_the_same_ones_and_in_their_order():

@@ -17,7 +17,6 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
-from embedgeo.formatting import GONE
 from embedgeo.functional.distributed import (
     Found,
     Group,
@@ -166,8 +165,6 @@ class GeometryMetric(Metric):
                 "dist_sync_fn must be left out, for states are reduced and not gathered; got "
                 f"{gather!r}. Choose the ranks by process_group=."
             )
-        if gone := [name for name in kwargs if name in GONE]:
-            raise TypeError(f"{type(self).__name__} has no argument {gone[0]!r}. {GONE[gone[0]]}")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._place = torch.get_default_device()  # of the states

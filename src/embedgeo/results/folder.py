@@ -46,10 +46,6 @@ checkpoint and layer b.
 """
 
 
-# options of earlier versions; of the first two, a folder that was made with them has more records
-_DROPPED = ("ablate", "logit_lens", "max_state_bytes")
-
-
 def drift_file(folder: Path, name: str) -> Path:
     """Path of the records of a checkpoint that need its saved sample and those of others."""
     return folder / "drift" / f"{name}.parquet"
@@ -81,8 +77,7 @@ class SweepFolder:
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
 
-    Several processes may write into one folder, each its own checkpoints; `Locks` on the manifest
-    share them out.
+    Several processes may write into one folder, each its own checkpoints.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -129,13 +124,6 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
-        if "count_special" not in before:  # of an earlier version, where it is without effect
-            now.pop("count_special", None)
-        if "skip_massive" in now:
-            before.setdefault("skip_massive", 0.0)
-        for option in _DROPPED:
-            if option not in now and (option == "max_state_bytes" or not before.get(option)):
-                before.pop(option, None)
         if before.keys() != now.keys():
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
@@ -161,14 +149,11 @@ class SweepFolder:
             return {}
         try:
             manifest: dict[str, Any] = json.loads(path.read_text())
-            asked = dict(manifest["asked"])
+            dict(manifest["asked"])
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{self.path} must be a new folder or that of a sweep; {path} is none of a sweep's."
             ) from error
-        # what earlier versions did by default
-        if "count_special" not in asked and asked.get("special_tokens") == "default":
-            manifest["asked"]["special_tokens"] = "document"
         return manifest
 
     def done(self) -> set[str]:
@@ -265,7 +250,7 @@ class SweepFolder:
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
         a change of local weights is noticed; ``has_step``, "false" of a final model;
-        ``group``; and ``weight_files``, the digests of several files of weights,
+        ``weight_files``, the digests of several files of weights,
         by which one that others share is found.
         """
         # of earlier records, none may be left beside what belongs to these
@@ -283,16 +268,6 @@ class SweepFolder:
         # the summary names it, too
         with suppress(OSError), replacing(self.failed / f"{name}.txt") as temporary:
             temporary.write_text(reason + "\n")
-
-    def write_groups(self, groups: Mapping[str, str]) -> None:
-        """Write down the group of the model of each checkpoint that is done, in place of the one
-        that it had.
-        """
-        for name in self.done() & groups.keys():
-            facts = self.facts(name)
-            if facts.pop("group", "") != groups[name]:
-                facts |= {"group": groups[name]} if groups[name] else {}
-                write_parquet(self._file(name), self.read(name), SCHEMA, facts)
 
     def rebuild(self) -> None:
         """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see

@@ -90,7 +90,7 @@ jackknife, by groups, of `IntrinsicDimension` those that have rows in its sample
 _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _PREFIX = "prefix"
-# columns that a table may lack, by hand or of earlier versions
+# columns that a table may lack when it is written
 _UNKNOWN = {"num_tokens": nan, "token": None, "from_centroid": nan}
 
 
@@ -169,15 +169,11 @@ def read_table(path: Path) -> pd.DataFrame:
     records_file = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {records_file} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name
-    if kind != "tokens":
-        return read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
-    table = read_parquet(
-        path, [name for name in TABLES[kind].names if name not in _UNKNOWN], remedy
-    )
-    if "token" not in table or table["token"].isna().any():
+    table = read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
+    if kind == "tokens" and table["token"].isna().any():
         ids = table["token_id"].astype("string")
-        table["token"] = table.get("token", ids).astype("string").fillna(ids).astype("category")
-    return table if "num_tokens" in table else table.assign(num_tokens=1.0)
+        table["token"] = table["token"].astype("string").fillna(ids).astype("category")
+    return table
 
 
 def write_parquet(

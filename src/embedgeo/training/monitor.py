@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -285,10 +285,6 @@ class Monitor(ABC):
         of_run = ("_run", "_geometry", "_file", "_ranks", "_row_group", "_closure_hook")
         return state | dict.fromkeys(of_run)
 
-    def describe(self, *args: Any, **options: Any) -> NoReturn:
-        """Raise AttributeError, which names the function that is in its place."""
-        raise AttributeError("describe() is gone: call embedgeo.describe(monitor, model).")
-
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
         does nothing.
@@ -390,11 +386,6 @@ class Monitor(ABC):
         for i, listener in enumerate(self.listeners):
             if (name := _listener_name(i, listener)) in states:
                 listener.load_state_dict(states[name])
-        for gone in {"alarm", "drift"} & state.keys():
-            self._say(
-                f"the checkpoint's state of {gone}= is of an earlier version and is left out; a "
-                "listener, GeometryAlarm or Drift, begins anew."
-            )
 
     def _start(self, run: TrainingRun, step: int) -> None:
         try:
