@@ -16,13 +16,11 @@ from embedgeo.studies.commands import (
     AblationSettings,
     DemoSettings,
     DoctorSettings,
-    PaperSettings,
     VocabularySettings,
     ablate,
     demo,
     doctor,
     drift,
-    reproduce,
     vocabulary,
 )
 from embedgeo.sweep import SweepSettings, check, sweep
@@ -31,14 +29,13 @@ ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
 Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder that
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
-_CONTINUED = ("sweep", "ablate", "reproduce", "vocabulary", "drift")
+_CONTINUED = ("sweep", "ablate", "vocabulary", "drift")
 
 
 def report(
     dirs: list[str],
     out: Path | None = None,
     model_group: list[str] | dict[str, Any] | tuple[()] = (),
-    examples: bool | str = False,
     metrics: list[str] | tuple[()] = (),
     reference: list[str] | tuple[()] = (),
     layers: int = 4,
@@ -53,9 +50,6 @@ def report(
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
             line style; in YAML also a mapping. A model is named as in its sweep, or as the report
             names it; default: the sweep's groups.
-        examples: list Q, M and V of single token types, from the tables of a sweep with
-            ``--token-tables true``: of some of every frequency (``true``), or of these texts, as
-            ``once,winked``, which are then named where V is drawn against M.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,
@@ -71,13 +65,11 @@ def report(
     from embedgeo.studies.reference import reference_section
     from embedgeo.studies.sections import report_sections
 
-    names = [name.strip() for name in examples.split(",")] if isinstance(examples, str) else []
-    texts = [name for name in names if name] if examples else None
     chosen = [key for entry in metrics for key in entry.split(",") if key]
     if metrics and not chosen:
         raise ValueError("metrics must be keys, as M_over_Q,anisotropy; got none.")
     earlier = [Path(folder) for folder in reference]
-    sections = report_sections(texts, earlier, layers)
+    sections = report_sections(earlier, layers)
     if chosen:
         sections = [reference_section(earlier, chosen)] if earlier else []
     folders = [Path(folder) for folder in dirs]
@@ -105,7 +97,6 @@ COMMANDS: dict[str, tuple[Callable[..., int | None], *tuple[Callable[..., Any], 
     "demo": (demo, DemoSettings),
     "sweep": (sweep, SweepSettings),
     "ablate": (ablate, AblationSettings, SweepSettings),
-    "reproduce": (reproduce, PaperSettings, SweepSettings),
     "check": (check, check),
     "vocabulary": (vocabulary, VocabularySettings),
     "doctor": (doctor, DoctorSettings),
@@ -146,10 +137,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.pop("config")
     run, *settings = COMMANDS[name]
     try:
-        if name == "reproduce" and "model" not in options:
-            raise ValueError(
-                "model must be given, or PAPER on the command line, whose preset has it."
-            )
         if settings == [run]:
             status = run(**options)
         else:

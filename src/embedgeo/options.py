@@ -25,7 +25,6 @@ _POSITIONAL = {
     "dirs": "DIR",
     "folder": "DIR",
     "model_or_config": "MODEL_OR_CONFIG",
-    "paper": "PAPER",
     "name": "NAME",
 }  # as the help calls them
 
@@ -120,14 +119,13 @@ class _Preset(Action):
     """The name of a preset, which gives options as a configuration does: those after it take their
     place.
 
-    As an option, ``list`` prints the presets there are, each with a line on it, and ends the
-    command.
+    ``list`` prints the presets there are, each with a line on it, and ends the command.
     """
 
     def __call__(
         self, parser: Any, namespace: Any, values: Any, option_string: str | None = None
     ) -> None:
-        if option_string and values == "list":
+        if values == "list":
             print(listing({name: first_line(path) for name, path in preset_files().items()}))
             parser.exit()
         if given := parser.options_in(namespace):
@@ -139,8 +137,6 @@ class _Preset(Action):
         except ValueError as error:
             raise ArgumentError(self, str(error)) from None
         Configuration.apply_config(parser, namespace, "config", str(path))
-        if not option_string:
-            setattr(namespace, self.dest, values)
 
 
 def make_parser(
@@ -196,8 +192,7 @@ def _add_options(
     """An option for each argument, with its type, default and description; those of `_POSITIONAL`
     by position.
 
-    They are among all arguments of the command. What has no default is required, unless a paper's
-    preset gives it.
+    They are among all arguments of the command. What has no default is required.
     """
     parameters = parse(settings.__doc__ or "").params
     described = {
@@ -219,8 +214,6 @@ def _add_options(
             kind = {"nargs": "+", "action": _several(_strings)}
         elif bool in get_args(annotation):
             kind |= {"nargs": "?", "const": True}
-        if name == "paper":
-            kind["action"] = _Preset
         if name in _POSITIONAL:
             if parameter.default is None:
                 kind["nargs"] = "?"
@@ -229,7 +222,7 @@ def _add_options(
         hyphened = _option(name)
         presence: dict[str, Any] = {"default": parameter.default}
         if parameter.default is Parameter.empty:
-            presence = {"default": SUPPRESS} if "paper" in arguments else {"required": True}
+            presence = {"required": True}
         option = parser.add_argument(
             *dict.fromkeys((hyphened, f"--{name}")), help=described[name], **presence, **kind
         )

@@ -54,9 +54,7 @@ from embedgeo.functional.processing import (
     pca_whitening as pca_whitening,
     principal_axes as principal_axes,
     processed_values as processed_values,
-    row_plane as row_plane,
     top_removal as top_removal,
-    type_plane as type_plane,
     z_scoring as z_scoring,
 )
 from embedgeo.functional.sampling import Sample as Sample

@@ -4,6 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from embedgeo.metrics.anisotropy import Anisotropy as Anisotropy
+from embedgeo.metrics.base import GeometryMetric as GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates as OutlierCoordinates
 from embedgeo.metrics.defaults import (
     default_metrics as default_metrics,
@@ -15,7 +16,6 @@ from embedgeo.metrics.dimension import IntrinsicDimension as IntrinsicDimension
 from embedgeo.metrics.ledger import ResidualLedger as ResidualLedger
 from embedgeo.metrics.moments import EmbeddingMoments as EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry as NextTokenGeometry
-from embedgeo.metrics.occurrences import TokenOccurrences as TokenOccurrences
 from embedgeo.metrics.processing import AfterProcessing as AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity as TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments as TokenMoments

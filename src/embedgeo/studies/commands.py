@@ -1,15 +1,13 @@
 """The commands of the studies, which import what they need when they run."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from embedgeo.extras import require_extra
-from embedgeo.formatting import listed, shell_command
-from embedgeo.presets import preset
-from embedgeo.results.groups import groups_of, parse_groups
+from embedgeo.formatting import shell_command
 from embedgeo.sweep import SweepSettings, require_sources, sweep
 
 try:
@@ -71,94 +69,6 @@ def ablate(ablation: AblationSettings, settings: SweepSettings) -> int:
     measure = partial(checkpoint_records, parts=ablation.parts)
     announce = partial(announcement, parts=ablation.parts)
     return sweep(settings, Study({"ablate": ablation.parts}, measure, announce, SHOWN))
-
-
-@dataclass(frozen=True)
-class PaperSettings:
-    """The options of ``embedgeo reproduce`` beside those of the sweep.
-
-    Args:
-        paper: what to compare with. The preset of this name gives the options of the sweep; those
-            that are given in place of them come after it.
-        claims: a YAML file of claims to compare with in place of the package's own ``papers.yaml``,
-            and in its form.
-    """
-
-    paper: Literal["yamagiwa2025", "razzhigaev2024", "li2025"]
-    claims: Path | None = None
-
-
-def reproduce(paper: PaperSettings, settings: SweepSettings) -> int:
-    """Measure as a paper did, and set what it prints beside what was measured, each with a verdict.
-
-    It is a sweep with the preset of the paper, any of whose options can be given in place of the
-    preset's. Then ``reproduce/<paper>.html`` and ``reproduce/<paper>.csv`` in the folder of the
-    sweep have a row for each figure and table that the numbers speak to: what the paper prints or
-    shows, what was measured, the difference with its standard error, and whether the claim holds,
-    does not hold, or cannot be compared, and why. Below them are the figures of the report in
-    ``reproduce/<paper>/``, which is written at the layers that the paper draws.
-
-    Args:
-        paper: which paper, and its claims.
-        settings: the options of the sweep.
-
-    Returns:
-        As ``sweep`` does, which also tells what is raised.
-
-    Raises:
-        ValueError: the file of claims cannot be read, or has none of the paper.
-    """
-    require_extra("report,sweep", "embedgeo reproduce")
-    from embedgeo.studies.claims import read_claims
-
-    claims = read_claims(paper.paper, paper.claims)
-    settings = _with_groups_of_these(settings, paper.paper)
-    print(f"{_options(settings, paper.paper)}. The paper's text: {claims.text}")
-    status = sweep(settings)
-    if settings.dry_run:
-        return status
-    from embedgeo.studies.reproduce import write_comparison
-
-    write_comparison(claims, settings)
-    return status
-
-
-def _options(settings: SweepSettings, name: str) -> str:
-    """The options of a preset as they are here, and others that are given, in a line."""
-    asked = SweepSettings(**preset(name))
-    shown = []
-    for option in dict.fromkeys([*preset(name), *(field.name for field in fields(settings))]):
-        here, there = (_in_words(getattr(each, option)) for each in (settings, asked))
-        if option in ("model", "model_group", *_NO_RESULTS):
-            continue
-        if option in preset(name) or here != there:
-            shown.append(f"{option} {here}" + ("" if here == there else f" (preset: {there})"))
-    line = f"{name}: {', '.join(shown)}"
-    if settings.texts != asked.texts and settings.sample == asked.sample < 1:
-        line += (
-            f". Of this text, too, only a share of {settings.sample:g} is taken, as the preset "
-            "takes of its own: --sample 1 takes all"
-        )
-    return line
-
-
-def _in_words(value: object) -> str:
-    return listed(value) if isinstance(value, list | tuple) else str(value)
-
-
-def _with_groups_of_these(settings: SweepSettings, name: str) -> SweepSettings:
-    """The settings without those models in the preset's groups that are not measured here."""
-    asked = preset(name).get("model_group", ())
-    if settings.model_group != asked:
-        return settings
-    groups: dict[str, list[str]] = {}
-    for model, group in parse_groups(asked).items():
-        try:
-            groups_of({model: group}, settings.models)
-        except ValueError:  # it is none of them
-            continue
-        groups.setdefault(group, []).append(model)
-    return replace(settings, model_group=groups or ())
 
 
 @dataclass(frozen=True)

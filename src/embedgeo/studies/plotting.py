@@ -21,8 +21,8 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
+from embedgeo.report.token_types import mean_against_variance, types_of
 from embedgeo.studies import scales, similarity
-from embedgeo.studies.token_types import mean_against_variance, require_examples, types_of
 from embedgeo.studies.variance import read_spectra, spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
@@ -41,7 +41,7 @@ _OF_METRIC = {
 _OPTIONS = {  # that other kinds do not have
     **dict.fromkeys(_OF_METRIC, ("metric",)),
     "composition": ("by",),
-    "tokens": ("layer", "layers", "examples"),
+    "tokens": ("layer", "layers"),
     "spectrum": ("layer",),
     "scales": ("by",),
     "similarity": ("layer", "step"),
@@ -75,7 +75,6 @@ class _Options(NamedTuple):
     layer: str | None = None
     step: int | None = None
     layers: int = 4
-    examples: Sequence[str] = ()
     ax: Axes | None = None
 
 
@@ -88,7 +87,6 @@ def plot(
     layer: str | None = None,
     step: int | None = None,
     layers: int = 4,
-    examples: Sequence[str] = (),
     ax: Axes | None = None,
     title: str | None = None,
     figsize: tuple[float, float] | None = None,
@@ -128,8 +126,6 @@ def plot(
         step: of similarity, the step.
         layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
             are 0, 3, 6, 9 and 12).
-        examples: of tokens, texts of token types to name, as ``("once", "winked")``; of a
-            table without texts their ids.
         ax: axes to draw into; default: a new figure. Texts have the fonts and sizes of
             ``matplotlib.rcParams``.
         title: in place of the figure's own; ``""`` leaves it out.
@@ -149,7 +145,7 @@ def plot(
         FileNotFoundError: there is no such folder.
     """
     _require_known("kind", kind, [*_OPTIONS])
-    options = _Options(metric, by, layer, step, layers, examples, ax)
+    options = _Options(metric, by, layer, step, layers, ax)
     usual = _Options(ax=ax)
     for option in _Options._fields:
         is_given = getattr(options, option) != getattr(usual, option)
@@ -256,9 +252,7 @@ def _token_types(run: Run, options: _Options) -> FigureData | None:
         _require_known("layer", layer, present)
     elif options.ax is not None:
         layer = ([name for name in present if name in run.all_blocks] or present)[-1]
-    if options.examples:
-        require_examples([known], options.examples)
-    return mean_against_variance(known, [layer] if layer else (), options.ax, options.examples)
+    return mean_against_variance(known, [layer] if layer else (), options.ax)
 
 
 def _require_known(option: str, value: object, known: Sequence[object]) -> None:

@@ -31,7 +31,7 @@ from embedgeo.capture.structure import find_logits, measured_model, output_embed
 from embedgeo.checkpoints import hub, loading
 from embedgeo.formatting import reason
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import TokenOccurrences, default_metrics
+from embedgeo.metrics import default_metrics
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import require_distinct_keys, require_samples
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
@@ -204,12 +204,11 @@ class Worker:
         if settings.device_map is None:
             model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(model))
         make = metrics_function(settings)
-        types = text.occurrence_types
         with torch.inference_mode():
             geometry = Geometry(
                 model,
                 settings.layer_patterns,
-                (lambda dim: [*make(dim), TokenOccurrences(dim, types)]) if types else make,
+                make,
                 text.skip_first_positions,
                 text.ignore_token_ids,
                 rows=settings.rows,
@@ -301,7 +300,7 @@ class Worker:
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = _token_tables(geometry, text) if self.settings.token_tables else {}
+        tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
         if self.settings.save_means:
             means = geometry.token_tables("means")
             tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
@@ -312,24 +311,13 @@ class Worker:
         return Measured(records, tables, facts, sample)
 
 
-def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
-    """Tables of token types, by kind, with each type as text."""
+def _token_table(geometry: Geometry, text: ProbeText) -> pd.DataFrame:
+    """The table of token types, with each type as text."""
     types = geometry.token_tables()
-    tables = {
-        "tokens": types.assign(
-            num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0
-        )
-    }
-    tables["projections"] = geometry.token_tables("projections")
-    tables["distances"] = geometry.token_tables("distances")
-    if text.occurrence_types:
-        tables["occurrences"] = geometry.token_tables("occurrences").merge(
-            types[["layer", "token_id", "n"]]
-        )
-    return {
-        kind: table.assign(token=table["token_id"].map(text.token_texts))
-        for kind, table in tables.items()
-    }
+    return types.assign(
+        num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0,
+        token=types["token_id"].map(text.token_texts),
+    )
 
 
 def _release_memory() -> None:

@@ -1,0 +1,131 @@
+"""V against M of token types, from the tables of the checkpoints."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import LogNorm
+
+from embedgeo import drawing as draw
+from embedgeo.drawing import FigureData
+from embedgeo.formatting import with_minus
+from embedgeo.functional import REGRESSION_COUNT_RANGE, least_squares
+from embedgeo.report.runs import Run
+
+_RANGE = "{} ≤ n ≤ {:,}".format(*REGRESSION_COUNT_RANGE)
+_LINE: dict[str, Any] = {"color": draw.ACCENT, "lw": 1.6}
+_PALE = "#c9ccd1"  # of token types outside of the range of the regressions
+_LARGEST = 1e100  # value that can be squared
+
+
+class Types(NamedTuple):
+    """The token types of a run, from the table of the last step that has one."""
+
+    run: Run
+    step: int
+    table: pd.DataFrame
+    most_layers: int  # at which they are drawn, evenly spaced over the depth
+
+    def layers_to_draw(self) -> list[str]:
+        """The layers at which several figures are drawn."""
+        return self.run.layers_to_draw(self.table, self.most_layers)
+
+
+def types_of(run: Run, most_layers: int = 4) -> Types | None:
+    """The token types of a run, if it has any that can be drawn."""
+    steps = run.steps_of("tokens")
+    if not steps:
+        return None
+    table = run.read("tokens", steps[-1])
+    is_drawable = (table[["n", "Q", "M", "V"]].abs() <= _LARGEST).all(axis=1) & (table["n"] >= 1)
+    table = table[is_drawable]
+    return Types(run, steps[-1], table, most_layers) if len(table) else None
+
+
+def mean_against_variance(
+    known: Types, layers: Sequence[str] = (), ax: Axes | None = None
+) -> FigureData:
+    """V against M of the token types of the last checkpoint, with the regression line; default: at
+    some layers.
+
+    Types outside of the range of the regression are pale, and have no room of their own.
+    """
+    run, step, table, _ = known
+    layers = layers or known.layers_to_draw()
+    title = run.titled("V against M" if ax is None else f"V against M at {layers[0]}", step)
+    subtitle = f"types with {_RANGE} occurrences, others pale; squared embedding units"
+    figure, axes = draw.new_figure(title, subtitle, panels=len(layers), ax=ax)
+    table = table[table["layer"].isin(layers)]
+    regressed = table[_is_regressed(table)]
+    norm = _count_bar(axes[-1], regressed["n"])
+    texts = []
+    for panel, layer in zip(axes, layers, strict=True):
+        types = regressed[regressed["layer"] == layer]
+        others = table[(table["layer"] == layer) & ~_is_regressed(table)]
+        panel.scatter(
+            types["M"],
+            types["V"],
+            s=7,
+            c=types["n"],
+            norm=norm,
+            cmap="cividis",
+            lw=0,
+            rasterized=True,
+        )
+        fit = _draw_line(panel, types["M"], types["V"])
+        panel.autoscale_view()  # of the types so far; to be done before it is switched off
+        panel.autoscale(len(types) < 2)
+        look: dict[str, Any] = {"s": 5, "color": _PALE, "lw": 0, "rasterized": True}
+        panel.scatter(others["M"], others["V"], zorder=0.8, **look)
+        if types.empty:
+            panel.text(0.5, 0.5, "no type occurs so often", ha="center", transform=panel.transAxes)
+        if ax is None:
+            panel.set_title(f"{layer}: {fit}", fontsize="small")
+        else:
+            ax.plot([], label=fit, **_LINE)
+            draw.legend(ax)
+        panel.set_xlabel("M of the token type")
+        draw.round_ticks(panel)
+        texts.append(
+            f"{layer}: {fit} over "
+            f"{'one token type' if len(types) == 1 else f'{len(types)} token types'}"
+        )
+    axes[0].set_ylabel("V of the token type")
+    numbers = table.set_index(["layer", "token_id"])[["n", "Q", "M", "V"]]
+    alt = (
+        f"V against M of the token types at {len(layers)} layers, scattered, with regression lines."
+    )
+    return FigureData("tokens-V-against-M", figure, numbers, alt, "; ".join(texts) + ".")
+
+
+def _count_bar(ax: Axes, counts: pd.Series) -> LogNorm:
+    """Add a colour bar for how often token types occur; the scale of its colours."""
+    least = float(counts.min()) if len(counts) else 1.0
+    norm = LogNorm(least, max(least + 1, float(counts.max()) if len(counts) else 1.0))
+    bar = draw.value_bar(ax, ScalarMappable(norm, "cividis"), "occurrences n (log scale)")
+    draw.log_ticks(bar.ax, least, float(norm.vmax or least + 1))
+    return norm
+
+
+def _is_regressed(table: pd.DataFrame) -> "pd.Series[bool]":
+    return table["n"].between(*REGRESSION_COUNT_RANGE)
+
+
+def _draw_line(ax: Axes, x: "pd.Series[float]", y: "pd.Series[float]") -> str:
+    """Draw the least-squares line of ``y`` on ``x``, where there is one; its slope and R² in
+    words.
+    """
+    slope, r2 = map(float, least_squares(torch.tensor(x.to_numpy()), torch.tensor(y.to_numpy())))
+    if np.isfinite(slope):
+        ends = np.array([x.min(), x.max()])
+        ax.plot(ends, y.mean() + slope * (ends - x.mean()), **_LINE)
+    values = {"slope": slope, "R²": r2}
+    words = (
+        f"{name} {value:.3g}" if np.isfinite(value) else f"{name} undefined"
+        for name, value in values.items()
+    )
+    return with_minus(", ".join(words))
