@@ -16,7 +16,6 @@ from embedgeo.metrics import (
     OutlierCoordinates,
     ResidualLedger,
     TokenMoments,
-    TokenOccurrences,
     TokenSimilarity,
 )
 from embedgeo.metrics.base import metric_classes
@@ -122,10 +121,9 @@ OTHER_METRICS = [
     kind
     for kind in metric_classes()
     if kind.__module__.startswith("embedgeo.metrics.")
-    and kind not in {TokenOccurrences, ResidualLedger, *map(type, listed_metrics(1).values())}
+    and kind not in {ResidualLedger, *map(type, listed_metrics(1).values())}
 ]
-"""The package's further classes of metrics; occurrences are of chosen token types and have no
-values, a ledger is of several streams.
+"""The package's further classes of metrics; a ledger is of several streams.
 """
 
 

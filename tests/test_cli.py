@@ -38,7 +38,7 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
         assert stopped.value.code == 0
         text = " ".join(capsys.readouterr().out.split())
         assert "`" not in text
-        if command in ("sweep", "ablate", "reproduce"):
+        if command in ("sweep", "ablate"):
             assert "a sequence of --seq-len tokens" in text
             assert "A model is named as in --model." in text
             assert not named & set(re.findall(r"(?<![\w.])\w+", text))

@@ -23,7 +23,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 IN_SOURCES = ("embedgeo/__init__.py", "embedgeo/py.typed", "embedgeo/report/page.html.jinja")
-IN_WHEEL = (*IN_SOURCES, "embedgeo/configs/pythia.yaml", "embedgeo/studies/papers.yaml")
+IN_WHEEL = (*IN_SOURCES, "embedgeo/configs/pythia.yaml")
 SHIPPED = ("configs", "examples")
 ADDRESS = "https://git.example/owner/embedgeo"
 PAGES = {

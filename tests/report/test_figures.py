@@ -11,9 +11,9 @@ from matplotlib.colors import to_rgb
 
 from embedgeo.drawing import FigureData, StepAxis, new_figure, style
 from embedgeo.glossary import known_terms
-from embedgeo.report import comparison, figures
+from embedgeo.report import comparison, figures, token_types
 from embedgeo.report.runs import Run, make_run, read_runs
-from embedgeo.studies import processing, token_types, variance
+from embedgeo.studies import processing, variance
 from tests.records import layer_records
 from tests.report.page import bands
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
@@ -64,8 +64,6 @@ def of_long_runs(run: Run) -> Iterator[FigureData]:
     yield from processing.processing_figures(run)
     yield from figures.loss_figures(run)
     yield comparison.compare_dynamics([run, run], "V")
-    for draw in (token_types.raw_against_frequency, token_types.histograms):
-        yield draw(token_types.types_of(run))
 
 
 def assert_readable(data: FigureData) -> None:

@@ -124,7 +124,7 @@ def test_words_are_coloured_by_their_number_of_tokens(tmp_path: Path) -> None:
     types = pd.read_parquet(path)
     types.drop(columns="num_tokens", errors="ignore").to_parquet(path)  # as an older sweep wrote it
     page = report(folder)
-    assert {"M-profile", "decomposition", "tokens-histograms"} <= page.figures
+    assert {"M-profile", "decomposition", "tokens-V-against-M"} <= page.figures
     assert not [name for name in page.figures if name.startswith("words")]
     assert "Geometry of the embeddings: bert" in page.text
     assert not re.search(r"\bstep", page.text)

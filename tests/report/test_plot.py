@@ -18,9 +18,9 @@ from matplotlib.text import Text
 
 from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
-from embedgeo.report import figures
+from embedgeo.report import figures, token_types
 from embedgeo.report.runs import Run
-from embedgeo.studies import scales, similarity, token_types, variance
+from embedgeo.studies import scales, similarity, variance
 from tests.models import gpt_neox
 from tests.report.synthetic import make_models
 

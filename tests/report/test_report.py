@@ -49,7 +49,7 @@ PARTS = {
     "the-20same-20rows-20over-20time-20and-20depth": (
         *("cka-steps-embed", "cka-steps-block.02", "cka-layers-8"),
     ),
-    "token-20types": ("tokens-V-against-M", "tokens-histograms"),
+    "token-20types": ("tokens-V-against-M",),
     "outlier-20coordinates": ("massive-activations",),
 }
 """Sections with figures of several metrics together."""

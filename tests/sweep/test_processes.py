@@ -20,7 +20,7 @@ from embedgeo import load_sample
 from tests.sweep.tiny import REPOSITORY, checkpoint_files, local_run, write_files
 
 ROOT = Path(__file__).parents[2]
-_TABLES = ("tokens", "projections", "spectra")
+_TABLES = ("tokens", "spectra")
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "3"))  # `make soak` asks for more
 
 
