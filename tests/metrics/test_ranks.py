@@ -23,7 +23,6 @@ from embedgeo.metrics import (
     NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
-    TokenOccurrences,
     TokenSimilarity,
 )
 from tests import references
@@ -169,16 +168,15 @@ def drawn_on(rank, num_ranks=1):
         kinds = (
             IntrinsicDimension(DIM, seed=7),
             AfterProcessing(DIM),
-            TokenOccurrences(DIM, [2007, 9007], most=500),
             TokenMoments(DIM),
         )
         for metric in kinds:
             for batch in [*dealt_batches(sizes)][rank::num_ranks]:
                 metric.update(*batch)
-        dimension, processing, occurrences, moments = kinds
+        dimension, processing, moments = kinds
         values = {**dimension.compute(), **processing.compute(), **moments.compute()}
-        with dimension.sync_context(), occurrences.sync_context():
-            found[name] = values, dimension.samples(), occurrences.plane()
+        with dimension.sync_context():
+            found[name] = values, dimension.samples()
     return found
 
 
@@ -302,10 +300,8 @@ def test_values_of_sequences_are_those_of_one_process(ranks, share, kind):
 def test_the_same_rows_are_drawn_on_any_number_of_ranks(num_ranks, tmp_path):
     one = drawn_on(0)
     for rank in on_two_ranks(drawn_on, tmp_path, num_ranks, world_size=num_ranks):
-        for name, (values, samples, plane) in one.items():
-            of_rank, samples_of_rank, plane_of_rank = rank[name]
+        for name, (values, samples) in one.items():
+            of_rank, samples_of_rank = rank[name]
             assert samples_of_rank["positions"].equal(samples["positions"]), name
             assert samples_of_rank["rows"].equal(samples["rows"])
             assert_values(of_rank, values, rtol=1e-6)
-            for key, column in plane.items():
-                torch.testing.assert_close(plane_of_rank[key], column, rtol=1e-6, atol=1e-6)

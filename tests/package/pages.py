@@ -48,8 +48,6 @@ SHORTER = MappingProxyType(
         "embedgeo demo": "--max-steps 4 --num-layers 2 --hidden-size 32 --vocab-size 512",
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
         "embedgeo report": "--metrics M_over_Q anisotropy",
-        "embedgeo reproduce": "--text heldout.txt --num-tokens 2048 --seq-len 64 "
-        "--anisotropy-batch 512 --id-batches 2",
         "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 "
         "--model.num_layers 4 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
@@ -59,11 +57,10 @@ SHORTER = MappingProxyType(
 """Options that are added to commands which otherwise take minutes, or a published data set."""
 
 NOT_HERE = re.compile(
-    r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
-    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|hf://))"
+    r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python (torchtitan_llama.py|-m research))\b"
+    r"|embedgeo sweep .*(--on ray|hf://)"
 )
-"""Commands that take a cluster, a launcher, an installer, a published data set or the six models of
-a paper.
+"""Commands that take a cluster, a launcher, an installer, a clone or a published data set.
 """
 
 SWEEPS = ("runs/demo/sweep", "runs/a", "runs/b", "runs/seed0", "runs/seed1", "runs/seed2")

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.sweep.tiny import REPOSITORY, checkpoint_files
 
 ROOT = Path(__file__).parents[2]
-_TABLES = ("tokens", "projections", "spectra")
+_TABLES = ("tokens", "spectra")
 NUM_KILLS = int(os.environ.get("EMBEDGEO_KILLS", "3"))  # `make soak` asks for more
 
 

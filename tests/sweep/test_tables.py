@@ -12,7 +12,6 @@ import embedgeo
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES
 from embedgeo.studies.representations import debiased_cka
-from embedgeo.text.frequency import types_by_frequency
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
 
 STEPS = {"step0": 0, "step1": 1, "step2": 2, "step8": 8, "step9": 8}
@@ -87,22 +86,6 @@ def test_token_tables_and_means_are_of_each_types_rows(swept, ids, hidden, token
         np.testing.assert_allclose([row.Q, row.M, row.V], moments, rtol=1e-5, atol=1e-9)
         assert (row.n, row.num_tokens) == (len(x), 1)
         np.testing.assert_allclose(mean, x.mean(0), rtol=1e-4, atol=1e-6)
-
-
-def test_occurrences_are_in_the_plane_of_their_own_axes(swept, ids, hidden, tokenizer):
-    types, n = ids.unique(return_counts=True)
-    is_text = torch.tensor([len(tokenizer.decode([i]).strip()) >= 3 for i in types.tolist()])
-    shown = sorted(types[types_by_frequency(n, is_text)].tolist())
-    counts = {each: int(n[types == each]) for each in shown}
-    assert len(shown) > 1
-    assert all(10 <= count <= 50 for count in counts.values())  # so all occurrences are kept
-    at = table_of(swept, "occurrences")
-    assert at["token_id"].tolist() == [each for each in shown for _ in range(counts[each])]
-    assert at["n"].tolist() == [counts[each] for each in at["token_id"]]
-    x = torch.cat([hidden[ids == each] for each in shown]).numpy()
-    axes = np.linalg.svd(x - x.mean(0))[2][:2]
-    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
-    np.testing.assert_allclose(at[["pc1", "pc2"]], x @ axes.T, rtol=1e-4, atol=1e-6)
 
 
 def test_drift_is_of_the_saved_rows(swept):

@@ -223,13 +223,9 @@ def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
     assert at["M"] == pytest.approx(float(x.mean(0).square().sum()), rel=1e-9)
     assert at["token_types"] == len(rows)
 
-    table, plane = (
-        pd.read_parquet(tmp_path / f"out/{kind}/step1.parquet")
-        for kind in ("tokens", "projections")
-    )
-    spelled = plane[plane["layer"] == "block.00"].set_index("token_id")["token"]
+    table = pd.read_parquet(tmp_path / "out/tokens/step1.parquet")
     for row in table[table["layer"] == "block.00"].itertuples():
-        word = spelled[row.token_id]
+        word = row.token
         assert row.n == len(rows[word])
         assert row.num_tokens == pytest.approx(sum(sizes[word]) / len(sizes[word]))
         assert (

@@ -213,9 +213,7 @@ class Geometry:
         call this.
 
         Args:
-            kind: another kind of table of token types: ``"distances"``, ``"means"`` or
-                ``"projections"`` of `embedgeo.TokenMoments`, ``"occurrences"`` of
-                `embedgeo.TokenOccurrences`.
+            kind: ``"tokens"``, or ``"means"``: `embedgeo.TokenMoments.means`.
         """
         return export.tables_of_types(self.measured_layers(), kind)
 

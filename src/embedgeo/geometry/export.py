@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 _TYPE_COLUMNS = {
     "tokens": ("Q", "M", "V"),
-    "projections": ("pc1", "pc2"),
-    "distances": ("distance",),
     "means": ("mean",),
-    "occurrences": ("pc1", "pc2"),
 }  # of the tables of token types beside token_id and n, by kind
 
 

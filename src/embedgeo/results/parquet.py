@@ -61,10 +61,7 @@ _FAR = ("from_centroid", pa.float64())
 _UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
-    "distances": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "distance"), _TEXT]),
     "means": pa.schema([*_TYPE, ("n", pa.float64()), ("mean", pa.list_(pa.float32())), _TEXT]),
-    "projections": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
-    "occurrences": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
     "spectra": pa.schema(
         [*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]
     ),

@@ -29,7 +29,7 @@ from embedgeo.checkpoints import loading
 from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import TokenOccurrences, default_metrics
+from embedgeo.metrics import default_metrics
 from embedgeo.metrics.defaults import require_extra_names
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
@@ -141,12 +141,11 @@ class Worker:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
         make = _with_unembedding(metrics_function(settings), model)
-        types = text.occurrence_types
         with torch.inference_mode():
             geometry = Geometry(
                 model,
                 settings.layer_patterns,
-                (lambda dim: [*make(dim), TokenOccurrences(dim, types)]) if types else make,
+                make,
                 text.skip_first_positions,
                 text.ignore_token_ids,
                 rows=settings.rows,
@@ -205,7 +204,7 @@ class Worker:
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = _token_tables(geometry, text) if self.settings.token_tables else {}
+        tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
         if self.settings.save_means:
             means = geometry.token_tables("means")
             tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
@@ -240,24 +239,13 @@ def _compare_beginnings(loss: "TokenLoss", text: ProbeText) -> None:
         )
 
 
-def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
-    """Tables of token types, by kind, with each type as text."""
+def _token_table(geometry: Geometry, text: ProbeText) -> pd.DataFrame:
+    """The table of token types, with each type as text."""
     types = geometry.token_tables()
-    tables = {
-        "tokens": types.assign(
-            num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0
-        )
-    }
-    tables["projections"] = geometry.token_tables("projections")
-    tables["distances"] = geometry.token_tables("distances")
-    if text.occurrence_types:
-        tables["occurrences"] = geometry.token_tables("occurrences").merge(
-            types[["layer", "token_id", "n"]]
-        )
-    return {
-        kind: table.assign(token=table["token_id"].map(text.token_texts))
-        for kind, table in tables.items()
-    }
+    return types.assign(
+        num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0,
+        token=types["token_id"].map(text.token_texts),
+    )
 
 
 def _release_memory() -> None:

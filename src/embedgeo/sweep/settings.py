@@ -93,8 +93,7 @@ class SweepSettings:
             many times, the median of their forward pass, if it has 100 rows; numbers then depend on
             ``batch_size``, and ``n_massive`` says how many rows these were.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
-            layer; and ``projections/<name>.parquet``: the most frequent ones in the plane of their
-            principal axes.
+            layer.
         save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at
             each layer, in float32; d numbers a type and layer.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and
@@ -320,7 +319,7 @@ class SweepSettings:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may
         have more of them.
         """
-        kinds = ["tokens", "projections"] if self.token_tables else []
+        kinds = ["tokens"] if self.token_tables else []
         kinds += ["means"] if self.save_means else []
         kinds += ["spectra"] if self.spectrum else []
         kinds += ["jackknife"] if self.jackknife else []

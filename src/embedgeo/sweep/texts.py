@@ -25,7 +25,6 @@ from embedgeo.checkpoints.iteration import require_model_class
 from embedgeo.checkpoints.sources import Checkpoint, is_local
 from embedgeo.formatting import reason
 from embedgeo.sweep.settings import SPECIAL, SweepSettings
-from embedgeo.text.frequency import types_by_frequency
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import (
     SpelledWords,
@@ -75,7 +74,6 @@ class ProbeText:
     token_texts: Mapping[int, str] = field(default_factory=dict)
     # mean number of tokens of the words of each type
     type_sizes: Mapping[int, float] = field(default_factory=dict)
-    occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
     skip_first_positions: int = 0  # of each text, which are no rows
     ignore_token_ids: tuple[int, ...] = ()  # which are no rows
@@ -309,8 +307,7 @@ def _tokenize(
         num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
     )
-    shown = frequent_types(text, special) if settings.token_tables else ()
-    return replace(text, type_sizes=_type_sizes(text), occurrence_types=shown)
+    return replace(text, type_sizes=_type_sizes(text))
 
 
 def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
@@ -359,15 +356,6 @@ def string_types(
             mark = next((mark for mark in _MARKS if piece.startswith(mark) and piece != mark), "")
             types[token_id] = first.setdefault(piece.removeprefix(mark), token_id)
     return types[token_ids]
-
-
-def frequent_types(text: ProbeText, special: Collection[int]) -> tuple[int, ...]:
-    """Token types of three characters or more, not special, spread over their frequencies."""
-    types, counts = _counted_types(text).unique(return_counts=True)
-    special = special if text.words is None else ()
-    is_text = [len(text.token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
-    chosen = types_by_frequency(counts, torch.tensor(is_text, dtype=torch.bool))
-    return tuple(types[chosen].tolist())
 
 
 def _counted_types(text: ProbeText) -> Tensor:
