@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from embedgeo.studies.vocabulary import copies
 from hypothesis import given, settings, strategies as st
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
@@ -16,7 +17,6 @@ from embedgeo.functional import (
     two_nearest_distances,
 )
 from embedgeo.functional.neighbors import Neighbors
-from embedgeo.studies.vocabulary import copies
 from tests.clouds import CLOUDS
 from tests.data import gaussian, generator
 
