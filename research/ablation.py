@@ -105,8 +105,8 @@ def find_layers(model: Any) -> list[Layer]:
         for child in parent.children()
         if isinstance(child, nn.ModuleList) and len(child) == count
     )
-    around, blocks = next(stacks, (None, None))
-    if config.is_encoder_decoder or blocks is None or model.get_output_embeddings() is None:
+    around, blocks = next(stacks, (model, nn.ModuleList()))
+    if config.is_encoder_decoder or not len(blocks) or model.get_output_embeddings() is None:
         raise ValueError(
             "ablation needs a decoder or an encoder of transformers with a list of its blocks and "
             f"a language model head; {type(model).__name__} is none."
@@ -248,7 +248,7 @@ class Ablation:
             if layer is None:
                 logits = self.model(input_ids=token_ids).logits
             else:
-                with replacing(layer, lambda hidden, first=first: change(first, hidden)):
+                with replacing(layer, partial(change, first)):
                     logits = self.model(input_ids=token_ids).logits
             for own, targets in zip(logits, self.text.targets[batch], strict=True):
                 each = F.cross_entropy(own.float(), targets.to(own.device), reduction="none")
@@ -330,7 +330,8 @@ class Ablation:
             for token_ids in self.text.unmasked.split(self.batch_size):
                 self.model(input_ids=token_ids.to(self.model.device))
         table = geometry.to_frame()
-        return list(table[table["metric"].isin(("M_over_Q", "anisotropy"))].to_dict("records"))
+        shown = table[table["metric"].isin(("M_over_Q", "anisotropy"))]
+        return [dict(row._asdict()) for row in shown.itertuples(index=False)]
 
 
 def record(layer: str, index: int, metric: str, value: float, error: float = math.nan) -> Any:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
-    from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
     from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.studies.describe import describe as describe
     from embedgeo.studies.plotting import plot as plot
@@ -55,8 +54,6 @@ _MODULES = {  # by public name
     "TokenMoments": "metrics",
     "TokenOccurrences": "metrics",
     "TokenSimilarity": "metrics",
-    "ablation": "studies.ablation",
-    "logit_lens": "studies.ablation",
     "default_metrics": "metrics",
     "describe": "studies.describe",
     "full_metrics": "metrics",

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from embedgeo.report.page import Section, of_each
-from embedgeo.studies.ablation_figures import ABLATION_TEXT, ablation_figures
 from embedgeo.studies.ledger import LEDGER_TEXT, ledger_figures
 from embedgeo.studies.processing import processing_figures
 from embedgeo.studies.reference import reference_section
@@ -39,7 +38,6 @@ def report_sections(
         *([reference_section(reference)] if reference else []),
         Section("Intrinsic dimension over scales", of_each(scale_figures), SCALES_TEXT),
         Section("Who writes it", of_each(ledger_figures), LEDGER_TEXT),
-        Section("What the loss needs", of_each(ablation_figures), ABLATION_TEXT),
         Section("After-processing", of_each(processing_figures)),
         Section("Spectrum", spectra, SPECTRA_TEXT),
         Section("The same rows over time and depth", of_each(cka_figures), CKA_TEXT),
