@@ -48,7 +48,6 @@ SHORTER = MappingProxyType(
         "embedgeo demo": "--max-steps 4 --num-layers 2 --hidden-size 32 --vocab-size 512",
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
         "embedgeo report": "--metrics M_over_Q anisotropy",
-        "embedgeo ablate": "--num-tokens 1024 --seq-len 64",
         "embedgeo reproduce": "--text heldout.txt --num-tokens 2048 --seq-len 64 "
         "--anisotropy-batch 512 --id-batches 2",
         "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 "
@@ -61,7 +60,7 @@ SHORTER = MappingProxyType(
 
 NOT_HERE = re.compile(
     r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
-    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|--trainer.devices 4|hf://))"
+    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|hf://))"
 )
 """Commands that take a cluster, a launcher, an installer, a published data set or the six models of
 a paper.

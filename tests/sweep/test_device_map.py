@@ -3,7 +3,6 @@ place.
 """
 
 import re
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -89,12 +88,3 @@ def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, w
     assert line.startswith("embedgeo: error: device_map ")
     assert re.search(why, line)
     assert not Path(options["out"]).exists()
-
-
-def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(
-        ImportError,
-        match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'",
-    ):
-        sweep("run", **options, device_map="auto")

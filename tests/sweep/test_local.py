@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import check
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -46,15 +45,6 @@ def test_two_names_for_a_step_are_refused(tmp_path, options):
         sweep(str(tmp_path / "run"), **options)
     with pytest.raises(ValueError, match=r"is local. Use steps"):
         sweep(str(tmp_path / "run"), **options, revisions="step1")
-
-
-def test_an_outlier_among_the_losses_is_named():
-    falling = [(f"step{2**k}", 10.0 - k) for k in range(8)]
-    assert loss_outliers(falling) == []
-    assert loss_outliers([*falling[:4], ("bad", 12.7), *falling[4:]]) == ["bad"]
-    assert loss_outliers([*falling[:4], ("final", 2.9), *falling[4:]]) == ["final"]
-    assert loss_outliers([*falling, ("last", 11.0)]) == ["last"]
-    assert loss_outliers([*falling, ("nan", float("nan"))]) == ["nan"]
 
 
 @pytest.mark.parametrize("ignored", [(), ("Ġat",)])

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import embedgeo
 from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import SCHEMA, TABLES, read_table
+from embedgeo.results.parquet import SCHEMA, TABLES
 from embedgeo.studies.representations import debiased_cka
 from embedgeo.text.frequency import types_by_frequency
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
@@ -138,13 +138,3 @@ def test_metrics_csv_and_tensorboard_follow_from_the_parquet_files(swept):
     blocks = written.xs("Q", level="metric").query("step == 9 and layer.str.startswith('block.')")
     mean = events.Scalars("geometry.Q/mean")[-1].value
     assert mean == pytest.approx(blocks["value"].mean())
-
-
-def test_folders_of_earlier_versions_have_ids_in_place_of_texts(swept, tmp_path):
-    before = pd.read_parquet(swept / "tokens" / "step1.parquet")
-    path = tmp_path / "tokens" / "step1.parquet"
-    path.parent.mkdir()
-    before.drop(columns=["token", "num_tokens"]).to_parquet(path)
-    table = read_table(path)
-    assert table["token"].tolist() == before["token_id"].astype(str).tolist()
-    assert (table["num_tokens"] == 1).all()

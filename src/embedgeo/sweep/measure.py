@@ -124,17 +124,19 @@ class Worker:
             self.downloads.remove(checkpoint)
 
     def _load(self, checkpoint: Checkpoint) -> nn.Module:
-        fetched = replace(checkpoint, path=self.downloads.start(checkpoint).result())
-        if self.settings.device_map is not None:
+        settings = self.settings
+        path = self.downloads.start(checkpoint).result()
+        if path.is_dir():
+            trusted = settings.trust_remote_code
+            require_one_side(loading.load_config(path, trust_remote_code=trusted))
+        if settings.device_map is not None:
             gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
-        model = fetched.load(
-            getattr(torch, self.settings.dtype),
-            chosen_device(self.settings),
-            device_map=self.settings.device_map,
+        return replace(checkpoint, path=path).load(
+            getattr(torch, settings.dtype),
+            chosen_device(settings),
+            device_map=settings.device_map,
             offload_folder=self.downloads.folder / checkpoint.name / "offloaded",
         )
-        require_one_side(getattr(model, "config", None))
-        return model
 
     def _measure_model(self, model: nn.Module, text: ProbeText, *, is_first: bool) -> Measured:
         """Measure a model, which has no weights afterwards."""

@@ -10,12 +10,12 @@ from functools import partial
 from inspect import signature
 from itertools import tee
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
@@ -232,9 +232,9 @@ def _first_model(
     return None, False
 
 
-def require_one_side(config: Any) -> None:
+def require_one_side(config: PreTrainedConfig) -> None:
     """Check that a model is not an encoder and a decoder."""
-    if getattr(config, "is_encoder_decoder", False):
+    if config.is_encoder_decoder:
         raise ValueError(
             f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
             "Measure it by hand: embedgeo.observe."
@@ -429,10 +429,6 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
         )
 
 
-class MissingTokenizerError(ValueError):
-    """Files of a tokenizer that a model does not have."""
-
-
 def find_tokenizer(
     plan: Sequence[Checkpoint], settings: SweepSettings, folder: Path
 ) -> IdentifiedTokenizer:
@@ -452,15 +448,12 @@ def find_tokenizer(
         elif _has_vocabulary(Path(model).expanduser().glob("*")):
             sources[model] = model
     tried: list[str] = []
-    kind: type[ValueError] = MissingTokenizerError
     for name, source in sources.items():
         try:
             path = _tokenizer_path(source, folder)
             tokenizer = loading.load_tokenizer(path, trust_remote_code=settings.trust_remote_code)
         except Exception as error:
             tried.append(f"{name} ({reason(error)})")
-            if not isinstance(error, FileNotFoundError) or settings.tokenizer is not None:
-                kind = ValueError
             continue
         candidates = [path] if path.is_file() else [path / name for name in sorted(TOKENIZER_FILES)]
         digests = (
@@ -469,7 +462,7 @@ def find_tokenizer(
         return tokenizer, (type(tokenizer).__name__, *digests)
     neither = f"{model} has no files of one, nor have its checkpoints"
     found = f"none loads: {'; '.join(tried)}" if tried else neither
-    raise kind(
+    raise ValueError(
         f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, "
         "a repository or a tokenizer.json by --tokenizer."
     )
