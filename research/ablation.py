@@ -331,7 +331,10 @@ class Ablation:
                 self.model(input_ids=token_ids.to(self.model.device))
         table = geometry.to_frame()
         shown = table[table["metric"].isin(("M_over_Q", "anisotropy"))]
-        return [dict(row._asdict()) for row in shown.itertuples(index=False)]
+        return [
+            record(row["layer"], row["layer_index"], row["metric"], row["value"])
+            for _, row in shown.iterrows()
+        ]
 
 
 def record(layer: str, index: int, metric: str, value: float, error: float = math.nan) -> Any:

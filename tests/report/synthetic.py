@@ -190,7 +190,6 @@ def make_sweep(
     return folder
 
 
-ABLATIONS = tuple(f"loss_change_{name}" for name in ("without_offset", "without_context"))
 MASSIVE = tuple(
     f"{key}_{end}"
     for key in ("max_abs", "massive_fraction", "kurtosis")
@@ -200,7 +199,7 @@ DRIFT = ("cka_to_previous", "cka_to_first", "cka_to_below")
 EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
-    *(*AT_SCALES, *ABLATIONS, *MASSIVE, *DRIFT),
+    *(*AT_SCALES, *MASSIVE, *DRIFT),
 )
 OUTLIERS = [41, 7, 0, 63]
 

@@ -28,7 +28,6 @@ from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
 from tests.report.page import Page, report
 from tests.report.synthetic import (
-    ABLATIONS,
     EVERYTHING,
     layer_names,
     make_models,
@@ -43,7 +42,6 @@ PARTS = {
         "intrinsic-dimension-scales",
         "intrinsic-dimension-scales-by-step",
     ),
-    "what-20the-20loss-20needs": ("ablation",),
     "loss": ("loss",),
     "spectrum": ("spectra", "spectra-steps"),
     "the-20same-20rows-20over-20time-20and-20depth": (
@@ -59,7 +57,7 @@ def test_every_part_and_metric_of_a_sweep_has_its_figures_and_their_numbers(page
     for section, names in PARTS.items():
         assert section in page.headings
         assert {*names} <= page.figures, section
-    drawn = {"Q", "M", "V", "M_over_Q", "anisotropy", "intrinsic_dimension", "a-b-c", *ABLATIONS}
+    drawn = {"Q", "M", "V", "M_over_Q", "anisotropy", "intrinsic_dimension", "a-b-c"}
     assert {f"{metric}-{kind}" for metric in drawn for kind in KINDS} <= page.figures
     of_parts = re.compile("intrinsic_dimension_at|max_abs_|massive_fraction")
     assert not [name for name in page.figures if of_parts.match(name)]
@@ -79,10 +77,6 @@ def test_numbers_are_those_of_the_records(sweep: Path, page: Page) -> None:
     np.testing.assert_allclose(dynamics["mean over blocks"], expected[blocks].mean(axis=1))
     profile = page.numbers("M-profile", "layer")
     np.testing.assert_allclose(profile["4000"], expected.loc[4000, profile.index], rtol=1e-14)
-    by_layer = page.numbers("ablation", "layer")
-    for key in (*ABLATIONS, "M_over_Q", "anisotropy"):
-        table = by_metric[key].unstack("layer")
-        np.testing.assert_allclose(by_layer[key], table.loc[4000, by_layer.index])
     everything = pd.read_csv(page.folder / "metrics.csv")
     columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
     assert list(everything) == columns
