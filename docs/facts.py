@@ -21,14 +21,12 @@ from embedgeo.glossary import GROUPS, OWN
 from embedgeo.metrics import IntrinsicDimension, full_metrics
 from embedgeo.metrics.base import metric_classes
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
-from embedgeo.studies.ablation import replacements
 
 PAGE = Path(__file__).parent / "definitions.md"
 FAMILIES = {
     "left_out": ("large_rows", "first_positions", "both"),
     "scale": SCALES,
     "other": ("previous", "first", "below"),
-    "part": replacements(),
 }
 """Values of the words in braces, which stand for all keys of a family."""
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from embedgeo.plotting import plot as plot
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
-    from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
     from embedgeo.studies.describe import describe as describe
     from embedgeo.studies.probe_drift import Drift as Drift
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
@@ -47,8 +46,6 @@ _MODULES = {  # by public name
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
     "TokenSimilarity": "metrics",
-    "ablation": "studies.ablation",
-    "logit_lens": "studies.ablation",
     "default_metrics": "metrics",
     "describe": "studies.describe",
     "full_metrics": "metrics",

@@ -22,7 +22,6 @@ from embedgeo.metrics import (
     TokenSimilarity,
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
-from embedgeo.studies.ablation import replacements
 from embedgeo.studies.representations import drift_values, linearity_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GRIDE, KEYS, TEXT, TWONN, keys_under
@@ -77,12 +76,8 @@ def test_every_section_defines_the_keys_of_its_metrics_and_there_are_no_others()
         assert values.keys() == keys_under(heading) - left_out, heading
     streaming = updated(EmbeddingMoments(6), x, ids).compute().keys()
     assert streaming == (keys_under("Size|Directions") | UNBIASED) - left_out
-    of_models = {"loss", "logit_lens_loss", "unseen_type_share", "training_loss", "tokens_seen"}
-    of_ablations = {
-        f"loss_change_{name}{end}" for name in replacements() for end in ("", "_after_first")
-    }
-    expected = others.union(*sections.values(), of_models, of_ablations, left_out, LEFT_OUT)
-    expected |= {"loss_change_identity", *keys_under("Embedding matrices")}
+    of_models = {"loss", "training_loss", "tokens_seen"}
+    expected = others.union(*sections.values(), of_models, left_out, LEFT_OUT)
     assert len(KEYS) == len(set(KEYS))
     assert set(KEYS) == expected
     assert OWN.terms.keys() <= expected

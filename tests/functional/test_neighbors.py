@@ -317,16 +317,6 @@ def test_chains_between_copies_of_rows_are_one_row(n):
     assert float((rows - rows[kept][place]).abs().max()) < 1e-4 * float(scale(x))
 
 
-def test_the_first_copy_of_each_row_is_known_and_rows_that_are_not_finite_have_none():
-    x = gaussian(700, 6)
-    x[100:200] = x[:100] * (1 + 1e-9)
-    x[[3, 103, 650]] = math.nan
-    expected = torch.arange(700)
-    expected[100:200] = torch.arange(100)
-    expected[103] = 103
-    assert copies(x).equal(expected)
-
-
 def test_a_row_of_huge_norm_hides_no_distance():
     x = torch.cat((gaussian(400, 3), torch.full((1, 3), 1e4, dtype=torch.float64)))
     assert len(merge_duplicates(x)) == 401

@@ -57,8 +57,6 @@ _COORDINATE = (
     "kurtosis",
     "max_abs",
 )
-_FAR = ("from_centroid", pa.float64())
-_UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
     "means": pa.schema([*_TYPE, ("n", pa.float64()), ("mean", pa.list_(pa.float32())), _TEXT]),
@@ -70,9 +68,6 @@ TABLES = {
     ),
     "jackknife": pa.schema(
         [*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]
-    ),
-    "vocabulary": pa.schema(
-        [*_TYPE, ("token", pa.string()), ("same_as", pa.int64()), *_UNUSED, _FAR]
     ),
 }
 """Columns of the tables beside the records, by their folder.
@@ -88,7 +83,7 @@ _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _PREFIX = "prefix"
 # columns that a table may lack when it is written
-_UNKNOWN = {"num_tokens": nan, "token": None, "from_centroid": nan}
+_UNKNOWN = {"num_tokens": nan, "token": None}
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
