@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-from embedgeo.studies.vocabulary import copies
 from hypothesis import given, settings, strategies as st
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import cdist
