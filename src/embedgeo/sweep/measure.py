@@ -298,6 +298,12 @@ class Worker:
         total, count = sums.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
+        asked = self.settings.token_tables or self.settings.save_means
+        if asked and geometry.token_tables().empty:
+            raise ValueError(
+                "token_tables and save_means need TokenMoments among the metrics; there is none. "
+                "Leave them out."
+            )
         sample = geometry.samples() if self.settings.save_samples else None
         tables = _token_tables(geometry, text) if self.settings.token_tables else {}
         if self.settings.save_means:
