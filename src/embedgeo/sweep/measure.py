@@ -488,7 +488,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    require_extra_names(settings.extra_names)
+    require_extra_names(tuple(settings.extra_names))
     try:
         signature(function).bind(1, **options)
     except TypeError as error:
