@@ -51,8 +51,7 @@ def values_by_section(x, ids):
             found |= floats(metric.compute())
         return found
 
-    next_token = NextTokenGeometry(dim)
-    next_token.set_unembedding(gaussian(1 + int(ids.max()), dim, seed=1))
+    next_token = NextTokenGeometry(dim, unembedding=gaussian(1 + int(ids.max()), dim, seed=1))
     return {
         "Size|Directions|Within|Over token types": of(TokenMoments(dim)),
         "Spectrum": of(Anisotropy(dim, spectrum=True, batch_size=BATCH)),

@@ -117,11 +117,11 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     [
         (
             {"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]},
-            r"streaming_metrics fails .*count_range",
+            r"streaming_metrics does not .*count_range",
         ),
         (
             {"metrics": "wrong.own", "id_batches": 2, "spectrum": True},
-            "wrong.own fails .*spectrum",
+            "wrong.own does not .*spectrum",
         ),
         (
             {"extra": ["nearness"]},
@@ -131,12 +131,8 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             {"metrics": "nowhere.at_all"},
             "in a module that can be imported; got 'nowhere.at_all' .*nowhere",
         ),
-        ({"metrics": "wrong.fails"}, "wrong.fails fails for width 2 .*only 768"),
-        (
-            {"metrics": "wrong.one"},
-            "wrong.one fails for width 2 .*list of torchmetrics metrics; got EmbeddingMoments",
-        ),
-        ({"metrics": "wrong.needs"}, "wrong.needs fails for width 2 .*missing"),
+        ({"metrics": "embedgeo.__version__"}, "it is a str"),
+        ({"metrics": "wrong.needs"}, "wrong.needs does not .*missing"),
         (
             {"count_range": [9, 1]},
             r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]",
@@ -147,16 +143,8 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
             "count_range, token_tables and save_means need token types; --rows max has none",
         ),
         (
-            {"metrics": "wrong.own", "token_tables": True},
-            "token_tables needs .* TokenMoments; wrong.own makes none",
-        ),
-        (
             {"types": "string", "rows": "words"},
             "types string needs rows that are tokens, .*; got rows words and extra no",
-        ),
-        (
-            {"metrics": "wrong.own", "save_samples": True},
-            "save_samples needs IntrinsicDimension or",
         ),
         ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
     ],
@@ -169,8 +157,7 @@ def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
     (tmp_path / "wrong.py").write_text(
         "from embedgeo import EmbeddingMoments as E\ndef own(dim): return [E(dim)]\ndef "
-        "fails(dim): raise RuntimeError('only 768')\ndef one(dim): return E(dim)\n"
-        "def needs(dim, table): return [E(dim)]\n"
+        "needs(dim, table): return [E(dim)]\n"
     )
     with pytest.raises(ValueError, match=message) as refused:
         sweep("lab/nowhere", **options, **asked)

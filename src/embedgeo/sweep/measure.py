@@ -203,6 +203,12 @@ class Worker:
         total, count = loss.total.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
+        asked = self.settings.token_tables or self.settings.save_means
+        if asked and geometry.token_tables().empty:
+            raise ValueError(
+                "token_tables and save_means need TokenMoments among the metrics; there is none. "
+                "Leave them out."
+            )
         sample = geometry.samples() if self.settings.save_samples else None
         tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
         if self.settings.save_means:
@@ -401,7 +407,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    require_extra_names(settings.extra_names)
+    require_extra_names(tuple(settings.extra_names))
     try:
         signature(function).bind(1, **options)
     except TypeError as error:
