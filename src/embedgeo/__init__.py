@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo.capture.layers import Residual as Residual
+    from embedgeo.drift import Drift as Drift
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
         AfterProcessing as AfterProcessing,
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
     from embedgeo.studies.describe import describe as describe
     from embedgeo.studies.plotting import plot as plot
-    from embedgeo.studies.probe_drift import Drift as Drift
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 _MODULES = {  # by public name
     "AfterProcessing": "metrics",
     "Anisotropy": "metrics",
-    "Drift": "studies.probe_drift",
+    "Drift": "drift",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
     "GeometryAlarm": "studies.alarm",

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import skdim
 import torch
-from scipy import linalg
-
-from embedgeo import observe
-from embedgeo.functional import power_law
-from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from embedgeo.studies.representations import (
     biased_cka,
     debiased_cka,
     linearity,
     procrustes_distance,
 )
+from scipy import linalg
+
+from embedgeo import observe
+from embedgeo.functional import power_law
+from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
 from tests import references
 from tests.data import gaussian, spectral, token_rows, updated
 from tests.models import gpt_neox, token_batch

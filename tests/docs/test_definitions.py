@@ -7,6 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 import torch
+from embedgeo.studies.representations import drift_values, linearity_values
 
 from docs.facts import with_facts
 from embedgeo.functional import gride_dimensions, twonn_dimension
@@ -23,7 +24,6 @@ from embedgeo.metrics import (
 )
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.studies.ablation import replacements
-from embedgeo.studies.representations import drift_values, linearity_values
 from tests.data import OTHER_METRICS, floats, gaussian, generator, token_rows, updated
 from tests.docs.page import GRIDE, KEYS, TEXT, TWONN, keys_under
 

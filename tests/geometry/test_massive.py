@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from embedgeo.studies.representations import drift_values
 
 from embedgeo import Drift, StepMonitor, TokenMoments, observe
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import MODEL
-from embedgeo.studies.representations import drift_values
 from embedgeo.text import cut_sequences
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch

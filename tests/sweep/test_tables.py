@@ -6,12 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from embedgeo.studies.representations import debiased_cka
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import embedgeo
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import SCHEMA, TABLES, read_table
-from embedgeo.studies.representations import debiased_cka
 from embedgeo.text.frequency import types_by_frequency
 from tests.sweep.tiny import TEXT, model, tokenize_sequences, tokenizer_files, tokenizer_of
 

@@ -21,7 +21,7 @@ from embedgeo.glossary import ALARM
 from embedgeo.layer_names import LEDGER, blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
-from embedgeo.results.folder import SweepFolder, read_cka
+from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import (
     SCHEMA,
@@ -495,7 +495,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             other_models[run] = listed(list(found), 4)
     failures = sweep.failures()
     shared = sweep.shared_files()
-    cka = read_cka(sweep.path)
     if not by_series:
         yield replace(make_run("", pd.DataFrame(columns=SCHEMA.names)), failures=failures)
     for series, checkpoints in _told_apart(by_series, finals):
@@ -505,9 +504,6 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}
             for kind in TABLES
         }
-        compared = cka["checkpoint_a"].isin(checkpoints) & cka["checkpoint_b"].isin(checkpoints)
-        if compared.any():
-            tables["cka"] = {max(steps.values()): cka[compared]}
         facts_of_last = facts[[*checkpoints][-1]]
         yield replace(
             make_run(series, records),

@@ -269,41 +269,28 @@ def vocabulary(settings: VocabularySettings) -> int:
     return run_vocabulary(settings)
 
 
-def drift(folder: Path, rows: int = 1024) -> None:
-    """Compare the same rows over the checkpoints of a sweep and through the layers, from its saved
-    samples.
+def drift(folder: Path) -> None:
+    """Compare the same rows over the checkpoints of a sweep, from its saved samples.
 
-    ``embedgeo sweep --save-samples true`` and ``Geometry.save(…, save_samples=True)`` save them.
-    Each checkpoint is compared with the one before and the first one, and each layer with the one
-    below, in ``drift/<name>.parquet``: the report, ``metrics.csv`` and ``tensorboard/`` have these
-    records with the others. ``cka.parquet`` has the similarity of steps with steps at some layers,
-    and of layers with layers at some steps. What was interrupted goes on where it was; what is
-    there already, of the same samples, is not computed again.
+    ``embedgeo sweep --save-samples true`` saves them. Each checkpoint is compared with the one
+    before and with the first one, on at most 1,024 rows of a layer. ``drift/<name>.parquet`` has
+    the records; the report, ``metrics.csv`` and ``tensorboard/`` have them with the others. What
+    was interrupted goes on where it was.
 
     Args:
         folder: of the sweep.
-        rows: how many of the saved rows are compared; the adjusted linearity takes more than there
-            are coordinates.
 
     Raises:
         ImportError: a package is missing: see `embedgeo.extras`.
-        ValueError: there are no saved samples, a file is damaged, or ``rows`` is less than 4.
+        ValueError: there are no saved samples of several steps, or a file is damaged.
         OSError: the folder is not there, or cannot be written.
     """
-    require_extra("report", "embedgeo drift", "pandas", "pyarrow", "rich", "safetensors")
-    if rows < 4:
-        raise ValueError(f"rows must be at least 4, or no similarity is defined; got {rows}.")
+    require_extra("report", "embedgeo drift", "pandas", "pyarrow", "safetensors")
     if not Path(folder).is_dir():
         raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
-    from embedgeo.studies.drift import Comparison
+    from embedgeo.drift import compare_samples
 
-    comparison = Comparison(Path(folder), rows)
-    num_new, num_all = comparison.write()
-    if comparison.fewest_rows < rows:
-        print(
-            f"compared down to {comparison.fewest_rows} rows instead of {rows}: no more were "
-            f"saved, or are in both"
-        )
+    num_new, num_all = compare_samples(Path(folder))
     print(f"{num_new} of {num_all} checkpoints compared now: {Path(folder) / 'drift'}")
     print(shell_command("embedgeo", "report", folder))
 

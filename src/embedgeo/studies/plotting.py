@@ -21,16 +21,14 @@ from embedgeo.geometry import Geometry
 from embedgeo.glossary import in_order, term
 from embedgeo.report import figures
 from embedgeo.report.runs import Run, read_folder, runs_of_records, with_baseline
-from embedgeo.studies import scales, similarity
+from embedgeo.studies import scales
 from embedgeo.studies.token_types import mean_against_variance, require_examples, types_of
 from embedgeo.studies.variance import read_spectra, spectra_by_layer, spectra_by_step
 
 Results = str | os.PathLike[str] | pd.DataFrame | Sequence[Mapping[str, Any]] | Geometry | Any
 """A folder, a table, a history, a `Geometry` or a monitor."""
 
-Kind = Literal[
-    "dynamics", "profile", "heatmap", "composition", "tokens", "spectrum", "scales", "similarity"
-]
+Kind = Literal["dynamics", "profile", "heatmap", "composition", "tokens", "spectrum", "scales"]
 
 _RULE = "results must be a folder, a table, a history, a monitor or a Geometry"
 _OF_METRIC = {
@@ -44,7 +42,6 @@ _OPTIONS = {  # that other kinds do not have
     "tokens": ("layer", "layers", "examples"),
     "spectrum": ("layer",),
     "scales": ("by",),
-    "similarity": ("layer", "step"),
 }
 _NEEDS = {
     "composition": "M and V, as EmbeddingMoments has them",
@@ -60,10 +57,6 @@ _NEEDS = {
         "the intrinsic dimension at several scales, as "
         'IntrinsicDimension(estimator="gride") has it (--extra scales)'
     ),
-    "similarity": (
-        "rows that were compared: a folder of a sweep with --save-samples true, and embedgeo "
-        "drift on it"
-    ),
 }
 
 
@@ -73,7 +66,6 @@ class _Options(NamedTuple):
     metric: str = ""
     by: Literal["layer", "step"] = "layer"
     layer: str | None = None
-    step: int | None = None
     layers: int = 4
     examples: Sequence[str] = ()
     ax: Axes | None = None
@@ -86,7 +78,6 @@ def plot(
     *,
     by: Literal["layer", "step"] = "layer",
     layer: str | None = None,
-    step: int | None = None,
     layers: int = 4,
     examples: Sequence[str] = (),
     ax: Axes | None = None,
@@ -114,18 +105,14 @@ def plot(
       Gaussian rows: a line for each layer at the last step, or for each step at ``layer``.
     - ``"scales"``: the intrinsic dimension against the scale at which it is measured: a line
       for each layer at the last step, or ``by="step"``, averaged over blocks.
-    - ``"similarity"``: debiased linear CKA as colours: of layers with layers at ``step`` (by
-      default the last one compared), or of steps with steps at ``layer``. ``results`` are a
-      folder in which ``embedgeo drift`` has compared the saved rows of a sweep.
 
     Args:
         results: what was measured: a folder, a table, a history, a monitor or a `Geometry`.
         kind: the kind of figure.
         metric: the key of the metric that is drawn, of the first three kinds.
         by: of composition and scales, what stands side by side.
-        layer: of tokens, spectrum and similarity, the only layer to draw. Token types without
+        layer: of tokens and spectrum, the only layer to draw. Token types without
             it are drawn at several layers; in given axes at the last block.
-        step: of similarity, the step.
         layers: of tokens, at how many layers at most, evenly spaced over the depth (5 of 13
             are 0, 3, 6, 9 and 12).
         examples: of tokens, texts of token types to name, as ``("once", "winked")``; of a
@@ -149,7 +136,7 @@ def plot(
         FileNotFoundError: there is no such folder.
     """
     _require_known("kind", kind, [*_OPTIONS])
-    options = _Options(metric, by, layer, step, layers, examples, ax)
+    options = _Options(metric, by, layer, layers, examples, ax)
     usual = _Options(ax=ax)
     for option in _Options._fields:
         is_given = getattr(options, option) != getattr(usual, option)
@@ -158,10 +145,6 @@ def plot(
     if ax is not None and not isinstance(ax, Axes):
         raise TypeError(f"ax must be one of matplotlib's Axes; got {type(ax).__name__}.")
     _require_known("by", by, ["layer", "step"])
-    if layer is not None and step is not None:
-        raise ValueError(
-            f"{kind} is of one layer or of one step; got layer={layer!r} and step={step!r}."
-        )
     if layers < 1:
         raise ValueError(f"layers must be at least 1 to draw at; got {layers}.")
     has_types = kind == "tokens" or (kind in _OF_METRIC and term(metric).group == "token types")
@@ -192,7 +175,6 @@ def _draw(run: Run, kind: str, options: _Options) -> FigureData:
         "tokens": _token_types,
         "spectrum": _spectrum,
         "scales": _scales,
-        "similarity": _similarity,
     }
     data = draw[kind](run, options)
     if data is None:
@@ -222,18 +204,6 @@ def _scales(run: Run, options: _Options) -> FigureData | None:
         return None
     draw = scales.scales_by_layer if options.by == "layer" else scales.scales_by_step
     return draw(run, options.ax)
-
-
-def _similarity(run: Run, options: _Options) -> FigureData | None:
-    if not run.steps_of("cka"):
-        return None
-    if options.layer is not None:
-        _require_known("layer", options.layer, similarity.layers_over_steps(run))
-        return similarity.cka_of_steps(run, options.layer, options.ax)
-    steps = similarity.steps_over_layers(run)
-    step = max(steps, default=-1) if options.step is None else options.step
-    _require_known("step", step, steps)
-    return similarity.cka_of_layers(run, step, options.ax)
 
 
 def _spectrum(run: Run, options: _Options) -> FigureData | None:

@@ -10,7 +10,6 @@ from embedgeo.studies.ledger import LEDGER_TEXT, ledger_figures
 from embedgeo.studies.processing import processing_figures
 from embedgeo.studies.reference import reference_section
 from embedgeo.studies.scales import SCALES_TEXT, scale_figures
-from embedgeo.studies.similarity import CKA_TEXT, cka_figures
 from embedgeo.studies.token_types import WORDS_TEXT, token_section, word_figures
 from embedgeo.studies.variance import (
     COORDINATES_TEXT,
@@ -42,7 +41,6 @@ def report_sections(
         Section("What the loss needs", of_each(ablation_figures), ABLATION_TEXT),
         Section("After-processing", of_each(processing_figures)),
         Section("Spectrum", spectra, SPECTRA_TEXT),
-        Section("The same rows over time and depth", of_each(cka_figures), CKA_TEXT),
         token_section(names, layers),
         Section("Words", words, WORDS_TEXT),
         Section("Outlier coordinates", of_each(coordinate_figures), COORDINATES_TEXT),

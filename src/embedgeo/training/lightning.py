@@ -101,13 +101,13 @@ class GeometryMonitor(Monitor, Callback):
             `embedgeo.glossary.Term.is_scalar`, ``n_nonfinite`` where it is not 0, and all keys of
             metrics from outside the package), ``"all"``, or a list of keys and patterns of them.
             ``history``, ``callback_metrics`` and the files have all.
-        listeners: functions that are called with the step and its records, with the means over
-            blocks, after each measurement, on every rank in step; such as
-            `embedgeo.GeometryAlarm` and `embedgeo.Drift`. What one returns, if anything, are
-            records that join the history. Its ``state_dict`` is saved where it has one. One that
-            fails is taken out on all ranks, with one warning, or raises with
-            ``on_error="raise"``. In a YAML configuration each is a ``class_path`` and its
-            ``init_args``.
+        listeners: functions that are called as ``listener(step, records, geometry)`` after each
+            measurement, on every rank, such as `embedgeo.Drift`. The records are copies, with the
+            means over blocks. ``geometry.samples()`` has the sampled rows of all ranks, so that a
+            listener needs no collective. What it returns, if anything, are records that join the
+            history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
+            all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
+            configuration each is a ``class_path`` and its ``init_args``.
         skip_massive: leave out, layer by layer, the rows whose norm is more than 4 times (True), or
             so many times, the median of those of their forward pass on this rank: see
             `embedgeo.observe`.
