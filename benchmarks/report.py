@@ -9,8 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +16,7 @@ import pandas as pd
 
 from embedgeo.glossary import known_terms
 from embedgeo.report import write_report
-from embedgeo.results.folder import CKA, SweepFolder, cka_file
-from embedgeo.results.parquet import write_parquet
+from embedgeo.results.folder import SweepFolder
 from embedgeo.studies.sections import report_sections
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
@@ -70,7 +67,6 @@ def make_folder(folder: Path) -> Path:
         if "tokens" in tables:
             tables |= of_types(tables["tokens"], random)
         store.write(name, store.read(name), tables, store.facts(name))
-    write_parquet(cka_file(folder), pd.DataFrame(similarities(layers), columns=CKA.names), CKA)
     return folder
 
 
@@ -99,35 +95,6 @@ def of_types(tokens: pd.DataFrame, random: np.random.Generator) -> dict[str, pd.
     plane = plane.assign(pc1=random.normal(plane["token_id"]), pc2=random.normal(size=len(plane)))
     chosen = plane.drop_duplicates(["layer", "token_id"])
     return {"tokens": tokens, "distances": tokens, "occurrences": plane, "projections": chosen}
-
-
-def similarities(layers: list[str]) -> Iterator[tuple[object, ...]]:
-    """As many as `embedgeo drift` compares."""
-    some = PYTHIA_STEPS[:: len(PYTHIA_STEPS) // 23][:24]
-    for layer in layers[::8]:
-        for a, b in combinations_with_replacement(some, 2):
-            yield (
-                f"step{a}",
-                a,
-                layer,
-                f"step{b}",
-                b,
-                layer,
-                1024,
-                1 / (1 + abs(np.log1p(a) - np.log1p(b))),
-            )
-    for step in (some[0], some[12], some[-1]):
-        for i, j in combinations_with_replacement(range(len(layers)), 2):
-            yield (
-                f"step{step}",
-                step,
-                layers[i],
-                f"step{step}",
-                step,
-                layers[j],
-                1024,
-                1 / (1 + j - i),
-            )
 
 
 def sum_bytes(files: list[Path]) -> int:

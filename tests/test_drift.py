@@ -114,8 +114,8 @@ def test_a_listener_compares_the_rows_of_the_probe():
                 "cka_to_first": naive_cka(now, rows[0][layer]),
             }
             assert found[step, layer] == pytest.approx(expected, rel=1e-5)
-        blocks = [found[step, f"block.0{i}"]["cka_to_first"] for i in range(2)]
-        assert found[step, "mean"]["cka_to_first"] == pytest.approx(sum(blocks) / 2)
+        blocks = [found[step, f"block.0{i}"]["cka_to_first"] for i in range(3)]
+        assert found[step, "mean"]["cka_to_first"] == pytest.approx(sum(blocks) / 3)
 
 
 def test_a_checkpoint_holds_the_rows_of_the_first_and_the_last_measurement(tmp_path):

@@ -10,8 +10,8 @@ import pandas as pd
 import torch
 
 from embedgeo.functional import anisotropy_null
-from embedgeo.results.folder import CKA, SweepFolder, cka_file
-from embedgeo.results.parquet import to_frame, write_parquet
+from embedgeo.results.folder import SweepFolder
+from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record, model_record
 
 PYTHIA_STEPS = [0, *(2**k for k in range(10)), *range(1000, 144_000, 1000)]
@@ -196,7 +196,7 @@ MASSIVE = tuple(
     for key in ("max_abs", "massive_fraction", "kurtosis")
     for end in ("first", "rest")
 )
-DRIFT = ("cka_to_previous", "cka_to_first", "cka_to_below")
+DRIFT = ("cka_to_previous", "cka_to_first")
 EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
@@ -257,39 +257,8 @@ def everything(folder: Path) -> Path:
         tables = store.read_tables(f"step{step}")
         tables["coordinates"] = coordinate_table(step, layers)
         store.write(f"step{step}", store.read(f"step{step}"), tables)
-    write_cka(folder)
     store.write_failure("step16", "FileNotFoundError: <no> config.json")
     return folder
-
-
-def cka(a: tuple[int, str], b: tuple[int, str]) -> float:
-    """Of two places, (step, layer): less, the farther apart they are."""
-    layers = layer_names(3)
-    return 1 / (
-        1 + abs(np.log1p(a[0]) - np.log1p(b[0])) + abs(layers.index(a[1]) - layers.index(b[1]))
-    )
-
-
-def write_cka(
-    folder: Path, steps: Sequence[int] = (0, 1, 8, 64), value: float | None = None
-) -> None:
-    """Write similarities of steps at two layers, and of layers at step 8, of a sweep of three
-    blocks.
-    """
-    layers = layer_names(3)
-    places = [
-        ((step, layer), (other, layer))
-        for layer in ("embed", "block.02")
-        for step in steps
-        for other in steps
-    ]
-    places += [((8, layer), (8, other)) for layer in layers for other in layers]
-    rows = [
-        (f"step{a[0]}", *a, f"step{b[0]}", *b, 1000, cka(a, b) if value is None else value)
-        for a, b in dict.fromkeys(places)
-        if a[0] <= b[0] and layers.index(a[1]) <= layers.index(b[1])
-    ]
-    write_parquet(cka_file(folder), pd.DataFrame(rows, columns=CKA.names), CKA)
 
 
 def make_models(

@@ -20,7 +20,7 @@ from embedgeo import Anisotropy, TokenMoments, load_results, observe, plot
 from embedgeo.drawing import style
 from embedgeo.report import figures
 from embedgeo.report.runs import Run
-from embedgeo.studies import scales, similarity, token_types, variance
+from embedgeo.studies import scales, token_types, variance
 from tests.models import gpt_neox
 from tests.report.synthetic import make_models
 
@@ -53,11 +53,6 @@ IN_AXES = {  # what the report draws of a run, and how it is asked for here
     ),
     "scales": (scales.scales_by_layer, partial(plot, kind="scales")),
     "scales by step": (scales.scales_by_step, partial(plot, kind="scales", by="step")),
-    "layers": (lambda run: similarity.cka_of_layers(run, 8), partial(plot, kind="similarity")),
-    "steps at a layer": (
-        lambda run: similarity.cka_of_steps(run, "embed"),
-        partial(plot, kind="similarity", layer="embed"),
-    ),
 }
 
 
@@ -300,10 +295,6 @@ ERRORS = {
     "scales needs the .*--extra scales": lambda _: plot(
         [{"layer": "a", "metric": "Q", "value": 1.0}], "scales"
     ),
-    r"similarity needs rows .*embedgeo drift": lambda sweep: plot(history(sweep), "similarity"),
-    r"block\.02; got 'block\.01'": lambda sweep: plot(sweep, "similarity", layer="block.01"),
-    "step must be one of 8; got 64": lambda sweep: plot(sweep, "similarity", step=64),
-    "of one layer or of one step": lambda sweep: plot(sweep, "similarity", layer="embed", step=8),
 }
 
 

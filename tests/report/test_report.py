@@ -46,9 +46,6 @@ PARTS = {
     "what-20the-20loss-20needs": ("ablation",),
     "loss": ("loss",),
     "spectrum": ("spectra", "spectra-steps"),
-    "the-20same-20rows-20over-20time-20and-20depth": (
-        *("cka-steps-embed", "cka-steps-block.02", "cka-layers-8"),
-    ),
     "token-20types": ("tokens-V-against-M", "tokens-histograms"),
     "outlier-20coordinates": ("massive-activations",),
 }

@@ -19,6 +19,7 @@ from tests.training.steps_on_ranks import (
     everything,
     on_four,
     plain,
+    sampled_moments,
 )
 
 pytestmark = pytest.mark.slow
@@ -38,7 +39,7 @@ def four(tmp_path_factory):
 def held_in_one_process(model):
     """Of a probe, with the drift."""
     with StepMonitor(
-        model, 3, probe=probe_batches(), metrics=token_moments, listeners=[Drift()]
+        model, 3, probe=probe_batches(), metrics=sampled_moments, listeners=[Drift()]
     ) as monitor:
         for step in range(STEPS):
             with monitor.step(step):
@@ -127,11 +128,10 @@ def test_each_rank_may_have_experts_of_its_own_inside_of_blocks_that_are_measure
         assert "must have the same modules on every rank" in outcome["each"]
 
 
-def test_one_rank_alone_prints_what_is_measured_and_alarms(two):
+def test_one_rank_alone_prints_what_is_measured(two):
     first, second = (rank["said"] for rank in two)
     assert second == []
     assert first[0].startswith("StepMonitor: 4 layers")
-    assert any(line.startswith("GeometryAlarm: ") for line in first)
 
 
 def test_what_the_ranks_of_a_mesh_have_in_common_must_be_known_at_set_up(two):

@@ -87,7 +87,7 @@ def test_evaluation_in_training_is_left_alone(tmp_path):
 
 def test_the_probe_equals_observe_on_the_trained_model(tmp_path, caplog):
     caplog.set_level("INFO", "lightning.pytorch")
-    listeners = [Drift(64)]
+    listeners = [Drift()]
     callback = GeometryCallback(7, probe=held_out(), listeners=listeners, on_error="raise")
     trainer = hf_trainer(tmp_path, callback, max_steps=3)
     trainer.train()

@@ -188,12 +188,15 @@ class GeometryAlarm:
             Alarm(**{**alarm, "layers": tuple(alarm["layers"])}) for alarm in state["alarms"]
         ]
 
-    def __call__(self, step: int, records: Sequence[Record]) -> list[Record]:
+    def __call__(
+        self, step: int, records: Sequence[Record], geometry: object = None
+    ) -> list[Record]:
         """Compare the values measured at a step, tell of those that depart, and remember them.
 
         Args:
             step: the step; one that is not after the last, as in a resumed run, is passed over.
             records: of the layers and of their means over blocks.
+            geometry: not used.
 
         Returns:
             A record ``alarm_<metric>`` for each number that alarms.

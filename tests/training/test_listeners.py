@@ -1,0 +1,128 @@
+"""Listeners of monitors: called in step, with the samples of all ranks, and taken out when they
+fail.
+"""
+
+import warnings
+
+import pytest
+import torch
+
+from embedgeo import Drift, GeometryCallback, GeometryMonitor, IntrinsicDimension, StepMonitor
+from tests.models import gpt_neox, token_batch
+from tests.ranks import on_two_ranks
+from tests.training.hf_runs import hf_trainer
+from tests.training.runs import fit, moments
+
+
+def sampled(dim):
+    return [*moments(dim), IntrinsicDimension(dim, 64)]
+
+
+class Heard:
+    """A listener that keeps what it is called with, and fails at a step."""
+
+    def __init__(self, fails_at=None):
+        self.fails_at = fails_at
+        self.steps = []
+
+    def __call__(self, step, records, geometry):
+        if step == self.fails_at:
+            raise RuntimeError("not this one")
+        self.steps.append(step)
+        self.samples = geometry.samples()
+        assert {record["step"] for record in records} == {step}
+        assert {"mean", "block.00"} <= {record["layer"] for record in records}
+        added = records[0] | {"metric": "heard", "value": 1.0}
+        records.clear()
+        return [added]
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = list(state["steps"])
+
+
+def loop(last, *listeners, rank=0, num_ranks=1, **options):
+    """A monitor after steps of a loop, on batches of this rank."""
+    torch.manual_seed(0)
+    model = gpt_neox(num_hidden_layers=2)
+    monitor = StepMonitor(model, 1, metrics=sampled, listeners=listeners, **options)
+    with monitor:
+        for step in range(last):
+            with monitor.step(step):
+                model(**token_batch(4, seed=step * num_ranks + rank))
+    return monitor
+
+
+def test_every_monitor_calls_its_listeners_with_copies(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, listeners=[heard := Heard()], measure_last=False)
+    fit(tmp_path, monitor, max_steps=6)
+    assert heard.steps == sorted({record["step"] for record in monitor.history}) == [0, 2, 4]
+    assert {r["step"] for r in monitor.history if r["metric"] == "heard"} == {*heard.steps}
+    assert {"Q", "heard"} <= {record["metric"] for record in monitor.history}
+    assert heard.samples == {}  # which no metric has
+    callback = GeometryCallback(2, metrics=moments, listeners=[other := Heard()])
+    hf_trainer(tmp_path / "hf", callback).train()
+    assert other.steps == sorted({record["step"] for record in callback.history})
+
+
+def test_one_that_fails_is_taken_out_with_one_warning_or_raises():
+    heard, failing = Heard(), Heard(fails_at=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(5, failing, heard, measure_last=False)
+    (warning,) = (str(each.message) for each in caught)
+    assert "the listener Heard failed at step 2" in warning
+    assert "RuntimeError: not this one" in warning
+    assert failing.steps == [0, 1]
+    assert heard.steps == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="not this one"):
+        loop(5, Heard(fails_at=2), on_error="raise")
+
+
+def test_the_state_of_a_listener_is_saved():
+    state = loop(3, Heard(), measure_last=False).state_dict()
+    StepMonitor(gpt_neox(), 1, listeners=[heard := Heard()]).load_state_dict(state)
+    assert heard.steps == [0, 1, 2]
+
+
+def test_listeners_are_a_list_of_functions_and_a_configuration_makes_them():
+    for wrong in ([3], Heard()):
+        with pytest.raises(TypeError, match="listeners must be a list of functions"):
+            GeometryMonitor(listeners=wrong)
+    made = {"class_path": "embedgeo.Drift", "init_args": {}}
+    (drift,) = GeometryMonitor(listeners=[made], probe=[token_batch()]).listeners
+    assert isinstance(drift, Drift)
+
+
+def on_rank(rank):
+    heard = Heard()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        failing = Heard(fails_at=1 if rank else None)
+        monitor = loop(2, failing, heard, rank=rank, num_ranks=2, measure_last=False)
+    told = [str(each.message) for each in caught]
+    samples = {layer: (each.rows, each.row_numbers) for layer, each in heard.samples.items()}
+    return told, len(monitor.listeners), heard.steps, samples
+
+
+@pytest.mark.slow
+def test_on_ranks_they_fail_together_and_each_has_the_samples_of_all(tmp_path):
+    (first, *left, samples), (second, *others, same) = on_two_ranks(on_rank, tmp_path)
+    assert left == others == [1, [0, 1]]
+    assert second == []
+    assert len(first) == 1
+    assert "not this one" in first[0]
+    model = loop(0)._model
+    heard = Heard()
+    monitor = StepMonitor(model, 1, metrics=sampled, listeners=[heard], measure_last=False)
+    with monitor, monitor.step(0):
+        for rank in range(2):
+            model(**token_batch(4, seed=2 + rank))
+    for layer, expected in heard.samples.items():
+        rows, numbers = samples[layer]
+        assert torch.equal(rows, same[layer][0])
+        assert len(rows) == 64
+        assert torch.equal(numbers, expected.row_numbers)
+        torch.testing.assert_close(rows, expected.rows)
