@@ -311,10 +311,6 @@ class Monitor(ABC):
         assert self._run is not None
         return move_data_to_device(batch, self._run.device)
 
-    def _finds_another_way(self) -> bool:
-        """Tell whether `_forward`, which has failed on a training batch, runs it otherwise now."""
-        return False
-
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
 
@@ -689,9 +685,6 @@ class Monitor(ABC):
                 self._run_model(batches, as_training=True)
         except Exception as error:
             self._geometry.reset()
-            if not self._failed and self._finds_another_way():
-                self._measure_recent(step)
-                return
             if self.on_error == "raise":
                 raise
             if self._failed:
