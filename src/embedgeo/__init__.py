@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embedgeo.capture.layers import Residual as Residual
+    from embedgeo.doctor import describe as describe
     from embedgeo.drift import Drift as Drift
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from embedgeo.results.samples import load_sample as load_sample
     from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
     from embedgeo.studies.alarm import GeometryAlarm as GeometryAlarm
-    from embedgeo.studies.describe import describe as describe
     from embedgeo.studies.plotting import plot as plot
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
@@ -57,7 +57,7 @@ _MODULES = {  # by public name
     "ablation": "studies.ablation",
     "logit_lens": "studies.ablation",
     "default_metrics": "metrics",
-    "describe": "studies.describe",
+    "describe": "doctor",
     "full_metrics": "metrics",
     "load_results": "results",
     "load_sample": "results.samples",

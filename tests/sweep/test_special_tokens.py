@@ -14,7 +14,6 @@ import embedgeo
 from embedgeo.report.runs import read_folder
 from embedgeo.report.summary import origins
 from embedgeo.results.records import MODEL
-from tests.models import gpt_neox
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
@@ -221,17 +220,3 @@ def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
     # as the command line has it
     options |= {"ignore_token_ids": ["special"], "out": str(tmp_path / "out-0")}
     assert sweep(str(tmp_path / "run"), **options) == 0
-
-
-def test_the_doctor_counts_the_sequences_of_a_batch_that_begin_with_bos():
-    made = gpt_neox(bos_token_id=7)
-    ids = torch.randint(8, 40, (4, 6))
-    ids[1:, 0] = 7
-    monitor = embedgeo.GeometryMonitor()
-    found = embedgeo.describe(monitor, made, {"input_ids": ids})
-    assert "sequences  3 of 4 begin with BOS (id 7)" in str(found)
-    padded = {"input_ids": ids.roll(1, 1), "attention_mask": torch.ones_like(ids)}
-    padded["attention_mask"][:, 0] = 0
-    found = embedgeo.describe(monitor, made, padded)
-    assert found.beginnings == "3 of 4 begin with BOS (id 7)"
-    assert embedgeo.describe(monitor, made).beginnings == ""
