@@ -40,7 +40,6 @@ from embedgeo.functional.distributed import num_ranks
 from embedgeo.geometry import Geometry
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.defaults import TABLE_BYTES
-from embedgeo.studies.commands import DoctorSettings
 from embedgeo.sweep import SweepSettings
 from embedgeo.sweep.processes import muted_libraries
 from embedgeo.training.lightning import GeometryMonitor
@@ -344,17 +343,26 @@ def _held_bytes(
     return held
 
 
-def run_doctor(settings: DoctorSettings) -> None:
-    """Print what `describe` returns of a monitor with these options."""
+def run_doctor(
+    source: str,
+    *,
+    layers: str | list[str],
+    batch_size: int,
+    seq_len: int | None,
+    jackknife: int,
+    ranks: int,
+    trust_remote_code: bool,
+) -> None:
+    """Print what `describe` returns; arguments are the options of ``embedgeo doctor``."""
     with muted_libraries():
-        model = _model(settings.source, trust_remote_code=settings.trust_remote_code)
-        layers = SweepSettings("", layers=settings.layers).layer_patterns
+        model = _model(source, trust_remote_code=trust_remote_code)
+        patterns = SweepSettings("", layers=layers).layer_patterns
         found = describe(
-            GeometryMonitor(layers=layers, jackknife=settings.jackknife),
+            GeometryMonitor(layers=patterns, jackknife=jackknife),
             model,
-            batch_size=settings.batch_size,
-            seq_len=settings.seq_len or min(stated_positions(measured_model(model)) or 512, 512),
-            ranks=settings.ranks,
+            batch_size=batch_size,
+            seq_len=seq_len or min(stated_positions(measured_model(model)) or 512, 512),
+            ranks=ranks,
         )
     print(found, flush=True)
 

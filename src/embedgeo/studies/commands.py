@@ -370,4 +370,4 @@ def doctor(settings: DoctorSettings) -> None:
     require_extra("sweep", "embedgeo doctor")
     from embedgeo.doctor import run_doctor
 
-    run_doctor(settings)
+    run_doctor(**asdict(settings))
