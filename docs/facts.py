@@ -26,7 +26,7 @@ PAGE = Path(__file__).parent / "definitions.md"
 FAMILIES = {
     "left_out": ("large_rows", "first_positions", "both"),
     "scale": SCALES,
-    "other": ("previous", "first", "below"),
+    "other": ("previous", "first"),
 }
 """Values of the words in braces, which stand for all keys of a family."""
 

@@ -200,7 +200,7 @@ def test_the_options_that_a_command_prints_can_be_its_configuration(
     seen: list[Any] = []
     monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
     assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0
-    assert (seen[0].rows, seen[0].seq_len) == (seen[1].rows, seen[1].seq_len)
+    assert (seen[0].layers, seen[0].seq_len) == (seen[1].layers, seen[1].seq_len)
 
 
 def test_a_demo_that_cannot_start_gives_one_line_and_status_2(

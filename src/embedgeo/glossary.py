@@ -162,9 +162,7 @@ def learn(written: str) -> None:
 _WRITTEN = tomllib.loads((Path(__file__).parent / "terms.toml").read_text(encoding="utf-8"))
 
 DRIFT = {key: Term(**fields) for key, fields in _WRITTEN["drift"].items()}
-"""Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look
-at them.
-"""
+"""Comparisons of steps by `embedgeo drift` and `embedgeo.Drift`."""
 
 LEFT_OUT = {key: Term(**fields) for key, fields in _WRITTEN["left_out"].items()}
 """Numbers that are recorded only where few rows, or one coordinate, make those of a layer."""

@@ -180,7 +180,7 @@ def make_sweep(
     return folder
 
 
-DRIFT = ("cka_to_previous", "cka_to_first", "cka_to_below")
+DRIFT = ("cka_to_previous", "cka_to_first")
 EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),

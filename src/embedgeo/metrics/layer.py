@@ -21,6 +21,7 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import RowIds, Rows
+from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.base import GeometryMetric, states_of_ranks
 
 # makes the metrics of one layer, given the layer's width
@@ -72,6 +73,8 @@ class LayerMetrics:
             isinstance(metric, GeometryMetric) and metric.has_copies for metric in self._metrics
         ]
         self._copies: dict[int, list[Any]] = {}  # by group, of the metrics that have some
+        # metrics that sample rows, with their states of all ranks
+        self._kept: list[tuple[Any, dict[str, Any]]] = []
 
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those
@@ -137,6 +140,20 @@ class LayerMetrics:
             with nullcontext() if self.is_synced else _in_sync([metric], self.process_group):
                 yield metric
 
+    def keep_samples(self) -> None:
+        """Keep the states of the metrics that sample rows, which are those of all ranks now, until
+        `reset`.
+        """
+        sampling = self.wanted(lambda metric: metric.has_samples and metric.holds(Sample))
+        self._kept = [(metric, {**metric.metric_state}) for metric in sampling]
+
+    def kept_samples(self) -> Iterator[Any]:
+        """Yield the metrics of `keep_samples` with these states; no other rank is waited for."""
+        for metric, states in self._kept:
+            with ExitStack() as stack:
+                _take_states(metric, states, stack)
+                yield metric
+
     @property
     def with_copies(self) -> list[Any]:
         """All metrics, then their copies, in the same order on every rank."""
@@ -170,6 +187,7 @@ class LayerMetrics:
                 if metric.process_group is not None:
                     metric.process_group = None  # one that a metric holds stays open
         self.is_synced = False
+        self._kept = []
         are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in self._metrics)
         return self._metrics if are_own else []
 
@@ -206,8 +224,10 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
     Every rank must call this.
     """
     own = [layer for layer in layers if not layer.is_synced]
+    if not own:
+        return ExitStack()
     metrics = [metric for layer in own for metric in layer.with_copies]
-    stack = _in_sync(metrics, own[0].process_group if own else None)
+    stack = _in_sync(metrics, own[0].process_group)
     for layer in own:
         layer.is_synced = True
         stack.callback(setattr, layer, "is_synced", False)

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-import pyarrow as pa
 
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
@@ -21,7 +20,6 @@ from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
     read_metadata,
-    read_parquet,
     read_records,
     read_table,
     to_records,
@@ -33,35 +31,10 @@ from embedgeo.results.samples import LayerSample, write_sample
 
 _PARQUET = "[!.]*.parquet"
 
-_PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
-CKA = pa.schema(
-    [
-        *((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE),
-        ("n", pa.int64()),
-        ("cka", pa.float64()),
-    ]
-)
-"""Columns of ``cka.parquet``: the debiased CKA of n rows at checkpoint and layer a and at
-checkpoint and layer b.
-"""
-
 
 def drift_file(folder: Path, name: str) -> Path:
     """Path of the records of a checkpoint that need its saved sample and those of others."""
     return folder / "drift" / f"{name}.parquet"
-
-
-def cka_file(folder: Path) -> Path:
-    """Path of the similarity of steps with steps and of layers with layers."""
-    return folder / "cka.parquet"
-
-
-def read_cka(folder: Path) -> pd.DataFrame:
-    """The table of `CKA` of a sweep; empty where there is none."""
-    path = cka_file(folder)
-    if not path.exists():
-        return pd.DataFrame(columns=CKA.names)
-    return read_parquet(path, CKA.names, "Removing it is safe: embedgeo drift writes it again.")
 
 
 class SweepFolder:
@@ -71,8 +44,7 @@ class SweepFolder:
       checkpoint is done.
     - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before
       the records; so is ``samples/<name>.safetensors``, where asked for.
-    - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the
-      samples.
+    - ``drift/<name>.parquet``: what ``embedgeo drift`` has found in the samples.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
