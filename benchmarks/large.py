@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from embedgeo.checkpoints import loading
-from embedgeo.checkpoints.sources import list_checkpoints
+import embedgeo
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.text import builtin_corpus, train_tokenizer
 
@@ -62,9 +61,8 @@ def plain(folder: Path) -> None:
 
 
 def loaded(folder: Path) -> None:
-    (checkpoint,) = list_checkpoints(str(folder / "float32"))
-    assert checkpoint.path is not None
-    run(loading.load_model(checkpoint.path, checkpoint.contents(), dtype=torch.float32).model)
+    (checkpoint,) = embedgeo.iter_checkpoints(str(folder / "float32"))
+    run(checkpoint.load())
 
 
 def swept(folder: Path, stored: str = "float32", **options: Any) -> None:
@@ -75,9 +73,7 @@ def swept(folder: Path, stored: str = "float32", **options: Any) -> None:
             "batch_size": BATCH_SIZE,
             "out": out,
         }
-        settings = SweepSettings(
-            str(folder / stored), **size, trainer={"accelerator": "cpu"}, **options
-        )
+        settings = SweepSettings(str(folder / stored), **size, device="cpu", **options)
         assert sweep(settings) == 0
 
 

@@ -20,10 +20,7 @@ from embedgeo.results.folder import SweepFolder
 from tests.report.synthetic import PYTHIA_STEPS, layer_names, make_sweep
 
 WIDTH, BLOCKS = 2560, 31
-OF_OTHERS = {  # the model's, and those of `embedgeo vocabulary`
-    *("loss", "training_loss", "tokens_seen"),
-    *("duplicate_rows", "rows_without_token", "untrained_rows", "tied_embeddings"),
-}
+OF_OTHERS = {"loss", "training_loss", "tokens_seen"}  # the model's
 
 
 def main() -> None:
@@ -64,7 +61,7 @@ def make_folder(folder: Path) -> Path:
         name = f"step{step}"
         tables = store.read_tables(name) | {"coordinates": coordinates(layers, random)}
         if "tokens" in tables:
-            tables |= of_types(tables["tokens"], random)
+            tables |= of_types(tables["tokens"])
         store.write(name, store.read(name), tables, store.facts(name))
     return folder
 
@@ -83,17 +80,10 @@ def coordinates(layers: list[str], random: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame({**at, **columns, **shares, "max_abs": 9.0})
 
 
-def of_types(tokens: pd.DataFrame, random: np.random.Generator) -> dict[str, pd.DataFrame]:
-    """The tables of token types, with their texts."""
+def of_types(tokens: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The table of token types, with their texts."""
     tokens = tokens.assign(token="word" + tokens["token_id"].astype(str))
-    tokens, plane = (
-        tokens.assign(distance=tokens["V"]),
-        tokens.loc[tokens.index.repeat(tokens["n"].clip(upper=50))],
-    )
-    plane = plane[plane["token_id"] % 10 == 0]
-    plane = plane.assign(pc1=random.normal(plane["token_id"]), pc2=random.normal(size=len(plane)))
-    chosen = plane.drop_duplicates(["layer", "token_id"])
-    return {"tokens": tokens, "distances": tokens, "occurrences": plane, "projections": chosen}
+    return {"tokens": tokens}
 
 
 def sum_bytes(files: list[Path]) -> int:

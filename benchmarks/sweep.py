@@ -70,12 +70,12 @@ def plain(folder: Path, steps: list[int], **forward: int) -> dict[str, Any]:
         checkpoint for checkpoint in list_checkpoints(str(folder)) if checkpoint.step in steps
     ):
         assert checkpoint.path is not None
-        contents = checkpoint.contents()
+        contents = checkpoint.read_contents()
         start = clocks()
         loaded = loading.load_model(checkpoint.path, contents, dtype=torch.float32)
         with torch.inference_mode():
             for batch in tokens.split(BATCH_SIZE):
-                loaded.model(input_ids=batch, **forward)
+                loaded(input_ids=batch, **forward)
         del loaded
         seconds.append([after - before for before, after in zip(start, clocks(), strict=True)])
     return {"seconds": seconds, "peak": peak_bytes()}
@@ -109,7 +109,7 @@ def swept(folder: Path, steps: list[int]) -> dict[str, Any]:
                 seq_len=SEQ_LEN,
                 batch_size=BATCH_SIZE,
                 out=str(folder / f"out-{'-'.join(map(str, steps))}"),
-                trainer={"accelerator": "cpu"},
+                device="cpu",
             )
         )
     finally:

@@ -21,14 +21,12 @@ from embedgeo.glossary import GROUPS, OWN
 from embedgeo.metrics import IntrinsicDimension, full_metrics
 from embedgeo.metrics.base import metric_classes
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
-from embedgeo.studies.ablation import replacements
 
 PAGE = Path(__file__).parent / "definitions.md"
 FAMILIES = {
     "left_out": ("large_rows", "first_positions", "both"),
     "scale": SCALES,
-    "other": ("previous", "first", "below"),
-    "part": replacements(),
+    "other": ("previous", "first"),
 }
 """Values of the words in braces, which stand for all keys of a family."""
 
@@ -135,7 +133,8 @@ def _defined(*, token_ids: bool, sequence_ids: bool) -> set[str]:
     )
     centers = torch.randn(2, num_types, dim, generator=random)
     x = 1 + centers[0][ids] + centers[1][ids.roll(-1)] + torch.randn(n, dim, generator=random)
-    metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512)
+    unembedding = torch.randn(num_types, dim, generator=random)
+    metrics: list[Metric] = full_metrics(dim, anisotropy_batch=512, unembedding=unembedding)
     metrics.append(IntrinsicDimension(dim, batch_size=512, num_batches=4))
     others = [kind for kind in _classes() if kind not in map(type, metrics) and _is_of_width(kind)]
     metrics += [kind(dim) for kind in others]
@@ -143,7 +142,6 @@ def _defined(*, token_ids: bool, sequence_ids: bool) -> set[str]:
     known |= {"sequence_ids": torch.arange(n) // 128} if sequence_ids else {}
     found = set[str]()
     for metric in metrics:
-        metric.set_unembedding(torch.randn(num_types, dim, generator=random))
         metric.update(x, **known)
         found |= {key for key, value in metric.compute().items() if not value.isnan()}
     return found

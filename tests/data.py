@@ -15,7 +15,6 @@ from embedgeo.metrics import (
     NextTokenGeometry,
     OutlierCoordinates,
     TokenMoments,
-    TokenOccurrences,
     TokenSimilarity,
 )
 from embedgeo.metrics.base import metric_classes
@@ -121,10 +120,9 @@ OTHER_METRICS = [
     kind
     for kind in metric_classes()
     if kind.__module__.startswith("embedgeo.metrics.")
-    and kind not in {TokenOccurrences, *map(type, listed_metrics(1).values())}
+    and kind not in {*map(type, listed_metrics(1).values())}
 ]
-"""The package's further classes of metrics; occurrences are of chosen token types and have no
-values.
+"""The package's further classes of metrics.
 """
 
 

@@ -66,7 +66,7 @@ def swept(made_once: Callable[..., Path]) -> Path:
     """The folder of a sweep with all tables over steps 0, 1, 2, 8, and 9, which has the weights of
     step 8; and what `embedgeo drift` adds.
     """
-    from embedgeo.studies.commands import drift
+    from embedgeo.cli import drift
     from embedgeo.sweep import SweepSettings, sweep
     from tests.sweep.tiny import TEXT, checkpoint_files, local_run, write_files
 

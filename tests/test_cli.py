@@ -40,7 +40,6 @@ def test_help_has_no_marks_of_code_and_names_options_as_they_are_written(
         assert "`" not in text
         if command == "sweep":
             assert "a sequence of --seq-len tokens" in text
-            assert "A model is named as in --model." in text
             assert not named & set(re.findall(r"(?<![\w.])\w+", text))
         if command == "demo":
             for option in ("--config", "--out", "--max-steps", "--seq-len", "--seed"):
@@ -172,6 +171,7 @@ def test_models_and_numbers_can_be_given_one_after_the_other(
         ("sweep --nosuch 3", "(embedgeo sweep --help lists the options)"),
         ("sweep --modle m", "unrecognized arguments: --modle m. Did you mean --model?"),
         ("sweep --model m --rows token", "--rows: invalid choice: 'token' (choose from 'tokens',"),
+        ("sweep --model m --on raz", "--on: invalid choice: 'raz' (choose from 'ray')"),
     ],
 )
 def test_a_wrong_option_gives_one_line_and_status_2(
@@ -200,7 +200,7 @@ def test_the_options_that_a_command_prints_can_be_its_configuration(
     seen: list[Any] = []
     monkeypatch.setitem(COMMANDS, command, (seen.append, COMMANDS[command][1]))
     assert main([command, "--config", str(tmp_path / "x.yaml")]) == main([command, *arguments]) == 0
-    assert (seen[0].rows, seen[0].seq_len) == (seen[1].rows, seen[1].seq_len)
+    assert (seen[0].layers, seen[0].seq_len) == (seen[1].layers, seen[1].seq_len)
 
 
 def test_a_demo_that_cannot_start_gives_one_line_and_status_2(

@@ -56,7 +56,7 @@ def test_the_sweep_gives_the_monitors_numbers_again_and_says_so(
     np.testing.assert_allclose(both["value_again"], both["value"], rtol=1e-6, atol=1e-12)
     printed = " ".join(demo.printed.split())
     assert f"The sweep gives the monitor's {len(records):,} numbers again" in printed
-    assert names(swept / "tokens") == names(swept / "projections") == NAMES
+    assert names(swept / "tokens") == NAMES
     figures = names(swept / "report" / "figures")
     assert {"tokens-V-against-M", "mean_cosine_centered-dynamics"} <= figures
 

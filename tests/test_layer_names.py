@@ -4,7 +4,6 @@ from embedgeo.layer_names import (
     is_input,
     layer_labels,
     layer_ticks,
-    layers_below,
     relative_depths,
     side,
 )
@@ -28,17 +27,6 @@ def test_layers_say_their_side_and_place():
         True,
         False,
     ]
-
-
-def test_the_layer_below_is_on_the_same_side():
-    layers = [
-        "encoder.embed",
-        "encoder.block.00",
-        "decoder.embed",
-        "mean(last2)",
-        "encoder.block.01",
-    ]
-    assert list(layers_below(layers)) == ["", "encoder.embed", "", "", "encoder.block.00"]
 
 
 def test_blocks_by_side_are_blocks_or_else_numbered_hidden_states():

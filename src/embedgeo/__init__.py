@@ -5,6 +5,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from embedgeo.checkpoints.iteration import iter_checkpoints as iter_checkpoints
+    from embedgeo.doctor import describe as describe
+    from embedgeo.drift import Drift as Drift
     from embedgeo.geometry import Geometry as Geometry, observe as observe
     from embedgeo.metrics import (
         AfterProcessing as AfterProcessing,
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
         NextTokenGeometry as NextTokenGeometry,
         OutlierCoordinates as OutlierCoordinates,
         TokenMoments as TokenMoments,
-        TokenOccurrences as TokenOccurrences,
         TokenSimilarity as TokenSimilarity,
         default_metrics as default_metrics,
         full_metrics as full_metrics,
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from embedgeo.plotting import plot as plot
     from embedgeo.results import load_results as load_results
     from embedgeo.results.samples import load_sample as load_sample
-    from embedgeo.studies.ablation import ablation as ablation, logit_lens as logit_lens
-    from embedgeo.studies.describe import describe as describe
-    from embedgeo.studies.probe_drift import Drift as Drift
     from embedgeo.training.lightning import GeometryMonitor as GeometryMonitor
     from embedgeo.training.monitor import log_spaced_steps as log_spaced_steps
     from embedgeo.training.steps import StepMonitor as StepMonitor
@@ -36,7 +35,7 @@ __version__ = "0.1.0"
 _MODULES = {  # by public name
     "AfterProcessing": "metrics",
     "Anisotropy": "metrics",
-    "Drift": "studies.probe_drift",
+    "Drift": "drift",
     "EmbeddingMoments": "metrics",
     "Geometry": "geometry",
     "GeometryCallback": "training.transformers",
@@ -46,13 +45,11 @@ _MODULES = {  # by public name
     "OutlierCoordinates": "metrics",
     "StepMonitor": "training.steps",
     "TokenMoments": "metrics",
-    "TokenOccurrences": "metrics",
     "TokenSimilarity": "metrics",
-    "ablation": "studies.ablation",
-    "logit_lens": "studies.ablation",
     "default_metrics": "metrics",
-    "describe": "studies.describe",
+    "describe": "doctor",
     "full_metrics": "metrics",
+    "iter_checkpoints": "checkpoints.iteration",
     "load_results": "results",
     "load_sample": "results.samples",
     "log_spaced_steps": "training.monitor",

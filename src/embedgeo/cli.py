@@ -6,13 +6,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from embedgeo.demo import DemoSettings, demo
 from embedgeo.extras import COMMAND_MODULES, require_extra
+from embedgeo.formatting import shell_command
 from embedgeo.presets import example_files, first_line, listing, write_example
-from embedgeo.studies.commands import DoctorSettings, doctor, drift
 from embedgeo.sweep import SweepSettings, check, sweep
 
 ABOUT = """Watch the geometry of a transformer's embeddings while it trains.
@@ -20,6 +21,69 @@ Exit status: 0 all done, 1 check found duplicates, 2 a wrong option or a folder 
 cannot be used, 3 some checkpoints failed (the next run tries only those), 130 stopped by Ctrl-C
 or SIGTERM."""
 _CONTINUED = ("sweep", "drift")
+
+
+def drift(folder: Path) -> None:
+    """Compare the same rows over the checkpoints of a sweep, from its saved samples.
+
+    ``embedgeo sweep --save-samples true`` saves them. Each checkpoint is compared with the one
+    before and with the first one, on at most 1,024 rows of a layer. ``drift/<name>.parquet`` has
+    the records; the report, ``metrics.csv`` and ``tensorboard/`` have them with the others. What
+    was interrupted goes on where it was.
+
+    Args:
+        folder: of the sweep.
+
+    Raises:
+        ImportError: a package is missing: see `embedgeo.extras`.
+        ValueError: there are no saved samples of several steps, or a file is damaged.
+        OSError: the folder is not there, or cannot be written.
+    """
+    require_extra("report", "embedgeo drift", "pandas", "pyarrow", "safetensors")
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"drift takes the folder of a sweep; {folder} is none.")
+    from embedgeo.drift import compare_samples
+
+    num_new, num_all = compare_samples(Path(folder))
+    print(f"{num_new} of {num_all} checkpoints compared now: {Path(folder) / 'drift'}")
+    print(shell_command("embedgeo", "report", folder))
+
+
+@dataclass(frozen=True)
+class DoctorSettings:
+    """The options of ``embedgeo doctor``.
+
+    Args:
+        source: a repository on the Hub or a local folder, of which only ``config.json`` is read; or
+            a function or class that makes the model, as ``package.module:make_model`` (the working
+            directory is searched, too).
+        layers: as for ``sweep``.
+        batch_size: sequences of an optimizer step on one rank.
+        seq_len: tokens in a sequence; default: 512, or as many as the model has positions.
+        jackknife: number of groups for standard errors.
+        ranks: number of ranks that train, each on such batches of its own.
+        trust_remote_code: run code that comes with a repository.
+    """
+
+    source: str
+    layers: str | list[str] = "blocks"
+    batch_size: int = 8
+    seq_len: int | None = None
+    jackknife: int = 0
+    ranks: int = 1
+    trust_remote_code: bool = False
+
+
+def doctor(settings: DoctorSettings) -> None:
+    """Say what a monitor would do on a model before a run starts: layers, sources, bytes, what
+    to change.
+
+    Nothing is trained, and no weights are downloaded.
+    """
+    require_extra("sweep", "embedgeo doctor")
+    from embedgeo.doctor import run_doctor
+
+    run_doctor(**asdict(settings))
 
 
 def report(
@@ -39,7 +103,7 @@ def report(
             folder. An earlier report in it is replaced; a folder with anything else is refused.
         model_group: groups of models, as ``encoder=a,b decoder=c``, which comparisons tell apart by
             line style; in YAML also a mapping. A model is named as in its sweep, or as the report
-            names it; default: the sweep's groups.
+            names it.
         metrics: draw these metrics alone, by their keys, as ``M_over_Q,anisotropy``.
         reference: folders of earlier runs, such as several seeds or a published family: the range
             of their means over blocks stands behind those of these runs, in figures of their own,

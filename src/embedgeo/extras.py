@@ -8,6 +8,7 @@ EXTRA_MODULES = {
     "ray": ("ray",),
     "report": ("jinja2", "matplotlib", "pandas", "PIL", "pyarrow", "rich", "safetensors", "scipy"),
     "sweep": (
+        "filelock",
         "huggingface_hub",
         "pandas",
         "pyarrow",

@@ -76,49 +76,20 @@ def listed(names: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
-GONE = {
-    "max_state_bytes": (
-        "It is gone: a monitor holds token tables while they and their union over the ranks take "
-        "at most 2 GiB, which metrics=embedgeo.default_metrics or embedgeo.streaming_metrics "
-        "decide otherwise, and all else is bounded by a layer's width."
-    ),
-    "lineage": (
-        "It is gone: check compares the hashes of weight files, and a sweep measures what is in "
-        "them."
-    ),
-    "background": "It is gone: numbers are computed at the measured step.",
-    "drift": "It is gone: give listeners=[embedgeo.Drift()].",
-    "reference": "It is gone from monitors: embedgeo report --reference draws earlier runs.",
-    "no_grad_passes": (
-        "It is gone: passes without gradients do not count in training, and observe counts all."
-    ),
-    "ablate": "It is gone: embedgeo ablate is the command.",
-    "sketch": "It is gone: sample_size= bounds an Anisotropy.",
-    "labels": "It is gone: NextTokenGeometry takes rows by the token that follows.",
-    "alpha_window": "It is gone: embedgeo.functional.power_law(eigenvalues, window) fits another.",
-    "logit_lens": "It is gone: embedgeo ablate --parts logit_lens measures it.",
-}
-"""Remedies, by the names of arguments that earlier versions had."""
-
-
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A question to be put after an unknown name, or what became of it; empty where none that is
-    known is like it, to the cutoff or more.
+    """A question to be put after an unknown name; empty where none that is known is like it, to the
+    cutoff or more.
 
     >>> did_you_mean("every_n_step", ["every_n_steps", "extra_steps"])
     ' Did you mean every_n_steps?'
     """
-    if (gone := GONE.get(name.removeprefix("--").replace("-", "_"))) is not None:
-        return f" {gone}"
     return "".join(
         f" Did you mean {other}?" for other in get_close_matches(name, list(known), 1, cutoff)
     )
 
 
 def suggesting(function: Callable[Arguments, T]) -> Callable[Arguments, T]:
-    """Decorator: the error about an unknown keyword says which one may be meant, or what became of
-    it.
-    """
+    """Decorator: the error about an unknown keyword says which one may be meant."""
 
     @wraps(function)
     def checked(*args: Arguments.args, **options: Arguments.kwargs) -> T:

@@ -1,7 +1,6 @@
 """Names, units, meanings and order of what is measured, as metrics declare them."""
 
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -163,26 +162,12 @@ def learn(written: str) -> None:
 _WRITTEN = tomllib.loads((Path(__file__).parent / "terms.toml").read_text(encoding="utf-8"))
 
 DRIFT = {key: Term(**fields) for key, fields in _WRITTEN["drift"].items()}
-"""Comparisons of layers and steps by `embedgeo drift` and monitors, in the order in which to look
-at them.
-"""
+"""Comparisons of steps by `embedgeo drift` and `embedgeo.Drift`."""
 
 LEFT_OUT = {key: Term(**fields) for key, fields in _WRITTEN["left_out"].items()}
 """Numbers that are recorded only where few rows, or one coordinate, make those of a layer."""
 
 _OF_MODELS = {key: Term(**fields) for key, fields in _WRITTEN["models"].items()}
-_REMOVED = re.compile(r"(loss_change_without_)(\d+)(_(?:directions|coordinates)(?:_after_first)?)")
 
 
-def _other_changes(key: str) -> Term | None:
-    """The term of a change of the loss without another number of directions or coordinates."""
-    found = _REMOVED.fullmatch(key)
-    if found is None:
-        return None
-    of_three = _OF_MODELS[f"{found[1]}3{found[3]}"]
-    return of_three._replace(
-        name=of_three.name.replace("3", found[2]), meaning=of_three.meaning.replace("3", found[2])
-    )
-
-
-register(DRIFT | LEFT_OUT | _OF_MODELS, _other_changes, is_own=True)
+register(DRIFT | LEFT_OUT | _OF_MODELS, is_own=True)

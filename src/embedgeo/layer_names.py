@@ -1,7 +1,7 @@
 """Names of layers: blocks, the side of the model that they lie on, their depths and labels."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product, takewhile
 
 from embedgeo.formatting import printable
@@ -21,17 +21,6 @@ def side(layer: str) -> str:
 def is_along(layer: str) -> bool:
     """Tell a layer that lies along the model from a mean over several."""
     return "mean(" not in layer
-
-
-def layers_below(layers: Iterable[str]) -> Iterator[str]:
-    """The layer before each on its side of the model; empty for the first ones, and for means of
-    layers.
-    """
-    last: dict[str, str] = {}
-    for layer in layers:
-        yield last.get(side(layer), "") if is_along(layer) else ""
-        if is_along(layer):
-            last[side(layer)] = layer
 
 
 def is_input(layer: str) -> bool:

@@ -24,7 +24,7 @@ from embedgeo.sweep.settings import SPECIAL
 _POSITIONAL = {
     "dirs": "DIR",
     "folder": "DIR",
-    "model_or_config": "MODEL_OR_CONFIG",
+    "source": "MODEL",
     "name": "NAME",
 }  # as the help calls them
 

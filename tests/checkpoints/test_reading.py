@@ -77,7 +77,9 @@ def test_the_damaged_one_of_several_weight_files_is_named(tmp_path):
     write_files(tmp_path / "step1", {**files, broken: files[broken][:-10]})
     with pytest.raises(ValueError, match=f"^{broken} cannot be read"):
         load_model(
-            tmp_path / "step1", list_checkpoints(str(tmp_path))[0].contents(), dtype=torch.float32
+            tmp_path / "step1",
+            list_checkpoints(str(tmp_path))[0].read_contents(),
+            dtype=torch.float32,
         )
 
 

@@ -8,19 +8,12 @@ import numpy as np
 import pytest
 import skdim
 import torch
-from scipy import linalg
 
 from embedgeo import observe
 from embedgeo.functional import power_law
 from embedgeo.metrics import Anisotropy, EmbeddingMoments, IntrinsicDimension, TokenMoments
-from embedgeo.studies.representations import (
-    biased_cka,
-    debiased_cka,
-    linearity,
-    procrustes_distance,
-)
 from tests import references
-from tests.data import gaussian, spectral, token_rows, updated
+from tests.data import spectral, token_rows, updated
 from tests.models import gpt_neox, token_batch
 
 X = 2 + spectral(403, [9, 4, 3, 2, 1, 1, 0.5, 0.1])
@@ -146,27 +139,6 @@ def test_variance_within_tokens():
         (in_range["Q"], (whole**2).sum(1).mean()),
         (in_range["M"], (whole.mean(0) ** 2).sum()),
         (in_range["V_W"], squares(kept).sum() / len(whole)),
-    )
-
-
-def test_similarities_of_two_sets_of_rows():
-    x, y = (gaussian(1024, 512, seed=seed) for seed in (1, 2))
-    x, y = x - x.mean(0), y - y.mean(0)
-    biased = (x.T @ y).norm() ** 2 / ((x.T @ x).norm() * (y.T @ y).norm())
-    assert_equal((biased_cka(x, y), biased))
-    assert float(biased) == pytest.approx(0.33, abs=0.005)
-    assert abs(float(debiased_cka(x, y))) < 0.01
-    assert float(linearity(x[:, :256], y[:, :8], adjusted=False)) == pytest.approx(0.25, abs=0.02)
-    assert float(linearity(x[:, :256], y[:, :8])) == pytest.approx(0, abs=0.02)
-    lower, upper = X, X**2 + X[:, :1]
-    x, y = ((each - each.mean(0)).numpy() for each in (lower, upper))
-    residual = 1 - ((x @ np.linalg.lstsq(x, y)[0] - y) ** 2).sum() / (y**2).sum()
-    x, y = x / np.linalg.norm(x), y / np.linalg.norm(y)
-    rotation, _ = linalg.orthogonal_procrustes(y, x)
-    assert_equal(
-        (linearity(lower, upper, adjusted=False), residual),
-        (linearity(lower, upper), 1 - (1 - residual) * (N - 1) / (N - 1 - DIM)),
-        (procrustes_distance(lower, upper).sqrt(), np.linalg.norm(x - y @ rotation)),
     )
 
 

@@ -16,7 +16,6 @@ from embedgeo.functional import (
     two_nearest_distances,
 )
 from embedgeo.functional.neighbors import Neighbors
-from embedgeo.studies.vocabulary import copies
 from tests.clouds import CLOUDS
 from tests.data import gaussian, generator
 
@@ -315,16 +314,6 @@ def test_chains_between_copies_of_rows_are_one_row(n):
     assert kept.equal((place[:, None] == torch.arange(n)).int().argmax(0))  # the first copy of each
     assert sets_of_near_rows(rows, 1e-5)[0] == n
     assert float((rows - rows[kept][place]).abs().max()) < 1e-4 * float(scale(x))
-
-
-def test_the_first_copy_of_each_row_is_known_and_rows_that_are_not_finite_have_none():
-    x = gaussian(700, 6)
-    x[100:200] = x[:100] * (1 + 1e-9)
-    x[[3, 103, 650]] = math.nan
-    expected = torch.arange(700)
-    expected[100:200] = torch.arange(100)
-    expected[103] = 103
-    assert copies(x).equal(expected)
 
 
 def test_a_row_of_huge_norm_hides_no_distance():

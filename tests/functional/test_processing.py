@@ -1,4 +1,4 @@
-"""After-processing of rows, and the planes of their principal axes."""
+"""After-processing of rows."""
 
 import numpy as np
 import pytest
@@ -11,16 +11,13 @@ from embedgeo.functional import (
     pca_whitening,
     principal_axes,
     processed_values,
-    row_plane,
     row_scatter,
     spectrum_values,
-    token_table,
     top_removal,
-    type_plane,
     z_scoring,
 )
 from tests import references
-from tests.data import floats, spectral, token_rows
+from tests.data import floats, spectral
 
 VARIANCES = [50.0, 9.0, 4.0, 2.0, 1.0, 0.5, 0.2, 0.01]
 MEAN = torch.linspace(-3, 20, 8, dtype=torch.float64)
@@ -157,38 +154,3 @@ def test_values_after_processing_are_those_of_the_processed_rows(top):
 def test_other_rows_are_refused(x, error, message):
     with pytest.raises(error, match=message):
         z_scoring(row_scatter(rows()))(x)
-
-
-def by_svd(n, means):
-    """Type means in the plane by the singular vectors of all rows' means, each row counted."""
-    center = np.average(means, axis=0, weights=n)
-    axes = np.linalg.svd(np.repeat(means - center, n.astype(int), axis=0))[2][:2]
-    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
-    return (means - center) @ axes.T, -center @ axes.T
-
-
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
-def test_plane_is_that_of_the_singular_vectors_of_the_counted_means(mean):
-    x, ids = token_rows(600, 8, mean=mean)
-    types = token_table(x, ids)
-    assert len(types.n.unique()) > 3
-    points, origin = by_svd(types.n.numpy(), types.mean.numpy())
-    got_points, got_origin = type_plane(types)
-    np.testing.assert_allclose(got_points, points, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(got_origin, origin, rtol=1e-6, atol=1e-9)
-    # signs go with the coordinates, not with their order
-    turned = type_plane(types._replace(mean=types.mean.flip(1)))
-    np.testing.assert_allclose(turned[0], points, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
-def test_rows_are_put_into_the_plane_of_their_singular_vectors_around_the_zero_vector(mean):
-    x = token_rows(90, 8, mean=mean)[0]
-    axes = np.linalg.svd((x - x.mean(0)).numpy())[2][:2]
-    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(1)])[:, None]
-    got = row_plane(x)
-    np.testing.assert_allclose(got, x.numpy() @ axes.T, rtol=1e-9, atol=1e-9)
-    assert got.var(0).diff() < 0
-    assert abs(torch.corrcoef(got.T)[0, 1]) < 1e-9
-    zero = row_plane(torch.cat((x, torch.zeros(1, 8))).to(torch.float32))[-1]
-    assert zero.tolist() == [0, 0]

@@ -3,12 +3,12 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
 from embedgeo.functional import Sample
 from embedgeo.functional.sampling import row_keys, row_numbers, sample_batches, stream_position
-from tests.strategies import seeds, splits
+from tests.strategies import seeds
 
 NUMBERS = torch.arange(40.0)[:, None]
 
@@ -106,22 +106,3 @@ def test_row_numbers_are_those_of_one_process(sizes, num_streams):
     assert row_numbers(positions, pad_sequence(batches, batch_first=True)).tolist() == [
         expected[position] for position in positions.tolist()
     ]
-
-
-@settings(max_examples=50)
-@given(splits(40), seeds, st.integers(1, 12), st.integers(1, 6))
-def test_of_each_label_the_rows_with_the_smallest_keys_are_drawn(parts, seed, size, num_labels):
-    labels = torch.arange(40) * 7 % num_labels
-    sample = Sample.empty(1, size, by_label=True, seed=seed)
-    for part in parts:
-        sample = sample.extend(NUMBERS[part], labels[part])
-    keys = row_keys(0, 40, seed=seed).tolist()
-    for label in range(num_labels):
-        places = sorted((labels == label).nonzero().flatten().tolist(), key=keys.__getitem__)[:size]
-        assert sorted(sample.rows[sample.labels == label].flatten().tolist()) == sorted(places)
-    halves = [
-        Sample.empty(1, size, by_label=True, seed=seed).extend(NUMBERS, labels, stream=k)
-        for k in (0, 1)
-    ]
-    one, other = halves[0].merge(halves[1]), halves[1].merge(halves[0])
-    assert one.positions.sort().values.equal(other.positions.sort().values)

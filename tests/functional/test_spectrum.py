@@ -62,14 +62,6 @@ def test_the_scale_of_float32_rows_does_not_matter(scale):
     assert anisotropy(x).item() == pytest.approx(exact(x.double() / scale), rel=1e-5)
 
 
-@pytest.mark.parametrize(("scale", "dim"), [(1e200, 3), (1e200, 200), (1e-200, 3), (1e-200, 200)])
-def test_rows_whose_squares_overflow_or_vanish_are_undefined(scale, dim):
-    scatter = row_scatter(gaussian(100, dim) * scale)
-    values = floats(spectrum_values(scatter, full=True))
-    del values["anisotropy_null"]
-    assert all_nan(values)
-
-
 def matrices():
     flat = torch.eye(200) + 1e-7 * spectral(200, [1.0] * 200).T.cov()
     yield "zero", torch.zeros(200, 200)
@@ -80,8 +72,6 @@ def matrices():
     yield "identity", torch.eye(200)
     yield "flat", flat
     yield "sample covariance", gaussian(300, 200).T.cov()
-    yield "huge", gaussian(300, 200).T.cov() * 1e200
-    yield "tiny", gaussian(300, 200).T.cov() * 1e-200
     yield "wide spectrum", torch.diag(10.0 ** -torch.linspace(0, 63, 200).double())
     yield "top hidden from the start vector", top_orthogonal_to_start(300)
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
 
 from embedgeo.functional import (
     TokenTable,
@@ -18,7 +18,6 @@ from embedgeo.functional import (
     variance_split,
     within_variance,
 )
-from embedgeo.text.frequency import types_by_frequency
 from tests import references
 from tests.data import all_nan, assert_values, floats, gaussian, texts, token_rows
 from tests.strategies import splits
@@ -196,36 +195,3 @@ def test_a_regression_on_values_that_are_all_equal_is_undefined():
         values = floats(type_regressions(type_values(token_table(x[kept], ids[kept]))))
         assert all_nan({key: value for key, value in values.items() if "freq" in key})
         assert values["V_on_M_slope"] != 0
-
-
-def expected_sizes(counts, may_be_shown):
-    """N_r of each bin, by the formula of the paper's appendix A, and the bins: lists of indices."""
-    counted = [i for i, n in enumerate(counts) if 10 <= n <= 100_000]
-    low, high = (math.log10(f(counts[i] for i in counted)) for f in (min, max))
-    bins = [[] for _ in range(10)]
-    for i in counted:
-        if may_be_shown[i]:
-            place = (math.log10(counts[i]) - low) / (high - low or 1) * 10
-            bins[min(9, math.floor(place + 1e-9))].append(i)
-    largest = max(map(len, bins)) or 1
-    return [
-        min(len(each), 2 + math.floor(math.sqrt(4 * len(each) / largest))) for each in bins
-    ], bins
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.tuples(st.integers(1, 200_000), st.booleans()), min_size=1, max_size=300),
-    st.integers(0, 5),
-)
-def test_of_each_bin_as_many_types_are_drawn_as_the_paper_says(types, seed):
-    counts, shown = [n for n, _ in types], [may for _, may in types]
-    chosen = types_by_frequency(torch.tensor(counts), torch.tensor(shown), seed=seed).tolist()
-    assert len(set(chosen)) == len(chosen)
-    if not any(10 <= n <= 100_000 for n in counts):
-        assert chosen == []
-        return
-    sizes, bins = expected_sizes(counts, shown)
-    assert [len(set(chosen) & set(each)) for each in bins] == sizes
-    assert len(chosen) == sum(sizes)
-    assert [counts[i] for i in chosen] == sorted((counts[i] for i in chosen), reverse=True)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embedgeo import Anisotropy, StepMonitor, TokenMoments, full_metrics, observe
+from embedgeo import Anisotropy, TokenMoments, full_metrics, observe
 from embedgeo.functional.rows import row_ids
 from embedgeo.geometry.computing import layer_values
 from embedgeo.metrics.layer import LayerMetrics
@@ -44,14 +44,12 @@ def test_the_first_failure_is_raised_with_its_layer():
 
 
 class Picky(Anisotropy):
-    """All layers are computed together, and none where one has a Q above 100."""
+    """It fails where M is above 100."""
 
-    @classmethod
-    def compute_all(cls, metrics):
-        metrics = [*metrics]
-        if any(float(each.mean.square().sum()) > 100 for each in metrics):
+    def compute(self):
+        if float(self.mean.square().sum()) > 100:
             raise ValueError("too large")
-        return super().compute_all(metrics)
+        return super().compute()
 
 
 @pytest.mark.parametrize("jackknife", [0, 2])
@@ -73,8 +71,3 @@ def test_a_layer_that_fails_beside_others_fails_alone(jackknife):
     assert broken.__notes__[0] == "in Picky"
     for layer, together in ((layers[0], first), (layers[2], last)):
         assert repr(layer_values([layer])) == repr([together])
-
-
-def test_the_background_of_earlier_versions_is_refused():
-    with pytest.raises(TypeError, match="It is gone: numbers are"):
-        StepMonitor(gpt_neox(), background=True)

@@ -5,17 +5,15 @@ layer.
 import json
 import subprocess
 import sys
-from itertools import pairwise
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from embedgeo import Drift, StepMonitor, TokenMoments, observe
+from embedgeo import TokenMoments, observe
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import MODEL
-from embedgeo.studies.representations import drift_values
 from embedgeo.text import cut_sequences
 from embedgeo.training.transformers import GeometryCallback
 from tests.models import gpt_neox, token_batch
@@ -154,27 +152,6 @@ def test_all_layers_draw_from_the_same_rows_and_keep_their_numbers():
         torch.testing.assert_close(sample.rows, hidden[layer][marks][numbers].to(sample.rows.dtype))
 
 
-def test_drift_compares_the_rows_that_both_layers_have():
-    model, given = built(), batch()
-    marks = given["attention_mask"].bool()
-    hidden = hidden_rows(model, given)
-    monitor = StepMonitor(
-        model, 1, probe=[given], listeners=[Drift()], skip_massive=TIMES, on_error="raise"
-    )
-    with monitor.step(0):
-        model(**given)
-    monitor.close()
-    found = {
-        (record["step"], record["layer"]): record["value"]
-        for record in monitor.history
-        if record["metric"] == "cka_to_below"
-    }
-    for below, layer in pairwise(LAYERS):
-        both = (counted(hidden[below], given, TIMES) & counted(hidden[layer], given, TIMES))[marks]
-        expected = drift_values(*(hidden[name][marks][both] for name in (layer, below)))
-        assert found[0, layer] == pytest.approx(float(expected["cka"]), rel=1e-5), layer
-
-
 def test_without_it_nothing_is_said_of_it():
     model = built()
     with observe(model) as geometry, torch.no_grad():
@@ -231,12 +208,6 @@ def test_the_command_finds_what_observe_finds_and_refuses_another_setting(tmp_pa
     for other in (False, True):
         with pytest.raises(ValueError, match=r"skip_massive was 1\.05"):
             sweep(str(tmp_path / "run"), **asked, skip_massive=other)
-    # a folder of an earlier version is one without
-    manifest["asked"].pop("skip_massive")
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match=r"skip_massive was 0\.0, is 4\.0"):
-        sweep(str(tmp_path / "run"), **asked, skip_massive=True)
-    assert sweep(str(tmp_path / "run"), **asked) == 0
 
 
 def values_on_rank(rank):

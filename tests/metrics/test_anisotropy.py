@@ -112,15 +112,3 @@ def test_a_sample_without_variance_or_rows_has_no_spectrum():
 def test_what_needs_all_rows_is_refused_with_a_sample(arguments):
     with pytest.raises(ValueError, match="sample_size must be None with spectrum or batch_size"):
         Anisotropy(3, sample_size=16, **arguments)
-
-
-def test_a_subclass_computes_as_it_says_beside_others():
-    class Doubled(Anisotropy):
-        def compute(self):
-            return {key: 2 * value for key, value in super().compute().items()}
-
-    x = gaussian(50, 4)
-    metrics = [updated(Doubled(4), scale * x) for scale in (1.0, 3.0)]
-    plain = updated(Anisotropy(4), x).compute()
-    for values in (*Doubled.compute_all(metrics), metrics[0].compute()):
-        assert_values(values, {key: 2 * value for key, value in plain.items()}, rtol=1e-9)

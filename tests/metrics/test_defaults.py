@@ -2,7 +2,6 @@
 
 import logging
 import re
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -211,12 +210,6 @@ def test_what_a_description_says_is_what_a_monitor_does():
     found = describe(forced, large, batch_size=8, seq_len=1024, ranks=64)
     assert "TokenMoments" in found.metrics
     assert found.exchange_bytes > 2 * TABLE_BYTES
-
-
-@pytest.mark.parametrize("call", [GeometryMonitor, partial(observe, gpt_neox())])
-def test_a_limit_of_bytes_is_refused_with_what_bounds_states_now(call):
-    with pytest.raises(TypeError, match=r"'max_state_bytes'\. It is gone: .* at most 2 GiB"):
-        call(max_state_bytes=10**9)
 
 
 def test_metrics_that_are_neither_auto_nor_a_function_are_refused():

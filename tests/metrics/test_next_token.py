@@ -88,17 +88,12 @@ def updated(metric, x, ids, sequences):
     return metric
 
 
-def with_unembedding(metric, unembedding):
-    metric.set_unembedding(unembedding)
-    return metric
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("mean", [0.0, 100.0])
 def test_values_are_those_of_loops(dtype, mean):
     x, ids, sequences = compact(*texts(N, DIM, mean=mean))
     x, unembedding = x.to(dtype), gaussian(60, DIM)
-    values = updated(with_unembedding(make(), unembedding), x, ids, sequences).compute()
+    values = updated(make(unembedding=unembedding), x, ids, sequences).compute()
     expected = naive_values(*labelled(x, ids, sequences), unembedding)
     assert values.keys() == KEYS
     assert_values(values, expected, rtol=1e-9 if dtype == torch.float64 else 1e-5)
@@ -107,7 +102,7 @@ def test_values_are_those_of_loops(dtype, mean):
 def test_the_most_frequent_types_are_compared():
     x, ids, sequences = compact(*texts(N, DIM))
     unembedding = gaussian(60, DIM)
-    metric = with_unembedding(NextTokenGeometry(DIM, LEAST, 4), unembedding)
+    metric = NextTokenGeometry(DIM, LEAST, 4, unembedding)
     expected = naive_values(*labelled(x, ids, sequences), unembedding, most=4)
     assert expected["next_token_types"] == 4
     assert_values(updated(metric, x, ids, sequences).compute(), expected, rtol=1e-9)
@@ -151,7 +146,7 @@ def test_what_is_undefined_is_nan():
         metric.update(x, ids)
         assert metric.compute().keys() == KEYS
     for unembedding in (gaussian(3, DIM), gaussian(60, DIM + 1), gaussian(60, 1)[:, 0]):
-        values = floats(with_unembedding(updated(make(), *texts(N, DIM)), unembedding).compute())
+        values = floats(updated(make(unembedding=unembedding), *texts(N, DIM)).compute())
         assert math.isnan(values["unembedding_alignment"])
         assert values["cdnv"] > 0
 
@@ -163,33 +158,18 @@ def test_wrong_arguments_are_refused():
         NextTokenGeometry(DIM, 2, 2.0)
 
 
-def test_a_model_gives_its_own_output_embedding():
+def test_the_layers_of_a_model_are_compared_with_the_output_embedding_that_is_given():
     model = gpt_neox().eval()
+    weights = model.get_output_embeddings().weight
     batch = token_batch()
     with (
         torch.no_grad(),
-        observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry,
+        observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2, 100, weights)]) as geometry,
     ):
         hidden = model(**batch, output_hidden_states=True).hidden_states
     values = geometry.compute()
     for layer, x in (("embed", hidden[0]), ("final_norm", hidden[-1])):
-        metric = with_unembedding(
-            NextTokenGeometry(x.shape[-1], 2), model.get_output_embeddings().weight
-        )
+        metric = NextTokenGeometry(x.shape[-1], 2, 100, weights)
         metric.update(x, batch["input_ids"], batch.get("attention_mask"))
         assert_values(values[layer], metric.compute(), rtol=1e-6)
         assert not math.isnan(values[layer]["unembedding_alignment"])
-
-
-def test_the_weights_are_held_until_the_values_are_computed():
-    """A sweep frees the model before that."""
-    model = gpt_neox().eval()
-    with (
-        torch.no_grad(),
-        observe(model, metrics=lambda dim: [NextTokenGeometry(dim, 2)]) as geometry,
-    ):
-        model(**token_batch())
-    expected = geometry.compute()["final_norm"]["unembedding_alignment"]
-    assert not math.isnan(expected)
-    model.to("meta")
-    assert geometry.compute()["final_norm"]["unembedding_alignment"] == expected

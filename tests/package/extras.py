@@ -41,7 +41,7 @@ def refused(extra, *arguments):
 
 def main(folder):
     model, out = made(folder / "model"), str(folder / "sweep")
-    asked = f"sweep --num-tokens 2048 --seq-len 64 --trainer.accelerator cpu --model {model}"
+    asked = f"sweep --num-tokens 2048 --seq-len 64 --device cpu --model {model}"
     with_tables = "--token-tables true --save-samples true --out"
     assert embedgeo_command([*asked.split(), *with_tables.split(), out]) == 0
     assert embedgeo_command(["report", out]) == 0

@@ -48,9 +48,6 @@ SHORTER = MappingProxyType(
         "embedgeo demo": "--max-steps 4 --num-layers 2 --hidden-size 32 --vocab-size 512",
         "embedgeo sweep": "--num-tokens 2048 --seq-len 64",
         "embedgeo report": "--metrics M_over_Q anisotropy",
-        "embedgeo ablate": "--num-tokens 1024 --seq-len 64",
-        "embedgeo reproduce": "--text heldout.txt --num-tokens 2048 --seq-len 64 "
-        "--anisotropy-batch 512 --id-batches 2",
         "python pretrain.py": "--trainer.max_steps 2 --model.hidden_size 32 "
         "--model.num_layers 4 --model.num_heads 2",
         "python plain_loop.py": "--max-steps 4",
@@ -60,11 +57,10 @@ SHORTER = MappingProxyType(
 """Options that are added to commands which otherwise take minutes, or a published data set."""
 
 NOT_HERE = re.compile(
-    r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python torchtitan_llama.py)\b"
-    r"|embedgeo (reproduce yamagiwa2025|sweep .*(--on ray|--trainer.devices 4|hf://))"
+    r"(\w+=\S+ )*(pip|make|sbatch|accelerate|ray|python (torchtitan_llama.py|-m research))\b"
+    r"|embedgeo sweep .*(--on ray|hf://)"
 )
-"""Commands that take a cluster, a launcher, an installer, a published data set or the six models of
-a paper.
+"""Commands that take a cluster, a launcher, an installer, a clone or a published data set.
 """
 
 SWEEPS = ("runs/demo/sweep", "runs/a", "runs/b", "runs/seed0", "runs/seed1", "runs/seed2")
@@ -96,7 +92,7 @@ def made_models(folder):
 
 def made_sweeps(folder):
     """A sweep over checkpoints, and one of final models."""
-    few = ["--num-tokens", "2048", "--seq-len", "64", "--trainer.accelerator", "cpu", "--out"]
+    few = ["--num-tokens", "2048", "--seq-len", "64", "--device", "cpu", "--out"]
     for name, models in (("steps", ("--preset", "pythia")), ("final", ("--model", *FINAL))):
         assert embedgeo_command(["sweep", *models, *few, str(folder / name)]) == 0
     return folder

@@ -180,7 +180,7 @@ def make_sweep(
     return folder
 
 
-DRIFT = ("cka_to_previous", "cka_to_first", "cka_to_below")
+DRIFT = ("cka_to_previous", "cka_to_first")
 EVERYTHING = (
     *("n", "Q", "M", "V", "M_over_Q", "V_W_unbiased", "V_B_unbiased", "anisotropy"),
     *("anisotropy_null", "intrinsic_dimension", "n_points", "token_types", "n_nonfinite", "a~b c"),
@@ -250,7 +250,6 @@ def make_models(
     models: Mapping[str, int],
     *,
     metrics: Sequence[str] = METRICS,
-    groups: Mapping[str, str] | None = None,
     tokens: bool = False,
     stderr: float = np.nan,
 ) -> Path:
@@ -260,7 +259,6 @@ def make_models(
         folder: where to; it may be a sweep's already.
         models: their numbers of blocks.
         metrics: to write, of `METRICS`, `OF_TYPES` and `OF_BATCHES`.
-        groups: of some of the models.
         tokens: also write tables of token types.
         stderr: standard error of each value, as a share of it.
     """
@@ -312,8 +310,6 @@ def make_models(
             "model_class": "Model",
             "num_parameters": str(1_000_000 * (i + 1)),
         }
-        if model in (groups or {}):
-            facts["group"] = (groups or {})[model]
         tables = {"tokens": token_table(layers, dim)} if tokens else {}
         store.write(name, to_frame(records, **about), tables, facts)
     return folder

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -105,7 +104,7 @@ def test_several_series_are_runs_in_order_and_move_when_another_one_comes(tmp_pa
 def test_tables_are_found_and_read_by_kind(tmp_path: Path) -> None:
     folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
     assert sorted(folder.tables("tokens")) == ["step0", "step8"]
-    assert folder.tables("projections") == {}
+    assert folder.tables("means") == {}
     assert [*read_table(folder.tables("tokens")["step8"])][:4] == [
         "layer",
         "layer_index",
@@ -144,21 +143,3 @@ def test_a_folder_of_other_options_is_refused_without_listing_them(
     ):
         SweepFolder(tmp_path).open(asked, {})
     assert files(tmp_path) == {"manifest.json"}
-
-
-@pytest.mark.parametrize(
-    ("dropped", "is_refused"),
-    [
-        ({"ablate": False, "logit_lens": False, "max_state_bytes": 2**28}, False),
-        ({"max_state_bytes": 1e6}, False),
-        ({"logit_lens": True}, True),
-    ],
-)
-def test_a_folder_of_an_option_that_is_gone_is_continued_unless_it_has_other_records(
-    tmp_path: Path, dropped: dict, is_refused: bool
-) -> None:
-    asked = {"model": ["lab/tiny"], "rows": "tokens"}
-    (tmp_path / "manifest.json").write_text(json.dumps({"asked": {**asked, **dropped}}))
-    refused = pytest.raises(ValueError, match="has other options")
-    with refused if is_refused else nullcontext():
-        SweepFolder(tmp_path).open(asked, {})

@@ -1,8 +1,6 @@
 """Text from datasets on the Hub, by the real library and a Hub on this machine."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,15 +114,6 @@ def test_a_folder_of_the_name_of_a_dataset_is_not_read_in_its_place(web, tmp_pat
         list(Documents(["hf://datasets/lab/web"]))
 
 
-def test_without_the_library_the_command_that_installs_it_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(
-        ImportError,
-        match=r"needs datasets, which is not installed: pip install 'embedgeo\[datasets\]'",
-    ):
-        list(Documents(["hf://datasets/lab/web"]))
-
-
 def test_files_and_datasets_are_read_in_order_and_a_file_changes_the_hash(web, tmp_path):
     (tmp_path / "a.txt").write_text("one")
     (tmp_path / "b.txt").write_text("two")
@@ -134,21 +123,3 @@ def test_files_and_datasets_are_read_in_order_and_a_file_changes_the_hash(web, t
     assert Documents(given).sha256 == documents.sha256
     (tmp_path / "b.txt").write_text("three")
     assert Documents(given).sha256 != documents.sha256
-
-
-@pytest.mark.slow
-def test_a_process_that_stops_reading_ends_as_it_should(hub, tmp_path):
-    hub.add("datasets/lab/web", "main", {"train.jsonl": lines(ROWS)})
-    code = "from embedgeo.text import Documents; print(next(iter(Documents(['hf://datasets/lab/web']))))"
-    env = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HOME": str(tmp_path),
-        "PATH": "/usr/bin:/bin",
-    }
-    env["PYTHONPATH"] = str(Path(__file__).parents[2] / "src")
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(
-        command, check=False, env=env, capture_output=True, text=True, timeout=300
-    )
-    assert (done.returncode, done.stdout) == (0, ROWS[0]["text"] + "\n")

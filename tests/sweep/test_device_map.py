@@ -3,7 +3,6 @@ place.
 """
 
 import re
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -76,35 +75,16 @@ def test_auto_and_files_that_are_not_safetensors_in_bfloat16(tmp_path, options):
             ["--device-map", '{"": "cuda:99"}'],
             "must name devices of this machine, or disk; got 'cuda:99'",
         ),
-        (
-            ["--device-map", "auto", "--trainer.devices", "2"],
-            "left out where 2 processes each have the whole model",
-        ),
-        (
-            ["--device-map", "auto", "--trainer.precision", "bf16-true"],
-            "a dtype in place of trainer.precision bf16-true",
-        ),
+        (["--device-map", "auto", "--device", "cpu"], "left out with a device, here cpu"),
         (["--device-map", "auto", "--model-class", "a.B"], "left out with a model_class, here a.B"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(tmp_path, options, capsys, arguments, why):
     local_run(tmp_path / "run", steps=(1,))
     given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    accelerator = ["--trainer.accelerator", "cpu"]
     capsys.readouterr()  # the bar with which transformers writes the model
-    assert (
-        cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *accelerator, *arguments]) == 2
-    )
+    assert cli.main(["sweep", "--model", str(tmp_path / "run"), *given, *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("embedgeo: error: device_map ")
     assert re.search(why, line)
     assert not Path(options["out"]).exists()
-
-
-def test_without_accelerate_the_line_says_what_to_install(options, monkeypatch):
-    monkeypatch.setitem(sys.modules, "accelerate", None)
-    with pytest.raises(
-        ImportError,
-        match=r"needs accelerate, which is not installed: pip install 'embedgeo\[accelerate\]'",
-    ):
-        sweep("run", **options, device_map="auto")

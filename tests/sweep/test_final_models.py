@@ -106,7 +106,7 @@ def test_a_lightning_file_without_a_step_anywhere_is_final(tmp_path):
     ]
     (broken,) = list_checkpoints(str(tmp_path / "last.ckpt"))
     with pytest.raises(ValueError, match="it is damaged"):
-        broken.contents()
+        broken.read_contents()
 
 
 def test_a_folder_of_models_says_how_to_name_them(tmp_path, options):
@@ -137,25 +137,25 @@ def several(hub, tmp_path):
 
 @pytest.mark.slow
 def test_several_models_are_series_of_their_own(several, options, capsys):
-    assert sweep(several, **options, model_group=["a=mine,lab/tiny", "b=run"]) == 0
+    assert sweep(several, **options) == 0
     said = capsys.readouterr().out
     assert "6 of 6 checkpoints done" in said
     assert "different models" not in said
     folder, out = SweepFolder(options["out"]), Path(options["out"])
     expected = {
-        "lab--tiny--main": ("lab--tiny", "false", "a"),
-        "other--tiny--main": ("other--tiny", "false", ""),
-        "mine": ("mine", "false", "a"),
-        "here--step4": ("here--step", "", ""),
-        "here--step8": ("here--step", "", ""),
-        "lab--run--step2": ("lab--run--step", "", "b"),
+        "lab--tiny--main": ("lab--tiny", "false"),
+        "other--tiny--main": ("other--tiny", "false"),
+        "mine": ("mine", "false"),
+        "here--step4": ("here--step", ""),
+        "here--step8": ("here--step", ""),
+        "lab--run--step2": ("lab--run--step", ""),
     }
     found = {}
     for name in expected:
         about, (series,) = folder.facts(name), folder.read(name)["series"].unique()
-        found[name] = (series, about.get("has_step", ""), about.get("group", ""))
+        found[name] = (series, about.get("has_step", ""))
     assert found == expected
-    series = {series for series, _, _ in expected.values()}
+    series = {series for series, _ in expected.values()}
     assert {path.name for path in (out / "tensorboard").iterdir()} == series
     for run, steps in (("mine", [0]), ("here--step", [4, 8])):
         path = str(out / "tensorboard" / run)
@@ -186,34 +186,3 @@ def test_a_pattern_takes_final_models_only_if_it_matches_no_step(hub):
         "lab--gpt-a",
         "lab--gpt-b",
     ]
-
-
-def test_a_later_run_may_name_other_groups(several, options):
-    models = several[2:4]
-    assert sweep(models, **options, model_group=["a=mine,here"]) == 0
-    folder = SweepFolder(options["out"])
-    before = {name: folder.read(name) for name in folder.done()}
-    written = {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()}
-    for given in ((), ["a=mine,here"]):
-        assert sweep(models, **options, model_group=given) == 0
-        assert {path: path.stat().st_mtime_ns for path in folder.checkpoints.iterdir()} == written
-    about = folder.facts("mine")
-    assert sweep(models, **options, model_group={"b": ["mine"]}) == 0
-    assert folder.facts("mine") == {**about, "group": "b"}
-    assert "group" not in folder.facts("here--step8")
-    for name, records in before.items():
-        pd.testing.assert_frame_equal(folder.read(name), records)
-
-
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        (["a=mine", "b=nobody"], "must name models that are there; nobody is none of lab"),
-        (["a=tiny"], "tiny is that of lab/tiny, other/tiny"),
-        (["a=mine", "b=mine"], "in one model_group; mine is in a and in b"),
-        (["mine"], "must be groups with their models, as encoder=a,b decoder=c"),
-    ],
-)
-def test_groups_that_cannot_be_are_refused_in_one_line(several, options, given, match):
-    with pytest.raises(ValueError, match=rf"^[^\n]*{match}[^\n]*$"):
-        sweep(several, **options, model_group=given)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, scan_cache_dir, snapshot_download
 
-from embedgeo.checkpoints import loading
 from embedgeo.report.page import flags
 from embedgeo.report.runs import read_runs
 from embedgeo.results.folder import SweepFolder
@@ -125,22 +124,6 @@ def test_the_downloads_of_a_killed_sweep_are_removed_by_the_next(run, options):
     os.utime(elsewhere.parents[1], (0, 0))  # a day later
     assert sweep(REPOSITORY, **options) == 0
     assert hidden(options["out"]) == []
-
-
-@pytest.mark.slow
-def test_at_most_two_checkpoints_are_on_the_disk_at_a_time(hub, options, monkeypatch):
-    for step in range(4):
-        hub.add(REPOSITORY, f"step{step}", checkpoint_files(step))
-    seen = []
-
-    def noted(*args, **kwargs):
-        seen.append(len(list(Path(options["out"]).glob(".tmp-*-downloads/*"))))
-        return load(*args, **kwargs)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", noted)
-    assert sweep(REPOSITORY, **options) == 0
-    assert 1 <= max(seen) <= 2
 
 
 def test_evict_false_keeps_everything(run, options):

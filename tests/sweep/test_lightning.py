@@ -1,6 +1,5 @@
 """Lightning's files as checkpoints, and the classes that they are loaded with."""
 
-import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -148,11 +147,3 @@ def test_a_file_without_its_class_is_refused_with_the_option_and_other_files_wit
         match=r"a folder with config\.json, a \.ckpt, \.pt or \.pth file, or .*model\.txt is none",
     ):
         sweep(str(tmp_path / "model.txt"), **{**asked, "out": str(tmp_path / "new")})
-
-
-def test_a_module_in_the_working_directory_is_found(tmp_path, asked, monkeypatch):
-    save(tmp_path / "run" / "step=1.ckpt", Forward(), 1)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
-    (tmp_path / "module_that_is_here.py").write_text(f"from {__name__} import Forward as Mine\n")
-    assert sweep("run", **asked, model_class="module_that_is_here.Mine") == 0

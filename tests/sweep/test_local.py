@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from embedgeo.checkpoints.sources import list_checkpoints
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.records import loss_outliers
 from embedgeo.sweep import check
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
@@ -33,29 +31,6 @@ def test_layouts_of_folders(tmp_path):
         assert [c.step for c in list_checkpoints(str(run / name.format(10)))] == [10]
 
 
-@pytest.mark.slow
-def test_a_sweep_goes_on_where_its_paths_are_written_otherwise(hub, tmp_path, options, monkeypatch):
-    local_run(tmp_path / "ck", steps=(1,))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "linked").symlink_to(tmp_path)
-    spellings = ["ck", "ck/../ck/", str(tmp_path / "linked/ck")]
-    for step, name in enumerate(spellings, 1):
-        local_run(tmp_path / "ck", steps=(step,))
-        paths = {"tokenizer": f"{name}/step1", "model_group": {"all": name}}
-        assert sweep(name if step % 2 else [name], **options, **paths) == 0
-        assert {path.name for path in Path(options["out"], "failed").glob("*")} == set()
-    out = SweepFolder(options["out"])
-    assert out.done() == {"step1", "step2", "step3"}
-    assert {written for name in out.done() for written in out.read(name)["model"]} == {"ck"}
-    asked = out.manifest()["asked"]
-    assert (asked["model"], asked["tokenizer"]) == (["ck"], "ck/step1")
-    (tmp_path / "other").symlink_to(tmp_path / "ck")
-    for name in ("other", "lab/ck"):  # by whose names results would be others
-        hub.add("lab/ck", "step1", checkpoint_files(1))
-        with pytest.raises(ValueError, match=f"model was \\['ck'\\], is \\['{name}'\\]"):
-            sweep(name, **options, tokenizer="ck/step1")
-
-
 def test_duplicates_in_folders(tmp_path, capsys):
     local_run(tmp_path / "run", steps=(1, 2))
     write_files(tmp_path / "run" / "step3", checkpoint_files(1))
@@ -70,15 +45,6 @@ def test_two_names_for_a_step_are_refused(tmp_path, options):
         sweep(str(tmp_path / "run"), **options)
     with pytest.raises(ValueError, match=r"is local. Use steps"):
         sweep(str(tmp_path / "run"), **options, revisions="step1")
-
-
-def test_an_outlier_among_the_losses_is_named():
-    falling = [(f"step{2**k}", 10.0 - k) for k in range(8)]
-    assert loss_outliers(falling) == []
-    assert loss_outliers([*falling[:4], ("bad", 12.7), *falling[4:]]) == ["bad"]
-    assert loss_outliers([*falling[:4], ("final", 2.9), *falling[4:]]) == ["final"]
-    assert loss_outliers([*falling, ("last", 11.0)]) == ["last"]
-    assert loss_outliers([*falling, ("nan", float("nan"))]) == ["nan"]
 
 
 @pytest.mark.parametrize("ignored", [(), ("Ġat",)])

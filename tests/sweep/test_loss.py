@@ -10,7 +10,6 @@ from transformers import (
     GPTNeoXForCausalLM,
 )
 
-from embedgeo.checkpoints.loading import LoadedModel
 from embedgeo.sweep.measure import TokenLoss
 from tests.sweep.tiny import SIZES, model
 
@@ -26,7 +25,7 @@ def capped():
 
 def test_the_loss_is_the_models_own():
     for made in (model(1), model(1, "gpt2"), capped()):
-        loss = TokenLoss(LoadedModel(made), [], None)
+        loss = TokenLoss(made, [], None)
         with torch.inference_mode():
             loss.find_head(IDS[:1, :8])
             for batch in IDS.split(2):
@@ -55,7 +54,7 @@ def test_the_loss_of_more_token_types_and_positions_than_are_worked_on_at_a_time
         want = F.cross_entropy(logits[:, :-1][mask[:, 1:]], ids[:, 1:][mask[:, 1:]])
     else:
         want = F.cross_entropy(logits[masked], ids[masked])
-    loss = TokenLoss(LoadedModel(made, is_encoder=kind == "bert"), [], 4)
+    loss = TokenLoss(made, [], 4)
     with torch.inference_mode():
         loss.find_head(ids[:1, :8])
         states = loss.run(ids, mask)

@@ -11,8 +11,6 @@ import embedgeo
 from embedgeo import observe
 from embedgeo.cli import main
 from embedgeo.results.folder import SweepFolder
-from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.measure import metrics_function
 from tests.metrics.own_metric import PositiveShare
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import TEXT, checkpoint_files, local_run, model, write_files
@@ -119,58 +117,34 @@ def test_a_function_of_ones_own_in_the_working_directory(tmp_path, options, monk
     [
         (
             {"metrics": "embedgeo.streaming_metrics", "count_range": [1, 9]},
-            r"streaming_metrics fails .*count_range",
+            r"streaming_metrics does not .*count_range",
         ),
         (
             {"metrics": "wrong.own", "id_batches": 2, "spectrum": True},
-            "wrong.own fails .*spectrum",
+            "wrong.own does not .*spectrum",
         ),
         (
             {"extra": ["nearness"]},
             r"^extra must be a list of names out of scales, .*, each once; got \('nearness'",
         ),
         (
-            {"extra": "scales,scales", "metrics": "embedgeo.streaming_metrics"},
-            r"^extra must be .* got \('scales', 'scales'\)",
-        ),
-        (
             {"metrics": "nowhere.at_all"},
             "in a module that can be imported; got 'nowhere.at_all' .*nowhere",
         ),
         ({"metrics": "embedgeo.__version__"}, "it is a str"),
-        ({"metrics": "wrong.fails"}, "wrong.fails fails for width 2 .*only 768"),
-        (
-            {"metrics": "wrong.one"},
-            "wrong.one fails for width 2 .*list of torchmetrics metrics; got EmbeddingMoments",
-        ),
-        ({"metrics": "wrong.twice"}, "EmbeddingMoments and EmbeddingMoments both give 'n'"),
-        ({"metrics": "wrong.needs"}, "wrong.needs fails for width 2 .*missing"),
+        ({"metrics": "wrong.needs"}, "wrong.needs does not .*missing"),
         (
             {"count_range": [9, 1]},
             r"count_range must be LO,HI with 1 <= LO <= HI occurrences; got \[9, 1\]",
         ),
-        ({"id_batches": 0}, "id_batches must be at least 1; got 0"),
         ({"anisotropy_batch": 1}, "anisotropy_batch must be 2 rows or more, or 0 for none; got 1"),
         (
             {"rows": "max", "token_tables": True},
             "count_range, token_tables and save_means need token types; --rows max has none",
         ),
         (
-            {"metrics": "wrong.own", "token_tables": True},
-            "token_tables needs .* TokenMoments; wrong.own makes none",
-        ),
-        (
             {"types": "string", "rows": "words"},
             "types string needs rows that are tokens, .*; got rows words and extra no",
-        ),
-        ({"types": "string", "extra": ["next_token"]}, "got rows tokens and extra next_token"),
-        (
-            {"metrics": "wrong.own", "save_samples": True},
-            "save_samples needs IntrinsicDimension or",
-        ),
-        (
-            {"metrics": "wrong.own", "save_means": True},
-            "save_means needs .* TokenMoments; wrong.own makes none",
         ),
         ({"rows": "sum"}, "rows must be one of tokens, mean, max, first, last, words; got 'sum'"),
     ],
@@ -183,17 +157,9 @@ def test_metrics_that_cannot_be_are_refused_before_anything_is_fetched(
     monkeypatch.delitem(sys.modules, "wrong", raising=False)
     (tmp_path / "wrong.py").write_text(
         "from embedgeo import EmbeddingMoments as E\ndef own(dim): return [E(dim)]\ndef "
-        "fails(dim): raise RuntimeError('only 768')\ndef one(dim): return E(dim)\ndef twice(dim): "
-        "return [E(dim), E(dim)]\ndef needs(dim, table): return [E(dim)]\n"
+        "needs(dim, table): return [E(dim)]\n"
     )
     with pytest.raises(ValueError, match=message) as refused:
         sweep("lab/nowhere", **options, **asked)
     assert "\n" not in str(refused.value)
     assert not Path(options["out"]).exists()
-
-
-def test_an_option_at_its_default_is_left_to_the_function():
-    (_, anisotropy, *_) = metrics_function(
-        SweepSettings("m", metrics="embedgeo.full_metrics", id_batches=7)
-    )(4)
-    assert (anisotropy.spectrum, anisotropy.batch_size) == (True, 4096)

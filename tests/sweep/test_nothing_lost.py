@@ -4,7 +4,6 @@ other processes.
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 
 from embedgeo.report.page import flags
 from embedgeo.report.runs import read_runs
-from embedgeo.results.files import Locks
 from embedgeo.results.folder import SweepFolder
+from embedgeo.sweep.locks import Locks
 from tests.files import contents
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import checkpoint_files, local_run, write_files
@@ -73,31 +72,7 @@ def test_replaced_weights_that_cannot_be_measured_are_not_done(tmp_path, options
         assert done_of(capsys.readouterr().out) == "1 of 2 checkpoints done"
 
 
-def test_weights_that_were_removed_to_save_space_are_no_change(tmp_path, options, capsys):
-    run = local_run(tmp_path / "run", steps=(1, 2))
-    sweep(str(run), **options)
-    shutil.rmtree(run / "step1")
-    (run / "step1").mkdir()
-    os.utime(run / "step2" / WEIGHTS)
-    assert sweep(str(run), **options) == 0
-    assert "replaced" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_copy_whose_original_was_replaced_is_none_any_more(tmp_path, options):
-    run = local_run(tmp_path / "run", steps=(1,))
-    write_files(run / "step3", checkpoint_files(1))
-    sweep(str(run), **options)
-    metrics = Path(options["out"]) / "metrics.csv"
-    assert set(pd.read_csv(metrics)["duplicate_of"].dropna()) == {"step1"}
-    (run / "step1" / WEIGHTS).write_bytes(checkpoint_files(8)[WEIGHTS])
-    assert sweep(str(run), **options) == 0
-    assert not pd.read_csv(metrics)["duplicate_of"].notna().any()
-    (found,) = read_runs([Path(options["out"])])
-    assert "Duplicate checkpoints" not in [flag.title for flag in flags(found)]
-
-
-# ── folders of earlier versions
+# ── folders of other versions
 # ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,9 +167,9 @@ def test_a_damaged_file_is_named_and_removing_it_is_safe(tmp_path, options):
 HOLD = """
 import sys
 from pathlib import Path
-from embedgeo.results.files import Locks
+from embedgeo.sweep.locks import Locks
 locks = Locks(Path(sys.argv[1]))
-print(locks.take(sys.argv[2]) and not locks.error, flush=True)
+print(locks.take(sys.argv[2]), flush=True)
 sys.stdin.read()
 """
 
@@ -224,19 +199,19 @@ def hold():
 
 
 def test_a_name_is_one_processes_until_it_ends(tmp_path, hold):
-    path = tmp_path / "manifest.json"
-    path.write_text("{}")
-    other = hold(path, "step1")
-    locks = Locks(path)
+    other = hold(tmp_path, "step1")
+    locks = Locks(tmp_path)
     assert not locks.take("step1")
     assert locks.take("step2")
     assert locks.take("step2")
     other.kill()
     other.wait()
     assert locks.take("step1")
-    assert locks.error == ""
+    left = hold(tmp_path, "step3")
+    left.kill()
+    left.wait()
     locks.close()
-    assert path.read_text() == "{}"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
@@ -248,7 +223,7 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     local_run(run, steps=(2, 8))
     # a duplicate of what the other has begun waits, too
     write_files(run / "step9", checkpoint_files(2))
-    other = hold(folder.path / "manifest.json", "step2")
+    other = hold(folder.path, "step2")
     seen = []
 
     def killed(seconds):
@@ -267,18 +242,17 @@ def test_what_another_sweep_has_begun_is_left_to_it_and_taken_when_it_is_killed(
     assert done_of(said) == "4 of 4 checkpoints done"
 
 
-def test_a_folder_that_cannot_be_locked_is_swept_and_that_is_said(
-    tmp_path, options, capsys, monkeypatch
+def test_a_folder_that_cannot_be_locked_takes_steps_that_are_given_alone(
+    tmp_path, options, monkeypatch
 ):
     def no_locks(*args):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("fcntl.lockf", no_locks)
-    assert sweep(str(local_run(tmp_path / "run", steps=(1, 2))), **options) == 0
-    assert capsys.readouterr().out.count("cannot be locked ([Errno 37] No locks available)") == 1
-
-
-def test_a_shard_counts_its_own_part(tmp_path, options, capsys):
-    run = str(local_run(tmp_path / "run", steps=(1, 2, 8)))
-    assert sweep(run, **options, shard="0/2") == 0
-    assert done_of(capsys.readouterr().out) == "2 of 3 checkpoints done (2 of 2 in this shard)"
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    run = str(local_run(tmp_path / "run", steps=(1, 2)))
+    match = r"cannot be locked \(\[Errno 37\] .*\)\. Give each process --steps of its own"
+    with pytest.raises(OSError, match=match):
+        sweep(run, **options)
+    other = {**options, "out": str(tmp_path / "other")}
+    assert sweep(run, **other, steps="1") == 0
+    assert SweepFolder(other["out"]).done() == {"step1"}

@@ -184,20 +184,11 @@ def test_a_driver_workers_and_a_node_are_killed_and_the_files_are_those_of_a_loc
         ({"resources": {"GPU": 1}}, "give --on ray with them"),
         ({"ray_address": "auto"}, "give --on ray with them"),
         ({"on": "ray", "workers": 0}, "workers must be at least 1; got 0"),
-        ({"on": "ray", "trainer": {"devices": 2}}, "one process with one device"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(more, why):
     with pytest.raises(ValueError, match=why):
         SweepSettings(REPOSITORY, **more)
-
-
-def test_without_ray_the_command_that_installs_it_is_named(options, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        ImportError, match=r"needs ray, which is not installed: pip install 'embedgeo\[ray\]'"
-    ):
-        sweep(str(local_run(tmp_path / "run")), **options, on="ray")
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once(options, tmp_path):

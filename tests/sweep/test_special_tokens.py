@@ -14,7 +14,6 @@ import embedgeo
 from embedgeo.report.runs import read_folder
 from embedgeo.report.summary import origins
 from embedgeo.results.records import MODEL
-from tests.models import gpt_neox
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
@@ -135,35 +134,6 @@ def test_a_tokenizer_that_puts_nothing_before_a_text_leaves_sequences_as_they_ar
     pd.testing.assert_frame_equal(found[0], found[2])
 
 
-def test_a_text_by_itself_has_bos_for_context(small, tmp_path):
-    assert sweep(**{**small, "seq_len": 64}, unit="document", out=str(tmp_path / "out")) == 0
-    records = pd.read_parquet(tmp_path / "out/checkpoints/step1.parquet")
-    rows = records[records["metric"] == "n"]["value"]
-    text = json.loads((tmp_path / "out/manifest.json").read_text())["text"]
-    assert set(rows) == {text["num_tokens"] - text["num_sequences"]}
-
-
-def test_a_folder_of_an_earlier_version_goes_on_as_it_was(small, tmp_path):
-    out = tmp_path / "out"
-    sweep(**small, steps="1", special_tokens="document", out=str(out))
-    manifest = json.loads((out / "manifest.json").read_text())
-    manifest["asked"] |= {"special_tokens": "default", "steps": "all"}
-    del manifest["asked"]["count_special"], manifest["text"]["begins_with"]
-    (out / "manifest.json").write_text(json.dumps(manifest))
-    # whether or not a preset of today is given
-    assert sweep(**small, count_special=True, out=str(out)) == 0
-    found = values(pd.read_parquet(out / "checkpoints/step2.parquet"))
-    wanted, _ = observed("document", 0, model(2, "gpt_neox", torch.float64))
-    pd.testing.assert_series_equal(found.drop(MODEL), wanted, rtol=1e-9, atol=1e-12)
-    assert not {*origins(read_folder(out))} & {"sequences begin with"}
-    with pytest.raises(ValueError, match="special_tokens was 'document', is 'none'"):
-        sweep(**small, special_tokens="none", out=str(out))
-    # one of today has only what it was made with
-    sweep(**small, special_tokens="document", out=str(tmp_path / "new"))
-    with pytest.raises(ValueError, match="special_tokens was 'document', is 'default'"):
-        sweep(**small, out=str(tmp_path / "new"))
-
-
 def trained_behind_bos():
     """A model that predicts the next token well only where a sequence begins with BOS."""
     torch.manual_seed(0)
@@ -221,17 +191,3 @@ def test_special_stands_for_the_special_tokens_of_the_tokenizer(tmp_path):
     # as the command line has it
     options |= {"ignore_token_ids": ["special"], "out": str(tmp_path / "out-0")}
     assert sweep(str(tmp_path / "run"), **options) == 0
-
-
-def test_the_doctor_counts_the_sequences_of_a_batch_that_begin_with_bos():
-    made = gpt_neox(bos_token_id=7)
-    ids = torch.randint(8, 40, (4, 6))
-    ids[1:, 0] = 7
-    monitor = embedgeo.GeometryMonitor()
-    found = embedgeo.describe(monitor, made, {"input_ids": ids})
-    assert "sequences  3 of 4 begin with BOS (id 7)" in str(found)
-    padded = {"input_ids": ids.roll(1, 1), "attention_mask": torch.ones_like(ids)}
-    padded["attention_mask"][:, 0] = 0
-    found = embedgeo.describe(monitor, made, padded)
-    assert found.beginnings == "3 of 4 begin with BOS (id 7)"
-    assert embedgeo.describe(monitor, made).beginnings == ""

@@ -11,11 +11,8 @@ import torch.nn.functional as F
 from transformers import RobertaConfig, RobertaForMaskedLM, T5Config, T5EncoderModel
 
 import embedgeo
-from embedgeo.checkpoints.loading import load_tokenizer
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.records import MODEL
-from embedgeo.sweep import SweepSettings
-from embedgeo.sweep.texts import ProbeText, require_fit
 from tests.sweep.sweeping import sweep
 from tests.sweep.tiny import (
     SIZES,
@@ -226,32 +223,14 @@ def test_words_are_the_means_of_their_tokens_that_count(small, tmp_path, kind):
     assert at["M"] == pytest.approx(float(x.mean(0).square().sum()), rel=1e-9)
     assert at["token_types"] == len(rows)
 
-    table, plane = (
-        pd.read_parquet(tmp_path / f"out/{kind}/step1.parquet")
-        for kind in ("tokens", "projections")
-    )
-    spelled = plane[plane["layer"] == "block.00"].set_index("token_id")["token"]
+    table = pd.read_parquet(tmp_path / "out/tokens/step1.parquet")
     for row in table[table["layer"] == "block.00"].itertuples():
-        word = spelled[row.token_id]
+        word = row.token
         assert row.n == len(rows[word])
         assert row.num_tokens == pytest.approx(sum(sizes[word]) / len(sizes[word]))
         assert (
             pytest.approx(float(torch.stack(rows[word]).mean(0).square().sum()), rel=1e-9) == row.M
         )
-
-
-def test_texts_are_padded_with_a_token_that_the_model_embeds(small, tmp_path):
-    write_files(tmp_path / "run/step1", checkpoint_of("gpt2"))
-    sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "out"))
-    tokenizer = load_tokenizer(tmp_path / "run/step1")
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    assert tokenizer.pad_token_id >= model(1, "gpt2").config.vocab_size
-    tokenizer.save_pretrained(tmp_path / "run/step1")
-    assert sweep(str(tmp_path / "run"), **small, out=str(tmp_path / "padded")) == 0
-    before, padded = (
-        pd.read_parquet(tmp_path / out / "checkpoints/step1.parquet") for out in ("out", "padded")
-    )
-    pd.testing.assert_frame_equal(before, padded)
 
 
 def test_the_positions_up_to_that_of_padding_are_not_the_texts(small, tmp_path):
@@ -272,16 +251,3 @@ def test_an_encoder_saved_apart_from_its_decoder_is_measured(small, tmp_path):
     records = pd.read_parquet(tmp_path / "out/checkpoints/encoder.parquet")
     assert {"V_W", "M"} <= set(records[records["layer"] == "final_norm"]["metric"])
     assert "loss" not in set(records["metric"])
-
-
-def test_a_model_that_takes_no_mask_is_measured_on_sequences_only():
-    text, settings = (
-        ProbeText(torch.arange(5), torch.tensor([2, 3])),
-        SweepSettings("lab/x", unit="line", layers="0"),
-    )
-    unmasked = torch.nn.Sequential(torch.nn.Embedding(9, 4))
-    unmasked.forward = unmasked[0].forward
-    with pytest.raises(
-        ValueError, match="unit must be 'sequence' for a model that takes no attention_mask"
-    ):
-        require_fit(unmasked, text, settings)

@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.placement_types import Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from embedgeo import Drift, StepMonitor
+from embedgeo import Drift, IntrinsicDimension, StepMonitor
 from tests.models import VOCABULARY, llama, token_batch
 from tests.training.faults_on_ranks import at_the_ends, with_failures
 from tests.training.on_ranks import batch_of, probe_batches
@@ -128,6 +128,10 @@ def batch_at(form, rank, step):
     return batch_of(source(form, rank), step)
 
 
+def sampled_moments(dim):
+    return [*token_moments(dim), IntrinsicDimension(dim, 32)]
+
+
 def run(form, rank, **options):
     """Train in this form, with weights that stay as they are."""
     model, given = parallel(form)
@@ -139,7 +143,7 @@ def run(form, rank, **options):
         3,
         probe=probe_batches(),
         prefix="held",
-        metrics=token_moments,
+        metrics=sampled_moments,
         listeners=[Drift()],
         **given,
     )

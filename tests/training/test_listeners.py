@@ -1,33 +1,40 @@
-"""Listeners: in each monitor, over a resumed run and on ranks."""
+"""Listeners of monitors: called in step, with the samples of all ranks, and taken out when they
+fail.
+"""
 
 import warnings
 
 import pytest
 import torch
 
-from embedgeo import GeometryMonitor, StepMonitor
-from embedgeo.training.transformers import GeometryCallback
+from embedgeo import Drift, GeometryCallback, GeometryMonitor, IntrinsicDimension, StepMonitor
 from tests.models import gpt_neox, token_batch
 from tests.ranks import on_two_ranks
 from tests.training.hf_runs import hf_trainer
 from tests.training.runs import fit, moments
 
 
+def sampled(dim):
+    return [*moments(dim), IntrinsicDimension(dim, 64)]
+
+
 class Heard:
     """A listener that keeps what it is called with, and fails at a step."""
 
-    def __init__(self, fails_at=None, adds=False):
+    def __init__(self, fails_at=None):
         self.fails_at = fails_at
-        self.adds = adds
         self.steps = []
 
-    def __call__(self, step, records, geometry=None):
+    def __call__(self, step, records, geometry):
         if step == self.fails_at:
             raise RuntimeError("not this one")
         self.steps.append(step)
+        self.samples = geometry.samples()
         assert {record["step"] for record in records} == {step}
         assert {"mean", "block.00"} <= {record["layer"] for record in records}
-        return [records[0] | {"metric": "heard", "value": 1.0}] if self.adds else None
+        added = records[0] | {"metric": "heard", "value": 1.0}
+        records.clear()
+        return [added]
 
     def state_dict(self):
         return {"steps": self.steps}
@@ -36,24 +43,25 @@ class Heard:
         self.steps = list(state["steps"])
 
 
-def loop(monitor, model, last, first=0):
-    """Steps of a loop."""
-    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+def loop(last, *listeners, rank=0, num_ranks=1, **options):
+    """A monitor after steps of a loop, on batches of this rank."""
+    torch.manual_seed(0)
+    model = gpt_neox(num_hidden_layers=2)
+    monitor = StepMonitor(model, 1, metrics=sampled, listeners=listeners, **options)
     with monitor:
-        for step in range(first, last):
-            batch = token_batch(8, seed=step % 4)
-            with monitor.step(step, batch):
-                model(**batch, labels=batch["input_ids"]).loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
+        for step in range(last):
+            with monitor.step(step):
+                model(**token_batch(4, seed=step * num_ranks + rank))
+    return monitor
 
 
-def test_every_monitor_calls_its_listeners(tmp_path):
-    heard = Heard(adds=True)
-    monitor = GeometryMonitor(2, metrics=moments, listeners=[heard], measure_last=False)
+def test_every_monitor_calls_its_listeners_with_copies(tmp_path):
+    monitor = GeometryMonitor(2, metrics=moments, listeners=[heard := Heard()], measure_last=False)
     fit(tmp_path, monitor, max_steps=6)
-    assert heard.steps == sorted({record["step"] for record in monitor.history})
+    assert heard.steps == sorted({record["step"] for record in monitor.history}) == [0, 2, 4]
     assert {r["step"] for r in monitor.history if r["metric"] == "heard"} == {*heard.steps}
+    assert {"Q", "heard"} <= {record["metric"] for record in monitor.history}
+    assert heard.samples == {}  # which no metric has
     callback = GeometryCallback(2, metrics=moments, listeners=[other := Heard()])
     hf_trainer(tmp_path / "hf", callback).train()
     assert other.steps == sorted({record["step"] for record in callback.history})
@@ -61,60 +69,60 @@ def test_every_monitor_calls_its_listeners(tmp_path):
 
 def test_one_that_fails_is_taken_out_with_one_warning_or_raises():
     heard, failing = Heard(), Heard(fails_at=2)
-    model = gpt_neox(num_hidden_layers=2)
-    monitor = StepMonitor(model, 1, metrics=moments, listeners=[failing, heard])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loop(monitor, model, 5)
+        loop(5, failing, heard, measure_last=False)
     (warning,) = (str(each.message) for each in caught)
     assert "the listener Heard failed at step 2" in warning
     assert "RuntimeError: not this one" in warning
     assert failing.steps == [0, 1]
-    assert heard.steps == [0, 1, 2, 3, 4, 5]
-    options = {"metrics": moments, "on_error": "raise"}
+    assert heard.steps == [0, 1, 2, 3, 4]
     with pytest.raises(RuntimeError, match="not this one"):
-        loop(StepMonitor(model, 1, listeners=[Heard(fails_at=2)], **options), model, 5)
+        loop(5, Heard(fails_at=2), on_error="raise")
 
 
 def test_the_state_of_a_listener_is_saved():
-    model = gpt_neox(num_hidden_layers=2)
-    first = StepMonitor(model, 1, metrics=moments, listeners=[Heard()], measure_last=False)
-    loop(first, model, 3)
-    state = first.state_dict()
-    second = StepMonitor(model, 1, metrics=moments, listeners=[heard := Heard()])
-    second.load_state_dict(state)
+    state = loop(3, Heard(), measure_last=False).state_dict()
+    StepMonitor(gpt_neox(), 1, listeners=[heard := Heard()]).load_state_dict(state)
     assert heard.steps == [0, 1, 2]
 
 
-def test_what_is_no_listener_is_refused():
-    with pytest.raises(TypeError, match=r"listeners must be a list of functions .*; got int"):
-        GeometryMonitor(listeners=[3])
-    with pytest.raises(TypeError, match="listeners must be a list of functions"):
-        GeometryMonitor(listeners=Heard())
+def test_listeners_are_a_list_of_functions_and_a_configuration_makes_them():
+    for wrong in ([3], Heard()):
+        with pytest.raises(TypeError, match="listeners must be a list of functions"):
+            GeometryMonitor(listeners=wrong)
+    made = {"class_path": "embedgeo.Drift", "init_args": {}}
+    (drift,) = GeometryMonitor(listeners=[made], probe=[token_batch()]).listeners
+    assert isinstance(drift, Drift)
 
 
-def test_a_configuration_makes_listeners():
-    made = {"class_path": "tests.training.test_listeners.Heard", "init_args": {"adds": True}}
-    (heard,) = GeometryMonitor(listeners=[made]).listeners
-    assert heard.adds
-
-
-def failing_on_one(rank):
-    model = gpt_neox(num_hidden_layers=2)
+def on_rank(rank):
     heard = Heard()
-    monitor = StepMonitor(
-        model, 1, metrics=moments, listeners=[Heard(fails_at=1 if rank else None), heard]
-    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        loop(monitor, model, 3)
-    return [str(each.message) for each in caught], len(monitor.listeners), heard.steps
+        failing = Heard(fails_at=1 if rank else None)
+        monitor = loop(2, failing, heard, rank=rank, num_ranks=2, measure_last=False)
+    told = [str(each.message) for each in caught]
+    samples = {layer: (each.rows, each.row_numbers) for layer, each in heard.samples.items()}
+    return told, len(monitor.listeners), heard.steps, samples
 
 
 @pytest.mark.slow
-def test_one_that_fails_on_a_rank_is_taken_out_on_all(tmp_path):
-    (first, *left), (second, *others) = on_two_ranks(failing_on_one, tmp_path)
-    assert left == others == [1, [0, 1, 2, 3]]
+def test_on_ranks_they_fail_together_and_each_has_the_samples_of_all(tmp_path):
+    (first, *left, samples), (second, *others, same) = on_two_ranks(on_rank, tmp_path)
+    assert left == others == [1, [0, 1]]
     assert second == []
     assert len(first) == 1
     assert "not this one" in first[0]
+    model = loop(0)._model
+    heard = Heard()
+    monitor = StepMonitor(model, 1, metrics=sampled, listeners=[heard], measure_last=False)
+    with monitor, monitor.step(0):
+        for rank in range(2):
+            model(**token_batch(4, seed=2 + rank))
+    for layer, expected in heard.samples.items():
+        rows, numbers = samples[layer]
+        assert torch.equal(rows, same[layer][0])
+        assert len(rows) == 64
+        assert torch.equal(numbers, expected.row_numbers)
+        torch.testing.assert_close(rows, expected.rows)

@@ -18,6 +18,7 @@ from tests.training.steps_on_ranks import (
     everything,
     on_four,
     plain,
+    sampled_moments,
 )
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ def four(tmp_path_factory):
 def held_in_one_process(model):
     """Of a probe, with the drift."""
     with StepMonitor(
-        model, 3, probe=probe_batches(), metrics=token_moments, listeners=[Drift()]
+        model, 3, probe=probe_batches(), metrics=sampled_moments, listeners=[Drift()]
     ) as monitor:
         for step in range(STEPS):
             with monitor.step(step):

@@ -5,9 +5,8 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -59,16 +58,14 @@ DeviceMap = str | Mapping[str, Any]
 """``"auto"``, or devices by names of modules, where the innermost name counts; ``"disk"``: read
 when it is needed.
 """
+ModelClass = str | Callable[..., nn.Module]
+"""A LightningModule, or what makes a model without arguments; or its name."""
 
 _PREFIXES = "_orig_mod.", "_fsdp_wrapped_module.", "module."  # of wrappers, in keys
 
 
-def load_config(
-    folder: Path, *, trust_remote_code: bool = False, may_be_both: bool = False
-) -> PreTrainedConfig:
-    """The configuration of the model in a folder, which ``may_be_both`` an encoder and a
-    decoder.
-    """
+def load_config(folder: Path, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The configuration of the model in a folder."""
 
     def require_harmless(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, value in pairs:
@@ -83,15 +80,9 @@ def load_config(
 
     json.loads(_read_object(folder / "config.json"), object_pairs_hook=require_harmless)
     with _explaining(folder / "config.json"):
-        config = AutoConfig.from_pretrained(
+        return AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=trust_remote_code
         )
-    if config.is_encoder_decoder and not may_be_both:
-        raise ValueError(
-            f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
-            "Measure it by hand: embedgeo.observe."
-        )
-    return config
 
 
 def _read_object(path: Path) -> bytes:
@@ -125,10 +116,16 @@ def _explaining(path: Path) -> Iterator[None]:
 
 
 def is_encoder(config: PreTrainedConfig) -> bool:
-    """Tell a model that predicts masked tokens from one that predicts the next one."""
+    """Tell the configuration of a model that predicts masked tokens."""
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING
     causal = any(name.endswith(("CausalLM", "LMHeadModel")) for name in config.architectures or [])
     return masked and not causal and not getattr(config, "is_decoder", False)
+
+
+def is_encoder_model(model: nn.Module) -> bool:
+    """Tell a model that predicts masked tokens from one that predicts the next one."""
+    config = getattr(measured_model(model), "config", None)
+    return isinstance(config, PreTrainedConfig) and is_encoder(config)
 
 
 def empty_model(config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Any:
@@ -161,7 +158,7 @@ def described_model(folder: Path, *, trust_remote_code: bool = False) -> nn.Modu
     """The model that the configuration in a folder describes, an encoder and decoder, too; without
     memory for it, and without a head where it was saved so.
     """
-    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=True)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
     with _explaining(folder / "config.json"):
         model = empty_model(config, trust_remote_code=trust_remote_code)
     body: nn.Module = model.base_model
@@ -236,28 +233,17 @@ def _device(value: Any) -> str:
         ) from error
 
 
-@dataclass
-class LoadedModel:
-    """A model in evaluation mode, of Hugging Face or Lightning; its head is the weights that
-    predict tokens.
-    """
-
-    model: nn.Module
-    is_encoder: bool = False
-    has_head: bool = True
-
-
 def load_model(
     folder: Path,
     contents: Contents,
     *,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
     device_map: DeviceMap | None = None,
     offload_folder: Path | None = None,
-    may_be_both: bool = False,
-) -> LoadedModel:
-    """Load a Hugging Face checkpoint: only weights, and code that comes with it only if trusted.
+) -> nn.Module:
+    """Load a Hugging Face checkpoint in evaluation mode: only weights, and code that comes with it
+    only if trusted. A head that the checkpoint lacks is left out.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files,
     which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
@@ -265,7 +251,7 @@ def load_model(
     require_whole_index(folder, contents.weights)
     for file in weight_files(contents.weights):
         require_readable(folder / file.name)
-    config = load_config(folder, trust_remote_code=trust_remote_code, may_be_both=may_be_both)
+    config = load_config(folder, trust_remote_code=trust_remote_code)
     with _explaining(folder / "config.json"):
         empty = empty_model(config, trust_remote_code=trust_remote_code)
     described = sum(t.numel() for t in (*empty.parameters(), *empty.buffers()))
@@ -282,7 +268,7 @@ def load_model(
     model, info = auto_class.from_pretrained(
         folder,
         config=config,
-        dtype=dtype,
+        dtype=dtype or torch.float32,
         device_map=placed,
         offload_folder=offload_folder,
         local_files_only=True,
@@ -308,11 +294,11 @@ def load_model(
             f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}."
             f"{remedy if wrapped else ''}"
         )
-    has_head = auto_class not in (AutoModel, AutoModelForTextEncoding) and not missing
     model.config.use_cache = False  # nothing is generated
     if missing:  # of a head, which has random weights
         model = model.base_model
-    return LoadedModel(model.eval(), is_encoder(config), has_head)
+    loaded: nn.Module = model.eval()
+    return loaded
 
 
 def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -337,8 +323,12 @@ def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> PreTrained
     return tokenizer
 
 
-def load_file(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedModel:
-    """Load a checkpoint of Lightning, or a state dict of the model that ``model_class`` makes."""
+def load_file(
+    path: Path, model_class: ModelClass, *, dtype: torch.dtype | None = None
+) -> nn.Module:
+    """Load a checkpoint of Lightning, or a state dict of the model that ``model_class`` makes, in
+    evaluation mode.
+    """
     maker = import_maker(model_class)
     is_lightning = path.suffix == ".ckpt" and hasattr(maker, "load_from_checkpoint")
     if is_lightning:
@@ -350,7 +340,9 @@ def load_file(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedMode
                 "as a folder by its save_pretrained."
             )
         with harmless_allowed():
-            model = maker.load_from_checkpoint(path, map_location="cpu", weights_only=True)
+            model: nn.Module = maker.load_from_checkpoint(
+                path, map_location="cpu", weights_only=True
+            )
     else:
         model = make_model(model_class)
         with reading(path.name), harmless_allowed():
@@ -367,10 +359,7 @@ def load_file(path: Path, model_class: str, *, dtype: torch.dtype) -> LoadedMode
                 f"{listed(different, 4) or reason(error)} "
                 f"{'are in one of them alone' if different else ''}."
             ) from error
-    config = getattr(measured_model(model), "config", None)
-    return LoadedModel(
-        model.to(dtype).eval(), isinstance(config, PreTrainedConfig) and is_encoder(config)
-    )
+    return model.to(dtype or torch.float32).eval()
 
 
 def _weights_of(model: nn.Module, stored: Any) -> dict[str, Any]:
@@ -391,10 +380,12 @@ def _weights_of(model: nn.Module, stored: Any) -> dict[str, Any]:
     return min(found, key=lambda weights: len(weights.keys() ^ wanted))
 
 
-def import_maker(model_class: str) -> Any:
+def import_maker(model_class: ModelClass) -> Any:
     """The LightningModule of this name, ``package.module.Class``, or what makes a model,
-    ``package.module:make``.
+    ``package.module:make``; a class or function itself.
     """
+    if not isinstance(model_class, str):
+        return model_class
     rule = (
         "model_class must name a LightningModule as package.module.Class, or what makes a torch "
         "module without arguments as package.module:make, in a module that can be imported"
@@ -406,7 +397,7 @@ def import_maker(model_class: str) -> Any:
     return found
 
 
-def make_model(name: str) -> nn.Module:
+def make_model(name: ModelClass) -> nn.Module:
     """The model that a function or class of this name makes."""
     rule = "model_class must name what makes a torch module without arguments"
     with requiring(rule, name):

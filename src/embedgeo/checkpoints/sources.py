@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from embedgeo.checkpoints import hub
 from embedgeo.checkpoints.files import (
@@ -25,6 +25,12 @@ from embedgeo.checkpoints.files import (
 )
 from embedgeo.formatting import listed
 from embedgeo.results.files import file_name
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from embedgeo.checkpoints.loading import DeviceMap, ModelClass
 
 _STEP = re.compile(
     r"(?<![a-z])(?:(?:global[_-]?)?steps?|iter(?:ation)?s?|checkpoint|ckpt)[-_=]?"
@@ -117,24 +123,111 @@ def _nearest(available: Sequence[int], step: int, scale: Callable[[int], float] 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint of a training run, or a model that is none: a final one."""
+    """A checkpoint of a training run that is not loaded yet; or a final model.
 
-    name: str  # unique among the checkpoints listed together, and valid as a file name
-    model: str  # the repository, or the local folder as it was given
-    # branch or tag; for a local checkpoint, the name of its folder or file, of a link that of the
-    # link
+    Attributes:
+        name: unique among the checkpoints that are listed together, and valid as a file name.
+        model: the repository, or the local folder as it was given.
+        revision: branch or tag; of a local checkpoint, the name of its folder, file or link.
+        position: the step, the tokens seen and the series, as the name has them.
+        commit: that the revision points to; empty for a local checkpoint.
+        path: the folder or file; None for a checkpoint on the Hub.
+        has_step: false for a final model, which is at step 0.
+        contents: its files with their digests; None where they cannot be listed.
+        weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown.
+        weights_state: sizes and times of local weight files, which change with them.
+        duplicate_of: name of an earlier checkpoint with the same weights; None if there is none.
+        error: why the files cannot be listed; empty where they are.
+        model_class: what makes the model of a file: see `iter_checkpoints`.
+        trust_remote_code: code that comes with the model is run.
+        cache: folder that files are downloaded to; None: the Hugging Face cache.
+    """
+
+    name: str
+    model: str
     revision: str
     position: Position
-    commit: str = ""  # that the revision points to; empty for a local checkpoint
-    path: Path | None = None  # the folder or file; None for a checkpoint on the Hub
-    has_step: bool = True  # false for a final model, which is at step 0
+    commit: str = ""
+    path: Path | None = None
+    has_step: bool = True
+    contents: Contents | None = None
+    weights_sha256: str = ""
+    weights_state: str = ""
+    duplicate_of: str | None = None
+    error: str = ""
+    model_class: "ModelClass | None" = None
+    trust_remote_code: bool = False
+    cache: Path | None = None
 
     @property
     def step(self) -> int:
         """Optimizer steps taken."""
         return self.position.step
 
-    def contents(self) -> Contents:
+    @property
+    def original(self) -> str:
+        """Name of the first checkpoint with its weights, which may be itself."""
+        return self.duplicate_of or self.name
+
+    def fetch(self) -> Path:
+        """The folder or file of the checkpoint, downloaded if need be.
+
+        Downloaded weights have the digests that the Hub lists.
+
+        Raises:
+            OSError: the Hub does not answer, or gives other files.
+            ValueError: the files of the checkpoint cannot be listed.
+        """
+        if self.error:
+            raise ValueError(f"{self.name} cannot be read: {self.error}")
+        if self.path is not None:
+            return self.path
+        contents = self.contents or self.read_contents()
+        return hub.fetch(self.model, self.commit, contents, self.cache)
+
+    def load(
+        self,
+        dtype: "torch.dtype | None" = None,
+        device: "str | torch.device" = "cpu",
+        *,
+        device_map: "DeviceMap | None" = None,
+        offload_folder: Path | None = None,
+    ) -> "nn.Module":
+        """Load the model in evaluation mode; its files are downloaded if need be.
+
+        Args:
+            dtype: of the weights; default: float32.
+            device: that the model is moved to.
+            device_map: spreads the model over devices, as for `embedgeo.SweepSettings`, in place
+                of ``device``.
+            offload_folder: for weights that a ``device_map`` puts on disk.
+
+        Returns:
+            A Hugging Face model; without its head, where the checkpoint has none. Of a file, what
+            ``model_class`` makes.
+
+        Raises:
+            OSError: the Hub does not answer, or gives other files.
+            ValueError: files are damaged, weights are missing or misshapen, or code that comes
+                with the model is needed and not trusted.
+        """
+        from embedgeo.checkpoints import loading  # which imports torch and transformers
+
+        path = self.fetch()
+        if path.is_file():
+            assert self.model_class is not None
+            return loading.load_file(path, self.model_class, dtype=dtype).to(device)
+        model = loading.load_model(
+            path,
+            self.contents or self.read_contents(),
+            dtype=dtype,
+            trust_remote_code=self.trust_remote_code,
+            device_map=device_map,
+            offload_folder=offload_folder,
+        )
+        return model.to(device) if device_map is None else model
+
+    def read_contents(self) -> Contents:
         """The files to load with their hashes, which the Hub lists and which are computed for local
         files.
         """
@@ -144,7 +237,7 @@ class Checkpoint:
             stored_step(self.path)
         return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
 
-    def weights_state(self) -> str:
+    def read_weights_state(self) -> str:
         """Sizes and times of local weight files, which change when these are replaced; empty on the
         Hub.
         """
@@ -156,7 +249,7 @@ class Checkpoint:
     def config_digest(self) -> str:
         """`Contents.config_digest`, without reading the weights."""
         if self.path is None:
-            return self.contents().config_digest
+            return (self.contents or self.read_contents()).config_digest
         return hashed_file(self.path / "config.json").digest if self.path.is_dir() else ""
 
 

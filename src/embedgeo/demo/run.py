@@ -103,7 +103,7 @@ def run_demo(settings: DemoSettings) -> None:
             after_processing=True,
             jackknife=16,
             out=str(out / "sweep"),
-            trainer={"accelerator": "cpu"},
+            device="cpu",
         )
         sweep(sweep_settings)
     console.print(compare(monitor.history, pd.read_csv(out / "sweep" / "metrics.csv")))

@@ -54,9 +54,7 @@ from embedgeo.functional.processing import (
     pca_whitening,
     principal_axes,
     processed_values,
-    row_plane,
     top_removal,
-    type_plane,
     z_scoring,
 )
 from embedgeo.functional.sampling import Sample
@@ -121,7 +119,6 @@ __all__ = [
     "processed_values",
     "row_coordinates",
     "row_moments",
-    "row_plane",
     "row_scatter",
     "sampled_spectrum_values",
     "spectrum_values",
@@ -130,7 +127,6 @@ __all__ = [
     "top_removal",
     "two_nearest_distances",
     "twonn_dimension",
-    "type_plane",
     "type_regressions",
     "type_values",
     "unbiased_split",

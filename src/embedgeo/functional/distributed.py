@@ -255,14 +255,11 @@ def reduce_states(states: Sequence[S], group: Group = None) -> list[S]:
     return [state.of_ranks(found) for state, found in zip(states, every, strict=True)]
 
 
-def all_reduce_sum(tensor: Tensor, group: Group = None) -> Tensor:
-    """Sum of the ranks' tensors of one shape."""
-    return _reduced(tensor, dist.ReduceOp.SUM, group)
-
-
 def all_reduce_max(tensor: Tensor, group: Group = None) -> Tensor:
     """Elementwise maximum of the ranks' tensors of one shape, which have no NaN."""
-    return _reduced(tensor, dist.ReduceOp.MAX, group)
+    found = tensor.detach().clone(memory_format=torch.contiguous_format)
+    _reduce([found], dist.ReduceOp.MAX, group)
+    return found
 
 
 def all_gather(tensor: Tensor, group: Group = None) -> list[Tensor]:
@@ -307,12 +304,6 @@ def num_ranks(group: Group = None) -> int:
 
 def _process_group(group: Group) -> dist.ProcessGroup | None:
     return group.process_group if isinstance(group, OwnGroup) else group
-
-
-def _reduced(tensor: Tensor, op: Any, group: Group) -> Tensor:
-    found = tensor.detach().clone(memory_format=torch.contiguous_format)
-    _reduce([found], op, group)
-    return found
 
 
 def _apart(tensor: Tensor, state: State) -> Tensor:

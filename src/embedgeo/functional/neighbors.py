@@ -251,15 +251,11 @@ def _exclude(
     together: Tensor | None = None,
 ) -> Tensor:
     """Make distances of some rows to all infinite, in place, where labels forbid neighbours."""
-    if apart is not None and together is not None:
-        is_excluded = (apart[rows, None] == apart) | (together[rows, None] != together)
-    elif apart is not None:
-        is_excluded = apart[rows, None] == apart
-    elif together is not None:
-        is_excluded = together[rows, None] != together
-    else:
-        return distances
-    return distances.masked_fill_(is_excluded, torch.inf)
+    if apart is not None:
+        distances.masked_fill_(apart[rows, None] == apart, torch.inf)
+    if together is not None:
+        distances.masked_fill_(together[rows, None] != together, torch.inf)
+    return distances
 
 
 def _least(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ _COLUMNS = "rows", "keys", "labels", "positions"  # with an entry for each row o
 
 
 class Sample(NamedTuple):
-    """A uniform sample of the rows of one or more streams, or one of the rows of each label.
+    """A uniform sample of the rows of one or more streams.
 
     Streams whose samples are to be merged must differ in their seed or number, or the same
     positions are drawn; a sample that goes on where another one ends is its `followed_by`.
@@ -43,7 +43,6 @@ class Sample(NamedTuple):
         batches: shape (B,), int64, number of streams · 2⁴⁰ + rows of each batch of one stream of
             several; else empty.
         size: how many rows are drawn at most.
-        by_label: whether so many are drawn of each label.
         seed: of the keys.
     """
 
@@ -54,7 +53,6 @@ class Sample(NamedTuple):
     seen: Tensor
     batches: Tensor
     size: int
-    by_label: bool = False
     seed: int = 0
 
     @property
@@ -68,7 +66,6 @@ class Sample(NamedTuple):
         dim: int,
         size: int,
         *,
-        by_label: bool = False,
         seed: int = 0,
         num_labels: int | None = None,
     ) -> "Sample":
@@ -84,7 +81,6 @@ class Sample(NamedTuple):
             torch.tensor(0),
             none,
             size,
-            by_label,
             seed,
         )
 
@@ -146,7 +142,7 @@ class Sample(NamedTuple):
                 name: torch.cat((getattr(self, name), column)) for name, column in columns.items()
             }
         if len(columns["keys"]) > self.size and len(other.keys):
-            drawn = self._drawn(columns["keys"], columns["labels"])
+            drawn = self._drawn(columns["keys"])
             columns = {name: column[drawn] for name, column in columns.items()}
             parts = self._drawn_rows(other.rows, drawn)
         dtype = torch.promote_types(
@@ -208,12 +204,7 @@ class Sample(NamedTuple):
         return _keys(offsets[batch] + places, self.seed)
 
     def _is_whole(self) -> Tensor:
-        """Whether no row of the streams was left out, or none with its label, for each row or for
-        all.
-        """
-        if self.by_label:
-            _, label, counts = self.labels.unique(return_inverse=True, return_counts=True)
-            return counts[label] < self.size
+        """Whether no row of the streams was left out."""
         return (self.seen == len(self.keys)) | (len(self.keys) < self.size)
 
     def _drawn_rows(self, others: Tensor, drawn: Tensor) -> list[Tensor]:
@@ -237,8 +228,7 @@ class Sample(NamedTuple):
         """The rows that are drawn, found in three steps.
 
         Phase 1 shares the sizes of all batches, which tell the rows' numbers and so their keys.
-        Phase 2 shares the keys, and the labels where rows are drawn by label, which tell what is
-        drawn. Phase 3 shares these rows.
+        Phase 2 shares the keys, which tell what is drawn. Phase 3 shares these rows.
         """
         if phase == 0:
             found["own"] = self
@@ -258,8 +248,7 @@ class Sample(NamedTuple):
                 own = own._numbered(found["sizes"].long())
                 found["own"] = own
             lengths = found["lengths"].long().tolist()
-            keys = {"keys": found.placed(own.keys, lengths)}
-            return keys | ({"labels": found.placed(own.labels, lengths)} if self.by_label else {})
+            return {"keys": found.placed(own.keys, lengths)}
         drawn, lengths = own._drawn_of(found)
         dtype = torch.float64 if found["is_double"] else torch.float32
         drawn = drawn._replace(rows=drawn.rows.to(dtype))
@@ -283,7 +272,7 @@ class Sample(NamedTuple):
         """The rows that are drawn from those of all ranks, and how many each rank has."""
         lengths = found["lengths"].long()
         ends = lengths.cumsum(0)
-        drawn = self._drawn(found["keys"], found.get("labels"))
+        drawn = self._drawn(found["keys"])
         rank = torch.searchsorted(ends, drawn, right=True)
         own = drawn[rank == found.rank] - (ends - lengths)[found.rank]
         return self.select(own), rank.bincount(minlength=found.num_ranks).tolist()
@@ -314,20 +303,10 @@ class Sample(NamedTuple):
         keys = torch.where(self._is_whole(), _keys(numbers, self.seed), self.keys)
         return self._replace(keys=keys, positions=numbers)
 
-    def _drawn(self, keys: Tensor, labels: Tensor | None) -> Tensor:
-        """Indices, ascending, of the rows with the smallest keys, or with the smallest of each
-        label.
-        """
-        if labels is None or not self.by_label:
-            smallest = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
-            return smallest.indices.sort().values
-        by_key = keys.argsort(stable=True)
-        order = by_key[labels[by_key].argsort(stable=True)]
-        ascending = labels[order]
-        rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(
-            ascending, ascending
-        )
-        return order[rank < self.size].sort().values
+    def _drawn(self, keys: Tensor) -> Tensor:
+        """Indices, ascending, of the rows with the smallest keys."""
+        smallest = keys.topk(min(self.size, len(keys)), largest=False, sorted=False)
+        return smallest.indices.sort().values
 
 
 def require_seed(seed: int) -> None:

@@ -47,7 +47,7 @@ from embedgeo.functional.distributed import (
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import MASSIVE, massive_times, row_ids
 from embedgeo.geometry import export
-from embedgeo.geometry.computing import ComparesRows, MeasuredLayer, compute, threads_for
+from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
 from embedgeo.metrics import defaults
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results import saving
@@ -76,8 +76,6 @@ class Geometry:
         part: the blocks that the model has, if it is a stage of a pipeline.
         stage_group: the ranks that have this stage. Default: all ranks have the same layers.
         join_stages: given the number of layers and their records, the records of all stages.
-        drift: compares the rows with those of other layers, and with those that it was given
-            before.
 
     Attributes:
         layers: of the model, in forward order.
@@ -87,6 +85,7 @@ class Geometry:
         settings: what the results depend on beside model and data, as `save` records it.
         device: the device on which ranks exchange values.
         part: the blocks that the model has, if it is a stage of a pipeline.
+        keeps_samples: whether `records` keeps the sampled rows of all ranks until `reset`.
         row_numbers: of the tokens of the next forward pass that count, among those of all ranks;
             None: not known.
         num_rows: of the layer that had the most on this rank at the last `reset`.
@@ -117,7 +116,6 @@ class Geometry:
         part: Part | None = None,
         stage_group: Group = None,
         join_stages: Callable[[int, list[Record] | Exception], list[Record]] | None = None,
-        drift: ComparesRows | None = None,
         skip_massive: bool | float = False,
         massive: float = MASSIVE,
     ) -> None:
@@ -154,7 +152,8 @@ class Geometry:
         self._stage_group = stage_group
         self._join_stages = join_stages
         self._group = process_group
-        self._drift = drift
+        self.keeps_samples = False
+        self._has_kept = False  # since `records`
         self._is_off = False
         self.num_rows = 0
         self._warned_of_silence = False
@@ -215,9 +214,7 @@ class Geometry:
         call this.
 
         Args:
-            kind: another kind of table of token types: ``"distances"``, ``"means"`` or
-                ``"projections"`` of `embedgeo.TokenMoments`, ``"occurrences"`` of
-                `embedgeo.TokenOccurrences`.
+            kind: ``"tokens"``, or ``"means"``: `embedgeo.TokenMoments.means`.
         """
         return export.tables_of_types(self.measured_layers(), kind)
 
@@ -232,11 +229,26 @@ class Geometry:
         return export.layer_tables(self.measured_layers())
 
     def samples(self) -> dict[str, LayerSample]:
-        """The sampled rows, the mean and the eigenvalues at every layer; every rank must call this.
+        """Copies, on the host, of the sampled rows, the mean and the eigenvalues at every layer.
+
+        Every rank must call this. A listener of a monitor may call it on one rank: there are then
+        the rows alone, those of all ranks, with their numbers and ids; of a stage of a pipeline
+        there are its own layers. A layer whose metrics sample no rows is absent there.
 
         Raises:
             ValueError: the metrics hold none of these.
         """
+        if self._has_kept:
+            kept = {
+                layer.name: export.layer_sample(self._metrics[layer.name], kept=True)
+                for layer in self.layers
+                if layer.name in self._metrics
+            }
+            return {
+                name: sample
+                for name, sample in kept.items()
+                if sample is not None and sample.rows is not None
+            }
         layers = self.measured_layers()
         defaults.require_samples(each.metrics for each in layers)
         samples = {each.name: export.layer_sample(each.metrics) for each in layers}
@@ -377,8 +389,8 @@ class Geometry:
         """Drop the rows seen so far and free their memory."""
         self.num_rows = max((metrics.num_rows for metrics in self._metrics.values()), default=0)
         empty = {(name, metrics.dim): metrics.reset() for name, metrics in self._metrics.items()}
-        is_kept = self._drift is None  # its metrics hold what they were compared with
-        self._empty |= {key: metrics for key, metrics in empty.items() if metrics and is_kept}
+        self._empty |= {key: metrics for key, metrics in empty.items() if metrics}
+        self._has_kept = False
         self._metrics.clear()
         self.probe.layers_without_gradients.clear()
 
@@ -497,9 +509,9 @@ class Geometry:
         try:
             with together(self._stage_group):
                 layers = self.measured_layers()
-                if self._drift is not None:
-                    self._drift.compare(layers)
-                return compute(layers, self._stage_group)
+                found = compute(layers, self._stage_group, keep_samples=self.keeps_samples)
+                self._has_kept = self.keeps_samples
+                return found
         except Exception as error:
             return error
 
@@ -565,7 +577,6 @@ class Geometry:
 
     def _add_metrics(self, layer: Layer, dim: int) -> LayerMetrics:
         make = self.make_metrics
-        make = make if self._drift is None else self._drift.with_compared_rows(make)
         metrics = LayerMetrics(
             make,
             dim,

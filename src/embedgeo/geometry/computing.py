@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, groupby
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from embedgeo.functional.distributed import Group, is_distributed
 from embedgeo.metrics.base import GeometryMetric, ValuesAndErrors, require_values
-from embedgeo.metrics.layer import LayerMetrics, MetricFactory, compute_alone, in_sync, named
+from embedgeo.metrics.layer import LayerMetrics, compute_alone, in_sync, named
 from embedgeo.metrics.massive import massive_values, without_massive
 from embedgeo.results.records import Record
 
@@ -33,29 +33,25 @@ class MeasuredLayer(NamedTuple):
     num_bytes: int = 0  # of its states, on the rank where these are the largest
 
 
-@runtime_checkable
-class ComparesRows(Protocol):
-    """What compares the rows of layers with others: `embedgeo.Drift`."""
-
-    def with_compared_rows(self, make: MetricFactory) -> MetricFactory:
-        """Make the metrics that ``make`` makes, and one that keeps rows to compare."""
-
-    def compare(self, layers: Sequence[MeasuredLayer]) -> None:
-        """Give these metrics the rows to compare with; every rank calls this."""
-
-
-def compute(layers: Sequence[MeasuredLayer], group: Group = None) -> list[Record]:
+def compute(
+    layers: Sequence[MeasuredLayer], group: Group = None, *, keep_samples: bool = False
+) -> list[Record]:
     """Records of layers over the rows of all ranks; every rank must call this. The states stay as
     they are.
 
     The ranks of ``group`` have records of the same keys.
 
     Layers get the rows of all ranks in one exchange, as many at a time as have states of 1 GiB on
-    each rank. An error of a layer is raised once all have been computed.
+    each rank. An error of a layer is raised once all have been computed. ``keep_samples`` keeps the
+    sampled rows of all ranks at the layers beyond their exchange.
     """
     pairs = list[Pairs | Exception]()
     for some in _exchanged_together(layers):
-        pairs += layer_values([each.metrics for each in some], group)
+        metrics = [each.metrics for each in some]
+        with in_sync(metrics):
+            pairs += layer_values(metrics, group)
+            for each in metrics if keep_samples else ():
+                each.keep_samples()
     records = list[Record]()
     for layer, of_layer in zip(layers, pairs, strict=True):
         if isinstance(of_layer, Exception):

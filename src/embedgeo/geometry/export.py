@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 _TYPE_COLUMNS = {
     "tokens": ("Q", "M", "V"),
-    "projections": ("pc1", "pc2"),
-    "distances": ("distance",),
     "means": ("mean",),
-    "occurrences": ("pc1", "pc2"),
 }  # of the tables of token types beside token_id and n, by kind
 
 
@@ -71,10 +68,14 @@ def _layer_table(layer: MeasuredLayer, table: Mapping[str, Tensor]) -> "pd.DataF
     return pd.DataFrame({"layer": layer.name, "layer_index": layer.layer_index, **columns})
 
 
-def layer_sample(metrics: LayerMetrics) -> LayerSample | None:
-    """Sampled rows, mean and eigenvalues of a layer, if it has any; every rank must call this."""
+def layer_sample(metrics: LayerMetrics, *, kept: bool = False) -> LayerSample | None:
+    """Sampled rows, mean and eigenvalues of a layer, if it has any; every rank must call this.
+
+    Of what is ``kept`` there are the rows alone, and no other rank is waited for.
+    """
     held: dict[str, Any] = {}
-    for metric in metrics.synced(lambda metric: metric.has_samples):
+    synced = metrics.synced(lambda metric: metric.has_samples)
+    for metric in metrics.kept_samples() if kept else synced:
         sample = metric.samples()
         if "rows" in sample:
             # they came from it

@@ -4,6 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from embedgeo.metrics.anisotropy import Anisotropy
+from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.coordinates import OutlierCoordinates
 from embedgeo.metrics.defaults import (
     default_metrics,
@@ -14,7 +15,6 @@ from embedgeo.metrics.defaults import (
 from embedgeo.metrics.dimension import IntrinsicDimension
 from embedgeo.metrics.moments import EmbeddingMoments
 from embedgeo.metrics.next_token import NextTokenGeometry
-from embedgeo.metrics.occurrences import TokenOccurrences
 from embedgeo.metrics.processing import AfterProcessing
 from embedgeo.metrics.similarity import TokenSimilarity
 from embedgeo.metrics.tokens import TokenMoments
@@ -23,11 +23,11 @@ __all__ = [
     "AfterProcessing",
     "Anisotropy",
     "EmbeddingMoments",
+    "GeometryMetric",
     "IntrinsicDimension",
     "NextTokenGeometry",
     "OutlierCoordinates",
     "TokenMoments",
-    "TokenOccurrences",
     "TokenSimilarity",
     "default_metrics",
     "extra_metrics",

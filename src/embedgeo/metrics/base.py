@@ -17,7 +17,6 @@ from torchmetrics import Metric
 from torchmetrics.metric import CompositionalMetric
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
-from embedgeo.formatting import GONE
 from embedgeo.functional.distributed import (
     Found,
     Group,
@@ -168,8 +167,6 @@ class GeometryMetric(Metric):
                 "dist_sync_fn must be left out, for states are reduced and not gathered; got "
                 f"{gather!r}. Choose the ranks by process_group=."
             )
-        if gone := [name for name in kwargs if name in GONE]:
-            raise TypeError(f"{type(self).__name__} has no argument {gone[0]!r}. {GONE[gone[0]]}")
         super().__init__(**{"compute_with_cache": False, **kwargs})
         self.dim = dim
         self._place = torch.get_default_device()  # of the states
@@ -361,20 +358,13 @@ class GeometryMetric(Metric):
         is_first = type(state) in self._untouched
         self.store(found if is_first else self.load(type(state)).merge(found))
 
-    def draw(self, rows: Rows, labels: Tensor | None = None, places: Tensor | None = None) -> None:
-        """Draw from the rows of a batch, or from those at some places among them, on the CPU, into
-        the state that is a `Sample`; the labels are theirs.
-        """
-        x = rows.embeddings
-        numbers = rows.numbers
-        if places is not None:
-            x = x.index_select(0, sent(places, x.device))
-            numbers = places if numbers is None else numbers[places]
+    def draw(self, rows: Rows, labels: Tensor | None = None) -> None:
+        """Draw from the rows of a batch, with these labels, into the state that is a `Sample`."""
         self.store(
             self.load(Sample).extend(
-                x,
+                rows.embeddings,
                 labels,
-                numbers=numbers,
+                numbers=rows.numbers,
                 num_rows=rows.num_kept,
                 stream=current_rank(self.process_group),
                 num_streams=num_ranks(self.process_group),

@@ -21,6 +21,7 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import FEWEST_ROWS, MASSIVE, RowIds, Rows
+from embedgeo.functional.sampling import Sample
 from embedgeo.metrics.base import GeometryMetric, states_of_ranks
 from embedgeo.metrics.massive import MassiveRows
 
@@ -98,6 +99,8 @@ class LayerMetrics:
         held = made_metrics(make, dim) if metrics is None else metrics
         self._whole = _Copies(self._prepared(held, device))
         self._ordinary: _Copies | None = None
+        # metrics that sample rows, with their states of all ranks
+        self._kept: list[tuple[Any, dict[str, Any]]] = []
 
     def update(self, hidden: Tensor, ids: RowIds, numbers: range | None = None) -> None:
         """Update the metrics with a batch, whose sequences count from 0, and the copies with those
@@ -208,6 +211,20 @@ class LayerMetrics:
             with nullcontext() if self.is_synced else _in_sync([metric], self.process_group):
                 yield metric
 
+    def keep_samples(self) -> None:
+        """Keep the states of the metrics that sample rows, which are those of all ranks now, until
+        `reset`.
+        """
+        sampling = self.wanted(lambda metric: metric.has_samples and metric.holds(Sample))
+        self._kept = [(metric, {**metric.metric_state}) for metric in sampling]
+
+    def kept_samples(self) -> Iterator[Any]:
+        """Yield the metrics of `keep_samples` with these states; no other rank is waited for."""
+        for metric, states in self._kept:
+            with ExitStack() as stack:
+                _take_states(metric, states, stack)
+                yield metric
+
     @property
     def with_copies(self) -> list[Any]:
         """All metrics, then their copies, in the same order on every rank."""
@@ -241,6 +258,7 @@ class LayerMetrics:
                 if metric.process_group is not None:
                     metric.process_group = None  # one that a metric holds stays open
         self.is_synced = False
+        self._kept = []
         metrics = self._whole.metrics
         are_own = all(type(metric).__module__.startswith("embedgeo.") for metric in metrics)
         return metrics if are_own else []
@@ -287,8 +305,10 @@ def in_sync(layers: Sequence[LayerMetrics]) -> ExitStack:
     Every rank must call this.
     """
     own = [layer for layer in layers if not layer.is_synced]
+    if not own:
+        return ExitStack()
     metrics = [metric for layer in own for metric in layer.with_copies]
-    stack = _in_sync(metrics, own[0].process_group if own else None)
+    stack = _in_sync(metrics, own[0].process_group)
     for layer in own:
         layer.is_synced = True
         stack.callback(setattr, layer, "is_synced", False)

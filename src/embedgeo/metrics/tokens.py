@@ -13,7 +13,6 @@ from embedgeo.functional.moments import (
     row_moments,
     variance_values,
 )
-from embedgeo.functional.processing import type_plane
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import (
     REGRESSION_COUNT_RANGE,
@@ -284,20 +283,6 @@ class TokenMoments(GeometryMetric):
         types = self._chosen()
         return {"token_id": types.token_ids, **type_values(types)}
 
-    def distances(self) -> dict[str, Tensor]:
-        """``token_id``, ``n`` and ``distance`` of each token type, ‖μ_t − μ‖², from its mean to
-        that of all of them.
-
-        In squared embedding units; high by about V_t / n_t, as any squared norm of a mean is. The
-        rows are those of `table`.
-        """
-        types = self._chosen()
-        return {
-            "token_id": types.token_ids,
-            "n": types.n,
-            "distance": types.distances(types.center()),
-        }
-
     def means(self) -> dict[str, Tensor]:
         """``token_id``, ``n`` and ``mean``, shape (T, d), of each token type: μ_t, whose squared
         norm is M.
@@ -307,34 +292,8 @@ class TokenMoments(GeometryMetric):
         types = self._chosen()
         return {"token_id": types.token_ids, "n": types.n, "mean": types.mean}
 
-    def plane(self, most: int = 150) -> dict[str, Tensor]:
-        """``token_id``, ``n``, ``pc1`` and ``pc2`` of the ``most`` frequent token types, by
-        descending n.
-
-        ``pc1`` and ``pc2`` are the coordinates of their means in the plane of the first two
-        principal axes of all types' means: see `embedgeo.functional.type_plane`. The first entry is
-        the zero vector, with token_id -1 and n 0. Empty where no token types have been seen; the
-        rows are those of `table`.
-        """
-        types = self._chosen()
-        means, origin = type_plane(types)
-        chosen = types.n.argsort(descending=True, stable=True)[:most]
-        first = 1 if len(chosen) else 0
-        points = torch.cat((origin.expand(first, 2), means[chosen]))
-        return {
-            "token_id": torch.cat((chosen.new_full((first,), -1), types.token_ids[chosen])),
-            "n": torch.cat((origin.new_zeros(first), types.n[chosen])),
-            "pc1": points[:, 0],
-            "pc2": points[:, 1],
-        }
-
     def token_tables(self) -> Tables:
-        return {
-            "tokens": self.table,
-            "projections": self.plane,
-            "distances": self.distances,
-            "means": self.means,
-        }
+        return {"tokens": self.table, "means": self.means}
 
     @staticmethod
     def baseline(rows: GaussianRows) -> dict[str, Array]:

@@ -340,7 +340,7 @@ def read_runs(
     return [
         replace(
             run,
-            group=next((group_of[name] for name in names_of_run if name in group_of), run.group),
+            group=next((group_of[name] for name in names_of_run if name in group_of), ""),
             differences=runs[0].differences_of(run),
         )
         for run, names_of_run in zip(runs, names, strict=True)
@@ -484,12 +484,10 @@ def _runs_of_sweep(sweep: SweepFolder) -> Iterator[Run]:
             kind: {steps[name]: path for name, path in sweep.tables(kind).items() if name in steps}
             for kind in TABLES
         }
-        facts_of_last = facts[[*checkpoints][-1]]
         yield replace(
             make_run(series, records),
             has_steps=not finals & checkpoints.keys(),
-            group=facts_of_last.get("group", ""),
-            facts=facts_of_last,
+            facts=facts[[*checkpoints][-1]],
             tables=tables,
             failures=failures,
             shared_files=[

@@ -1,7 +1,6 @@
-"""Files written whole or not at all, however a process ends; folders of one's own; locks."""
+"""Files written whole or not at all, however a process ends; folders of one's own."""
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -141,46 +140,3 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
             f"--out must be a new or empty folder, or an earlier {command}; {out} holds something "
             f"else."
         )
-
-
-class Locks:
-    """Locks on bytes of a file, one byte for each name; this process must not open the file
-    elsewhere meanwhile.
-
-    Where the file system has no locks, every name can be taken, and `error` says why.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.error = ""
-        self._path = path
-        self._file: int | None = None
-
-    def take(self, name: str) -> bool:
-        """Take a name, which this process may hold already; false if another process holds it."""
-        return self._lock(name, is_taken=True)
-
-    def release(self, name: str) -> None:
-        """Leave a name to other processes."""
-        self._lock(name, is_taken=False)
-
-    def close(self) -> None:
-        """Release all names."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _lock(self, name: str, *, is_taken: bool) -> bool:
-        byte = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
-        try:
-            import fcntl  # not on every system
-
-            if self._file is None:
-                self._file = os.open(self._path, os.O_RDWR)
-            fcntl.lockf(
-                self._file, fcntl.LOCK_EX | fcntl.LOCK_NB if is_taken else fcntl.LOCK_UN, 1, byte
-            )
-        except BlockingIOError:
-            return False
-        except (ImportError, OSError) as error:
-            self.error = str(error)
-        return True

@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
-import pyarrow as pa
 
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
@@ -21,7 +20,6 @@ from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
     read_metadata,
-    read_parquet,
     read_records,
     read_table,
     to_records,
@@ -33,39 +31,10 @@ from embedgeo.results.samples import LayerSample, write_sample
 
 _PARQUET = "[!.]*.parquet"
 
-_PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
-CKA = pa.schema(
-    [
-        *((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE),
-        ("n", pa.int64()),
-        ("cka", pa.float64()),
-    ]
-)
-"""Columns of ``cka.parquet``: the debiased CKA of n rows at checkpoint and layer a and at
-checkpoint and layer b.
-"""
-
-
-# options of earlier versions; of the first two, a folder that was made with them has more records
-_DROPPED = ("ablate", "logit_lens", "max_state_bytes")
-
 
 def drift_file(folder: Path, name: str) -> Path:
     """Path of the records of a checkpoint that need its saved sample and those of others."""
     return folder / "drift" / f"{name}.parquet"
-
-
-def cka_file(folder: Path) -> Path:
-    """Path of the similarity of steps with steps and of layers with layers."""
-    return folder / "cka.parquet"
-
-
-def read_cka(folder: Path) -> pd.DataFrame:
-    """The table of `CKA` of a sweep; empty where there is none."""
-    path = cka_file(folder)
-    if not path.exists():
-        return pd.DataFrame(columns=CKA.names)
-    return read_parquet(path, CKA.names, "Removing it is safe: embedgeo drift writes it again.")
 
 
 class SweepFolder:
@@ -75,14 +44,12 @@ class SweepFolder:
       checkpoint is done.
     - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before
       the records; so is ``samples/<name>.safetensors``, where asked for.
-    - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the
-      samples.
+    - ``drift/<name>.parquet``: what ``embedgeo drift`` has found in the samples.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
 
-    Several processes may write into one folder, each its own checkpoints; `Locks` on the manifest
-    share them out.
+    Several processes may write into one folder, each its own checkpoints.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -129,13 +96,6 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
-        if "count_special" not in before:  # of an earlier version, where it is without effect
-            now.pop("count_special", None)
-        if "skip_massive" in now:
-            before.setdefault("skip_massive", 0.0)
-        for option in _DROPPED:
-            if option not in now and (option == "max_state_bytes" or not before.get(option)):
-                before.pop(option, None)
         if before.keys() != now.keys():
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
@@ -161,14 +121,11 @@ class SweepFolder:
             return {}
         try:
             manifest: dict[str, Any] = json.loads(path.read_text())
-            asked = dict(manifest["asked"])
+            dict(manifest["asked"])
         except (LookupError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{self.path} must be a new folder or that of a sweep; {path} is none of a sweep's."
             ) from error
-        # what earlier versions did by default
-        if "count_special" not in asked and asked.get("special_tokens") == "default":
-            manifest["asked"]["special_tokens"] = "document"
         return manifest
 
     def done(self) -> set[str]:
@@ -265,7 +222,7 @@ class SweepFolder:
 
         Facts are ``model_class``, by which models of one series are told apart; ``files``, by which
         a change of local weights is noticed; ``has_step``, "false" of a final model;
-        ``group``; and ``weight_files``, the digests of several files of weights,
+        ``weight_files``, the digests of several files of weights,
         by which one that others share is found.
         """
         # of earlier records, none may be left beside what belongs to these
@@ -283,16 +240,6 @@ class SweepFolder:
         # the summary names it, too
         with suppress(OSError), replacing(self.failed / f"{name}.txt") as temporary:
             temporary.write_text(reason + "\n")
-
-    def write_groups(self, groups: Mapping[str, str]) -> None:
-        """Write down the group of the model of each checkpoint that is done, in place of the one
-        that it had.
-        """
-        for name in self.done() & groups.keys():
-            facts = self.facts(name)
-            if facts.pop("group", "") != groups[name]:
-                facts |= {"group": groups[name]} if groups[name] else {}
-                write_parquet(self._file(name), self.read(name), SCHEMA, facts)
 
     def rebuild(self) -> None:
         """Bring ``metrics.csv`` and ``tensorboard/`` up to date with the Parquet files; see

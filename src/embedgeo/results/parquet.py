@@ -57,14 +57,9 @@ _COORDINATE = (
     "kurtosis",
     "max_abs",
 )
-_FAR = ("from_centroid", pa.float64())
-_UNUSED = [("without_token", pa.bool_()), ("untrained", pa.bool_())]
 TABLES = {
     "tokens": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "Q", "M", "V", "num_tokens"), _TEXT]),
-    "distances": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "distance"), _TEXT]),
     "means": pa.schema([*_TYPE, ("n", pa.float64()), ("mean", pa.list_(pa.float32())), _TEXT]),
-    "projections": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
-    "occurrences": pa.schema([*_TYPE, *_columns(pa.float64(), "n", "pc1", "pc2"), _TEXT]),
     "spectra": pa.schema(
         [*_LAYER, ("index", pa.int64()), ("eigenvalue", pa.float64()), ("n", pa.int64())]
     ),
@@ -73,9 +68,6 @@ TABLES = {
     ),
     "jackknife": pa.schema(
         [*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]
-    ),
-    "vocabulary": pa.schema(
-        [*_TYPE, ("token", pa.string()), ("same_as", pa.int64()), *_UNUSED, _FAR]
     ),
 }
 """Columns of the tables beside the records, by their folder.
@@ -90,8 +82,8 @@ jackknife, by groups, of `IntrinsicDimension` those that have rows in its sample
 _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _PREFIX = "prefix"
-# columns that a table may lack, by hand or of earlier versions
-_UNKNOWN = {"num_tokens": nan, "token": None, "from_centroid": nan}
+# columns that a table may lack when it is written
+_UNKNOWN = {"num_tokens": nan, "token": None}
 
 
 def read_parquet(path: Path, columns: Sequence[str], remedy: str = "") -> pd.DataFrame:
@@ -169,15 +161,11 @@ def read_table(path: Path) -> pd.DataFrame:
     records_file = path.parents[1] / "checkpoints" / path.name
     remedy = f"Removing it and {records_file} is safe: the next sweep measures {path.stem} again."
     kind = path.parent.name
-    if kind != "tokens":
-        return read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
-    table = read_parquet(
-        path, [name for name in TABLES[kind].names if name not in _UNKNOWN], remedy
-    )
-    if "token" not in table or table["token"].isna().any():
+    table = read_parquet(path, TABLES[kind].names if kind in TABLES else (), remedy)
+    if kind == "tokens" and table["token"].isna().any():
         ids = table["token_id"].astype("string")
-        table["token"] = table.get("token", ids).astype("string").fillna(ids).astype("category")
-    return table if "num_tokens" in table else table.assign(num_tokens=1.0)
+        table["token"] = table["token"].astype("string").fillna(ids).astype("category")
+    return table
 
 
 def write_parquet(

@@ -41,9 +41,9 @@ class LayerSample:
         eigenvalues: those of the covariance of all n rows, shape (d,), float64, descending. Their
             sum is V.
         token_ids: their token types, shape (m,), int64, -100 of a row that has none; None without
-            token ids, and in files of earlier versions.
+            token ids.
         sequence_ids: equal numbers for rows of one sequence, shape (m,), int64; None where each row
-            is one, and in files of earlier versions.
+            is one.
     """
 
     n: int

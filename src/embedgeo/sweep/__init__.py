@@ -5,13 +5,9 @@ The command line imports this module; the commands import what they need when th
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from embedgeo.extras import require_extra
 from embedgeo.sweep.settings import SweepSettings as SweepSettings
-
-if TYPE_CHECKING:
-    from embedgeo.sweep.measure import Study
 
 _RAY_OPTIONS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -21,7 +17,7 @@ _RAY_OPTIONS = {
 }
 
 
-def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
+def sweep(settings: SweepSettings) -> int:
     """Measure the geometry of every checkpoint of a training run on the same text.
 
     The results are written to a folder: ``checkpoints/<name>.parquet``, ``metrics.csv`` and
@@ -30,7 +26,6 @@ def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
 
     Args:
         settings: the options of the sweep.
-        study: what to measure beside the geometry, for commands that are sweeps.
 
     Returns:
         Exit status: 0 if all are done, 3 if some checkpoints failed, which the next run tries
@@ -50,7 +45,7 @@ def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
             )
     if settings.tokens is not None and not os.path.isfile(os.path.expanduser(settings.tokens)):
         raise ValueError(f"tokens must be a file that exists; got {settings.tokens!r}.")
-    if settings.removed_directions and not settings.after_processing and study is None:
+    if settings.removed_directions and not settings.after_processing:
         raise ValueError(
             "removed_directions are those of after_processing, which is not asked for."
         )
@@ -61,7 +56,7 @@ def sweep(settings: SweepSettings, study: "Study | None" = None) -> int:
 
     from embedgeo.sweep.run import run_sweep
 
-    return run_sweep(settings, study)
+    return run_sweep(settings)
 
 
 def check(

@@ -19,10 +19,10 @@ import ray
 import ray.exceptions
 from huggingface_hub import constants
 
+from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
-from embedgeo.sweep.measure import Downloads, Measured, Study, Worker
-from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.processes import make_fabric, muted_libraries, versions
+from embedgeo.sweep.measure import Downloads, Measured, Worker
+from embedgeo.sweep.processes import muted_libraries, versions
 from embedgeo.sweep.run import POLL_SECONDS, Sweep
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText
@@ -91,41 +91,43 @@ def _enumerated(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}" for name, number in resources.items())
 
 
-def measure_on_cluster(sweep: Sweep, study: Study | None) -> None:
+def measure_on_cluster(sweep: Sweep) -> None:
     """Measure all checkpoints, each by a task; what was begun by one that dies is begun again, up
     to three deaths.
     """
-    num_originals = sum(not planned.duplicate_of for planned in sweep.plan.pending)
+    num_originals = sum(not each.duplicate_of for each in sweep.plan.pending)
     num_workers = min(sweep.settings.workers, max(1, num_originals))
     task = _task(sweep.settings)
-    arguments = ray.put(sweep.settings), ray.put(sweep.texts), study, versions()
-    under_way: dict[Any, tuple[Planned, float]] = {}
+    arguments = ray.put(sweep.settings), ray.put(sweep.texts), sweep.first, versions()
+    under_way: dict[Any, tuple[Checkpoint, float]] = {}
     deaths: Counter[str] = Counter()
     try:
         while sweep.left or under_way:
             while len(under_way) < num_workers:
-                begun = {planned.original for planned, _ in under_way.values()}
-                planned = sweep.reserve([p for p in sweep.left if p.original not in begun])
-                if planned is None:
+                begun = {checkpoint.original for checkpoint, _ in under_way.values()}
+                checkpoint = sweep.reserve(
+                    [each for each in sweep.left if each.original not in begun]
+                )
+                if checkpoint is None:
                     break
-                sweep.left.remove(planned)
+                sweep.left.remove(checkpoint)
                 started = time.monotonic()
-                if (result := sweep.known(planned)) is None:
-                    under_way[task.remote(planned, *arguments)] = planned, started
+                if (result := sweep.known(checkpoint)) is None:
+                    under_way[task.remote(checkpoint, *arguments)] = checkpoint, started
                 else:
-                    sweep.end(planned, result, started)
-            sweep.show_progress(planned.name for planned, _ in under_way.values())
+                    sweep.end(checkpoint, result, started)
+            sweep.show_progress(checkpoint.name for checkpoint, _ in under_way.values())
             if not under_way:
                 sweep.wait_for_others()
                 continue
             for reference in ray.wait(list(under_way), timeout=POLL_SECONDS)[0]:
-                planned, started = under_way.pop(reference)
-                result = _answer(reference, planned, deaths)
+                checkpoint, started = under_way.pop(reference)
+                result = _answer(reference, checkpoint, deaths)
                 if result is None:
-                    sweep.print(f"the worker of {planned.name} died: it is measured again")
-                    sweep.put_back(planned)
+                    sweep.print(f"the worker of {checkpoint.name} died: it is measured again")
+                    sweep.put_back(checkpoint)
                 else:
-                    sweep.end(planned, result, started)
+                    sweep.end(checkpoint, result, started)
     finally:
         with suppress(Exception):  # as where the cluster is gone
             for reference in under_way:
@@ -155,7 +157,7 @@ def _task(settings: SweepSettings) -> Any:
     )
 
 
-def _answer(reference: Any, planned: Planned, deaths: Counter[str]) -> Measured | str | None:
+def _answer(reference: Any, checkpoint: Checkpoint, deaths: Counter[str]) -> Measured | str | None:
     """The result of a task; None where its worker has died, and another one may not."""
     try:
         result, messages = ray.get(reference)
@@ -165,8 +167,8 @@ def _answer(reference: Any, planned: Planned, deaths: Counter[str]) -> Measured 
             f"a worker must be able to start, with embedgeo on every node of the cluster; {why}"
         ) from error
     except ray.exceptions.RayError as error:
-        deaths[planned.name] += 1
-        if deaths[planned.name] < _MOST_DEATHS:
+        deaths[checkpoint.name] += 1
+        if deaths[checkpoint.name] < _MOST_DEATHS:
             return None
         return f"its worker died, {_MOST_DEATHS} times: {reason(error)}"
     for message in messages:
@@ -175,10 +177,10 @@ def _answer(reference: Any, planned: Planned, deaths: Counter[str]) -> Measured 
 
 
 def _measure(
-    planned: Planned,
+    checkpoint: Checkpoint,
     settings: SweepSettings,
     texts: Mapping[str, ProbeText],
-    study: Study | None,
+    first: str,
     wanted: Mapping[str, str],
 ) -> Answer:
     """Measure a checkpoint on a node, in a folder that is removed, also where the task is
@@ -192,17 +194,17 @@ def _measure(
                 f"the nodes of the cluster must have the driver's packages; {node} has "
                 f"{name} {own}, the driver {wanted[name]}."
             )
-    path = planned.checkpoint.path
+    path = checkpoint.path
     if path is not None and not path.exists():
         where = f"every node of the cluster, under the same path; {node} has no {path}"
         return f"FileNotFoundError: a local checkpoint must be on {where}.", []
     folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
     folder.mkdir(mode=0o700, exist_ok=True)
     with Downloads(folder, evict=settings.evict) as downloads:
-        worker = Worker(make_fabric(settings.trainer or {}), settings, texts, downloads, study)
+        worker = Worker(settings, texts, downloads, first)
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:
             # in a thread, for a cancelled task is told in the main one, once it does not wait
-            measuring = ThreadPoolExecutor(1).submit(worker.measure, planned, lambda: None)
+            measuring = ThreadPoolExecutor(1).submit(worker.measure, checkpoint, lambda: None)
             try:
                 while not wait([measuring], POLL_SECONDS).done:
                     pass

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
-from itertools import accumulate
 from math import nan
 from pathlib import Path
 from typing import Any, Self
@@ -22,26 +21,23 @@ from typing import Any, Self
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from lightning.fabric import Fabric
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from embedgeo.capture.structure import find_logits, measured_model, output_embedding, weights_device
-from embedgeo.checkpoints import hub, loading
+from embedgeo.checkpoints import loading
+from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import reason
 from embedgeo.geometry import Geometry
-from embedgeo.metrics import TokenOccurrences, default_metrics
+from embedgeo.metrics import default_metrics
 from embedgeo.metrics.defaults import require_extra_names
 from embedgeo.metrics.layer import MetricFactory, require_num_groups
 from embedgeo.results.files import remove_leftovers, temporary_path
 from embedgeo.results.parquet import TABLES
 from embedgeo.results.records import Record, model_record
 from embedgeo.results.samples import LayerSample
-from embedgeo.sweep.plan import Planned
-from embedgeo.sweep.processes import all_agree, from_local_zero
 from embedgeo.sweep.settings import SweepSettings
-from embedgeo.sweep.texts import ProbeText, require_vocabulary
+from embedgeo.sweep.texts import ProbeText, require_one_side, require_vocabulary
 
 _POSITIONS = 128  # whose logits are held at a time
 _COMPARED = 8  # sequences whose loss is compared with that behind BOS
@@ -59,36 +55,6 @@ class Measured:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     sample: dict[str, LayerSample] | None = None
-
-
-@dataclass(frozen=True)
-class RunningCheckpoint:
-    """A checkpoint whose geometry has been measured, and whose model can still be run."""
-
-    fabric: Fabric
-    settings: SweepSettings
-    geometry: Geometry
-    text: ProbeText
-    has_loss: bool  # the model gives logits, whose loss has been measured
-
-
-@dataclass(frozen=True)
-class Study:
-    """What a sweep measures of each checkpoint beside its geometry.
-
-    Every process has the study, which is pickled on the way.
-
-    Attributes:
-        options: what the results depend on, as recorded in ``manifest.json``.
-        measure: gives the further records of a checkpoint; every process calls it.
-        announce: gives a sentence on what the study takes, for a model without weights.
-        values: what is printed of a checkpoint in place of the headlines: headings by key.
-    """
-
-    options: Mapping[str, Any]
-    measure: Callable[[RunningCheckpoint], list[Record]]
-    announce: Callable[[nn.Module, SweepSettings, ProbeText], str]
-    values: Mapping[str, str] = field(default_factory=dict)
 
 
 class Downloads:
@@ -117,98 +83,69 @@ class Downloads:
         """Remove all that has been downloaded."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, planned: Planned) -> Future[Path]:
+    def start(self, checkpoint: Checkpoint) -> Future[Path]:
         """Begin to fetch a checkpoint, unless that has begun already; the result is its folder or
         file.
         """
-        if planned.name not in self._fetches:
-            self._fetches[planned.name] = self._thread.submit(self._fetch, planned)
-        return self._fetches[planned.name]
+        if checkpoint.name not in self._fetches:
+            cache = self.folder / checkpoint.name if self._evict else None
+            fetch = replace(checkpoint, cache=cache).fetch
+            self._fetches[checkpoint.name] = self._thread.submit(fetch)
+        return self._fetches[checkpoint.name]
 
-    def _fetch(self, planned: Planned) -> Path:
-        checkpoint = planned.checkpoint
-        if checkpoint.path is not None:
-            return checkpoint.path
-        assert planned.contents is not None
-        cache = self.folder / planned.name if self._evict else None
-        return hub.fetch(checkpoint.model, checkpoint.commit, planned.contents, cache)
-
-    def remove(self, planned: Planned) -> None:
+    def remove(self, checkpoint: Checkpoint) -> None:
         """Remove what was downloaded of a checkpoint, and what a device map keeps on disk."""
-        self._fetches.pop(planned.name, None)
-        shutil.rmtree(self.folder / planned.name, ignore_errors=True)
+        self._fetches.pop(checkpoint.name, None)
+        shutil.rmtree(self.folder / checkpoint.name, ignore_errors=True)
 
 
 @dataclass
 class Worker:
-    """One process of those that measure a checkpoint together; local rank 0 downloads for its
-    node.
-    """
+    """Measures checkpoints, each on the text of its model."""
 
-    fabric: Fabric
     settings: SweepSettings
-    texts: Mapping[str, ProbeText]
+    texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     downloads: Downloads
-    study: "Study | None" = None
+    first: str  # name of the first checkpoint of the sweep
 
-    def measure(self, planned: Planned, choose_next: Callable[[], Planned | None]) -> Measured:
-        """Measure a checkpoint, and fetch the next; every rank must call this, and raises if one
-        fails.
-        """
-        text = self.texts[planned.checkpoint.model]
+    def measure(
+        self, checkpoint: Checkpoint, choose_next: Callable[[], Checkpoint | None]
+    ) -> Measured:
+        """Measure a checkpoint, and fetch the next one meanwhile."""
+        text = self.texts[checkpoint.model]
         try:
-            loaded = self._load_fetched(planned, text)
-            upcoming = self.fabric.broadcast(choose_next())
-            if self.fabric.local_rank == 0 and upcoming is not None:
+            model = self._load(checkpoint)
+            require_vocabulary(model, text.token_ids)
+            if (upcoming := choose_next()) is not None:
                 self.downloads.start(upcoming)
-            return self._measure_model(loaded, text, is_first=planned.is_first)
+            return self._measure_model(model, text, is_first=checkpoint.name == self.first)
         finally:
-            self.downloads.remove(planned)
+            self.downloads.remove(checkpoint)
 
-    def _load_fetched(self, planned: Planned, text: ProbeText) -> loading.LoadedModel:
-        path = None
-        with all_agree(self.fabric):
-            if self.fabric.local_rank == 0:
-                path = self.downloads.start(planned).result()
-        path = from_local_zero(self.fabric, path)
-        assert path is not None
-        with all_agree(self.fabric):
-            loaded = self._load(planned, path)
-            require_vocabulary(loaded.model, text.token_ids)
-        return loaded
-
-    def _load(self, planned: Planned, path: Path) -> loading.LoadedModel:
-        dtype = getattr(torch, self.settings.dtype)
-        if path.is_file():
-            assert self.settings.model_class is not None
-            return loading.load_file(path, self.settings.model_class, dtype=dtype)
-        assert planned.contents is not None
-        if self.settings.device_map is not None:
+    def _load(self, checkpoint: Checkpoint) -> nn.Module:
+        settings = self.settings
+        path = self.downloads.start(checkpoint).result()
+        if path.is_dir():
+            trusted = settings.trust_remote_code
+            require_one_side(loading.load_config(path, trust_remote_code=trusted))
+        if settings.device_map is not None:
             gc.collect()  # accelerate's hooks keep the model before this one in reference cycles
-        return loading.load_model(
-            path,
-            planned.contents,
-            dtype=dtype,
-            trust_remote_code=self.settings.trust_remote_code,
-            device_map=self.settings.device_map,
-            offload_folder=self.downloads.folder / planned.name / "offloaded",
+        return replace(checkpoint, path=path).load(
+            getattr(torch, settings.dtype),
+            chosen_device(settings),
+            device_map=settings.device_map,
+            offload_folder=self.downloads.folder / checkpoint.name / "offloaded",
         )
 
-    def _measure_model(
-        self, loaded: loading.LoadedModel, text: ProbeText, *, is_first: bool
-    ) -> Measured:
+    def _measure_model(self, model: nn.Module, text: ProbeText, *, is_first: bool) -> Measured:
         """Measure a model, which has no weights afterwards."""
         settings = self.settings
-        model = loaded.model  # with a device map, accelerate's hooks move what enters each part
-        if settings.device_map is None:
-            model = self.fabric.to_device(self.fabric.strategy.precision.convert_module(model))
         make = _with_unembedding(metrics_function(settings), model)
-        types = text.occurrence_types
         with torch.inference_mode():
             geometry = Geometry(
                 model,
                 settings.layer_patterns,
-                (lambda dim: [*make(dim), TokenOccurrences(dim, types)]) if types else make,
+                make,
                 text.skip_first_positions,
                 text.ignore_token_ids,
                 rows=settings.rows,
@@ -216,17 +153,10 @@ class Worker:
                 skip_massive=settings.skip_massive,
             )
         try:
-            with torch.inference_mode(), self.fabric.autocast():
-                with all_agree(self.fabric):
-                    loss = self._run(geometry, loaded, text)
-                    if is_first and text.missing:
-                        self._compare_beginnings(loss, text)
-                others: list[Record] = []
-                if self.study is not None:
-                    running = RunningCheckpoint(
-                        self.fabric, settings, geometry, text, has_loss=loss.is_wanted
-                    )
-                    others = self.study.measure(running)
+            with torch.inference_mode():
+                loss = self._run(geometry, text)
+                if is_first and text.missing:
+                    _compare_beginnings(loss, text)
             network = measured_model(model)
             # "meta" unties those tied
             num_parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -237,29 +167,19 @@ class Worker:
                 model.to("meta")  # also where others refer to it
             _release_memory()
             with torch.inference_mode():
-                measured = self._results(geometry, loss, text, facts)
-            measured.records += others
-            return measured
+                return self._results(geometry, loss, text, facts)
         finally:
             geometry.close()
             _release_memory()
 
-    def _run(self, geometry: Geometry, loaded: loading.LoadedModel, text: ProbeText) -> "TokenLoss":
+    def _run(self, geometry: Geometry, text: ProbeText) -> "TokenLoss":
+        # with a device map, accelerate's hooks move what enters each part
         device = weights_device(geometry.model)
         modules = [call.module for layer in geometry.layers for call in layer.calls]
-        loss = TokenLoss(loaded, modules, text.mask_token_id)
+        loss = TokenLoss(geometry.model, modules, text.mask_token_id)
         loss.find_head(text.token_ids[: min(8, int(text.lengths[0]))].view(1, -1).to(device))
-        rank, num_ranks = self.fabric.global_rank, self.fabric.world_size
-        batches = text.batches(self.settings.batch_size, rank, num_ranks)
-        numbers = None
-        if num_ranks > 1:  # of the tokens that count, which ranks draw their samples by
-            sizes = [batch.num_counted for batch in text.batches(self.settings.batch_size)]
-            ends = accumulate(sizes)
-            numbers = [range(end - size, end) for end, size in zip(ends, sizes, strict=True)]
-            numbers = numbers[rank::num_ranks]
-        for i, on_cpu in enumerate(batches):
-            batch = move_data_to_device(on_cpu, device)
-            geometry.row_numbers = None if numbers is None else numbers[i]
+        for on_cpu in text.batches(self.settings.batch_size):
+            batch = on_cpu.to(device)
             if batch.word_ids is not None:
                 geometry.probe.word_ids = batch.word_ids
             if batch.word_types is not None:
@@ -271,19 +191,6 @@ class Worker:
             del states
         return loss
 
-    def _compare_beginnings(self, loss: "TokenLoss", text: ProbeText) -> None:
-        """Warn where the loss of a few sequences is lower behind what the tokenizer puts before a
-        text.
-        """
-        without, behind = (loss.at_same_tokens(text, start) for start in ((), text.missing))
-        if self.fabric.is_global_zero and without - behind > _LOWER:
-            warnings.warn(
-                f"sequences begin with {text.begins_with}: their loss is {without:.2f} nats, and "
-                f"{behind:.2f} behind that. The states are not those of the model's training. Take "
-                "--special-tokens default.",
-                stacklevel=2,
-            )
-
     def _results(
         self, geometry: Geometry, loss: "TokenLoss", text: ProbeText, facts: dict[str, str]
     ) -> Measured:
@@ -293,13 +200,17 @@ class Worker:
                 f"layers must be reached by a forward pass; {', '.join(silent)} never was. Leave "
                 f"it out."
             )
-        sums = self.fabric.all_reduce(loss.total.to(self.fabric.device), reduce_op="sum")
-        assert isinstance(sums, Tensor)
-        total, count = sums.tolist()
+        total, count = loss.total.tolist()
         if loss.is_wanted and count:
             records.append(model_record("loss", total / count))
+        asked = self.settings.token_tables or self.settings.save_means
+        if asked and geometry.token_tables().empty:
+            raise ValueError(
+                "token_tables and save_means need TokenMoments among the metrics; there is none. "
+                "Leave them out."
+            )
         sample = geometry.samples() if self.settings.save_samples else None
-        tables = _token_tables(geometry, text) if self.settings.token_tables else {}
+        tables = {"tokens": _token_table(geometry, text)} if self.settings.token_tables else {}
         if self.settings.save_means:
             means = geometry.token_tables("means")
             tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
@@ -310,24 +221,37 @@ class Worker:
         return Measured(records, tables, facts, sample)
 
 
-def _token_tables(geometry: Geometry, text: ProbeText) -> dict[str, pd.DataFrame]:
-    """Tables of token types, by kind, with each type as text."""
+def chosen_device(settings: SweepSettings) -> torch.device:
+    """The device that models run on, which this machine must have."""
+    has_cuda = torch.cuda.is_available()
+    if settings.device == "cuda" and not has_cuda:
+        raise ValueError(
+            "device must be one that this machine has; torch finds no cuda. Give --device cpu."
+        )
+    return torch.device(settings.device or ("cuda" if has_cuda else "cpu"))
+
+
+def _compare_beginnings(loss: "TokenLoss", text: ProbeText) -> None:
+    """Warn where the loss of a few sequences is lower behind what the tokenizer puts before a
+    text.
+    """
+    without, behind = (loss.at_same_tokens(text, start) for start in ((), text.missing))
+    if without - behind > _LOWER:
+        warnings.warn(
+            f"sequences begin with {text.begins_with}: their loss is {without:.2f} nats, and "
+            f"{behind:.2f} behind that. The states are not those of the model's training. Take "
+            "--special-tokens default.",
+            stacklevel=2,
+        )
+
+
+def _token_table(geometry: Geometry, text: ProbeText) -> pd.DataFrame:
+    """The table of token types, with each type as text."""
     types = geometry.token_tables()
-    tables = {
-        "tokens": types.assign(
-            num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0
-        )
-    }
-    tables["projections"] = geometry.token_tables("projections")
-    tables["distances"] = geometry.token_tables("distances")
-    if text.occurrence_types:
-        tables["occurrences"] = geometry.token_tables("occurrences").merge(
-            types[["layer", "token_id", "n"]]
-        )
-    return {
-        kind: table.assign(token=table["token_id"].map(text.token_texts))
-        for kind, table in tables.items()
-    }
+    return types.assign(
+        num_tokens=types["token_id"].map(text.type_sizes) if text.words else 1.0,
+        token=types["token_id"].map(text.token_texts),
+    )
 
 
 def _release_memory() -> None:
@@ -344,13 +268,14 @@ class TokenLoss:
 
     def __init__(
         self,
-        loaded: loading.LoadedModel,
+        model: nn.Module,
         measured: Collection[nn.Module],
         mask_token_id: int | None,
     ) -> None:
         self.total = torch.zeros(2, dtype=torch.float64)  # the sum of the losses, and their number
-        self.is_wanted = loaded.has_head and (not loaded.is_encoder or mask_token_id is not None)
-        self._model = measured_model(loaded.model)
+        # a model that gives no logits has none, either
+        self.is_wanted = mask_token_id is not None or not loading.is_encoder_model(model)
+        self._model = measured_model(model)
         self._mask_token_id = mask_token_id
         self._measured = measured  # which run on all positions
         self._head: nn.Linear | None = None
@@ -482,7 +407,7 @@ def metrics_function(settings: SweepSettings) -> MetricFactory:
     options = {
         option: value for option, value in values.items() if value != getattr(SweepSettings, option)
     }
-    require_extra_names(settings.extra_names)
+    require_extra_names(tuple(settings.extra_names))
     try:
         signature(function).bind(1, **options)
     except TypeError as error:

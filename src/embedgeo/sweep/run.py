@@ -4,108 +4,82 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from lightning.fabric import Fabric
 from rich.console import Console
 
 from embedgeo.checkpoints.files import hashed_file
+from embedgeo.checkpoints.iteration import find_checkpoints
+from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.metrics.defaults import width_notes
-from embedgeo.results.files import Locks
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, block_means, model_record, shared_files
 from embedgeo.results.samples import load_sample
-from embedgeo.sweep.measure import Downloads, Measured, Study, Worker, metrics_function
-from embedgeo.sweep.plan import Planned, SweepPlan, as_recorded, make_plan, plan_sweep, plan_table
-from embedgeo.sweep.processes import launched, make_fabric, muted_libraries, versions
+from embedgeo.sweep.locks import Locks
+from embedgeo.sweep.measure import Downloads, Measured, Worker, chosen_device, metrics_function
+from embedgeo.sweep.plan import SweepPlan, checkpoint_facts, plan_sweep, plan_table
+from embedgeo.sweep.processes import muted_libraries, versions
 from embedgeo.sweep.settings import SweepSettings
 from embedgeo.sweep.texts import ProbeText, prepare_texts
 from embedgeo.text import Documents
 
 POLL_SECONDS = 1.0  # between two looks at whether another sweep is through with what it has begun
-# the keys that are printed of a checkpoint, as many as fit in a line, and what heads them
-_VALUES = {key: key for key in ("loss", *headlines()[:4])}
+# the keys that are printed of a checkpoint, as many as fit in a line
+_VALUES = ("loss", *headlines()[:4])
 
 
-def run_sweep(settings: SweepSettings, study: Study | None = None) -> int:
+def run_sweep(settings: SweepSettings) -> int:
     """Run a sweep: see `embedgeo.sweep.sweep`."""
     metrics_function(settings)  # which is refused before anything is downloaded
+    on_ray = settings.on == "ray"
+    if not on_ray:
+        chosen_device(settings)
     documents = Documents(settings.texts)
     folder = SweepFolder(settings.folder)
-    settings = replace(settings, **as_recorded(settings, folder))
     tokens = settings.tokens
     sha256 = documents.sha256 if tokens is None else hashed_file(Path(tokens).expanduser()).digest
     manifest = settings.as_manifest(sha256)
-    if study is not None:
-        manifest = {**manifest, "study": dict(study.options)}
     folder.require_settings(manifest)
     with muted_libraries(), ExitStack() as stack:
         if settings.dry_run:
-            print(plan_table(plan_sweep(settings, folder).mine, folder.done()))
+            print(plan_table(plan_sweep(settings, folder), folder.done()))
             return 0
-        on_ray = settings.on == "ray"
         if on_ray:
             from embedgeo.sweep.cluster import connected, measure_on_cluster
 
             stack.enter_context(connected(settings))
-        fabric = make_fabric({"accelerator": "cpu"} if on_ray else settings.trainer or {})
-        if settings.device_map is not None and fabric.world_size > 1:
-            raise ValueError(
-                f"device_map must be left out where {fabric.world_size} processes each have the "
-                f"whole model; got "
-                f"{settings.device_map!r}. Take one process, with --trainer.devices 1."
-            )
-        work = (
-            _prepared(settings, study, documents, folder, manifest, fabric.world_size)
-            if fabric.is_global_zero
-            else None
-        )
-        with launched(fabric):
-            work = fabric.broadcast(work)
-            assert work is not None
-            plan, texts = work
-            shown = _VALUES if study is None else study.values
-            sweep = Sweep(fabric, settings, plan, texts, folder, shown)
-            with sweep.at_work():
-                if on_ray:
-                    measure_on_cluster(sweep, study)
-                else:
-                    with Downloads(folder.path, evict=settings.evict) as downloads:
-                        worker = Worker(fabric, settings, texts, downloads, study)
-                        measure_here(sweep, worker.measure)
-    if not fabric.is_global_zero:
-        return 0  # a status other than 0 makes lightning end the process that writes
+        plan, texts = _prepared(settings, documents, folder, manifest)
+        sweep = Sweep(settings, plan, texts, folder)
+        with sweep.at_work():
+            if on_ray:
+                measure_on_cluster(sweep)
+            else:
+                with Downloads(folder.path, evict=settings.evict) as downloads:
+                    worker = Worker(settings, texts, downloads, sweep.first)
+                    measure_here(sweep, worker.measure)
     return finish(sweep)
 
 
 def _prepared(
     settings: SweepSettings,
-    study: Study | None,
     documents: Documents,
     folder: SweepFolder,
     manifest: Mapping[str, Any],
-    world_size: int,
 ) -> tuple[SweepPlan, dict[str, ProbeText]]:
     """The plan, and the text of each model."""
     plan = plan_sweep(settings, folder)
-    if settings.model_group:
-        folder.write_groups(
-            {planned.name: planned.group for planned in plan.checkpoints if not planned.is_stale}
-        )
     texts: dict[str, ProbeText] = {}
     if plan.pending or not folder.manifest():
-        announce = None if study is None else study.announce
-        texts, lines = prepare_texts(documents, plan.checkpoints, settings, announce)
+        texts, lines = prepare_texts(documents, plan.checkpoints, settings)
         for model, text in texts.items():
-            text.batches(settings.batch_size, world_size=world_size)
             if less := shortfall(settings, text):
                 lines.append(f"{model}: {less}" if len(texts) > 1 else less)
         print(*lines, sep="\n", end="\n" if lines else "")
@@ -178,45 +152,40 @@ def shortfall(settings: SweepSettings, text: ProbeText) -> str:
 
 
 def measure_here(
-    sweep: "Sweep", measure: Callable[[Planned, Callable[[], Planned | None]], Measured]
+    sweep: "Sweep", measure: Callable[[Checkpoint, Callable[[], Checkpoint | None]], Measured]
 ) -> None:
-    """Measure the pending checkpoints; ``measure`` also takes what chooses the next to fetch. Every
-    rank calls this.
-    """
-    while (planned := sweep.next()) is not None:
-        sweep.show_progress([planned.name])
+    """Measure the pending checkpoints; ``measure`` also takes what chooses the next to fetch."""
+    while (checkpoint := sweep.next()) is not None:
+        sweep.show_progress([checkpoint.name])
         started = time.monotonic()
         result: Measured | str
         try:
-            result = sweep.known(planned) or measure(planned, sweep.choose_upcoming)
+            result = sweep.known(checkpoint) or measure(checkpoint, sweep.choose_upcoming)
         except Exception as error:
             result = reason(error)
-        sweep.end(planned, result, started)
+        sweep.end(checkpoint, result, started)
 
 
 @dataclass
 class Sweep:
-    """The checkpoints of a sweep: the next one, and the results of each. For all ranks; rank 0
-    chooses and writes.
-    """
+    """The checkpoints of a sweep: the next one, and the results of each."""
 
-    fabric: Fabric
     settings: SweepSettings
     plan: SweepPlan
     texts: Mapping[str, ProbeText]  # by `Checkpoint.model`
     folder: SweepFolder
-    # keys that are printed of a checkpoint, and their headings
-    shown: Mapping[str, str] = field(default_factory=lambda: _VALUES)
 
     def __post_init__(self) -> None:
         pending = self.plan.pending
+        self.first = self.plan.checkpoints[0].name
         self.left = list(pending)  # those that are not under way yet
         self.failures: dict[str, str] = {}  # reasons, by name
         self.num_ended = 0
         self._make_metrics = metrics_function(self.settings)
-        self._locks = Locks(self.folder.path / "manifest.json")
-        self._status = Console(quiet=not self.fabric.is_global_zero).status("")
-        self._width = min(max(20, *(len(planned.name) for planned in self.plan.checkpoints)), 40)
+        # a folder holds results of one choice of steps
+        self._locks = Locks(self.folder.path, is_alone=not self.settings.are_steps_by_rule)
+        self._status = Console().status("")
+        self._width = min(max(20, *(len(each.name) for each in self.plan.checkpoints)), 40)
         self._started = time.monotonic()
         self._printed: set[str] = set()
         self._told = False  # what makes the numbers of the first checkpoint
@@ -229,128 +198,111 @@ class Sweep:
         """
         with self._status, closing(self._locks):
             yield
-            if self.fabric.is_global_zero:
-                self.folder.rebuild()
+            self.folder.rebuild()
 
-    def next(self) -> Planned | None:
+    def next(self) -> Checkpoint | None:
         """The checkpoint to measure now; None at the end. What other processes have begun comes
         last.
         """
-        while True:
-            chosen = self.reserve(self.left) if self.fabric.is_global_zero else None
-            if chosen is not None:
-                self.left.remove(chosen)
-            chosen, self.left = self.fabric.broadcast((chosen, self.left))
-            if chosen is not None or not self.left:
-                return chosen
+        while (chosen := self.reserve(self.left)) is None and self.left:
             self.wait_for_others()
+        if chosen is not None:
+            self.left.remove(chosen)
+        return chosen
 
-    def choose_upcoming(self) -> Planned | None:
+    def choose_upcoming(self) -> Checkpoint | None:
         """The checkpoint to fetch while another is measured, from now on this process's; duplicates
         are copied.
         """
-        to_fetch = [
-            planned for planned in self.left if not planned.duplicate_of and not planned.error
-        ]
-        return self.reserve(to_fetch) if self.fabric.is_global_zero else None
+        return self.reserve(
+            [each for each in self.left if not each.duplicate_of and not each.error]
+        )
 
-    def reserve(self, among: Sequence[Planned]) -> Planned | None:
-        """The first checkpoint whose original no other process has begun; from now on this one's.
-        For rank 0.
+    def reserve(self, among: Sequence[Checkpoint]) -> Checkpoint | None:
+        """The first checkpoint whose original no other process has begun; from now on this
+        one's.
         """
-        for planned in list(among):
-            if not self._locks.take(planned.original):
+        for checkpoint in list(among):
+            name = checkpoint.name
+            if not self._locks.take(checkpoint.original):
                 self.print_once(
                     f"another sweep is at work in {self.folder.path}: what it has begun is left to "
                     f"it"
                 )
-            elif planned.name in self.folder.done() and planned.is_done(
-                self.folder.read(planned.name)
+            elif name in self.folder.done() and self.plan.is_done(
+                checkpoint, self.folder.read(name)
             ):
                 # another process has done it since this one has made its plan
-                self.left.remove(planned)
-                self._locks.release(planned.original)
+                self.left.remove(checkpoint)
+                self._locks.release(checkpoint.original)
             else:
-                if self._locks.error:
-                    self.print_once(
-                        f"{self.folder.path} cannot be locked ({self._locks.error}): another sweep "
-                        "of the same checkpoints at the same time would measure them, too"
-                    )
-                return planned
+                return checkpoint
         return None
 
-    def put_back(self, planned: Planned) -> None:
+    def put_back(self, checkpoint: Checkpoint) -> None:
         """Leave a checkpoint that is not measured after all to this process or another one."""
-        self.left.insert(0, planned)
-        self._locks.release(planned.original)
+        self.left.insert(0, checkpoint)
+        self._locks.release(checkpoint.original)
 
-    def known(self, planned: Planned) -> Measured | str | None:
+    def known(self, checkpoint: Checkpoint) -> Measured | str | None:
         """The results of the checkpoint that this one duplicates, or why its files could not be
         listed; None if it must be measured itself.
         """
-        if planned.error:
-            return planned.error
-        copied = None
-        original = planned.duplicate_of
-        if (
-            self.fabric.is_global_zero
-            and original in self.folder.done()
-            and planned.contents is not None
-        ):
-            with suppress(Exception):  # then it is measured
-                first = next(
-                    other.checkpoint for other in self.plan.checkpoints if other.name == original
+        if checkpoint.error:
+            return checkpoint.error
+        original = checkpoint.duplicate_of
+        if original not in self.folder.done() or checkpoint.contents is None:
+            return None
+        with suppress(Exception):  # then it is measured
+            first = next(other for other in self.plan.checkpoints if other.name == original)
+            records = self.folder.read(original)
+            is_same = records["weights_sha256"].iloc[0] == checkpoint.weights_sha256
+            # one tokenizer
+            is_same &= self.texts.get(first.model) is self.texts.get(checkpoint.model)
+            if is_same and first.config_digest() == checkpoint.contents.config_digest:
+                tables = self.folder.read_tables(original, self.settings.tables)
+                kept = to_records(records[records["metric"] != "tokens_seen"])
+                sample = (
+                    load_sample(self.folder.path, original).layers
+                    if self.settings.save_samples
+                    else None
                 )
-                records = self.folder.read(original)
-                is_same = records["weights_sha256"].iloc[0] == planned.weights_sha256
-                # one tokenizer
-                is_same &= self.texts.get(first.model) is self.texts.get(planned.checkpoint.model)
-                if is_same and first.config_digest() == planned.contents.config_digest:
-                    tables = self.folder.read_tables(original, self.settings.tables)
-                    kept = to_records(records[records["metric"] != "tokens_seen"])
-                    sample = (
-                        load_sample(self.folder.path, original).layers
-                        if self.settings.save_samples
-                        else None
-                    )
-                    copied = Measured(kept, tables, self.folder.facts(original), sample)
-        return self.fabric.broadcast(copied)
+                return Measured(kept, tables, self.folder.facts(original), sample)
+        return None
 
-    def end(self, planned: Planned, result: Measured | str, started: float) -> None:
+    def end(self, checkpoint: Checkpoint, result: Measured | str, started: float) -> None:
         """Write what was measured, or why nothing was; leave the checkpoint to others, and print
         its line.
         """
         records = None
         try:
             if not isinstance(result, str):
-                records = self._write(planned, result)
+                records = self._write(checkpoint, result)
         except Exception as error:
             result = reason(error)
         finally:
-            self._locks.release(planned.original)
+            self._locks.release(checkpoint.original)
         self.num_ended += 1
         if records is not None:
             for width in sorted(set(records["width"]) - {0}):
                 for note in width_notes(self._make_metrics, int(width)):
                     self.print_once(note)
-            self._print_values(planned, records, time.monotonic() - started)
+            self._print_values(checkpoint, records, time.monotonic() - started)
             if not self._told:
                 self._told = True
                 for line in finding_lines(to_records(records)):
                     self.print(f"{'':9}{line}")
         else:
-            self.failures[planned.name] = str(result)
-            if self.fabric.is_global_zero:
-                self.folder.write_failure(planned.name, str(result))
-            self.print(f"{self._place(planned)}  failed: {result}")
+            self.failures[checkpoint.name] = str(result)
+            self.folder.write_failure(checkpoint.name, str(result))
+            self.print(f"{self._place(checkpoint)}  failed: {result}")
         now = time.monotonic()
-        if self.fabric.is_global_zero and now > self._next_rebuild:
+        if now > self._next_rebuild:
             with suppress(OSError):  # as on a full disk: rebuilding at the end reports it
                 self.folder.rebuild()
             self._next_rebuild = now + 50 * (time.monotonic() - now)
 
-    def _write(self, planned: Planned, measured: Measured) -> pd.DataFrame:
-        checkpoint = planned.checkpoint
+    def _write(self, checkpoint: Checkpoint, measured: Measured) -> pd.DataFrame:
         records = list(measured.records)
         if checkpoint.position.tokens is not None:
             records.append(model_record("tokens_seen", float(checkpoint.position.tokens)))
@@ -361,14 +313,12 @@ class Sweep:
             step=checkpoint.step,
             commit=checkpoint.commit,
             series=checkpoint.position.series,
-            weights_sha256=planned.weights_sha256,
-            duplicate_of=planned.duplicate_of,
+            weights_sha256=checkpoint.weights_sha256,
+            duplicate_of=checkpoint.duplicate_of,
         )
-        if self.fabric.is_global_zero:
-            facts = {
-                key: value for key, value in {**measured.facts, **planned.facts}.items() if value
-            }
-            self.folder.write(planned.name, frame, measured.tables, facts, measured.sample)
+        facts = {**measured.facts, **checkpoint_facts(checkpoint)}
+        known = {key: value for key, value in facts.items() if value}
+        self.folder.write(checkpoint.name, frame, measured.tables, known, measured.sample)
         return frame
 
     def show_progress(self, names: Iterable[str]) -> None:
@@ -377,7 +327,7 @@ class Sweep:
 
     def wait_for_others(self) -> None:
         """Wait for what has been begun by others, which is all that is left."""
-        names = listed([planned.name for planned in self.left])
+        names = listed([checkpoint.name for checkpoint in self.left])
         self.print_once(f"waiting for another sweep to be through with {names}")
         time.sleep(POLL_SECONDS)
 
@@ -391,7 +341,7 @@ class Sweep:
             self._printed.add(line)
             self.print(line)
 
-    def _print_values(self, planned: Planned, records: pd.DataFrame, seconds: float) -> None:
+    def _print_values(self, checkpoint: Checkpoint, records: pd.DataFrame, seconds: float) -> None:
         """Print the loss, and means over blocks (over all layers if none is a block), below a line
         with the names of the columns.
         """
@@ -402,46 +352,40 @@ class Sweep:
         of_model = records["layer"] == MODEL
         means = means or records[~of_model].groupby("metric")["value"].mean().to_dict()
         values = {**means, **records[of_model].set_index("metric")["value"]}
-        cells = {
-            heading: f"{values[key]:.4g}" for key, heading in self.shown.items() if key in values
-        }
+        cells = {key: f"{values[key]:.4g}" for key in _VALUES if key in values}
         num_left = len(self.plan.pending) - self.num_ended
         left = (time.monotonic() - self._started) / self.num_ended * num_left
         cells |= {"time": f"{seconds:.1f} s", "left": str(timedelta(seconds=round(left)))}
         self.print_once("  ".join([f"{'':9}{over:<{self._width}}", *(f"{k:>8}" for k in cells)]))
         aligned = [f"{cell:>{max(8, len(key))}}" for key, cell in cells.items()]
-        self.print("  ".join([self._place(planned), *aligned]))
+        self.print("  ".join([self._place(checkpoint), *aligned]))
 
-    def _place(self, planned: Planned) -> str:
+    def _place(self, checkpoint: Checkpoint) -> str:
         """How many have ended, and the name of the last one."""
         number = f"{self.num_ended}/{len(self.plan.pending)}"
-        return f"{number:>7}  {planned.name:<{self._width}}"
+        return f"{number:>7}  {checkpoint.name:<{self._width}}"
 
 
 def finish(sweep: Sweep) -> int:
     """Print what has become of the plan, and what to open; returns the exit status."""
     folder = sweep.folder
-    plan, mine, _ = sweep.plan
+    plan = sweep.plan
     records = {name: frame for run in folder.runs().values() for name, frame in run.items()}
-    done = [planned for planned in plan if planned.is_done(records.get(planned.name))]
-    left = [planned.name for planned in mine if planned not in done]
-    part = (
-        f" ({len(mine) - len(left)} of {len(mine)} in this shard)" if len(mine) < len(plan) else ""
-    )
-    lines = [f"{len(done)} of {len(plan)} checkpoints done{part}"]
-    for planned in done:
-        name = planned.name
-        frame = records[name]
-        if planned.duplicate_of:
-            lines.append(f"  duplicate: {name} has the weights of {planned.duplicate_of}")
-        before = frame["commit"].iloc[0]
-        now = planned.checkpoint.commit
+    done = [each for each in plan.checkpoints if plan.is_done(each, records.get(each.name))]
+    left = [each.name for each in plan.checkpoints if each not in done]
+    lines = [f"{len(done)} of {len(plan.checkpoints)} checkpoints done"]
+    for checkpoint in done:
+        name = checkpoint.name
+        if checkpoint.duplicate_of:
+            lines.append(f"  duplicate: {name} has the weights of {checkpoint.duplicate_of}")
+        before = records[name]["commit"].iloc[0]
+        now = checkpoint.commit
         if before != now:
             lines.append(
                 f"  moved: {name} was measured at commit {before[:12]}; its revision is {now[:12]} "
                 f"now"
             )
-        if planned.is_stale:
+        if name in plan.replaced:
             lines.append(
                 f"  replaced: {name} was measured before with other weights; measured again"
             )
@@ -473,19 +417,19 @@ def finish(sweep: Sweep) -> int:
 def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
     """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
-        plan = make_plan(model, revisions, steps)
+        plan = find_checkpoints(model, revisions, steps)
     groups: dict[str, list[str]] = {}
-    for planned in plan:
-        if planned.duplicate_of:
-            groups.setdefault(planned.duplicate_of, []).append(planned.name)
+    for each in plan:
+        if each.duplicate_of:
+            groups.setdefault(each.duplicate_of, []).append(each.name)
     for first, others in groups.items():
         print(f"same weights: {', '.join([first, *others])}")
     parts = shared_files(
-        {planned.name: planned.contents.digests for planned in plan if planned.contents is not None}
+        {each.name: each.contents.digests for each in plan if each.contents is not None}
     )
     for file, names in parts:
         print(f"same file {file}: {', '.join(names)}")
-    failed = {planned.name: planned.error for planned in plan if planned.error}
+    failed = {each.name: each.error for each in plan if each.error}
     for name, error in failed.items():
         print(f"not read: {name}: {error}")
     print(

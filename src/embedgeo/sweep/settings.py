@@ -8,7 +8,6 @@ from typing import Any, Literal, get_args, get_origin
 
 from embedgeo.extras import require_extra
 from embedgeo.formatting import listed
-from embedgeo.results.groups import parse_groups
 
 SPECIAL = "special"  # in place of the ids of a tokenizer's special tokens
 _DEFAULT_SEQ_LEN = 512
@@ -17,8 +16,8 @@ _LEAST = {
     **dict.fromkeys(("max_words", "min_words", "seed"), 0),
 }
 _RUN_OPTIONS = (  # that do not change the results; of the text, the hash is recorded
-    *("text", "tokens", "out", "shard", "evict", "dry_run", "trainer", "model_group"),
-    *("device_map", "on", "ray_address", "workers", "resources"),
+    *("text", "tokens", "out", "evict", "dry_run", "device", "device_map"),
+    *("on", "ray_address", "workers", "resources"),
 )
 
 
@@ -36,8 +35,6 @@ class SweepSettings:
             ``0,1,512``; or ``final``: the branch ``main`` of a repository, also of one with steps,
             and a folder that is itself a model; of a folder of checkpoints the last step. A model
             without steps is always taken.
-        model_group: groups of models, as ``encoder=a,b decoder=c``, which the report's comparisons
-            tell apart by line style; in YAML also a mapping. A model is named as in ``model``.
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8; or a
             dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
@@ -84,6 +81,8 @@ class SweepSettings:
         id_batches: number of samples that the intrinsic dimension is averaged over.
         anisotropy_batch: also average the anisotropy over batches of this many rows; 0: do not.
         dtype: data type of the weights.
+        device: where each model runs: ``cpu`` or ``cuda``; default: ``cuda`` where there is one,
+            else ``cpu``.
         device_map: spread each model over the devices of the machine: ``auto``, or a mapping of
             modules to devices, as ``{"": "cuda:0", "lm_head": "cpu"}``; what is on ``disk`` is read
             when it is needed.
@@ -94,15 +93,13 @@ class SweepSettings:
             many times, the median of their forward pass, if it has 100 rows; numbers then depend on
             ``batch_size``, and ``n_massive`` says how many rows these were.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
-            layer; and ``projections/<name>.parquet``: the most frequent ones in the plane of their
-            principal axes.
+            layer.
         save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at
             each layer, in float32; d numbers a type and layer.
         after_processing: also measure anisotropy and mean cosine after z-scoring, whitening and
             removal of the top directions (`embedgeo.AfterProcessing`).
         removed_directions: how many of the top directions are removed by ``after_processing``
-            (default: 3), and of these and of the largest coordinates by ``embedgeo ablate``
-            (default: 1, 3 and 10), each number by itself: ``1,5``.
+            (default: 3), each number by itself: ``1,5``.
         extra: further metrics, by name: see `embedgeo.metrics.extra_metrics`; several with commas
             between them or as a list. ``coordinates`` also writes ``coordinates/<name>.parquet``.
         jackknife: G, the number of groups of whole sequences for standard errors, such as 16; 0:
@@ -110,9 +107,8 @@ class SweepSettings:
             errors of changes between checkpoints.
         save_samples: also write ``samples/<name>.safetensors``: the sampled rows, the mean and the
             eigenvalues at each layer, see `embedgeo.load_sample`.
-        out: the folder; default: ``runs/sweep-<name>``.
-        shard: take part i of n, as ``0/4``; i counts from 0 or from 1. Sweeps of one part into one
-            folder share it.
+        out: the folder; default: ``runs/sweep-<name>``. Sweeps of the same options into one folder
+            share it.
         on: ``ray``: measure on the workers of a Ray cluster; this process chooses, copies
             duplicates and writes.
         ray_address: ``auto``, or HOST:PORT of a cluster that this machine is a node of; ``local``:
@@ -127,8 +123,6 @@ class SweepSettings:
         model_class: the LightningModule of Lightning checkpoints, as ``package.module.Class``; of
             state dicts a function or class that makes the model, as ``package.module:make``.
         trust_remote_code: run code that comes with a repository.
-        trainer: options of lightning's Fabric: accelerator, devices, num_nodes, plugins, precision,
-            and strategy, which must be auto or ddp.
 
     Raises:
         ValueError: an option of the wrong type or outside its range.
@@ -136,7 +130,6 @@ class SweepSettings:
 
     model: str | list[str]
     steps: str | int | list[int] = "all"
-    model_group: list[str] | dict[str, Any] | tuple[()] = ()
     revisions: str = "*"
     text: str | list[str] | tuple[()] = ()
     unit: Literal["sequence", "line", "sentence", "document"] = "sequence"
@@ -161,6 +154,7 @@ class SweepSettings:
     id_batches: int = 1
     anisotropy_batch: int = 0
     dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    device: Literal["cpu", "cuda"] | None = None
     device_map: dict[str, Any] | str | None = None
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] | str = ()
@@ -173,7 +167,6 @@ class SweepSettings:
     jackknife: int = 0
     save_samples: bool = False
     out: str | None = None
-    shard: str = "0/1"
     on: Literal["ray"] | None = None
     ray_address: str | None = None
     workers: int = 1
@@ -182,7 +175,6 @@ class SweepSettings:
     dry_run: bool = False
     model_class: str | None = None
     trust_remote_code: bool = False
-    trainer: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name in ("model", "text", "layers", "extra"):
@@ -208,21 +200,14 @@ class SweepSettings:
         for name, least in _LEAST.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}.")
-        parse_groups(self.model_group)
         skipped = self.skip_first_positions
         if not 0 <= skipped < max(1, self.length):
             raise ValueError(
                 f"skip_first_positions must leave some of the {self.length} of seq_len; got "
                 f"{skipped}."
             )
-        index, _, count = self.shard.partition("/")
-        if not (
-            index.isdecimal() and count.isdecimal() and int(count) and int(index) <= int(count)
-        ):
-            raise ValueError(
-                f"shard must be i/n with 0 <= i <= n, as 0/4 for the first of four; got "
-                f"{self.shard!r}."
-            )
+        if self.device not in (None, "cpu", "cuda"):
+            raise ValueError(f"device must be one of None, cpu, cuda; got {self.device!r}.")
         self._require_texts()
         self._require_types()
         self._require_ray()
@@ -292,15 +277,8 @@ class SweepSettings:
                 "ray_address, workers and resources say where to measure on Ray; give --on ray "
                 "with them."
             )
-        trainer = self.trainer or {}
-        processes = [trainer.get(name, 1) for name in ("devices", "num_nodes", "strategy")]
-        if self.on == "ray" and any(value not in (1, "auto") for value in processes):
-            raise ValueError(
-                f"a worker on Ray is one process with one device; got trainer options {trainer!r}."
-            )
 
     def _require_device_map(self) -> None:
-        precision = str((self.trainer or {}).get("precision"))
         if not self.device_map or not (
             self.device_map == "auto" or isinstance(self.device_map, dict)
         ):
@@ -308,21 +286,21 @@ class SweepSettings:
                 f"device_map must be auto, or a mapping of modules to devices; got "
                 f"{self.device_map!r}."
             )
-        if self.model_class is not None:
-            raise ValueError(
-                f"device_map must be left out with a model_class, here {self.model_class}: see "
-                f"trainer."
-            )
-        if precision.endswith("-true"):
-            raise ValueError(
-                f"device_map needs a dtype in place of trainer.precision {precision}. Give dtype."
-            )
+        for other in ("model_class", "device"):
+            if (given := getattr(self, other)) is not None:
+                raise ValueError(f"device_map must be left out with a {other}, here {given}.")
         require_extra("accelerate", "device_map")
 
     @property
     def models(self) -> Sequence[str]:
-        """The models as a sequence."""
-        return [self.model] if isinstance(self.model, str) else self.model
+        """The models as a sequence, without slashes at their ends."""
+        given = [self.model] if isinstance(self.model, str) else self.model
+        return [name.rstrip("/") or name for name in given]
+
+    @property
+    def are_steps_by_rule(self) -> bool:
+        """True unless the steps themselves are given."""
+        return self.steps in ("all", "log", "final")
 
     @property
     def texts(self) -> Sequence[str]:
@@ -341,7 +319,7 @@ class SweepSettings:
         """Kinds of the tables that each checkpoint has; other metrics than the default ones may
         have more of them.
         """
-        kinds = ["tokens", "projections"] if self.token_tables else []
+        kinds = ["tokens"] if self.token_tables else []
         kinds += ["means"] if self.save_means else []
         kinds += ["spectra"] if self.spectrum else []
         kinds += ["jackknife"] if self.jackknife else []
@@ -365,12 +343,6 @@ class SweepSettings:
         return [name.strip() for entry in entries for name in entry.split(",")]
 
     @property
-    def part(self) -> tuple[int, int]:
-        """Index, from 0, and number of parts in ``shard``."""
-        index, _, count = self.shard.partition("/")
-        return int(index) % int(count), int(count)
-
-    @property
     def folder(self) -> Path:
         """The sweep folder: ``out``, or ``runs/sweep-`` and the name of the first model."""
         return Path(
@@ -391,8 +363,4 @@ class SweepSettings:
         recorded["skip_massive"] = massive_times(self.skip_massive)
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
-        return {
-            **recorded,
-            "precision": (self.trainer or {}).get("precision"),
-            "text_sha256": text_sha256,
-        }
+        return {**recorded, "text_sha256": text_sha256}

@@ -15,17 +15,16 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from embedgeo.capture.layers import resolve_layers
 from embedgeo.capture.structure import measured_model
 from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
-from embedgeo.checkpoints.sources import is_local
+from embedgeo.checkpoints.iteration import require_model_class
+from embedgeo.checkpoints.sources import Checkpoint, is_local
 from embedgeo.formatting import reason
-from embedgeo.sweep.plan import Planned
 from embedgeo.sweep.settings import SPECIAL, SweepSettings
-from embedgeo.text.frequency import types_by_frequency
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import (
     SpelledWords,
@@ -51,7 +50,11 @@ class Batch(NamedTuple):
     masked: Tensor | None  # for an encoder, the tokens that its loss is computed at
     word_ids: Tensor | None = None  # numbers of words in their text; -1 for tokens of no word
     word_types: Tensor | None = None
-    num_counted: int = 0  # tokens that are rows
+
+    def to(self, device: torch.device) -> "Batch":
+        """The batch on a device."""
+        others = (None if part is None else part.to(device) for part in self[1:])
+        return Batch(self.token_ids.to(device), *others)
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,6 @@ class ProbeText:
     token_texts: Mapping[int, str] = field(default_factory=dict)
     # mean number of tokens of the words of each type
     type_sizes: Mapping[int, float] = field(default_factory=dict)
-    occurrence_types: tuple[int, ...] = ()  # of which occurrences are kept for tables
     num_cut: int = 0  # texts that were longer
     skip_first_positions: int = 0  # of each text, which are no rows
     ignore_token_ids: tuple[int, ...] = ()  # which are no rows
@@ -103,28 +105,17 @@ class ProbeText:
             return hash_ids(self.token_ids.view(len(self.lengths), -1))
         return hash_ids(torch.cat((self.lengths, self.token_ids)))
 
-    def batches(self, batch_size: int, rank: int = 0, world_size: int = 1) -> list[Batch]:
-        """The batches of one rank, of texts sorted by length: every ``world_size``-th of all
-        batches.
-        """
+    def batches(self, batch_size: int) -> list[Batch]:
+        """Batches of texts sorted by length."""
         groups = self.lengths.argsort(stable=True).split(batch_size)
-        if len(groups) < world_size:
-            raise ValueError(
-                f"batch_size must leave a batch to each of {world_size} processes; "
-                f"{len(self.lengths)} sequences "
-                f"make {len(groups)}. Take a smaller one, or more tokens."
-            )
         batches = torch.arange(len(groups))
         # or else metrics that take rows in turn would get those of the shortest texts first
         if not self.is_even:
             batches = torch.randperm(len(groups), generator=torch.Generator().manual_seed(0))
-        starts, counted = self.lengths.cumsum(0) - self.lengths, self.counted
-        return [
-            self._batch(self.lengths[groups[i]], starts[groups[i]], counted)
-            for i in batches[rank::world_size]
-        ]
+        starts = self.lengths.cumsum(0) - self.lengths
+        return [self._batch(self.lengths[groups[i]], starts[groups[i]]) for i in batches]
 
-    def _batch(self, lengths: Tensor, starts: Tensor, counted: Tensor) -> Batch:
+    def _batch(self, lengths: Tensor, starts: Tensor) -> Batch:
         positions = torch.arange(int(lengths.max()))
         real = positions < lengths[:, None]
         places = torch.where(real, starts[:, None] + positions, 0)
@@ -136,7 +127,6 @@ class ProbeText:
         token_ids = padded(self.token_ids, int(self.token_ids[0]))
         mask = None if bool(real.all()) else real
         masked = None if self.masked is None else padded(self.masked, 0)
-        num_counted = int(padded(counted, 0).sum())
         word_ids, word_types = None, None if self.types is None else padded(self.types, 0)
         if self.words is not None:
             word_ids = padded(self.words.word_ids, -1)
@@ -144,26 +134,15 @@ class ProbeText:
             # they were numbered over all texts
             word_ids = torch.where(word_ids < 0, -1, word_ids - first)
             word_types = padded(self.words.word_types, -1)
-        return Batch(token_ids, mask, masked, word_ids, word_types, num_counted)
+        return Batch(token_ids, mask, masked, word_ids, word_types)
 
 
 def prepare_texts(
-    documents: Documents,
-    plan: Sequence[Planned],
-    settings: SweepSettings,
-    announce: Callable[[nn.Module, SweepSettings, "ProbeText"], str] | None = None,
+    documents: Documents, plan: Sequence[Checkpoint], settings: SweepSettings
 ) -> tuple[dict[str, ProbeText], list[str]]:
-    """The text of each model, which it fits; and sentences about models of fewer positions, and on
-    what is measured.
-    """
+    """The text of each model, which it fits; and sentences about models of fewer positions."""
     models = by_model(plan)
-    if settings.model_class is not None:
-        loading.import_maker(settings.model_class)
-    elif file := next(filter(None, map(_weights_file, plan)), None):
-        raise ValueError(
-            f"model_class must name the LightningModule of {file}, or what makes its model; got "
-            f"none. Give --model-class package.module.Class, or package.module:make."
-        )
+    require_model_class(plan, settings.model_class)
     cut = cut_texts(
         documents,
         settings.unit,
@@ -197,8 +176,6 @@ def prepare_texts(
                 texts[model_name] = prepared[key]
             if model is not None:
                 require_fit(model, texts[model_name], fitted)
-                if announce is not None:
-                    lines.append(f"{model_name}: {announce(model, settings, texts[model_name])}")
     return texts, lines
 
 
@@ -224,40 +201,42 @@ def _too_long(most: int, settings: SweepSettings) -> ValueError:
     )
 
 
-def by_model(plan: Iterable[Planned]) -> dict[str, list[Planned]]:
+def by_model(plan: Iterable[Checkpoint]) -> dict[str, list[Checkpoint]]:
     """The checkpoints of a plan by `Checkpoint.model`."""
-    models: dict[str, list[Planned]] = {}
-    for planned in plan:
-        models.setdefault(planned.checkpoint.model, []).append(planned)
+    models: dict[str, list[Checkpoint]] = {}
+    for checkpoint in plan:
+        models.setdefault(checkpoint.model, []).append(checkpoint)
     return models
 
 
-def _weights_file(planned: Planned) -> Path | None:
-    path = planned.checkpoint.path
-    return path if path and path.is_file() and not planned.error else None
-
-
 def _first_model(
-    plan: Sequence[Planned], settings: SweepSettings, folder: Path
+    plan: Sequence[Checkpoint], settings: SweepSettings, folder: Path
 ) -> tuple[nn.Module | None, bool]:
     """The first model of the plan that loads, without weights if possible, if any; and whether it
     is an encoder.
     """
     trusted = settings.trust_remote_code
-    for planned in plan:
+    for checkpoint in plan:
         with suppress(Exception):
-            if settings.model_class is not None and (path := _weights_file(planned)):
-                loaded = loading.load_file(
-                    path, settings.model_class, dtype=getattr(torch, settings.dtype)
+            if checkpoint.path and checkpoint.path.is_file():
+                model = checkpoint.load(getattr(torch, settings.dtype))
+            else:
+                config = loading.load_config(
+                    small_files(checkpoint, ["config.json"], folder), trust_remote_code=trusted
                 )
-                return loaded.model, loaded.is_encoder
-            config = loading.load_config(
-                small_files(planned, ["config.json"], folder), trust_remote_code=trusted
-            )
-            return loading.empty_model(config, trust_remote_code=trusted), loading.is_encoder(
-                config
-            )
+                require_one_side(config)
+                model = loading.empty_model(config, trust_remote_code=trusted)
+            return model, loading.is_encoder_model(model)
     return None, False
+
+
+def require_one_side(config: PreTrainedConfig) -> None:
+    """Check that a model is not an encoder and a decoder."""
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"a model must be a decoder or an encoder of text; {config.model_type} is both. "
+            "Measure it by hand: embedgeo.observe."
+        )
 
 
 def _tokenize(
@@ -328,8 +307,7 @@ def _tokenize(
         num_types_once=int((counts == 1).sum()),
         text_sha256=sha256 or digest.hexdigest(),
     )
-    shown = frequent_types(text, special) if settings.token_tables else ()
-    return replace(text, type_sizes=_type_sizes(text), occurrence_types=shown)
+    return replace(text, type_sizes=_type_sizes(text))
 
 
 def _given_tokens(path: Path, settings: SweepSettings) -> ProbeText:
@@ -378,15 +356,6 @@ def string_types(
             mark = next((mark for mark in _MARKS if piece.startswith(mark) and piece != mark), "")
             types[token_id] = first.setdefault(piece.removeprefix(mark), token_id)
     return types[token_ids]
-
-
-def frequent_types(text: ProbeText, special: Collection[int]) -> tuple[int, ...]:
-    """Token types of three characters or more, not special, spread over their frequencies."""
-    types, counts = _counted_types(text).unique(return_counts=True)
-    special = special if text.words is None else ()
-    is_text = [len(text.token_texts[i].strip()) >= 3 and i not in special for i in types.tolist()]
-    chosen = types_by_frequency(counts, torch.tensor(is_text, dtype=torch.bool))
-    return tuple(types[chosen].tolist())
 
 
 def _counted_types(text: ProbeText) -> Tensor:
@@ -448,22 +417,18 @@ def require_vocabulary(model: nn.Module, token_ids: Tensor) -> None:
         )
 
 
-class MissingTokenizerError(ValueError):
-    """Files of a tokenizer that a model does not have."""
-
-
 def find_tokenizer(
-    plan: Sequence[Planned], settings: SweepSettings, folder: Path
+    plan: Sequence[Checkpoint], settings: SweepSettings, folder: Path
 ) -> IdentifiedTokenizer:
     """The tokenizer asked for, else that of the first checkpoint that has one, else of ``main`` or
     of the folder.
     """
-    model = plan[0].checkpoint.model
-    sources: dict[str, str | Planned] = {}
+    model = plan[0].model
+    sources: dict[str, str | Checkpoint] = {}
     if settings.tokenizer is not None:
         sources[settings.tokenizer] = settings.tokenizer
     else:
-        owner = next((planned for planned in plan if _has_vocabulary(_files(planned))), None)
+        owner = next((each for each in plan if _has_vocabulary(_files(each))), None)
         if owner is not None:
             sources[owner.name] = owner
         if not is_local(model):
@@ -471,15 +436,12 @@ def find_tokenizer(
         elif _has_vocabulary(Path(model).expanduser().glob("*")):
             sources[model] = model
     tried: list[str] = []
-    kind: type[ValueError] = MissingTokenizerError
     for name, source in sources.items():
         try:
             path = _tokenizer_path(source, folder)
             tokenizer = loading.load_tokenizer(path, trust_remote_code=settings.trust_remote_code)
         except Exception as error:
             tried.append(f"{name} ({reason(error)})")
-            if not isinstance(error, FileNotFoundError) or settings.tokenizer is not None:
-                kind = ValueError
             continue
         candidates = [path] if path.is_file() else [path / name for name in sorted(TOKENIZER_FILES)]
         digests = (
@@ -488,17 +450,17 @@ def find_tokenizer(
         return tokenizer, (type(tokenizer).__name__, *digests)
     neither = f"{model} has no files of one, nor have its checkpoints"
     found = f"none loads: {'; '.join(tried)}" if tried else neither
-    raise kind(
+    raise ValueError(
         f"a tokenizer must come from --tokenizer, the checkpoints or main; {found}. Name a folder, "
         "a repository or a tokenizer.json by --tokenizer."
     )
 
 
-def _tokenizer_path(source: str | Planned, folder: Path) -> Path:
+def _tokenizer_path(source: str | Checkpoint, folder: Path) -> Path:
     """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched
     into ``folder``.
     """
-    if isinstance(source, Planned):
+    if isinstance(source, Checkpoint):
         return small_files(source, _TOKENIZER_FILES, folder)
     if is_local(source):
         return Path(source).expanduser()
@@ -513,15 +475,14 @@ def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
     return any(file.name in VOCABULARIES for file in files)
 
 
-def _files(planned: Planned) -> Iterable[StoredFile | Path]:
-    if planned.checkpoint.path is not None:
-        return planned.checkpoint.path.glob("*")
-    return () if planned.contents is None else planned.contents.files
+def _files(checkpoint: Checkpoint) -> Iterable[StoredFile | Path]:
+    if checkpoint.path is not None:
+        return checkpoint.path.glob("*")
+    return () if checkpoint.contents is None else checkpoint.contents.files
 
 
-def small_files(planned: Planned, names: Sequence[str], folder: Path) -> Path:
+def small_files(checkpoint: Checkpoint, names: Sequence[str], folder: Path) -> Path:
     """The checkpoint's own folder or file; of one on the Hub, some of its files, fetched into
     ``folder``.
     """
-    checkpoint = planned.checkpoint
     return checkpoint.path or hub.fetch_small(checkpoint.model, checkpoint.commit, names, folder)

@@ -1,19 +1,16 @@
 """The monitor as a Lightning callback."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
-from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torchmetrics import Metric
 
 from embedgeo.capture.structure import measured_model, unwrapped
 from embedgeo.results.events import tagged_scalars
@@ -77,11 +74,10 @@ class GeometryMonitor(Monitor, Callback):
             (``"words"``), by the mean of its tokens that count: see `embedgeo.observe`.
         measure_last: measure the last weights, too, whether or not their step is one to measure at:
             on the probe, or on the last full training batches (of ``window`` steps, not those left
-            over at the end of an epoch), which are run again as in training and without gradients.
-            References to these batches are kept until then. Where the module has no ``forward``
-            that takes a batch, its ``training_step`` runs: what it logs is dropped, what it does to
-            weights, buffers, metrics and attributes is undone. Under manual optimization give
-            ``probe_forward``.
+            over at the end of an epoch). These are run again by a plain forward pass, as a batch of
+            the probe is, in train mode and without gradients. References to these batches are kept
+            until then. Where the model cannot be run on them, a warning says that the last weights
+            are not measured; give ``probe_forward`` then.
         folder: where to write ``history.parquet`` (``history.{prefix}.parquet`` for another prefix
             than the default one); default: the folder of the first logger. See
             `embedgeo.results.parquet.HistoryFile`.
@@ -101,13 +97,13 @@ class GeometryMonitor(Monitor, Callback):
             `embedgeo.glossary.Term.is_scalar`, ``n_nonfinite`` where it is not 0, and all keys of
             metrics from outside the package), ``"all"``, or a list of keys and patterns of them.
             ``history``, ``callback_metrics`` and the files have all.
-        listeners: functions that are called with the step and its records, with the means over
-            blocks, after each measurement, on every rank in step; such as
-            `embedgeo.Drift`. What one returns, if anything, are
-            records that join the history. Its ``state_dict`` is saved where it has one. One that
-            fails is taken out on all ranks, with one warning, or raises with
-            ``on_error="raise"``. In a YAML configuration each is a ``class_path`` and its
-            ``init_args``.
+        listeners: functions that are called as ``listener(step, records, geometry)`` after each
+            measurement, on every rank, such as `embedgeo.Drift`. The records are copies, with the
+            means over blocks. ``geometry.samples()`` has the sampled rows of all ranks, so that a
+            listener needs no collective. What it returns, if anything, are records that join the
+            history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
+            all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
+            configuration each is a ``class_path`` and its ``init_args``.
         skip_massive: leave out, layer by layer, the rows whose norm is more than 4 times (True), or
             so many times, the median of those of their forward pass on this rank: see
             `embedgeo.observe`.
@@ -176,7 +172,6 @@ class GeometryMonitor(Monitor, Callback):
             batches_a_step=trainer.accumulate_grad_batches,
         )
         self._has_forward = type(pl_module).forward is not LightningModule.forward
-        self._needs_step = False  # to run the model on a batch of training
         self._start(run, trainer.global_step)
         trainer.callback_metrics.update(_tensors(self._last_values))
         for callback in trainer.early_stopping_callbacks:
@@ -233,47 +228,25 @@ class GeometryMonitor(Monitor, Callback):
     def _to_device(self, batch: Any) -> Any:
         return self._trainer.strategy.batch_to_device(batch)
 
-    def _finds_another_way(self) -> bool:
-        is_new = not self._needs_step and self.probe_forward is None
-        self._needs_step = True
-        return is_new and self._trainer.lightning_module.automatic_optimization
-
     def _forward(self, batch: Any) -> None:
         assert self._geometry is not None
         pl_module = self._trainer.lightning_module
         model = measured_model(self._geometry.model)
         sharded: tuple[Any, ...] = (FullyShardedDataParallel,)
-        if self._needs_step:
-            self._run_training_step(batch)
-            return
         if self.probe_forward is not None:
             call = partial(self.probe_forward, pl_module, batch)
         elif model is not pl_module and isinstance(batch, Mapping):
             sharded = (FullyShardedDataParallel, FSDPModule)
             call = partial(next(m for m in pl_module.modules() if unwrapped(m) is model), **batch)
-        elif (
-            model is not pl_module
-            and not self._has_forward
-            and (self.probe or isinstance(batch, torch.Tensor))
-        ):
+        elif model is not pl_module and not self._has_forward:
             call = partial(model, batch)
-        elif self._has_forward or self.probe is not None or not pl_module.automatic_optimization:
-            call = partial(pl_module, batch)
         else:
-            self._run_training_step(batch)
-            return
+            call = partial(pl_module, batch)
         with self._trainer.precision_plugin.forward_context():
             if isinstance(self._trainer.model, sharded):
                 _call_inside(self._trainer.model, pl_module, call)
             else:
                 call()
-
-    def _run_training_step(self, batch: Any) -> None:
-        with _without_traces(self._trainer):
-            training_step = self._trainer.lightning_module.training_step
-            has_index = is_param_in_hook_signature(training_step, "batch_idx", min_args=2)
-            index = (self._trainer.fit_loop.batch_idx,) if has_index else ()
-            self._trainer.strategy.training_step(batch, *index)
 
     def _log(self, step: int, records: list[Record]) -> None:
         scalars = tagged_scalars(records, self.prefix)
@@ -303,40 +276,6 @@ def _call_inside(wrapper: nn.Module, module: nn.Module, call: Callable[[], objec
         wrapper()
     finally:
         module.forward = forward
-
-
-@contextmanager
-def _without_traces(trainer: Trainer) -> Iterator[None]:
-    """Context in which a training step logs nothing; weights, metrics and attributes are put back
-    on exit.
-    """
-    module = trainer.lightning_module
-    weights = [(weight, weight.detach().clone()) for weight in module.parameters()]
-    attributes = [(vars(inner), {**vars(inner)}) for inner in module.modules()]
-    loggers = trainer.loggers
-    try:
-        trainer.loggers = [DummyLogger() for _ in loggers]
-        for inner in module.modules():
-            if isinstance(inner, LightningModule):
-                vars(inner)["log"] = _log_nothing
-            if isinstance(inner, Metric):
-                states = inner.metric_state.items()
-                vars(inner).update(
-                    {name: s.clone() if isinstance(s, torch.Tensor) else [*s] for name, s in states}
-                )
-        yield
-    finally:
-        trainer.loggers = loggers
-        for held, before in attributes:
-            held.clear()
-            held.update(before)
-        with torch.no_grad():
-            for weight, before_step in weights:
-                weight.copy_(before_step)
-
-
-def _log_nothing(*args: object, **kwargs: object) -> None:
-    """Take the place of ``log``."""
 
 
 def _tensors(scalars: Mapping[str, float]) -> dict[str, torch.Tensor]:

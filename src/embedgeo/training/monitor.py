@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
@@ -45,7 +45,6 @@ from embedgeo.functional.distributed import (
 )
 from embedgeo.functional.rows import massive_times
 from embedgeo.geometry import Geometry
-from embedgeo.geometry.computing import ComparesRows
 from embedgeo.metrics import streaming_metrics
 from embedgeo.metrics.defaults import TABLE_BYTES, metric_factory
 from embedgeo.metrics.layer import MetricFactory
@@ -248,14 +247,12 @@ class Monitor(ABC):
         self.pictures = pictures
         self.scalars = require_scalars(scalars)
         self.listeners = _require_listeners(listeners)
-        comparing = [each for each in self.listeners if isinstance(each, ComparesRows)]
-        if len(comparing) > (probe is not None):
-            raise ValueError(
-                f"a {type(comparing[0]).__name__} compares the same rows at every measurement, and "
-                "must be the only one, of a monitor with a probe. Give probe=, fixed held-out "
-                "batches."
-            )
-        self._drift = next(iter(comparing), None)
+        for listener in self.listeners if probe is None else ():
+            if getattr(listener, "needs_probe", False):
+                raise ValueError(
+                    f"a {type(listener).__name__} needs the same rows at every measurement; this "
+                    "monitor measures training batches. Give probe=, fixed held-out batches."
+                )
         self.history: list[Record] = []
         given = None if metrics == "auto" else metrics
         self.chooses_metrics = given is None
@@ -284,10 +281,6 @@ class Monitor(ABC):
         state.pop("_media", None)
         of_run = ("_run", "_geometry", "_file", "_ranks", "_row_group", "_closure_hook")
         return state | dict.fromkeys(of_run)
-
-    def describe(self, *args: Any, **options: Any) -> NoReturn:
-        """Raise AttributeError, which names the function that is in its place."""
-        raise AttributeError("describe() is gone: call embedgeo.describe(monitor, model).")
 
     def prepare(self, model: nn.Module) -> None:
         """Put the hooks of ``compiled="stable"`` on a model, before it is compiled; otherwise this
@@ -318,10 +311,6 @@ class Monitor(ABC):
         assert self._run is not None
         return move_data_to_device(batch, self._run.device)
 
-    def _finds_another_way(self) -> bool:
-        """Tell whether `_forward`, which has failed on a training batch, runs it otherwise now."""
-        return False
-
     def _set_train_mode(self) -> None:  # noqa: B027 (most trainers leave the model in it)
         """Put the model into the mode that it has in a training step."""
 
@@ -338,7 +327,6 @@ class Monitor(ABC):
                 process_group=self._row_group,
                 sequence_mesh=self._sequence_mesh,
                 stage_group=stage_group,
-                drift=self._drift,
                 **joined,
             )
 
@@ -390,11 +378,6 @@ class Monitor(ABC):
         for i, listener in enumerate(self.listeners):
             if (name := _listener_name(i, listener)) in states:
                 listener.load_state_dict(states[name])
-        for gone in {"alarm", "drift"} & state.keys():
-            self._say(
-                f"the checkpoint's state of {gone}= is of an earlier version and is left out; a "
-                "listener, GeometryAlarm or Drift, begins anew."
-            )
 
     def _start(self, run: TrainingRun, step: int) -> None:
         try:
@@ -408,6 +391,7 @@ class Monitor(ABC):
                         f"this rank has {listed(names) or 'none'}."
                     )
                 geometry = self.make_geometry(run.model, run)
+                geometry.keeps_samples = bool(self.listeners)
             self._geometry = geometry
         except (TypeError, ValueError):  # what was asked for cannot be measured
             raise
@@ -675,8 +659,7 @@ class Monitor(ABC):
         with self._guarded():
             num_batches = self._run_model(self.probe)
         self._measure(step)
-        # drift says itself that rows are others
-        if self._geometry is None or self._failed or self._drift is not None:
+        if self._geometry is None or self._failed:
             return
         size = num_batches, self._geometry.num_rows
         first = self._probe_size or size
@@ -702,9 +685,6 @@ class Monitor(ABC):
                 self._run_model(batches, as_training=True)
         except Exception as error:
             self._geometry.reset()
-            if not self._failed and self._finds_another_way():
-                self._measure_recent(step)
-                return
             if self.on_error == "raise":
                 raise
             if self._failed:
@@ -784,10 +764,10 @@ class Monitor(ABC):
                 with together(self._ranks, f"before step {step}"):
                     records = geometry.records()
                     why_silent = geometry.why_silent()
+                is_agreed = True
+                self._record(step, records, geometry)
             finally:
                 geometry.reset()
-            is_agreed = True
-            self._record(step, records)
             if is_first:
                 self._warn_of_nothing(step, records, why_silent, geometry.num_rows)
                 if lines := finding_lines(records):
@@ -795,12 +775,12 @@ class Monitor(ABC):
         if not is_agreed:
             self._geometry = None  # all ranks know that one has failed
 
-    def _record(self, step: int, records: list[Record]) -> None:
+    def _record(self, step: int, records: list[Record], geometry: Geometry) -> None:
         layers = {record["layer"] for record in records}
         # a layer may have their name
         means = [mean for mean in block_means(records) if mean["layer"] not in layers]
         measured = [Record(step=step, **record) for record in [*records, *means]]
-        measured += self._hear(step, measured)
+        measured += self._hear(step, measured, geometry)
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
             self.history = [record for record in self.history if record["step"] < step]
         self.history += measured
@@ -825,16 +805,18 @@ class Monitor(ABC):
                 f"ignore_token_ids and the mask leave out all of them, or the batches are empty."
             )
 
-    def _hear(self, step: int, records: list[Record]) -> list[Record]:
-        """Call the listeners with the records of a step, and return those that they add.
+    def _hear(self, step: int, records: list[Record], geometry: Geometry) -> list[Record]:
+        """Call the listeners with copies of the records of a step, and return those that they add.
 
-        One that fails is taken out on all ranks, with one warning.
+        One that fails is taken out on all ranks, with one warning. Of a pipeline, whose stages have
+        the samples of their own layers alone, the records that any rank adds are joined.
         """
         found: list[list[Any]] = []
         failures: list[str] = []
         for listener in self.listeners:
             try:
-                added = listener(step, records) or ()
+                copies = [Record(**record) for record in records]
+                added = listener(step, copies, geometry) or ()
                 found.append([{**each, "step": step} for each in added])
                 failures.append("")
             except Exception as error:
@@ -844,8 +826,12 @@ class Monitor(ABC):
                 failures.append(reason(error))
         every = [failures]
         if self._ranks is not None and failures:
+            of_stage = found if self._stage is not None else []
             with together(self._ranks):
-                every = all_gather_object(failures, self._ranks)
+                told = all_gather_object((failures, of_stage), self._ranks)
+            every = [failures for failures, _ in told]
+            if self._stage is not None:
+                found = _joined([of_rank for _, of_rank in told])
         whys = [next(filter(None, of_ranks), "") for of_ranks in zip(*every, strict=True)]
         for listener, why in zip(tuple(self.listeners), whys, strict=True):
             if why:
@@ -936,7 +922,7 @@ def instantiated(value: Any) -> Any:
 
 def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
     """The listeners, those of a configuration made; TypeError if one cannot be called."""
-    rule = "listeners must be a list of functions of a step and its records"
+    rule = "listeners must be a list of functions of a step, its records and the geometry"
     if not isinstance(listeners, list | tuple):
         raise TypeError(f"{rule}; got {type(listeners).__name__}.")
     made = [instantiated(listener) for listener in listeners]
@@ -944,6 +930,16 @@ def _require_listeners(listeners: Sequence[Any]) -> list[Any]:
         if not callable(listener):
             raise TypeError(f"{rule}; got {type(listener).__name__}.")
     return made
+
+
+def _joined(every: Sequence[Sequence[list[Any]]]) -> list[list[Any]]:
+    """What each listener has added on any rank, each layer and metric once."""
+    joined = list[list[Any]]()
+    for of_ranks in zip(*every, strict=True):
+        records = [record for of_rank in of_ranks for record in of_rank]
+        places = {(record["layer"], record["metric"]): record for record in records}
+        joined.append([*places.values()])
+    return joined
 
 
 def _listener_name(number: int, listener: object) -> str:

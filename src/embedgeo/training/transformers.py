@@ -145,13 +145,6 @@ class GeometryCallback(Monitor, TrainerCallback):
         with self._trainer.compute_loss_context_manager():
             if self.probe_forward is not None:
                 self.probe_forward(model, batch)
-            elif (
-                self.probe is None
-                and isinstance(batch, Mapping)
-                and not _takes_batch(self._trainer.model, batch)
-            ):
-                # only the Trainer knows what the model is called with
-                self._trainer.compute_loss(model, {**batch})
             elif isinstance(batch, Mapping):
                 model(**batch)
             else:
@@ -190,18 +183,6 @@ class GeometryCallback(Monitor, TrainerCallback):
             if self._trainer.is_world_process_zero()
             else ()
         )
-
-
-def _takes_batch(model: Any, batch: Mapping[str, Any]) -> bool:
-    main_input = getattr(model, "main_input_name", None)
-    # a Hugging Face model, also inside an adapter: it may take, and ignore, any others
-    if main_input is not None:
-        return main_input in batch or "inputs_embeds" in batch
-    try:
-        inspect.signature(model.forward).bind(**batch)
-    except TypeError:
-        return False
-    return True
 
 
 def _calling_trainer() -> Trainer:

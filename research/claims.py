@@ -2,13 +2,12 @@
 found.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from decimal import Decimal, InvalidOperation
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-from embedgeo.formatting import reason, suggesting
+import yaml
 
 VISIBLE = 0.1
 """Share of a value by which a shape has to rise or fall for a reader of the figure to see it."""
@@ -93,15 +92,6 @@ RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
 }
 """The fields that a claim of each rule needs, and the rule in words."""
 
-_CHOICES = {
-    "direction": ("", "up", "down"),
-    "over": ("", "layers", "steps"),
-    "phase": (0, 1, 2, 3),
-    "start": ("", "down", "up"),
-    "group": ("", "encoder", "decoder"),
-    "than": ("", "encoder", "decoder"),
-}
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -141,46 +131,26 @@ class Claim:
         if self.rule not in RULES:
             raise ValueError(f"rule must be one of {', '.join(RULES)}; got {self.rule!r}")
         if missing := [name for name in RULES[self.rule][0] if not getattr(self, name)]:
-            raise ValueError(f"rule {self.rule} needs {', '.join(missing)}")
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(map(str, choices[1:]))}; got "
-                    f"{getattr(self, name)!r}"
-                )
-        if self.token and self.metric not in ("Q", "M", "V"):
-            raise ValueError(f"metric of a token must be Q, M or V; got {self.metric!r}")
-        if self.rule == "value":
-            self.number  # noqa: B018  # it is one
+            raise ValueError(f"rule {self.rule} needs {', '.join(missing)}; {self.claim!r}")
 
     @property
     def number(self) -> float:
         """The printed value."""
-        return float(self._decimal)
+        return float(self.printed.replace(",", ""))
 
     @property
     def tolerance(self) -> float:
-        """The tolerance of what the paper gives as about so much; else the most that rounding has
-        changed: half a unit of the last printed digit.
-        """
-        exponent = self._decimal.as_tuple().exponent
-        assert isinstance(exponent, int)  # of a finite number
-        return self.within or float(0.5 * 10.0**exponent)
+        """The tolerance of what the paper gives as about so much.
 
-    @property
-    def _decimal(self) -> Decimal:
-        try:
-            found = Decimal(self.printed.replace(",", ""))
-        except InvalidOperation:
-            found = Decimal("nan")
-        if not found.is_finite():
-            raise ValueError(f"printed must be a number, as text; got {self.printed!r}")
-        return found
+        Without one it is the most that rounding has changed: half a unit of the last printed digit.
+        """
+        exponent = Decimal(self.printed.replace(",", "")).as_tuple().exponent
+        return self.within or float(0.5 * 10.0**exponent)
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper, its corpus in words, and its claims."""
+    """A paper, its corpus in words, its groups of models, and its claims."""
 
     name: str
     title: str
@@ -189,56 +159,18 @@ class Paper:
     text: str
     claims: tuple[Claim, ...]
     code: str = ""
-    layers: int = 4  # at which the report draws token types and spectra
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    layers: int = 4  # at which token types and spectra are drawn
 
 
 def read_claims(name: str, path: Path | None = None) -> Paper:
-    """Read the claims of a paper.
-
-    Args:
-        name: of its preset.
-        path: a YAML file; default: the package's.
-
-    Raises:
-        OSError: there is no such file.
-        ValueError: it is not of the form of the package's, or has no such paper.
-    """
-    import yaml
-
+    """Read the claims of a paper from a YAML file; default: ``papers.yaml`` beside this one."""
     file = path or Path(__file__).with_name("papers.yaml")
-    try:
-        entry = {**yaml.safe_load(file.read_text(encoding="utf-8"))[name]}
-        claims = [*enumerate(entry.pop("claims"), 1)]
-    except OSError as error:
-        raise FileNotFoundError(
-            f"claims must be a YAML file; {file} cannot be read ({error.strerror})."
-        ) from error
-    except (UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError) as error:
-        raise ValueError(
-            f"claims must be a YAML file of papers, {name} among them, each with a list of claims; "
-            f"{file} is none ({reason(error)})."
-        ) from error
-    made = tuple(_made(Claim, each, f"claim {i} of {name} in {file}") for i, each in claims)
-    paper: Paper = _made(Paper, {**entry, "name": name, "claims": made}, f"{name} in {file}")
-    return paper
-
-
-def _made(kind: type[Any], entry: Any, where: str) -> Any:
-    """An entry as a data class; its errors say where it is."""
-    if not isinstance(entry, dict):
-        raise ValueError(f"{where} must be a mapping; got {entry!r}.")  # noqa: TRY004  # of a file
-    for field in fields(kind):
-        value = entry.get(field.name)
-        kind_of: Any = field.type
-        kinds = {str: (str,), int: (int,), float: (float, int)}.get(kind_of)
-        if field.name in entry and kinds and type(value) not in kinds:
-            raise ValueError(f"{where}: {field.name} must be {kinds[0].__name__}; got {value!r}.")
-    several = {
-        name: (value,) if isinstance(value, str) else tuple(value)
-        for name, value in entry.items()
-        if name in ("models", "shown")
-    }
-    try:
-        return suggesting(kind)(**entry | several)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: {error}") from error
+    entry = yaml.safe_load(file.read_text(encoding="utf-8"))[name]
+    claims = []
+    for each in entry["claims"]:
+        several = {key: each[key] for key in ("models", "shown") if key in each}
+        for key, value in several.items():
+            several[key] = (value,) if isinstance(value, str) else tuple(value)
+        claims.append(Claim(**{**each, **several}))
+    return Paper(**{**entry, "name": name, "claims": tuple(claims)})

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
-from embedgeo.formatting import number
-from embedgeo.studies.claims import LEAST_CHANGE, LEAST_TAU, SETTLED, VISIBLE
+from research.claims import LEAST_CHANGE, LEAST_TAU, SETTLED, VISIBLE
 
 HOLDS = "holds"
 FAILS = "does not hold"
@@ -20,6 +20,12 @@ OPEN = "not comparable"
 TOO_FEW_TOKENS = "; not enough tokens to tell"
 _LEAST_LAYERS = 4  # of which Kendall's τ can be two of its standard errors
 _LARGEST_SHARE = 0.25  # of a printed value that z standard errors may be
+
+
+def number(value: float) -> str:
+    """A number in a sentence or a table."""
+    # without a sign of zero
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value + 0.0:.4g}"
 
 
 class Verdict(NamedTuple):
@@ -76,8 +82,6 @@ def widened(choices: int, degrees: float = inf) -> float:
 
     By Student's t: errors from G groups have G - 1 degrees of freedom.
     """
-    from scipy import stats
-
     return float(stats.t.isf(0.025 / max(1, choices), degrees))
 
 

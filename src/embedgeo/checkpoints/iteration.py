@@ -1,0 +1,177 @@
+"""The checkpoints of training runs, one after the other, and which of them are the same."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from embedgeo.checkpoints.files import duplicates
+from embedgeo.checkpoints.sources import (
+    UNREADABLE,
+    Checkpoint,
+    Steps,
+    list_checkpoints,
+    select_steps,
+)
+from embedgeo.formatting import reason
+
+if TYPE_CHECKING:
+    from embedgeo.checkpoints.loading import ModelClass
+
+
+class Recorded(NamedTuple):
+    """The weights that a checkpoint had when it was measured."""
+
+    sha256: str
+    state: str  # see `Checkpoint.weights_state`
+
+
+def iter_checkpoints(
+    source: str | Sequence[str],
+    steps: Steps = "all",
+    revisions: str = "*",
+    *,
+    evict: bool = False,
+    model_class: "ModelClass | None" = None,
+    trust_remote_code: bool = False,
+) -> Iterator[Checkpoint]:
+    """Iterate over the checkpoints of training runs, in order of their steps; none is loaded yet.
+
+    ``checkpoint.load()`` gives the model, with the checks of a sweep: files are of the commit that
+    the revision pointed to, they have the digests that the Hub lists, and no weight is missing or
+    misshapen. A checkpoint whose ``duplicate_of`` is not None has the weights of an earlier one.
+
+    Args:
+        source: a repository on the Hub whose branches or tags name steps, a pattern of repositories
+            (``author/name-step_*``), or a local folder of checkpoints; or a list of these. A model
+            without steps is one checkpoint, of step 0.
+        steps: ``"all"``, ``"log"``, ``"final"`` or the steps, as for `embedgeo.SweepSettings`.
+        revisions: take only the branches and tags that match this pattern.
+        evict: download into a temporary folder, and remove each checkpoint when the loop goes on.
+            Files that the Hugging Face cache had before are used from there, and stay.
+        model_class: the LightningModule of ``.ckpt`` files; of state dicts (``.pt``, ``.pth``) the
+            function or class that makes the model. Its name is ``package.module.Class`` or
+            ``package.module:make``.
+        trust_remote_code: run code that comes with a repository.
+
+    Returns:
+        An iterator over objects with ``name``, ``step``, ``commit``, ``weights_sha256``,
+        ``duplicate_of`` and ``load``; those of one run follow each other.
+
+    Raises:
+        FileNotFoundError: there is no such source, or it has no checkpoints.
+        ValueError: steps that there are not, or a file without a ``model_class``.
+
+    Example:
+        >>> import embedgeo
+        >>> for checkpoint in embedgeo.iter_checkpoints(
+        ...     "EleutherAI/pythia-70m", steps=[0, 512]
+        ... ):  # doctest: +SKIP
+        ...     model = checkpoint.load()
+    """
+    checkpoints = find_checkpoints(
+        source,
+        revisions,
+        steps,
+        model_class=model_class,
+        trust_remote_code=trust_remote_code,
+    )
+    require_model_class(checkpoints, model_class)
+    return _evicting(checkpoints) if evict else iter(checkpoints)
+
+
+def _evicting(checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+    with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
+        for checkpoint in checkpoints:
+            cache = Path(folder, checkpoint.name)
+            yield replace(checkpoint, cache=cache)
+            shutil.rmtree(cache, ignore_errors=True)
+
+
+def require_model_class(
+    checkpoints: Sequence[Checkpoint], model_class: "ModelClass | None"
+) -> None:
+    """Check that the model of a file can be made, where there is a file."""
+    if model_class is not None:
+        from embedgeo.checkpoints.loading import import_maker
+
+        import_maker(model_class)
+        return
+    for checkpoint in checkpoints:
+        if (file := checkpoint.path) and file.is_file() and not checkpoint.error:
+            raise ValueError(
+                f"model_class must name the LightningModule of {file}, or what makes its model; "
+                f"got none. Give --model-class package.module.Class, or package.module:make."
+            )
+
+
+def find_checkpoints(
+    model: str | Sequence[str],
+    revisions: str = "*",
+    steps: Steps = "all",
+    known: Mapping[str, Recorded] = MappingProxyType({}),
+    *,
+    model_class: "ModelClass | None" = None,
+    trust_remote_code: bool = False,
+) -> list[Checkpoint]:
+    """Checkpoints by series and step with their files and digests.
+
+    Local ones of ``known`` weights are read again only if they look changed.
+    """
+    listed = list_checkpoints(model, revisions, final=steps == "final")
+    with ThreadPoolExecutor(8) as pool:
+        found = list(
+            pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps))
+        )
+    owners = duplicates({each.name: each.weights_sha256 for each in found if each.weights_sha256})
+    return [
+        replace(
+            each,
+            duplicate_of=owners.get(each.name),
+            model_class=model_class,
+            trust_remote_code=trust_remote_code,
+        )
+        for each in found
+    ]
+
+
+def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
+    """The checkpoints to take; ``log`` is for each series by itself. Final ones are always
+    taken.
+    """
+    existing: dict[str, set[int]] = {each.position.series: set() for each in listed}
+    for each in listed:
+        existing[each.position.series] |= {each.step} - {UNREADABLE}
+    if steps == "log":
+        chosen = {series: select_steps(own, steps) for series, own in existing.items()}
+    else:
+        chosen = dict.fromkeys(existing, select_steps(set().union(*existing.values()), steps))
+    # so that they are said to have failed
+    others = {UNREADABLE} if steps in ("all", "log", "final") else set()
+    return [
+        each
+        for each in listed
+        if each.step in chosen[each.position.series] | others or not each.has_step
+    ]
+
+
+def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
+    is_local = checkpoint.path is not None
+    try:
+        # before the files are read: of what changes meanwhile it is out of date
+        state = checkpoint.read_weights_state()
+        if known is not None and is_local and state == known.state:
+            return replace(checkpoint, weights_sha256=known.sha256, weights_state=state)
+        contents = checkpoint.read_contents()
+    except Exception as error:
+        if known is not None and is_local:  # it is gone: what was measured stays
+            return replace(checkpoint, weights_sha256=known.sha256, weights_state=known.state)
+        sha256 = known.sha256 if known else ""
+        return replace(checkpoint, weights_sha256=sha256, error=reason(error))
+    # a revision that moved keeps its
+    sha256 = known.sha256 if known and not is_local else contents.sha256
+    return replace(checkpoint, contents=contents, weights_sha256=sha256, weights_state=state)

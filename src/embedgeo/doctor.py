@@ -1,0 +1,388 @@
+"""What a monitor would do on a model: `describe`, and the command ``embedgeo doctor``."""
+
+import inspect
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from embedgeo.capture.calls import (
+    eager_mode,
+    first_float,
+    first_input,
+    kept_buffers,
+    kept_random_states,
+    mode_restorer,
+)
+from embedgeo.capture.forward_inputs import ForwardInputs
+from embedgeo.capture.layers import Layer, resolve_layers
+from embedgeo.capture.structure import (
+    is_callable,
+    is_hugging_face,
+    measured_model,
+    model_width,
+)
+from embedgeo.capture.torch_names import meta_values
+from embedgeo.checkpoints import hub
+from embedgeo.checkpoints.loading import described_model, import_named, requiring, stated_positions
+from embedgeo.checkpoints.sources import is_local, require_source
+from embedgeo.formatting import listed, reason, size
+from embedgeo.functional.distributed import num_ranks
+from embedgeo.geometry import Geometry
+from embedgeo.metrics.base import GeometryMetric
+from embedgeo.metrics.defaults import TABLE_BYTES
+from embedgeo.sweep import SweepSettings
+from embedgeo.sweep.processes import muted_libraries
+from embedgeo.training.lightning import GeometryMonitor
+from embedgeo.training.monitor import Monitor
+from embedgeo.training.opening import expected_rows, without_tables
+
+_SHAPE = 2, 8  # sequences and positions of synthetic token ids
+_MASKS = ("src_key_padding_mask", "tgt_key_padding_mask", "attention_mask")
+
+
+@dataclass(frozen=True)
+class DescribedLayer:
+    """A layer that was found."""
+
+    name: str  # as in records
+    path: str  # of the module in the model, as `named_modules` has it, and its class
+    width: int | None  # of the hidden state; None where no forward pass has told
+
+
+@dataclass(frozen=True)
+class Description:
+    """Description of what a monitor would do on a model; ``str()`` of it is a text."""
+
+    model: str  # class of the model that is measured
+    num_parameters: int
+    layers: tuple[DescribedLayer, ...]  # in forward order
+    token_ids: str  # their source: the path of a table, or an argument of the monitor
+    mask: str  # its source: an argument and the path of a module, or an argument of the monitor
+    num_rows: int  # of a measurement on one rank, padding included
+    metrics: Mapping[str, int]  # bytes that each metric holds at all layers, by its class
+    num_ranks: int  # that have different rows
+    exchange_bytes: int  # that a rank sends in a measurement, by reductions in a ring
+    # how `layers="hidden_states"` compares with the model's own; empty where it has none
+    compared: str
+    warnings: tuple[str, ...]  # what to change, or to know, before training starts
+
+    @property
+    def state_bytes(self) -> int:
+        """What all metrics hold at the end of a measurement."""
+        return sum(self.metrics.values())
+
+    def __str__(self) -> str:
+        notes = [f"! {each}" for each in self.warnings] or ["No warnings."]
+        lines = [
+            f"model      {self.model}, {self.num_parameters:,} parameters",
+            f"token ids  {self.token_ids}",
+            f"mask       {self.mask}",
+            f"states     {self.compared or 'not compared with output_hidden_states'}",
+            f"rows       {self.num_rows:,} a measurement",
+            f"held       {size(self.state_bytes)} on a rank",
+            f"sent       {size(self.exchange_bytes)} by each of {self.num_ranks} ranks",
+            "",
+            *(f"{each.name:16} {each.width or '?':>6}  {each.path}" for each in self.layers),
+            "",
+            *(f"{name:24} {size(held)}" for name, held in self.metrics.items()),
+            "",
+            *notes,
+        ]
+        return "\n".join(lines)
+
+
+def describe(
+    monitor: Monitor,
+    model: nn.Module,
+    batch: Any = None,
+    *,
+    batch_size: int = 8,
+    seq_len: int = 512,
+    ranks: int | None = None,
+) -> Description:
+    """Describe what a monitor would do on a model: layers, sources, bytes, and what to change
+    before training.
+
+    The model is run on 2 sequences of 8 token ids, or on ``batch`` (a mapping by keyword), without
+    gradients and in eval mode. Modes, buffers and random states are afterwards what they were. A
+    model on the meta device can be described, too. Call it on a model that is not yet sharded over
+    ranks. Bytes are those of the package's own metrics.
+
+    Args:
+        monitor: any of the three monitors, before its run.
+        model: the model that is to be trained.
+        batch: a batch of training.
+        batch_size: number of sequences of one optimizer step on one rank. Where the batch or the
+            monitor's probe has a shape, that counts instead.
+        seq_len: number of tokens of each.
+        ranks: number of ranks that have different rows; default: those of this process group.
+
+    Raises:
+        ValueError: a size is not positive, or the monitor cannot start on the model.
+    """
+    ranks = num_ranks() if ranks is None else ranks
+    if batch_size < 1 or seq_len < 1 or ranks < 1:
+        raise ValueError(
+            f"batch_size, seq_len and ranks must be positive; got {batch_size}, {seq_len} and "
+            f"{ranks}."
+        )
+    inner = measured_model(model)
+    sizes = (weight.numel() for weight in inner.parameters() if not is_lazy(weight))
+    with kept_random_states():
+        geometry = monitor.make_geometry(model)
+    num_rows = expected_rows(
+        monitor.schedule.window,
+        monitor.probe,
+        batch,
+        geometry.settings["rows"],
+        ranks,
+        (batch_size, seq_len),
+    ).on_rank
+    needed = geometry.table_bytes(num_rows, ranks, given=monitor.token_ids is not None)
+    notes = list[str]()
+    if monitor.chooses_metrics and needed > TABLE_BYTES:
+        geometry.use_metrics(monitor.make_without_tables)
+        notes.append(without_tables(needed))
+    with kept_random_states(), kept_buffers(model), ExitStack() as kept:
+        kept.callback(mode_restorer(model))
+        model.eval()
+        found = _Forward(model, geometry.layers)
+        found.run(batch)
+        compared = _compared_states(model)
+    paths = {module: name or type(module).__name__ for name, module in model.named_modules()}
+    layers = [_described(layer, found, paths) for layer in geometry.layers]
+    tables = dict.fromkeys(paths[table] for table, _ in found.inputs.token_ids)
+    masks = [f"{name} of {paths[module]}" for module, name in found.masks.items()]
+    token_ids = "unknown" if found.error and not tables else " and ".join(tables) or "none"
+    mask = " and ".join(masks) or "none: every position counts"
+    if monitor.token_ids is not None:
+        token_ids = "the function given as token_ids="
+    if monitor.mask is not None:
+        mask = "the function given as mask="
+    has_ids = bool(tables) or monitor.token_ids is not None
+    held = _held_bytes(geometry, layers, num_rows, has_ids=has_ids)
+    sent = _held_bytes(geometry, layers, num_rows * ranks, has_ids=has_ids).total()
+    return Description(
+        type(inner).__name__,
+        sum(sizes),
+        layers=tuple(layers),
+        token_ids=token_ids,
+        mask=mask,
+        num_rows=num_rows,
+        metrics=held,
+        num_ranks=ranks,
+        # reduced in a ring, each byte of the states of all rows is sent nearly twice
+        exchange_bytes=2 * sent * (ranks - 1) // ranks,
+        compared=compared,
+        warnings=(*_warnings(found, layers, has_ids=has_ids), *notes),
+    )
+
+
+class _Forward:
+    """What a forward pass on a batch, or on a few token ids, shows."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        self.inputs = ForwardInputs(model)
+        # of each layer the hidden states of all calls of its module
+        self.hidden = defaultdict[str, list[Tensor | None]](list)
+        self.masks: dict[nn.Module, str] = {}  # name of the argument by the outermost module
+        self.error: Exception | None = None  # where some layers were not reached
+        self._model = measured_model(model)
+        self._layers = layers
+
+    def run(self, batch: Any = None, **options: Any) -> Any:
+        """Run the measured model, or the first of the modules inside that can be run."""
+        with ExitStack() as hooks, torch.no_grad(), meta_values():
+            hooks.enter_context(eager_mode)
+            for module in self.inputs.enclosing_modules:
+                hooks.enter_context(
+                    module.register_forward_pre_hook(self._add_mask, with_kwargs=True)
+                )
+            for table in self.inputs.tables:
+                read_ids = self.inputs.record_token_ids
+                hooks.enter_context(table.register_forward_hook(read_ids, with_kwargs=True))
+            for layer in self._layers:
+                module = layer.calls[-1].module
+                read = partial(self._add_hidden, layer)
+                before = module.register_forward_pre_hook
+                register = before if layer.takes_input else module.register_forward_hook
+                hooks.enter_context(register(read, with_kwargs=True))
+            for module in dict.fromkeys((self._model, *self.inputs.enclosing_modules)):
+                for each in _token_batches(module) if batch is None else [batch]:
+                    if not is_callable(module):
+                        continue
+                    try:
+                        return module(**each, **options) if hasattr(each, "keys") else module(each)
+                    except Exception as error:
+                        self.error = self.error or error
+        return None
+
+    def _add_hidden(
+        self, layer: Layer, _: nn.Module, args: Any, kwargs: Any, output: Any = None
+    ) -> None:
+        hidden = first_input(args, kwargs) if layer.takes_input else first_float(output)
+        self.hidden[layer.name].append(hidden)
+
+    def _add_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = {**inspect.signature(module.forward).bind_partial(*args).arguments, **kwargs}
+        is_inside = any(module in outer.modules() for outer in self.masks)
+        for name in _MASKS:
+            value = given.get(name)
+            if isinstance(value, Tensor) and value.ndim == 2 and not is_inside:
+                self.masks.setdefault(module, name)
+
+
+def _token_batches(module: nn.Module) -> list[Any]:
+    """A few token ids, as a Hugging Face model takes them, with masks and without, or as the only
+    argument.
+    """
+    device = next((weight.device for weight in module.parameters()), None)
+    ids = torch.zeros(_SHAPE, dtype=torch.int64, device=device)
+    if not is_hugging_face(module):
+        return [ids]
+    given = {"input_ids": ids}
+    if getattr(module.config, "is_encoder_decoder", False):
+        given["decoder_input_ids"] = ids
+    taken = inspect.signature(module.forward).parameters
+    masks = {"attention_mask", "decoder_attention_mask"} & taken.keys()
+    return [given | dict.fromkeys(masks, ids + 1), given]
+
+
+def _compared_states(model: nn.Module) -> str:
+    """Compare ``layers="hidden_states"`` with what a Hugging Face model itself returns.
+
+    A copy on the meta device runs, since transformers leaves hooks on a model that is asked for its
+    hidden states. Equal is what is the same tensor.
+    """
+    measured = measured_model(model)
+    if not is_hugging_face(measured):
+        return ""
+    weights = [*measured.parameters(), *measured.buffers()]
+    memo = {id(each): each.to("meta") for each in weights}
+    own = list[Tensor]()
+    with suppress(Exception):  # it has no blocks, or cannot be copied or run
+        copied = deepcopy(measured, memo)
+        layers = resolve_layers(copied, "hidden_states")
+        found = _Forward(copied, layers)
+        output = found.run(output_hidden_states=True)
+        for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
+            own += getattr(output, kind, None) or ()
+    if not own:
+        return ""
+    differ = list[str]()
+    for layer, state in zip(layers, own, strict=False):
+        calls = found.hidden[layer.name]
+        index = -1 if layer.is_last_call else layer.calls[-1].index
+        if not -1 <= index < len(calls) or calls[index] is not state:
+            differ.append(layer.name)
+    num_equal = min(len(layers), len(own)) - len(differ)
+    apart = f"; other than the model's: {', '.join(differ)}" if differ else ""
+    return f"compared with output_hidden_states: equal at {num_equal} layers{apart}"
+
+
+def _described(layer: Layer, found: _Forward, paths: Mapping[nn.Module, str]) -> DescribedLayer:
+    modules = [call.module for call in layer.calls]
+    path = " … ".join(dict.fromkeys(paths[each] for each in (modules[0], modules[-1])))
+    start = "input of " if layer.takes_input else "mean of " if len(modules) > 1 else ""
+    states = [state for state in found.hidden[layer.name] if state is not None]
+    width = states[-1].shape[-1] if states else None
+    return DescribedLayer(layer.name, f"{start}{path} ({type(modules[0]).__name__})", width)
+
+
+def _warnings(found: _Forward, layers: Sequence[DescribedLayer], *, has_ids: bool) -> Iterator[str]:
+    silent = [layer.name for layer in layers if layer.width is None]
+    if silent and found.error is not None:
+        yield (
+            f"The model could not be run on this batch, or on synthetic token ids "
+            f"({reason(found.error)}): widths and sources may be missing. Give a batch: "
+            "embedgeo.describe(monitor, model, batch)."
+        )
+    elif silent:
+        yield (
+            f"No forward pass reached {listed(silent)}: nothing would be measured there. Leave it "
+            "out of layers=."
+        )
+    elif not has_ids:
+        yield (
+            "No token ids were found: values over token types (V_W, V_B …) will be absent. Give "
+            "the monitor token_ids=, a function of the batch."
+        )
+
+
+def _held_bytes(
+    geometry: Geometry, layers: Sequence[DescribedLayer], num_rows: int, *, has_ids: bool
+) -> Counter[str]:
+    """Bytes that each of the package's metrics holds at all layers, with its copies for standard
+    errors; 0 of another package's.
+    """
+    num_groups = geometry.settings["jackknife"]
+    has_types = has_ids and geometry.settings["rows"] not in ("mean", "max")
+    most_types = geometry.inputs.num_token_types if has_types else 0
+    guess = model_width(geometry.model)
+    held = Counter[str]()
+    for layer in layers:
+        width = layer.width or guess
+        for metric in geometry.make_metrics(width) if width else ():
+            name = type(metric).__name__
+            held[name] += 0
+            if isinstance(metric, GeometryMetric):
+                held[name] += metric.state_bytes(num_rows, min(num_rows, most_types))
+                if metric.has_copies and num_groups:
+                    rows = -(-num_rows // num_groups)
+                    held[name] += num_groups * metric.state_bytes(rows, min(rows, most_types))
+    return held
+
+
+def run_doctor(
+    source: str,
+    *,
+    layers: str | list[str],
+    batch_size: int,
+    seq_len: int | None,
+    jackknife: int,
+    ranks: int,
+    trust_remote_code: bool,
+) -> None:
+    """Print what `describe` returns; arguments are the options of ``embedgeo doctor``."""
+    with muted_libraries():
+        model = _model(source, trust_remote_code=trust_remote_code)
+        patterns = SweepSettings("", layers=layers).layer_patterns
+        found = describe(
+            GeometryMonitor(layers=patterns, jackknife=jackknife),
+            model,
+            batch_size=batch_size,
+            seq_len=seq_len or min(stated_positions(measured_model(model)) or 512, 512),
+            ranks=ranks,
+        )
+    print(found, flush=True)
+
+
+def _model(source: str, *, trust_remote_code: bool) -> nn.Module:
+    """The model of a repository or a folder, by its ``config.json`` alone, or that a function
+    makes.
+    """
+    folder = Path(source).expanduser()
+    if "/" not in source and (":" in source or "." in source) and not folder.exists():
+        rule = "the model must name what makes a torch module, as package.module:make_model"
+        with requiring(rule, source):
+            model = import_named(source.replace(":", "."))()
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"it makes a {type(model).__name__}")
+        return model
+    require_source("model", source)
+    with tempfile.TemporaryDirectory() as cache:
+        if not is_local(source):
+            commit = hub.list_revisions(source)["main"]
+            names = ["config.json", *(["*.py"] if trust_remote_code else [])]
+            folder = hub.fetch_small(source, commit, names, Path(cache))
+        return described_model(folder, trust_remote_code=trust_remote_code)
