@@ -336,10 +336,12 @@ def _held_bytes(
             name = type(metric).__name__
             held[name] += 0
             if isinstance(metric, GeometryMetric):
-                held[name] += metric.state_bytes(num_rows, min(num_rows, most_types))
+                of_metric = metric.state_bytes(num_rows, min(num_rows, most_types))
                 if metric.has_copies and num_groups:
                     rows = -(-num_rows // num_groups)
-                    held[name] += num_groups * metric.state_bytes(rows, min(rows, most_types))
+                    of_metric += num_groups * metric.state_bytes(rows, min(rows, most_types))
+                # once a row is massive there is a copy of the ordinary ones
+                held[name] += of_metric * (2 if metric.keys_without_massive else 1)
     return held
 
 

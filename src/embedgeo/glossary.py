@@ -164,10 +164,17 @@ _WRITTEN = tomllib.loads((Path(__file__).parent / "terms.toml").read_text(encodi
 DRIFT = {key: Term(**fields) for key, fields in _WRITTEN["drift"].items()}
 """Comparisons of steps by `embedgeo drift` and `embedgeo.Drift`."""
 
-LEFT_OUT = {key: Term(**fields) for key, fields in _WRITTEN["left_out"].items()}
-"""Numbers that are recorded only where few rows, or one coordinate, make those of a layer."""
+WITHOUT_BOTH = "_without_massive_or_top_dim"
+WITHOUT_MASSIVE = "_without_massive"
+WITHOUT_TOP_DIM = "_without_top_dim"
+"""Ends of the keys of numbers without massive rows, without the largest coordinate, or both."""
 
 _OF_MODELS = {key: Term(**fields) for key, fields in _WRITTEN["models"].items()}
 
 
-register(DRIFT | LEFT_OUT | _OF_MODELS, is_own=True)
+register(DRIFT | _OF_MODELS, is_own=True)
+
+
+def is_without(key: str) -> bool:
+    """Tell whether a key is of a number without massive rows or without the largest coordinate."""
+    return key.endswith((WITHOUT_BOTH, WITHOUT_MASSIVE, WITHOUT_TOP_DIM))

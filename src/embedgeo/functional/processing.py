@@ -59,7 +59,10 @@ class Affine(NamedTuple):
         """Mean and scatter of the mapped rows, given those of the rows."""
         mapped = self.matrix.T @ scatter.scatter @ self.matrix
         return Scatter(
-            scatter.n, (scatter.mean - self.center) @ self.matrix, (mapped + mapped.T) / 2
+            scatter.n,
+            (scatter.mean - self.center) @ self.matrix,
+            (mapped + mapped.T) / 2,
+            scatter.eps,
         )
 
 

@@ -420,7 +420,7 @@ class Geometry:
             num_ranks=num_ranks,
             jackknife=self.settings["jackknife"],
         )
-        return of_layer * len(self.layers)
+        return 2 * of_layer * len(self.layers)  # a copy of the ordinary rows, too
 
     def close(self) -> None:
         """Let go of what was measured, and of the model without waiting for the garbage

@@ -143,13 +143,6 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
         return _pairs(values, errors)
     except Exception as error:
         return error
-    # of all metrics together, so that a device is waited for once
-    numbers = _numbers([*values.values(), *errors.values()])
-    stderrs = dict(zip(errors, numbers[len(values) :], strict=True))
-    return {
-        key: (number, stderrs.get(key, math.nan))
-        for key, number in zip(values, numbers, strict=False)
-    }
 
 
 def _values_of_metric(metric: Any, copies: list[Any], *, has_errors: bool) -> ValuesAndErrors:

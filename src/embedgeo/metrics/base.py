@@ -504,7 +504,8 @@ class GeometryMetric(Metric):
     def take_states(self, other: Self) -> None:
         """Take copies of the states of a metric of the same class and arguments."""
         self.see_no_rows()
-        for name, state in other.metric_state.items():
+        states: dict[str, Any] = other.metric_state
+        for name, state in states.items():
             setattr(self, name, state.clone())
 
     def reset(self) -> None:

@@ -9,12 +9,16 @@ from embedgeo.functional.massive import RowGroup, first_places, row_group
 from embedgeo.functional.moments import Moments, ratio
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, type_table
-from embedgeo.glossary import Term, in_group, term
+from embedgeo.glossary import (
+    WITHOUT_BOTH,
+    WITHOUT_MASSIVE,
+    WITHOUT_TOP_DIM,
+    Term,
+    in_group,
+    term,
+)
 from embedgeo.metrics.base import GeometryMetric, Table, Tables
 
-WITHOUT_MASSIVE = "_without_massive"
-WITHOUT_TOP_DIM = "_without_top_dim"
-WITHOUT_BOTH = "_without_massive_or_top_dim"
 _WORDS = {  # what is left out, by the end of a key; the longest first
     WITHOUT_BOTH: ("massive rows and the largest coordinate", "without both"),
     WITHOUT_MASSIVE: ("massive rows", "without massive rows"),

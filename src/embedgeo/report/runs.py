@@ -215,9 +215,8 @@ class Run:
         """The settings, by name, in which another run was not measured like this one, and both
         values of each.
         """
-        # named otherwise, it is the same text
-        ours, theirs = ({"skip_massive": "0.0", **each.settings} for each in (self, other))
-        shared = ours.keys() & theirs.keys() - {"text_files"}
+        ours, theirs = self.settings, other.settings
+        shared = ours.keys() & theirs.keys() - {"text_files"}  # named otherwise, it is the same
         known = {key: (ours[key], theirs[key]) for key in ours if key in shared}
         few, many = sorted((self.num_rows, other.num_rows))
         if "num_tokens" not in known and many > (1 + _DIFFERENT_ROWS) * few:

@@ -14,13 +14,13 @@ from embedgeo.glossary import (
     FEW_POINTS,
     FEW_ROWS,
     GAUSSIAN,
-    LEFT_OUT,
     headlines,
     in_order,
+    is_without,
     term,
 )
 from embedgeo.report.runs import SETTINGS, Run
-from embedgeo.results.findings import REMEDIES, findings
+from embedgeo.results.findings import KINDS, findings
 from embedgeo.results.records import loss_outliers
 
 FEW_TYPES = 300  # token types below which the values over them show only trends
@@ -226,8 +226,8 @@ def _undefined_by_design(run: Run, metric: str) -> pd.DataFrame:
     expected = pd.DataFrame(np.tile(never, (len(table), 1)), table.index, table.columns)
     if metric in DRIFT:
         expected.iloc[:1] = True
-    if metric in LEFT_OUT or metric == "first_positions_share":
-        expected |= table.isna()  # where it is nobody's number, and without sequences
+    if is_without(metric) or metric == "first_positions_share":
+        expected |= table.isna()  # where no row is massive, and without sequences
     is_over_types = term(metric).group == "token types"
     if (is_over_types or metric == "V_W_text_over_V_W") and {"V", "V_W"} <= set(run.values):
         expected |= run.table("V_W") <= _ROUNDING * run.table("V")
@@ -249,30 +249,20 @@ def outlier_steps(run: Run) -> list[int]:
 
 
 def _few_make_them(run: Run) -> Iterator[Flag]:
-    """What a few rows, first positions or one coordinate make: at each layer where they hold
-    most.
-    """
-    kinds = {
-        "large_rows": ("A few rows make the numbers", "large_rows_share"),
-        "first_positions": ("First positions make the numbers", "first_positions_share"),
-        "top_dim": ("One coordinate makes the numbers", "top_dim_share"),
-    }
-    known = run.values[[key for key in run.values if key in LEFT_OUT]]
-    cases: dict[str, dict[str, tuple[float, str]]] = {kind: {} for kind in kinds}
+    """What massive rows or one coordinate make: at each layer where they hold most."""
+    known = run.values[[key for key in run.values if is_without(str(key))]]
+    cases: dict[str, dict[str, tuple[float, str]]] = {kind: {} for kind in KINDS}
     for place in known.index[known.notna().any(axis=1)]:
         step, layer = place
         values = {str(key): value for key, value in run.values.loc[place].dropna().items()}
         errors = {str(key): value for key, value in run.errors.loc[place].dropna().items()}
         when = f" at step {step:,}" if run.has_steps else ""
-        for kind, text in findings(values, int(run.widths[place]), errors).items():
-            share = values.get(kinds[kind][1], 0.0)
+        for kind, text in findings(values, errors).items():
+            share = values.get(KINDS[kind].share, 0.0)
             if share >= cases[kind].get(layer, (0.0, ""))[0]:
                 cases[kind][layer] = share, f"{layer}{when}: {text}"
-    for kind, (title, _) in kinds.items():
-        text = (
-            "What is left without them has other numbers, by more than a tenth and two standard "
-            f"errors. {REMEDIES[kind]}"
-        )
+    for kind, (title, remedy, *_) in KINDS.items():
+        text = f"What is left without them has other numbers, by more than a tenth. {remedy}"
         yield Flag(
             title, text, [cases[kind][each][1] for each in run.layers if each in cases[kind]]
         )
@@ -475,7 +465,7 @@ def overview(runs: Sequence[Run], *, has_errors: bool) -> Overview:
         for label, (run, name) in labels.items()
     ]
     found = {metric for part in parts for metric in part.cells} - {"anisotropy_null"}
-    metrics = in_order(metric for metric in found if metric not in LEFT_OUT)
+    metrics = in_order(metric for metric in found if not is_without(metric))
     first = [metric for metric in metrics if metric in headlines()] or metrics
     return Overview(parts, first, [metric for metric in metrics if metric not in first])
 

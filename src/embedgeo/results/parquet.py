@@ -66,6 +66,7 @@ TABLES = {
     "coordinates": pa.schema(
         [*_LAYER, ("coordinate", pa.int64()), *_columns(pa.float64(), *_COORDINATE)]
     ),
+    "massive": pa.schema([*_LAYER, ("token_id", pa.int64()), ("n", pa.float64()), _TEXT]),
     "jackknife": pa.schema(
         [*_LAYER, ("metric", pa.string()), ("group", pa.int64()), ("deviation", pa.float64())]
     ),
@@ -74,8 +75,8 @@ TABLES = {
 
 Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers.
 Of spectra: the eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of
-coordinates: the largest ones, from 0; see `embedgeo.OutlierCoordinates.coordinates`. Of the
-jackknife, by groups, of `IntrinsicDimension` those that have rows in its sample: see
+coordinates: the largest ones, from 0; see `embedgeo.OutlierCoordinates.coordinates`. Of massive
+rows: how many each token type has. Of the jackknife, by groups, of `IntrinsicDimension` those that have rows in its sample: see
 `embedgeo.functional.jackknife.deviations`.
 """
 

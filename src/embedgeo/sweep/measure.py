@@ -151,6 +151,7 @@ class Worker:
                 rows=settings.rows,
                 jackknife=settings.jackknife,
                 skip_massive=settings.skip_massive,
+                massive=settings.massive,
             )
         try:
             with torch.inference_mode():
@@ -215,6 +216,9 @@ class Worker:
             means = geometry.token_tables("means")
             tables["means"] = means.assign(token=means["token_id"].map(text.token_texts))
         tables |= geometry.layer_tables()
+        if "massive" in tables:
+            tokens = tables["massive"]["token_id"].map(text.token_texts)
+            tables["massive"] = tables["massive"].assign(token=tokens)
         if self.settings.jackknife:
             # of too few sequences
             tables.setdefault("jackknife", pd.DataFrame(columns=TABLES["jackknife"].names))

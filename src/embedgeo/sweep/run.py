@@ -18,7 +18,7 @@ from embedgeo.checkpoints.sources import Checkpoint
 from embedgeo.formatting import listed, reason, shell_command
 from embedgeo.glossary import headlines
 from embedgeo.metrics.defaults import width_notes
-from embedgeo.results.findings import lines as finding_lines
+from embedgeo.results.findings import lines as finding_lines, massive_tokens
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import to_frame, to_records
 from embedgeo.results.records import MODEL, block_means, model_record, shared_files
@@ -290,7 +290,9 @@ class Sweep:
             self._print_values(checkpoint, records, time.monotonic() - started)
             if not self._told:
                 self._told = True
-                for line in finding_lines(to_records(records)):
+                assert isinstance(result, Measured)
+                of_massive = massive_tokens(result.tables.get("massive"))
+                for line in finding_lines(to_records(records), of_massive):
                     self.print(f"{'':9}{line}")
         else:
             self.failures[checkpoint.name] = str(result)

@@ -89,9 +89,12 @@ class SweepSettings:
         skip_first_positions: number of positions to leave out at the start of every sequence.
         ignore_token_ids: tokens to leave out, by their ids; or ``special``: the tokenizer's special
             tokens.
-        skip_massive: leave out, layer by layer, rows whose norm is more than 4 times (true), or so
-            many times, the median of their forward pass, if it has 100 rows; numbers then depend on
-            ``batch_size``, and ``n_massive`` says how many rows these were.
+        skip_massive: leave massive rows out of all numbers (true), or those beyond so many times
+            the median norm; default: numbers without them have keys that end in
+            ``_without_massive``.
+        massive: a row is massive where its norm is beyond so many times the median of its layer
+            and forward pass, if that has 100 rows; numbers without massive rows depend on
+            ``batch_size``.
         token_tables: also write ``tokens/<name>.parquet``: n, Q, M and V of each token type at each
             layer.
         save_means: also write ``means/<name>.parquet``: the mean embedding of each token type at
@@ -159,6 +162,7 @@ class SweepSettings:
     skip_first_positions: int = 0
     ignore_token_ids: Sequence[int] | str = ()
     skip_massive: bool | float = False
+    massive: float = 4.0
     token_tables: bool = False
     save_means: bool = False
     after_processing: bool = False
@@ -360,7 +364,8 @@ class SweepSettings:
             "extra": self.extra_names,
         }
         recorded["seq_len"] = self.length
-        recorded["skip_massive"] = massive_times(self.skip_massive)
+        recorded["massive"] = massive_times(self.skip_massive, self.massive)
+        recorded["skip_massive"] = bool(self.skip_massive)
         if SPECIAL in self.ignore_token_ids:
             recorded["ignore_token_ids"] = SPECIAL
         return {**recorded, "text_sha256": text_sha256}

@@ -104,9 +104,8 @@ class GeometryMonitor(Monitor, Callback):
             history. Its ``state_dict`` is saved where it has one. One that fails is taken out on
             all ranks, with one warning, or raises with ``on_error="raise"``. In a YAML
             configuration each is a ``class_path`` and its ``init_args``.
-        skip_massive: leave out, layer by layer, the rows whose norm is more than 4 times (True), or
-            so many times, the median of those of their forward pass on this rank: see
-            `embedgeo.observe`.
+        skip_massive: leave massive rows out of all numbers (True), or those beyond so many times
+            the median norm of their forward pass on this rank: see `embedgeo.observe`.
 
     Raises:
         TypeError: ``probe`` can be iterated over only once, or an argument that must be an integer
