@@ -31,18 +31,18 @@ def row_values(x):
     }
 
 
-def outlier_shares(x, is_first=None):
-    """Shares of V of the rows of largest norm and of first positions, and of large rows among
-    all.
-    """
+def outlier_values(x, is_first=None):
+    """V's share of first positions, and V and M / Q without the largest coordinate."""
     x = np.asarray(x, dtype=np.float64)
-    squares, norms = ((x - x.mean(0)) ** 2).sum(1), np.linalg.norm(x, axis=1)
-    top = np.argsort(-norms, kind="stable")[: min(64, -(-len(x) // 1000))]
-    first = np.nan if is_first is None else squares[np.asarray(is_first)].sum() / squares.sum()
+    squares = ((x - x.mean(0)) ** 2).sum(1)
+    others = np.delete(x, (x**2).sum(0).argmax(), axis=1)
+    m, v = (others.mean(0) ** 2).sum(), others.var(0).sum()
     return {
-        "top_rows_share": squares[top].sum() / squares.sum(),
-        "first_positions_share": first,
-        "large_norm_rows": (norms > 4 * np.median(norms)).mean(),
+        "first_positions_share": (
+            np.nan if is_first is None else squares[np.asarray(is_first)].sum() / squares.sum()
+        ),
+        "V_without_top_dim": v,
+        "M_over_Q_without_top_dim": m / (m + v),
     }
 
 

@@ -175,6 +175,19 @@ _OF_MODELS = {key: Term(**fields) for key, fields in _WRITTEN["models"].items()}
 register(DRIFT | _OF_MODELS, is_own=True)
 
 
+def left_without(whole: Term, what: str) -> Term:
+    """The term of a number of what is left without something, given that of the whole."""
+    return whole._replace(
+        name=f"{whole.name} without {what}",
+        meaning=f"{whole.name} of what is left without {what}.",
+        is_drawn=False,
+        is_scalar=False,
+        group="more",
+        order=800,
+        follows="",
+    )
+
+
 def is_without(key: str) -> bool:
     """Tell whether a key is of a number without massive rows or without the largest coordinate."""
     return key.endswith((WITHOUT_BOTH, WITHOUT_MASSIVE, WITHOUT_TOP_DIM))

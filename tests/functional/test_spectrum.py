@@ -140,6 +140,7 @@ def test_rows_that_do_not_vary_have_no_spectrum(dtype, n, dim):
     x = torch.full((n, dim), 0.1, dtype=dtype)
     values = floats(spectrum_values(row_scatter(x), full=True))
     values.pop("anisotropy_null")
+    assert values.pop("constant_dims") == pytest.approx(dim if n else torch.nan, nan_ok=True)
     # that of one direction
     assert values.pop("rankme") == pytest.approx(1 if n else torch.nan, nan_ok=True)
     values["alone"] = anisotropy(x).item()

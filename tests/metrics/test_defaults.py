@@ -80,8 +80,9 @@ def test_token_tables_take_at_most_the_bytes_that_are_told_beforehand(jackknife)
     # 40 rows in each of 8 sequences have all of the vocabulary where groups have two or more
     told = geometry.table_bytes(8 * 40, num_ranks=1)
     with_ranks = geometry.table_bytes(8 * 40, num_ranks=3)
-    assert bytes_of_rows[1] < bytes_of_rows[0] <= told
-    assert bytes_of_rows[0] > 0.7 * told
+    # two copies are planned for
+    assert bytes_of_rows[1] < bytes_of_rows[0] <= told / 2
+    assert bytes_of_rows[0] > 0.35 * told
     assert 2 * told <= with_ranks <= 3 * told
 
 
@@ -125,7 +126,7 @@ def test_where_token_tables_do_not_fit_a_monitor_does_without_and_says_so(
     fit(tmp_path, monitor, max_steps=2)
     assert any("EmbeddingMoments, Anisotropy, IntrinsicDimension, every" in s for s in said(caplog))
     (line,) = [line for line in said(caplog) if "in place of TokenMoments" in line]
-    assert "may take 42.2 GB on a rank, more than 2.15 GB" in line
+    assert "may take 84.5 GB on a rank, more than 2.15 GB" in line
     assert "metrics=embedgeo.default_metrics has the tables" in line
     found = {record["metric"] for record in monitor.history}
     assert {"Q", "V_W_unbiased", "anisotropy", "intrinsic_dimension"} <= found

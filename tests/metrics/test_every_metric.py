@@ -353,7 +353,10 @@ def test_few_rows_or_none_give_values_that_are_undefined_rather_than_wrong(kind)
         if seen == 0 and kind in LISTED:
             assert finite <= COUNTS | OF_POINTS
         if seen == 1 and kind == "EmbeddingMoments":
-            assert finite == {*("n", "n_nonfinite", "Q", "M", "V", "M_over_Q"), *OF_NORMS}
+            assert finite == {
+                *("n", "n_nonfinite", "Q", "M", "V", "M_over_Q", *OF_NORMS),
+                *("V_without_top_dim", "M_over_Q_without_top_dim"),
+            }
 
 
 def untouched(metric):
@@ -363,13 +366,14 @@ def untouched(metric):
 
 COUNTS = {"n", "n_nonfinite", "token_types", "token_types_regressed", "next_token_types"}
 
-OF_NORMS = {"large_norm_rows", "norm_mean", "norm_cv", "norm_max"}
+OF_NORMS = {"norm_mean", "norm_cv", "norm_max"}
 
 OF_POINTS = {"n_points", "n_points_between", "n_points_within"}
 
 ONE_ROW = OF_POINTS | {
     *("n", "n_nonfinite", "token_types", "token_types_regressed", "n_points"),
     *("Q", "M", "M_over_Q", "norm_mean", "norm_max", "mean_cosine", "rankme"),
+    *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim", "constant_dims"),
     *("max_abs", "max_abs_first", "max_abs_rest"),
     *SIMILARITIES,
 }
@@ -417,7 +421,8 @@ ABOUT_THE_ORIGIN = {
     "norm_mean",
     "norm_cv",
     "norm_max",
-    *("top_rows_share", "large_norm_rows"),
+    *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim", "V_without_top_dim"),
+    "anisotropy_without_top_dim",
     "Q_t_cv",
     "rankme",
     *LARGEST,
@@ -429,8 +434,8 @@ PER_AXIS = {
     "anisotropy_standardized",
     "anisotropy_z_scored",
     "mean_cosine_z_scored",
-    "anisotropy_without_top_dim",
-    "participation_ratio_without_top_dim",
+    *("anisotropy_without_top_dim", "V_without_top_dim", "constant_dims"),
+    *("M_over_Q_without_top_dim", "mean_cosine_without_top_dim"),
     *(f"kurtosis{end}" for end in ("", "_first", "_median", "_median_first")),
 } | LARGEST
 
@@ -438,6 +443,7 @@ SQUARED_UNITS = {
     "Q",
     "M",
     "V",
+    "V_without_top_dim",
     "V_W",
     "V_B",
     "V_W_unbiased",

@@ -44,7 +44,7 @@ def measured(make, num_groups: int, size: int = 6) -> tuple[dict[str, Tensor], d
     with observe_rows(make, num_groups) as geometry:
         for x, ids, _ in batches(size=size):
             geometry.model(x, ids, lengths_mask(ids))
-    records = geometry.records()
+    records = [each for each in geometry.records() if "massive" not in each["metric"]]
     values, errors = (
         {each["metric"]: torch.tensor(each[of], dtype=torch.float64) for each in records}
         for of in ("value", "stderr")

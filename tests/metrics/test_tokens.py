@@ -29,7 +29,7 @@ from tests.models import gpt_neox, token_batch
 
 NOT_OF_THE_TABLE = {
     *("mean_cosine", "norm_mean", "norm_cv", "norm_max", "top_dim_share"),
-    *("top_rows_share", "first_positions_share", "large_norm_rows"),
+    *("first_positions_share", "V_without_top_dim", "M_over_Q_without_top_dim"),
 }
 
 REGRESSIONS = {
@@ -42,7 +42,7 @@ REGRESSIONS = {
 def assert_equals_loop(values, x, ids, *, rtol, regression_rtol, regressed=None):
     expected = (
         references.row_values(x)
-        | references.outlier_shares(x)
+        | references.outlier_values(x)
         | references.token_values(x, ids)
         | references.unbiased_values(x, ids)
     )

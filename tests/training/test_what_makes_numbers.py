@@ -26,9 +26,9 @@ def test_a_line_after_the_first_measurement_and_a_text_for_tensorboard(tmp_path,
     with caplog.at_level("INFO", "lightning.pytorch"):
         fit(tmp_path, monitor, module=module, data=data, max_steps=2, logger=logger)
     (line,) = [each for each in caplog.messages if "at step 0, " in each]
-    assert "1 row of 384 holds" in line
+    assert "without 1 massive row of 384" in line
     assert "skip_massive=" in line
-    without = value(monitor, 0, "block.00", "V_without_large_rows")
+    without = value(monitor, 0, "block.00", "V_without_massive")
     assert without < 0.5 * value(monitor, 0, "block.00", "V")
     events = EventAccumulator(str(tmp_path / "run"), size_guidance={"tensors": 0}).Reload()
     text = events.Tensors("geometry/what makes the numbers/text_summary")[0]
@@ -47,5 +47,5 @@ def test_a_line_after_the_first_checkpoint_of_a_sweep(tmp_path, capsys):
     options = {"text": str(tmp_path / "text.txt"), "seq_len": 16, "num_tokens": 128}
     sweep(str(tmp_path / "run"), out=str(tmp_path / "out"), **options)
     said = capsys.readouterr().out
-    assert "1 row of 128 holds" in said
+    assert "without 1 massive row of 128 (tokens " in said
     assert "--skip-massive" in said

@@ -191,7 +191,7 @@ def _leading_values(
         "anisotropy_without_top_dim": ratio(top_eigenvalue(others), others.diagonal().sum()),
         "participation_ratio": ratio(trace.square(), s.square().sum()),
         "anisotropy_standardized": ratio(top_eigenvalue(standardized), num_scaled),
-        "constant_dims": len(variance) - num_scaled.to(trace),
+        "constant_dims": (len(variance) - num_scaled).to(trace).where(n > 0, torch.nan),
         "anisotropy_null": anisotropy_null(n, len(variance)),
     }
 

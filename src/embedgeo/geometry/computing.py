@@ -139,7 +139,8 @@ def _values(layer: LayerMetrics) -> Pairs | Exception:
             found, found_errors = _ordinary_values(metric, copies, has_errors=layer.num_groups > 0)
             values |= found
             errors |= found_errors
-        values |= massive_values(layer.massive, [metric for metric, _ in whole])
+        held = [] if layer.skip_massive else [metric for metric, _ in whole]
+        values |= massive_values(layer.massive, held)
         return _pairs(values, errors)
     except Exception as error:
         return error

@@ -21,7 +21,7 @@ from embedgeo.functional.spectrum import (
     sampled_spectrum_values,
     spectrum_values,
 )
-from embedgeo.glossary import Term, in_group
+from embedgeo.glossary import Term, in_group, left_without
 from embedgeo.metrics.base import GeometryMetric, Table, Tables
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
@@ -130,6 +130,9 @@ _TERMS = {
         ),
     ),
 }
+
+
+_TERMS["anisotropy_without_top_dim"] = left_without(_TERMS["anisotropy"], "the largest coordinate")
 
 
 class Anisotropy(GeometryMetric):

@@ -181,6 +181,16 @@ _TERMS = {
 }
 
 
+_TERMS["mean_cosine_without_top_dim"] = Term(
+    "mean cosine without the largest coordinate",
+    "cosine of two distinct sampled rows, mean over all pairs",
+    "Mean cosine of the sampled rows without their coordinate of largest second moment.",
+    gaussian=0.0,
+    is_drawn=False,
+    order=800,
+)
+
+
 class IntrinsicDimension(GeometryMetric):
     """Intrinsic dimension of a uniform sample of the embeddings, by TwoNN, or by GRIDE at several
     scales.

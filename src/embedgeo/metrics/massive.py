@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from embedgeo.functional.massive import RowGroup, first_places, row_group
-from embedgeo.functional.moments import Moments, ratio
+from embedgeo.functional.moments import Moments
 from embedgeo.functional.rows import Rows
 from embedgeo.functional.tokens import TokenTable, type_table
 from embedgeo.glossary import (
@@ -15,14 +16,14 @@ from embedgeo.glossary import (
     WITHOUT_TOP_DIM,
     Term,
     in_group,
+    left_without,
     term,
 )
 from embedgeo.metrics.base import GeometryMetric, Table, Tables
 
-_WORDS = {  # what is left out, by the end of a key; the longest first
-    WITHOUT_BOTH: ("massive rows and the largest coordinate", "without both"),
-    WITHOUT_MASSIVE: ("massive rows", "without massive rows"),
-    WITHOUT_TOP_DIM: ("the largest coordinate", "without the largest coordinate"),
+_LEFT_OUT = {  # by the end of a key
+    WITHOUT_BOTH: "massive rows and the largest coordinate",
+    WITHOUT_MASSIVE: "massive rows",
 }
 
 
@@ -76,21 +77,11 @@ class MassiveRows(GeometryMetric):
 
     @staticmethod
     def family_term(key: str) -> Term | None:
-        """The term of a number without massive rows, without the largest coordinate, or both."""
-        end = next((end for end in _WORDS if key.endswith(end)), None)
-        if end is None:
-            return None
-        whole = term(key.removesuffix(end))
-        what, short = _WORDS[end]
-        return whole._replace(
-            name=f"{whole.name} {short}",
-            meaning=f"{whole.name} of what is left without {what}.",
-            is_drawn=False,
-            is_scalar=False,
-            group="more",
-            order=800,
-            follows="",
-        )
+        """The term of a number without massive rows."""
+        for end, what in _LEFT_OUT.items():
+            if key.endswith(end):
+                return left_without(term(key.removesuffix(end)), what)
+        return None
 
     def take(self, rows: Rows, marks: Tensor) -> None:
         """Take the rows of a pass that are marked as massive, shape (n,)."""
@@ -120,20 +111,19 @@ class MassiveRows(GeometryMetric):
 
 def massive_values(massive: MassiveRows | None, metrics: Iterable[object]) -> dict[str, Tensor]:
     """``n_massive``, ``n_massive_first`` and ``massive_share_of_V`` of a layer: 0 where no row is
-    massive. Empty where none of its ``metrics`` holds the moments of all rows.
+    massive. The share needs a metric that holds the moments of all rows.
     """
-    held = next(
-        (each for each in metrics if isinstance(each, GeometryMetric) and each.holds(Moments)), None
-    )
-    if held is None:
-        return {}
-    moments = held.load(Moments)
-    if massive is None:
-        zero = moments.n.new_zeros(())
-        none = {"n_massive": zero, "n_massive_first": zero}
-        return {**none, "massive_share_of_V": ratio(zero, moments.m2.sum())}
-    share = massive.load(RowGroup).share_of_variance(moments.mean, moments.m2)
-    return {**MassiveRows.compute(massive), "massive_share_of_V": share}
+    values = {"n_massive": torch.zeros((), dtype=torch.float64)}
+    values["n_massive_first"] = values["n_massive"]
+    if massive is not None:
+        values = massive.values()
+    for metric in metrics:
+        if isinstance(metric, GeometryMetric) and metric.holds(Moments):
+            moments = metric.load(Moments)
+            group = RowGroup.empty(metric.dim) if massive is None else massive.load(RowGroup)
+            values["massive_share_of_V"] = group.share_of_variance(moments.mean, moments.m2)
+            break
+    return values
 
 
 def without_massive(key: str) -> str:

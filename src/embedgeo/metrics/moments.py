@@ -17,7 +17,7 @@ from embedgeo.functional.tokens import (
     unbiased_split,
     within_moments,
 )
-from embedgeo.glossary import Term, in_group
+from embedgeo.glossary import WITHOUT_TOP_DIM, Term, in_group, left_without
 from embedgeo.metrics.base import GeometryMetric
 from embedgeo.metrics.gaussian import Array, GaussianRows
 
@@ -144,6 +144,12 @@ _TERMS = {
         group="rows counted",
         order=640,
     ),
+}
+
+
+_TERMS |= {
+    f"{key}{WITHOUT_TOP_DIM}": left_without(_TERMS[key], "the largest coordinate")
+    for key in ("V", "M_over_Q")
 }
 
 

@@ -91,7 +91,8 @@ def massive_tokens(table: "pd.DataFrame | None") -> dict[str, str]:
         return {}
     most = table.groupby("layer", sort=False).head(_MOST_TOKENS)
     texts = most["token"].map(lambda token: repr(token) if isinstance(token, str) else "unknown")
-    return most.assign(text=texts).groupby("layer")["text"].agg(", ".join).to_dict()
+    by_layer = most.assign(text=texts).groupby("layer")["text"].agg(", ".join)
+    return {str(layer): text for layer, text in by_layer.items()}
 
 
 def findings(

@@ -76,8 +76,8 @@ TABLES = {
 Of token types, ``num_tokens``: of the words of a type, on average, or 1; ``mean``: μ_t, d numbers.
 Of spectra: the eigenvalues of the covariance of n rows, descending, ``index`` from 1. Of
 coordinates: the largest ones, from 0; see `embedgeo.OutlierCoordinates.coordinates`. Of massive
-rows: how many each token type has. Of the jackknife, by groups, of `IntrinsicDimension` those that have rows in its sample: see
-`embedgeo.functional.jackknife.deviations`.
+rows: how many each token type has. Of the jackknife, by groups, of `IntrinsicDimension` those that
+have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
 """
 
 _TERMS = b"terms"  # of metrics, in the metadata of records

@@ -274,10 +274,9 @@ def _tokenize(
     types = None
     if settings.types == "string":
         types = string_types(token_ids, tokenizer, {*special, *settings.ignore_token_ids})
-    token_texts: dict[int, str] = {}
     if tokenized.words is not None:
         token_texts = dict(enumerate(tokenized.words.spelled))
-    elif settings.token_tables or settings.save_means:
+    else:
         token_texts = {i: str(tokenizer.decode([i])) for i in token_ids.unique().tolist()}
         if types is not None:
             token_texts = {
