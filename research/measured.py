@@ -22,7 +22,7 @@ from research.claims import Paper
 from research.verdicts import Series
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-_DEFAULTS = {  # of the sweep's options that printed values depend on
+DEFAULTS = {  # of the sweep's options that printed values depend on
     "unit": "sequence",
     "min_words": 0,
     "max_words": 0,
@@ -130,7 +130,7 @@ class Measured:
             named = ", ".join(names[:2]) + more or "the built-in one"
             return f"another text than the preset's: {named}"
         for name in options:
-            there = self.preset.get(name, _DEFAULTS[name])
+            there = self.preset.get(name, DEFAULTS[name])
             here = self.asked.get(name, there)
             if here != (_SEQ_LEN if name == "seq_len" and there is None else there):
                 return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
