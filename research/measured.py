@@ -311,16 +311,20 @@ def regressions(types: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
     ``Q_raw_slope`` is the slope on log10 n, ``Q_size_slope`` that on the number of tokens of words.
     """
-    found = type_regressions({key: types[key] for key in "nQMV"})
-    del found["token_types_regressed"]
-    abscissae = {"raw": types["n"].log10()}
-    if "num_tokens" in types:
-        abscissae["size"] = types["num_tokens"]
-    for name, x in abscissae.items():
-        for key in "QMV":
-            slope, _ = least_squares(x, types[key])
-            found[f"{key}_{name}_slope"] = slope / types[key].mean(-1)
-    return found
+    of_layers = []
+    for i in range(len(types["n"])):
+        here = {key: each[i] for key, each in types.items()}
+        found = type_regressions({key: here[key] for key in "nQMV"})
+        del found["token_types_regressed"]
+        abscissae = {"raw": here["n"].log10()}
+        if "num_tokens" in here:
+            abscissae["size"] = here["num_tokens"]
+        for name, x in abscissae.items():
+            for key in "QMV":
+                slope, _ = least_squares(x, here[key])
+                found[f"{key}_{name}_slope"] = slope / here[key].mean()
+        of_layers.append(found)
+    return {key: torch.stack([found[key] for found in of_layers]) for key in of_layers[0]}
 
 
 def read_measured(folder: Path, paper: Paper, with_baseline: Path | None = None) -> list[Measured]:
