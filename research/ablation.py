@@ -97,8 +97,7 @@ def find_layers(model: Any) -> list[Layer]:
         ValueError: the model is no decoder or encoder with a list of blocks and a language model
             head.
     """
-    config = model.config.get_text_config()
-    count = config.num_hidden_layers
+    count = model.config.get_text_config().num_hidden_layers
     stacks = (
         (parent, child)
         for parent in model.modules()
@@ -106,7 +105,7 @@ def find_layers(model: Any) -> list[Layer]:
         if isinstance(child, nn.ModuleList) and len(child) == count
     )
     around, blocks = next(stacks, (model, nn.ModuleList()))
-    if config.is_encoder_decoder or not len(blocks) or model.get_output_embeddings() is None:
+    if model.config.is_encoder_decoder or not len(blocks) or model.get_output_embeddings() is None:
         raise ValueError(
             "ablation needs a decoder or an encoder of transformers with a list of its blocks and "
             f"a language model head; {type(model).__name__} is none."

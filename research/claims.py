@@ -28,78 +28,66 @@ _LIMITED = (
     f"by more than z standard errors, and {LEAST_SLOPE} or what the row names as the least, at "
     "every layer that the row is about"
 )
-RULES: Mapping[str, tuple[tuple[str, ...], str]] = {
+RULES: Mapping[str, str] = {
     "value": (
-        ("metric", "printed"),
         "A value holds if it is no farther from the printed one than z standard errors and what "
         "rounding may have changed, or, where the paper says about, the tolerance that the row "
         "names. It is not comparable with another text, or where z standard errors are more than a "
         "quarter of the printed value. Values of one token type have no standard error; numbers of "
         "occurrences and texts have that of the difference of two random samples, and of types the "
-        "root of twice the number of those that occur once.",
+        "root of twice the number of those that occur once."
     ),
     "fact": (
-        ("metric", "printed"),
         "A fact of a model (layers, width, parameters, the place of its norms) holds if it is the "
-        "printed one, but for rounding.",
+        "printed one, but for rounding."
     ),
-    "above": (("metric", "layer"), f"A value is above a limit if it is {_LIMITED}."),
-    "below": (("metric", "layer"), f"A value is below a limit if it is {_LIMITED}."),
+    "above": f"A value is above a limit if it is {_LIMITED}.",
+    "below": f"A value is below a limit if it is {_LIMITED}.",
     "order": (
-        ("metric", "layer", "than", "direction"),
         "A model is above (below) the other group if its value differs from their mean that way by "
         f"more than z standard errors and {VISIBLE:.0%} of the mean; of another order of magnitude "
         "if it is so many times the mean as the row names. A span is the largest less the smallest "
-        "value over the layers.",
+        "value over the layers."
     ),
     "trend": (
-        ("metric", "direction"),
         "A trend through the layers holds if Kendall's τ of value and depth has the sign, is more "
         f"than two of its standard errors from 0, which follow from the number of layers, and is "
         f"{LEAST_TAU} or more; it does not hold if, with two of them more, it is less, or if the "
         f"values differ by less than {LEAST_CHANGE:.0%}. Where no errors are known, a trend fails "
-        "only if the opposite one holds.",
+        "only if the opposite one holds."
     ),
     "settles": (
-        ("metric", "direction"),
         "A number grows over training and then stabilises if its last value exceeds the first by "
         f"more than z standard errors and {VISIBLE:.0%}, and if it neither changes by more than "
         f"{SETTLED:.0%} of that growth over the second half of the steps, nor falls by more from "
-        "its highest value.",
+        "its highest value."
     ),
     "peak": (
-        ("metric", "over", "direction"),
         "A peak (a dip) holds if the largest (smallest) value between the ends exceeds both ends "
         "by more than z standard errors of the difference; it does not hold if, within z of them, "
         f"it exceeds one by less than {VISIBLE:.0%} of that end. Through the layers it is that of "
         "the middle half, and does not hold if one outside of that is larger by more than z "
-        "standard errors; if one is larger by less, it is not comparable.",
+        "standard errors; if one is larger by less, it is not comparable."
     ),
     "phase": (
-        ("metric", "phase", "start"),
         "Phases are told apart by the two steps between which the number grows most (where it "
         "starts by growing: falls most): before them is the first, between them the second, after "
         "them the third. A phase holds if the number changes as claimed by more than z standard "
         "errors of the difference; it does not hold if, within z of them, it changes by less than "
         f"{VISIBLE:.0%} of the larger value. Where none is before the second, or after it, that is "
-        "asked of each change within the second, and the least clear one is named.",
+        "asked of each change within the second, and the least clear one is named."
     ),
     "unchecked": (
-        ("why",),
         "What cannot be checked says why. A picture is for a reader to compare with that of what "
-        "was measured here, below it.",
+        "was measured here, below it."
     ),
 }
-"""The fields that a claim of each rule needs, and the rule in words."""
+"""The rules by which verdicts are found, in words."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper: the fields are explained in ``papers.yaml``.
-
-    Raises:
-        ValueError: a field that the rule needs is missing, or has a value that it cannot have.
-    """
+    """A claim of a paper: the fields are explained in ``papers.yaml``."""
 
     at: str
     claim: str
@@ -126,12 +114,6 @@ class Claim:
     phase: int = 0
     start: str = ""
     shown: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ValueError(f"rule must be one of {', '.join(RULES)}; got {self.rule!r}")
-        if missing := [name for name in RULES[self.rule][0] if not getattr(self, name)]:
-            raise ValueError(f"rule {self.rule} needs {', '.join(missing)}; {self.claim!r}")
 
     @property
     def number(self) -> float:

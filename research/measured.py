@@ -22,7 +22,7 @@ from research.claims import Paper
 from research.verdicts import Series
 
 CONFIGS = Path(__file__).parents[1] / "configs"
-_DEFAULTS = {  # of the sweep's options that printed values depend on
+DEFAULTS = {  # of the sweep's options that printed values depend on
     "unit": "sequence",
     "min_words": 0,
     "max_words": 0,
@@ -130,7 +130,7 @@ class Measured:
             named = ", ".join(names[:2]) + more or "the built-in one"
             return f"another text than the preset's: {named}"
         for name in options:
-            there = self.preset.get(name, _DEFAULTS[name])
+            there = self.preset.get(name, DEFAULTS[name])
             here = self.asked.get(name, there)
             if here != (_SEQ_LEN if name == "seq_len" and there is None else there):
                 return f"other rows: {name.replace('_', ' ')} is {here!r}, the preset has {there!r}"
@@ -311,16 +311,20 @@ def regressions(types: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
     ``Q_raw_slope`` is the slope on log10 n, ``Q_size_slope`` that on the number of tokens of words.
     """
-    found = type_regressions({key: types[key] for key in "nQMV"})
-    del found["token_types_regressed"]
-    abscissae = {"raw": types["n"].log10()}
-    if "num_tokens" in types:
-        abscissae["size"] = types["num_tokens"]
-    for name, x in abscissae.items():
-        for key in "QMV":
-            slope, _ = least_squares(x, types[key])
-            found[f"{key}_{name}_slope"] = slope / types[key].mean(-1)
-    return found
+    of_layers = []
+    for i in range(len(types["n"])):
+        here = {key: each[i] for key, each in types.items()}
+        found = type_regressions({key: here[key] for key in "nQMV"})
+        del found["token_types_regressed"]
+        abscissae = {"raw": here["n"].log10()}
+        if "num_tokens" in here:
+            abscissae["size"] = here["num_tokens"]
+        for name, x in abscissae.items():
+            for key in "QMV":
+                slope, _ = least_squares(x, here[key])
+                found[f"{key}_{name}_slope"] = slope / here[key].mean()
+        of_layers.append(found)
+    return {key: torch.stack([found[key] for found in of_layers]) for key in of_layers[0]}
 
 
 def read_measured(folder: Path, paper: Paper, with_baseline: Path | None = None) -> list[Measured]:

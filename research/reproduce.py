@@ -396,20 +396,12 @@ def write_page(paper: Paper, folder: Path) -> list[Row]:
             for name in shown(claim, [*pictures])
         }
         claims.append((claim, [(row, _cells(row)) for row in of_claim], paths))
-    first = measured[0]
-    jackknife = first.asked.get("jackknife")
     text = environment.get_template("reproduce.html.jinja").render(
         paper=paper,
         counts=_counts(found),
         claims=claims,
         kinds=_KINDS,
-        rules=[RULES[rule][1] for rule in dict.fromkeys(row.claim.rule for row in found)],
-        facts={
-            "models": ", ".join(names),
-            "text": ", ".join(first.texts) or "the built-in one",
-            "unit": first.asked["unit"],
-            "jackknife": f"{jackknife} groups" if jackknife else "none",
-        },
+        rules=[RULES[rule] for rule in dict.fromkeys(row.claim.rule for row in found)],
         report=f"{paper.name}/index.html",
     )
     page.write_text(text, encoding="utf-8", errors="replace")
@@ -461,12 +453,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "--dry-run" in of_sweep or not any(folder.glob("checkpoints/[!.]*.parquet")):
         return status
     found = write_page(paper, folder)
-    for row in found:
-        if row.found.verdict in (HOLDS, FAILS):
-            cells = _cells(row)
-            numbers = f"paper {cells['paper']}, here {cells['measured']}"
-            about = f"{row.claim.at}  {row.claim.claim} [{row.model}]"
-            print(f"  {row.found.verdict:<{len(FAILS)}}  {about}: {numbers}")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in _counts(found).items())
     print(f"{folder / 'reproduce' / paper.name}.html: {counts}")
     return status

@@ -74,10 +74,6 @@ def raw_against_frequency(types: pd.DataFrame, layer: str) -> Figure:
         ax.set_title(f"slope {slope:.3g}, R² {r2:.3g}", fontsize="small")
         ax.set_xlabel("log10 n, occurrences")
         ax.set_ylabel(f"{key} of the token type")
-        reach = 3 * values.std(ddof=0)  # farther points are beyond the axes
-        if reach > 0:
-            low, high = values.mean() - reach, values.mean() + reach
-            ax.set_ylim(max(low, values.min()), min(high, values.max()))
     return figure
 
 

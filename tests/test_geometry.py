@@ -78,12 +78,6 @@ def test_no_hook_is_left_behind_also_after_an_error():
         ({"rows": "sum"}, ValueError, "rows must be one of 'tokens', .*; got 'sum'"),
         ({"ignore_token_ids": ["a"]}, TypeError, "ignore_token_ids must be a list of integers"),
         ({"ignore_token_ids": 3}, TypeError, "ignore_token_ids must be a list of integers"),
-        ({"metrics": lambda dim: ["V"]}, TypeError, "got str"),
-        (
-            {"metrics": lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]},
-            ValueError,
-            "TokenMoments and EmbeddingMoments both give 'n'",
-        ),
         ({"jackknife": 1}, ValueError, "jackknife must be a number of groups, 2 or more"),
         ({"jackknife": "16"}, ValueError, "jackknife must be a number of groups, 2 or more"),
     ],
@@ -91,6 +85,21 @@ def test_no_hook_is_left_behind_also_after_an_error():
 def test_wrong_arguments_are_refused_before_any_forward_pass(options, error, message):
     with pytest.raises(error, match=message):
         observe(gpt_neox(), **options).__enter__()
+
+
+def test_metrics_that_cannot_be_are_refused_when_they_first_measure():
+    model, batch = gpt_neox(), token_batch()
+    with (
+        pytest.raises(TypeError, match=r"for 16 it makes \['V'\]"),
+        observe(model, metrics=lambda dim: ["V"]),
+    ):
+        model(**batch)
+    message = "TokenMoments and EmbeddingMoments both give 'n'"
+    with observe(model, metrics=lambda dim: [TokenMoments(dim), EmbeddingMoments(dim)]) as geometry:
+        model(**batch)
+    with pytest.raises(ValueError, match=message) as caught:
+        geometry.compute()
+    assert caught.value.__notes__ == ["at layer 'embed'"]
 
 
 def test_after_a_reset_metrics_measure_again_as_if_new():

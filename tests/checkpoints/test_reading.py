@@ -3,6 +3,7 @@ is run.
 """
 
 import argparse
+import json
 import pickle
 import re
 import sys
@@ -21,7 +22,13 @@ from embedgeo.checkpoints.files import (
     stored_step,
     stored_values,
 )
-from embedgeo.checkpoints.loading import import_named, load_model, load_tokenizer, placement
+from embedgeo.checkpoints.loading import (
+    import_named,
+    load_config,
+    load_model,
+    load_tokenizer,
+    placement,
+)
 from embedgeo.checkpoints.sources import list_checkpoints
 from tests.files import Payload
 from tests.sweep.tiny import TEXT, bin_file, checkpoint_files, tokenizer_files, write_files
@@ -96,6 +103,14 @@ def test_json_that_cannot_be_read_is_named(tmp_path, name):
         with pytest.raises(ValueError, match=why) as error:
             load_model(tmp_path, contents, dtype=torch.float32)
         said(error)
+
+
+def test_code_on_the_hub_that_a_configuration_names_is_refused(tmp_path):
+    for key in ("attn_implementation", "_attn_implementation"):
+        for named in ("evil/kernel", {"": "evil/kernel@main:run"}):
+            write_files(tmp_path, {"config.json": json.dumps({"text": {key: named}}).encode()})
+            with pytest.raises(ValueError, match=f"{key} must not name code on the Hub"):
+                load_config(tmp_path)
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path):

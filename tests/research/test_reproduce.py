@@ -11,7 +11,7 @@ import torch
 
 from research import reproduce
 from research.claims import Claim, read_claims
-from research.measured import _DEFAULTS, Measured
+from research.measured import DEFAULTS, Measured
 from research.occurrences import TokenOccurrences, chosen_types
 from research.verdicts import Series, falling, near, peak, phase, settles, trend
 from tests.sweep.tiny import checkpoint_files, write_files
@@ -177,8 +177,8 @@ def test_occurrences_are_of_the_chosen_types_in_the_plane_of_their_own_axes():
 def test_defaults_are_those_of_a_sweep():
     from embedgeo.sweep import SweepSettings
 
-    assert {key: getattr(SweepSettings, key) for key in _DEFAULTS} == {
-        **_DEFAULTS,
+    assert {key: getattr(SweepSettings, key) for key in DEFAULTS} == {
+        **DEFAULTS,
         "count_range": (),
     }
 

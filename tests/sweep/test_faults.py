@@ -352,11 +352,13 @@ def test_no_tokenizer_anywhere(hub, tmp_path, options):
 
 def test_a_pickle_payload_is_not_executed(hub, options, tmp_path):
     payload = Payload(str(tmp_path / "executed"))
-    hub.add(REPOSITORY, "step0", checkpoint_files(0))
+    beside = {"pytorch_model.bin": bin_file(payload)}
+    safe = hub.add(REPOSITORY, "step0", {**checkpoint_files(0), **beside})
     for step, data in enumerate((bin_file(payload), pickle.dumps(payload)), 1):
         hub.add(REPOSITORY, f"step{step}", broken(**{WEIGHTS: None, "pytorch_model.bin": data}))
     assert sweep(REPOSITORY, **options) == 3
     assert not (tmp_path / "executed").exists()
+    assert safe not in hub.downloads("pytorch_model.bin")
     assert done(options) == ["step0"]
 
 

@@ -114,7 +114,8 @@ def test_on_ranks_they_fail_together_and_each_has_the_samples_of_all(tmp_path):
     assert second == []
     assert len(first) == 1
     assert "not this one" in first[0]
-    model = loop(0)._model
+    torch.manual_seed(0)
+    model = gpt_neox(num_hidden_layers=2)
     heard = Heard()
     monitor = StepMonitor(model, 1, metrics=sampled, listeners=[heard], measure_last=False)
     with monitor, monitor.step(0):

@@ -91,10 +91,11 @@ def class_distance_values(types: TokenTable) -> dict[str, Tensor]:
     ``cdnv_pairs``, for inverses of what is near 0 by chance would outweigh all others. All types
     have two or more rows.
     """
-    n, mean, m2, norm = types.n, types.mean, types.m2, types.norms()
+    n, m2 = types.n, types.m2
+    norm = types.norms()
     left, right = torch.triu_indices(len(n), len(n), 1, device=n.device)
     # from differences: of equal means products leave their rounding
-    squares = torch.pdist(mean).square()
+    squares = torch.pdist(types.mean).square()
     squares = without_rounding(
         squares, torch.ones_like(squares), torch.maximum(norm[left], norm[right])
     )
