@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import jsonargparse
 from safetensors import safe_open
 
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 
 _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"model\.safetensors"),
@@ -25,6 +26,14 @@ _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"pytorch_model\.bin"),
     re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
 )
+_OTHER_FORMATS = {
+    "adapter_*": "merge it into the model by merge_and_unload of PEFT, and save_pretrained",
+    "*.distcp": "save the weights in one file, by torch.distributed.checkpoint.format_utils",
+    "*lit_model*.pth": "convert the weights, by litgpt convert_from_litgpt",
+    "*.gguf": "take the model that this was converted from",
+    "*_model_states.pt": "save the weights in one file, by zero_to_fp32.py of DeepSpeed",
+    "consolidated*": "convert the weights to a Hugging Face model",
+}
 VOCABULARIES = frozenset(
     {
         "tokenizer.json",
@@ -110,9 +119,16 @@ def needed_files(files: Iterable[StoredFile]) -> Contents:
     others = tuple(file for file in files if file.name in {"config.json", *TOKENIZER_FILES})
     formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
     weights = next(filter(weight_files, formats), [])
+    names = [file.name for file in files]
     if not weights:
         raise FileNotFoundError(
             "a checkpoint must have weights: safetensors or pytorch_model .bin files; found none."
+            f"{other_format(names)}"
+        )
+    if adapters := [name for name in names if name.startswith("adapter_")]:
+        raise ValueError(
+            f"a checkpoint must have weights, and no adapter beside them; found {listed(adapters)}."
+            f"{other_format(adapters)} Or move it away, to have the weights alone measured."
         )
     if not any(file.name == "config.json" for file in others):
         raise FileNotFoundError("a checkpoint must have a config.json; found none.")
@@ -123,6 +139,17 @@ def needed_files(files: Iterable[StoredFile]) -> Contents:
                 f"bytes."
             )
     return Contents(tuple(weights), others)
+
+
+def other_format(names: Iterable[str]) -> str:
+    """How files of weights in another format are made into those that are read, after a space;
+    empty if none of the names is of one.
+    """
+    for name in names:
+        for pattern, remedy in _OTHER_FORMATS.items():
+            if fnmatchcase(name, pattern):
+                return f" {name}: {remedy}."
+    return ""
 
 
 def weight_files(files: Iterable[StoredFile]) -> list[StoredFile]:
@@ -214,6 +241,23 @@ def require_readable(path: Path) -> None:
     is_by_name = isinstance(stored_values(path), dict)
     if not is_by_name:
         raise ValueError(f"{path.name} must hold weights by their names; it does not.")
+
+
+def quantized(folder: Path, weights: Iterable[StoredFile]) -> str:
+    """The first weight of less than 16 bits or of whole numbers, with its type; empty if none is.
+    Its scale may be elsewhere.
+    """
+    for path in (folder / file.name for file in weight_files(weights)):
+        if path.suffix == ".safetensors":
+            with safe_open(path, "pt") as stored:
+                names = stored.keys()
+                types = {name: stored.get_slice(name).get_dtype() for name in names}
+        else:
+            types = {name: str(value.dtype) for name, value in stored_values(path).items()}
+        for name, kind in types.items():
+            if name.endswith("weight") and not re.search(r"^B?F(16|32|64)$|float(16|32|64)$", kind):
+                return f"{name} of {kind}"
+    return ""
 
 
 def stored_step(path: Path) -> int:

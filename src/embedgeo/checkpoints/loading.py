@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.quantizers import AutoHfQuantizer
 
 from embedgeo.capture.structure import (
     input_embedding,
@@ -41,6 +42,7 @@ from embedgeo.capture.structure import (
 from embedgeo.checkpoints.files import (
     Contents,
     harmless_allowed,
+    quantized,
     reading,
     require_readable,
     require_whole_index,
@@ -61,6 +63,11 @@ when it is needed.
 ModelClass = str | Callable[..., nn.Module]
 """A LightningModule, or what makes a model without arguments; or its name."""
 
+# buffers that models make themselves, and heads of other tasks: no hidden state is of these
+_UNUSED = re.compile(
+    r"(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
+    r"|(^|\.)(pooler|seq_relationship|classifier|score|qa_outputs|discriminator_predictions)\."
+)
 _PREFIXES = "_orig_mod.", "_fsdp_wrapped_module.", "module."  # of wrappers, in keys
 
 
@@ -243,7 +250,8 @@ def load_model(
     offload_folder: Path | None = None,
 ) -> nn.Module:
     """Load a Hugging Face checkpoint in evaluation mode: only weights, and code that comes with it
-    only if trusted. A head that the checkpoint lacks is left out.
+    only if trusted. A head that the checkpoint lacks is left out; other weights, neither more nor
+    fewer, are those of the model, in formats whose numbers are the weights.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files,
     which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
@@ -262,6 +270,14 @@ def load_model(
             f"config.json must fit the weights; it describes {described:.3g} numbers, the files "
             f"hold {num_bytes} bytes."
         )
+    announced = getattr(config, "quantization_config", None)
+    if (announced and not AutoHfQuantizer.supports_quant_method(announced)) or (
+        not announced and (announced := quantized(folder, contents.weights))
+    ):
+        raise ValueError(
+            "weights must be of 16 bits or more, or quantized in a way that transformers reads; "
+            f"got {announced}. Dequantize them."
+        )
     placed = None if device_map is None else placement(empty, device_map)
     del empty
     auto_class = _auto_class(config)
@@ -273,6 +289,7 @@ def load_model(
         offload_folder=offload_folder,
         local_files_only=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
         trust_remote_code=trust_remote_code,
         use_safetensors=contents.weights[0].name.endswith(
             (".safetensors", ".safetensors.index.json")
@@ -282,17 +299,26 @@ def load_model(
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
     lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
-    if lacking or info["mismatched_keys"]:
-        first = lacking or sorted(map(str, info["mismatched_keys"]))
-        unused = info["unexpected_keys"]
-        wrapped = next((each for each in _PREFIXES if any(each in name for name in unused)), "")
+    wrong = {
+        "missing": lacking,
+        "not the model's": sorted(k for k in info["unexpected_keys"] if not _UNUSED.search(k)),
+        "of another shape": [
+            f"{name} {[*stored]}, for {[*wanted]}"
+            for name, stored, wanted in sorted(info["mismatched_keys"])
+        ],
+    }
+    if any(wrong.values()):
+        found = "; ".join(f"{what}: {listed(keys, 2)}" for what, keys in wrong.items() if keys)
+        wrapper = next((each for each in _PREFIXES if each in found), "")
         remedy = (
-            f" Its keys have {wrapped!r}, as the state dict of a wrapper has (torch.compile, DDP, "
+            f"Its keys have {wrapper!r}, as the state dict of a wrapper has (torch.compile, DDP, "
             "FSDP): save that of the model inside, or take this out of the keys."
+            if wrapper
+            else "Give the config.json that these weights were saved with; quantized ones, "
+            "dequantize; save no others beside them."
         )
         raise ValueError(
-            f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}."
-            f"{remedy if wrapped else ''}"
+            f"a checkpoint must hold all weights of the model, and no others; {found}. {remedy}"
         )
     model.config.use_cache = False  # nothing is generated
     if missing:  # of a head, which has random weights

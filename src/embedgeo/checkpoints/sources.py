@@ -20,6 +20,7 @@ from embedgeo.checkpoints.files import (
     StoredFile,
     hashed_file,
     needed_files,
+    other_format,
     stored_step,
     stored_values,
 )
@@ -42,7 +43,8 @@ _TOKENS = re.compile(
 )
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
-    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$",
+    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch|tokens?)[^a-z\d]{0,3}\d"
+    r"|^\d+$|\d[kmbt]?[^a-z\d]?tokens?(?![a-z])",
     re.IGNORECASE,
 )
 # state dicts, unless they are those of an optimizer and the like
@@ -360,7 +362,7 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
         if fnmatchcase(name, revisions)
     }
     positions = {name: position for name in commits if (position := parse_position(name))}
-    _warn_of_others(repository, commits.keys() - positions.keys())
+    _warn_of_others(repository, commits.keys() - positions.keys() - {revisions})
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
@@ -414,7 +416,8 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         raise FileNotFoundError(
             "model must be a folder with config.json, a .ckpt, .pt or .pth file, or a folder of "
             "checkpoints with their steps in their names, such as step1000 or step=1000.pt; "
-            f"{model} is none of these. Of a folder of models, name each."
+            f"{model} is none of these."
+            f"{other_format(p.name for p in candidates) or ' Of a folder of models, name each.'}"
         )
     _warn_of_others(
         model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions}
@@ -474,10 +477,12 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
         return False
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
         return False
-    try:
-        return not positions or bool(local_files(folder))
-    except (OSError, ValueError):  # beside the checkpoints, the configuration alone
-        return False
+    with suppress(ValueError):  # it is named when it is read
+        try:
+            local_files(folder)
+        except FileNotFoundError:  # beside the checkpoints, the configuration alone
+            return not positions
+    return True
 
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
@@ -533,7 +538,7 @@ def _warn_of_others(model: str, names: Iterable[str]) -> None:
     if overlooked:
         warnings.warn(
             f"{model}: left out {listed(overlooked)}, in which no step is read. Names with a step "
-            f"are such as "
-            "step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
+            "are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them "
+            "measured, or give one on the Hub as --revisions.",
             stacklevel=2,
         )
