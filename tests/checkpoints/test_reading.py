@@ -157,9 +157,12 @@ def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
 def test_what_is_named_is_imported_also_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "a_module_of_double.py").write_text("def double(number):\n    return 2 * number\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [*before])
     assert import_named("fractions.Fraction")(3) == Fraction(3)
+    assert sys.path == before
     assert import_named("a_module_of_double.double")(3) == 6
+    assert sys.path == [*before, str(tmp_path)]  # a library is not shadowed by a file there
 
 
 @pytest.mark.parametrize(

@@ -445,13 +445,20 @@ def requiring(rule: str, name: object) -> Iterator[None]:
 
 
 def import_named(name: str) -> Any:
-    """Import ``package.module.name``, also of a module in the working directory, which may raise
-    anything.
+    """Import ``package.module.name``, which may raise anything; of a module in the working directory
+    also what that imports, then and later.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     module_name, _, attribute = name.rpartition(".")
-    return getattr(import_module(module_name), attribute)
+    folder = os.getcwd()
+    top = module_name.partition(".")[0]
+    if folder in sys.path or not (os.path.isdir(top) or os.path.isfile(f"{top}.py")):
+        return getattr(import_module(module_name), attribute)
+    sys.path.insert(0, folder)
+    try:
+        return getattr(import_module(module_name), attribute)
+    finally:  # no library that is imported later is looked for there first
+        sys.path.remove(folder)
+        sys.path.append(folder)
 
 
 def num_token_types(model: nn.Module) -> int | None:
