@@ -445,8 +445,8 @@ def requiring(rule: str, name: object) -> Iterator[None]:
 
 
 def import_named(name: str) -> Any:
-    """Import ``package.module.name``, which may raise anything; of a module in the working directory
-    also what that imports, then and later.
+    """Import ``package.module.name``, which may raise anything; a module in the working directory
+    with what it imports, then and later.
     """
     module_name, _, attribute = name.rpartition(".")
     folder = os.getcwd()
