@@ -1,5 +1,6 @@
 """Checkpoints in a loop: what is yielded, loaded, and removed again."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -58,6 +59,20 @@ def test_a_branch_that_moves_meanwhile_is_loaded_as_it_was(hub):
     hub.repositories[REPOSITORY]["branches"]["step1"] = "1a2b" * 10
     hub.commits["1a2b" * 10] = checkpoint_files(3)
     assert torch.equal(logits(checkpoint.load()), logits(model(1)))
+
+
+def test_local_weights_are_hashed_when_they_are_loaded_and_known_to_be_duplicates_before(tmp_path):
+    local_run(tmp_path, steps=(1, 2))
+    write_files(tmp_path / "step4", checkpoint_files(2))
+    checkpoints = embedgeo.iter_checkpoints(str(tmp_path))
+    assert [each.duplicate_of for each in checkpoints] == [None, None, "step2"]
+    local_run(tmp_path, steps=(1, 8))
+    checkpoints = embedgeo.iter_checkpoints(str(tmp_path))
+    next(checkpoints)
+    data = checkpoint_files(3)["model.safetensors"]
+    write_files(tmp_path / "step8", {"model.safetensors": data})
+    *_, last = checkpoints
+    assert last.weights_sha256 == hashlib.sha256(data).hexdigest()
 
 
 class Tiny(torch.nn.Linear):

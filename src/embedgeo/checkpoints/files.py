@@ -70,7 +70,8 @@ class StoredFile(NamedTuple):
 
     name: str
     size: int  # bytes
-    digest: str  # sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git
+    # sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git; or empty
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,10 @@ class Contents:
     @property
     def sha256(self) -> str:
         """The sha256 of the weight file; of several files, the sha256 of the output of
-        ``sha256sum``.
+        ``sha256sum``; empty where they are not hashed.
         """
         files = weight_files(self.weights)
-        if len(files) == 1:
+        if len(files) == 1 or not files[0].digest:
             return files[0].digest
         lines = "".join(f"{file.digest}  {file.name}\n" for file in files)
         return hashlib.sha256(lines.encode()).hexdigest()
@@ -162,6 +163,21 @@ def hashed_file(path: Path) -> StoredFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(path.name, file.tell(), digest)
+
+
+def sample_digest(paths: Iterable[Path]) -> str:
+    """A digest of the sizes of files and of 64 parts of each: others are other files, the same may
+    be.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{size} ".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, max(4096, size // 64)):
+                file.seek(start)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
 
 
 def duplicates(identities: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
@@ -136,7 +136,8 @@ class Checkpoint:
         path: the folder or file; None for a checkpoint on the Hub.
         has_step: false for a final model, which is at step 0.
         contents: its files with their digests; None where they cannot be listed.
-        weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown.
+        weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown, as
+            of local ones before `hashed`.
         weights_state: sizes and times of local weight files, which change with them.
         duplicate_of: name of an earlier checkpoint with the same weights; None if there is none.
         error: why the files cannot be listed; empty where they are.
@@ -229,15 +230,27 @@ class Checkpoint:
         )
         return model.to(device) if device_map is None else model
 
-    def read_contents(self) -> Contents:
+    def hashed(self) -> "Checkpoint":
+        """The checkpoint with the digest of its weights, which are read where it is unknown."""
+        if self.path is None or self.weights_sha256 or self.error:
+            return self
+        contents = self.read_contents()
+        return replace(self, contents=contents, weights_sha256=contents.sha256)
+
+    def read_contents(self, *, with_hashes: bool = True) -> Contents:
         """The files to load with their hashes, which the Hub lists and which are computed for local
-        files.
+        files; of local weights only if asked for.
         """
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
         if self.step == UNREADABLE:
             stored_step(self.path)
-        return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
+        weights, others = local_files(self.path)
+        listed = (StoredFile(path.name, path.stat().st_size, "") for path in weights)
+        return Contents(
+            tuple(map(hashed_file, weights) if with_hashes else listed),
+            tuple(map(hashed_file, others)),
+        )
 
     def read_weights_state(self) -> str:
         """Sizes and times of local weight files, which change when these are replaced; empty on the
