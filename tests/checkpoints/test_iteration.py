@@ -99,6 +99,21 @@ def test_local_folders_and_files(tmp_path):
         assert torch.equal(checkpoint.load().weight, saved.weight)
 
 
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        ({"model": Tiny().state_dict(), "ema": Tiny().state_dict()}, "it holds 2: model, ema"),
+        ({f"{at}.{k}": v for at in "ab" for k, v in Tiny().state_dict().items()}, r"2: a\., b\."),
+        ({k: v.char() for k, v in Tiny().state_dict().items()}, "16 bits or more; got weight of"),
+    ],
+)
+def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason):
+    write_files(tmp_path, {"step5.pt": bin_file(stored)})
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path), model_class=Tiny)
+    with pytest.raises(ValueError, match=reason):
+        checkpoint.load()
+
+
 def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
     with pytest.raises(FileNotFoundError, match="lab/nothing must be a local path"):
         embedgeo.iter_checkpoints("lab/nothing")
@@ -140,6 +155,7 @@ def config_with(**changes):
         (weights_with(["gpt_neox.layers.0.mlp.dense.weight_scale"]), "the model's: .*weight_scale"),
         (weights_with([], cast=torch.float8_e4m3fn), "of 16 bits or more, .* of F8_E4M3"),
         (config_with(quantization_config={"quant_method": "modelopt"}), "got .*modelopt"),
+        (weights_with(["layers.0.mlp.dense_h_to_4h.bias"]), r"twice: gpt_neox\.layers"),
         ({"adapter_config.json": b"{}"}, r"found adapter_config\.json\. .*merge_and_unload"),
         (
             {"model.safetensors": None, "m.gguf": b""},

@@ -17,9 +17,9 @@ import torch
 from embedgeo.checkpoints.files import (
     Contents,
     StoredFile,
-    require_readable,
     stored_step,
     stored_values,
+    weight_types,
 )
 from embedgeo.checkpoints.loading import import_named, load_model, load_tokenizer, placement
 from embedgeo.checkpoints.sources import list_checkpoints
@@ -54,20 +54,21 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
         ("pytorch_model.bin", b"hello", "damaged"),
         ("pytorch_model.bin", b"", "damaged"),
         ("pytorch_model.bin", bin_file([1]), "must hold weights by their names"),
+        ("pytorch_model.bin", bin_file({"state": {}}), "must hold weights by their names"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_weights_that_cannot_be_read_are_named(tmp_path, name, data, words):
     write_files(tmp_path, {name: data})
     with pytest.raises(ValueError, match=rf"^{name} ") as error:
-        require_readable(tmp_path / name)
+        weight_types(tmp_path / name)
     assert re.search(words, said(error))
 
 
 def test_whole_weights_are_read_without_their_data(tmp_path):
     write_files(tmp_path, {"model.safetensors": SAFE, "pytorch_model.bin": BIN})
     for name in ("model.safetensors", "pytorch_model.bin"):
-        require_readable(tmp_path / name)
+        weight_types(tmp_path / name)
     assert all(tensor.is_meta for tensor in stored_values(tmp_path / "pytorch_model.bin").values())
 
 

@@ -26,6 +26,13 @@ _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"pytorch_model\.bin"),
     re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
 )
+UNUSED = re.compile(
+    r"(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
+    r"|(^|\.)(pooler|seq_relationship|classifier|score|qa_outputs|discriminator_predictions)\."
+)
+"""Buffers that models make themselves, and heads of other tasks: no hidden state is of these."""
+# of numbers that are the weights, or of buffers that count
+_WHOLE = re.compile(r"F(16|32|64)$|float(16|32|64)$|I64$|int64$|bool|BOOL|^$")
 _OTHER_FORMATS = {
     "adapter_*": "merge it into the model by merge_and_unload of PEFT, and save_pretrained",
     "*.distcp": "save the weights in one file, by torch.distributed.checkpoint.format_utils",
@@ -249,31 +256,32 @@ def stored_values(path: Path) -> Any:
         return torch.load(path, map_location="meta", weights_only=True)
 
 
-def require_readable(path: Path) -> None:
-    """Check that a file of weights is whole, without reading the weights."""
+def weight_types(path: Path) -> dict[str, str]:
+    """The data types of the weights in a file by name, without reading the weights; the file must
+    be whole.
+    """
     if path.suffix == ".safetensors":
-        with reading(path.name), safe_open(path, "pt"):
-            return
-    is_by_name = isinstance(stored_values(path), dict)
-    if not is_by_name:
+        with reading(path.name), safe_open(path, "pt") as file:
+            names = file.keys()
+            return {name: file.get_slice(name).get_dtype() for name in names}
+    stored = stored_values(path)
+    if not isinstance(stored, dict) or not all(hasattr(each, "dtype") for each in stored.values()):
         raise ValueError(f"{path.name} must hold weights by their names; it does not.")
+    return {name: str(weight.dtype) for name, weight in stored.items()}
 
 
-def quantized(folder: Path, weights: Iterable[StoredFile]) -> str:
+def quantized(types: Mapping[str, str]) -> str:
     """The first weight of less than 16 bits or of whole numbers, with its type; empty if none is.
     Its scale may be elsewhere.
     """
-    for path in (folder / file.name for file in weight_files(weights)):
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as stored:
-                names = stored.keys()
-                types = {name: stored.get_slice(name).get_dtype() for name in names}
-        else:
-            types = {name: str(value.dtype) for name, value in stored_values(path).items()}
-        for name, kind in types.items():
-            if name.endswith("weight") and not re.search(r"^B?F(16|32|64)$|float(16|32|64)$", kind):
-                return f"{name} of {kind}"
-    return ""
+    return next(
+        (
+            f"{name} of {kind}"
+            for name, kind in types.items()
+            if not _WHOLE.search(kind) and not UNUSED.search(name)
+        ),
+        "",
+    )
 
 
 def stored_step(path: Path) -> int:

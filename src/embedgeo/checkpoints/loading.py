@@ -40,14 +40,15 @@ from embedgeo.capture.structure import (
     num_positions,
 )
 from embedgeo.checkpoints.files import (
+    UNUSED,
     Contents,
     harmless_allowed,
     quantized,
     reading,
-    require_readable,
     require_whole_index,
     stored_values,
     weight_files,
+    weight_types,
 )
 from embedgeo.formatting import listed, reason
 
@@ -63,11 +64,6 @@ when it is needed.
 ModelClass = str | Callable[..., nn.Module]
 """A LightningModule, or what makes a model without arguments; or its name."""
 
-# buffers that models make themselves, and heads of other tasks: no hidden state is of these
-_UNUSED = re.compile(
-    r"(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
-    r"|(^|\.)(pooler|seq_relationship|classifier|score|qa_outputs|discriminator_predictions)\."
-)
 _PREFIXES = "_orig_mod.", "_fsdp_wrapped_module.", "module."  # of wrappers, in keys
 
 
@@ -257,8 +253,9 @@ def load_model(
     which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
     """
     require_whole_index(folder, contents.weights)
+    types: dict[str, str] = {}
     for file in weight_files(contents.weights):
-        require_readable(folder / file.name)
+        types |= weight_types(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     with _explaining(folder / "config.json"):
         empty = empty_model(config, trust_remote_code=trust_remote_code)
@@ -272,7 +269,7 @@ def load_model(
         )
     announced = getattr(config, "quantization_config", None)
     if (announced and not AutoHfQuantizer.supports_quant_method(announced)) or (
-        not announced and (announced := quantized(folder, contents.weights))
+        not announced and (announced := quantized(types))
     ):
         raise ValueError(
             "weights must be of 16 bits or more, or quantized in a way that transformers reads; "
@@ -301,7 +298,8 @@ def load_model(
     lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
     wrong = {
         "missing": lacking,
-        "not the model's": sorted(k for k in info["unexpected_keys"] if not _UNUSED.search(k)),
+        "twice": sorted(k for k in types if k.startswith(body) and k.removeprefix(body) in types),
+        "not the model's": sorted(k for k in info["unexpected_keys"] if not UNUSED.search(k)),
         "of another shape": [
             f"{name} {[*stored]}, for {[*wanted]}"
             for name, stored, wanted in sorted(info["mismatched_keys"])
@@ -375,7 +373,9 @@ def load_file(
             stored = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
-        weights = _weights_of(model, stored)
+        weights = _weights_of(model, stored, path.name)
+        if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}):
+            raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
@@ -388,22 +388,29 @@ def load_file(
     return model.to(dtype or torch.float32).eval()
 
 
-def _weights_of(model: nn.Module, stored: Any) -> dict[str, Any]:
+def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
     """What a training loop has saved of a model: its state dict alone or beside others, under its
-    own names or inside of another module.
+    own names or inside of another module; one that is there once.
     """
     wanted = model.state_dict().keys()
     first = next(iter(wanted), "")
-    inner = [*stored.values()] if isinstance(stored, dict) else []
-    found: list[dict[str, Any]] = [{}]
-    for weights in (stored, *inner):
+    found: dict[str, dict[str, Any]] = {}
+    for place, weights in {"": stored, **(stored if isinstance(stored, dict) else {})}.items():
         if isinstance(weights, dict) and all(isinstance(key, str) for key in weights):
             ends = {key.removesuffix(first) for key in weights if f".{key}".endswith(f".{first}")}
-            found += [
-                {key.removeprefix(start): weights[key] for key in weights if key.startswith(start)}
-                for start in sorted(ends)
-            ]
-    return min(found, key=lambda weights: len(weights.keys() ^ wanted))
+            for start in sorted(ends):
+                found[f"{place} {start}".strip()] = {
+                    key.removeprefix(start): weights[key]
+                    for key in weights
+                    if key.startswith(start)
+                }
+    whole = [place for place, weights in found.items() if wanted <= weights.keys()]
+    if len(whole) > 1:
+        raise ValueError(
+            f"{name} must hold the weights of one model; it holds {len(whole)}: {listed(whole)}. "
+            "Save one alone."
+        )
+    return min(found.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})
 
 
 def import_maker(model_class: ModelClass) -> Any:
