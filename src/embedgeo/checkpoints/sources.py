@@ -301,14 +301,6 @@ def require_source(name: str, source: str) -> None:
         )
 
 
-def place(source: str) -> str:
-    """The name of a source however its path is written: a link to the folder that it is in is
-    followed.
-    """
-    path = _absolute(source)
-    return str(path.parent.resolve() / path.name) if is_local(source) else source
-
-
 def list_checkpoints(
     model: str | Sequence[str], revisions: str = "*", *, final: bool = False
 ) -> list[Checkpoint]:

@@ -45,11 +45,7 @@ def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
     Files are plain text (a document each, or one every 16,777,216 letters) or ``.jsonl`` (a
     document a line, in the field ``text``), also as ``.gz``; in UTF-8. A pipe is read to its end.
     """
-    return (
-        [document for path in paths for document in _read(Path(path).expanduser())]
-        if paths
-        else builtin_corpus()
-    )
+    return list(Documents([str(path) for path in paths]))
 
 
 def _read(path: Path) -> Iterator[str]:
