@@ -154,6 +154,11 @@ def config_with(**changes):
         (config_with(intermediate_size=48), r"of another shape: .* \[16, 32\], for \[16, 48\]"),
         (weights_with(["gpt_neox.layers.0.mlp.dense.weight_scale"]), "the model's: .*weight_scale"),
         (weights_with([], cast=torch.float8_e4m3fn), "of 16 bits or more, .* of F8_E4M3"),
+        (
+            weights_with([], cast=torch.float8_e4m3fn)
+            | config_with(quantization_config={"quant_method": "fp8"}),
+            "without a scale: gpt_neox",
+        ),
         (config_with(quantization_config={"quant_method": "modelopt"}), "got .*modelopt"),
         (weights_with(["layers.0.mlp.dense_h_to_4h.bias"]), r"twice: gpt_neox\.layers"),
         ({"adapter_config.json": b"{}"}, r"found adapter_config\.json\. .*merge_and_unload"),

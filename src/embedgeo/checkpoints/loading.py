@@ -299,6 +299,11 @@ def load_model(
     wrong = {
         "missing": lacking,
         "twice": sorted(k for k in types if k.startswith(body) and k.removeprefix(body) in types),
+        "without a scale": [
+            name
+            for name, module in model.named_modules()
+            if type(module) is nn.Linear and module.weight.element_size() < 2
+        ],
         "not the model's": sorted(k for k in info["unexpected_keys"] if not UNUSED.search(k)),
         "of another shape": [
             f"{name} {[*stored]}, for {[*wanted]}"
