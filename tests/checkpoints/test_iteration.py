@@ -1,10 +1,13 @@
 """Checkpoints in a loop: what is yielded, loaded, and removed again."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub import constants, snapshot_download
+from safetensors.torch import load, save
 
 import embedgeo
 from tests.files import contents
@@ -58,6 +61,20 @@ def test_a_branch_that_moves_meanwhile_is_loaded_as_it_was(hub):
     assert torch.equal(logits(checkpoint.load()), logits(model(1)))
 
 
+def test_local_weights_are_hashed_when_they_are_loaded_and_known_to_be_duplicates_before(tmp_path):
+    local_run(tmp_path, steps=(1, 2))
+    write_files(tmp_path / "step4", checkpoint_files(2))
+    checkpoints = embedgeo.iter_checkpoints(str(tmp_path))
+    assert [each.duplicate_of for each in checkpoints] == [None, None, "step2"]
+    local_run(tmp_path, steps=(1, 8))
+    checkpoints = embedgeo.iter_checkpoints(str(tmp_path))
+    next(checkpoints)
+    data = checkpoint_files(3)["model.safetensors"]
+    write_files(tmp_path / "step8", {"model.safetensors": data})
+    *_, last = checkpoints
+    assert last.weights_sha256 == hashlib.sha256(data).hexdigest()
+
+
 class Tiny(torch.nn.Linear):
     def __init__(self):
         super().__init__(3, 2)
@@ -82,6 +99,21 @@ def test_local_folders_and_files(tmp_path):
         assert torch.equal(checkpoint.load().weight, saved.weight)
 
 
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        ({"model": Tiny().state_dict(), "ema": Tiny().state_dict()}, "it holds 2: model, ema"),
+        ({f"{at}.{k}": v for at in "ab" for k, v in Tiny().state_dict().items()}, r"2: a\., b\."),
+        ({k: v.char() for k, v in Tiny().state_dict().items()}, "16 bits or more; got weight of"),
+    ],
+)
+def test_one_model_as_it_is_stored_is_taken_from_a_file(tmp_path, stored, reason):
+    write_files(tmp_path, {"step5.pt": bin_file(stored)})
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path), model_class=Tiny)
+    with pytest.raises(ValueError, match=reason):
+        checkpoint.load()
+
+
 def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
     with pytest.raises(FileNotFoundError, match="lab/nothing must be a local path"):
         embedgeo.iter_checkpoints("lab/nothing")
@@ -97,5 +129,56 @@ def test_what_cannot_be_loaded_is_refused(tmp_path, hub):
     )
     write_files(tmp_path / "step1", {**checkpoint_files(1), "config.json": config})
     (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
-    with pytest.raises(ValueError, match="must hold all weights of the model; missing"):
+    with pytest.raises(
+        ValueError, match="must hold all weights of the model, and no others; missing"
+    ):
         checkpoint.load()
+
+
+def weights_with(more, kind="gpt_neox", cast=None):
+    weights = load(checkpoint_files(1, kind)["model.safetensors"])
+    if cast:
+        weights = {k: v.to(cast) if v.ndim == 2 else v for k, v in weights.items()}
+    return {"model.safetensors": save(weights | {name: torch.ones(1) for name in more})}
+
+
+def config_with(**changes):
+    config = json.loads(checkpoint_files(1)["config.json"])
+    return {"config.json": json.dumps({**config, **changes}).encode()}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (config_with(num_hidden_layers=1), r"not the model's: gpt_neox\.layers\.1\."),
+        (config_with(intermediate_size=48), r"of another shape: .* \[16, 32\], for \[16, 48\]"),
+        (weights_with(["gpt_neox.layers.0.mlp.dense.weight_scale"]), "the model's: .*weight_scale"),
+        (weights_with([], cast=torch.float8_e4m3fn), "of 16 bits or more, .* of F8_E4M3"),
+        (
+            weights_with([], cast=torch.float8_e4m3fn)
+            | config_with(quantization_config={"quant_method": "fp8"}),
+            "without a scale: gpt_neox",
+        ),
+        (config_with(quantization_config={"quant_method": "modelopt"}), "got .*modelopt"),
+        (weights_with(["layers.0.mlp.dense_h_to_4h.bias"]), r"twice: gpt_neox\.layers"),
+        ({"adapter_config.json": b"{}"}, r"found adapter_config\.json\. .*merge_and_unload"),
+        (
+            {"model.safetensors": None, "m.gguf": b""},
+            r"must have weights.* m\.gguf: take the model",
+        ),
+        ({"model.safetensors": None, "__0_0.distcp": b""}, "distcp: save the weights in one file"),
+    ],
+)
+def test_what_the_model_does_not_take_as_it_is_stored_is_refused(tmp_path, changes, reason):
+    files = {**checkpoint_files(1), **changes}
+    write_files(tmp_path / "step1", {k: v for k, v in files.items() if v is not None})
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    with pytest.raises(ValueError, match=reason):
+        checkpoint.load()
+
+
+def test_masks_and_heads_of_other_tasks_may_be_beside_the_weights(tmp_path):
+    more = ["bert.embeddings.position_ids", "bert.pooler.dense.weight", "cls.seq_relationship.bias"]
+    write_files(tmp_path / "step1", {**checkpoint_files(1, "bert"), **weights_with(more, "bert")})
+    (checkpoint,) = embedgeo.iter_checkpoints(str(tmp_path))
+    assert torch.equal(logits(checkpoint.load()), logits(model(1, "bert")))

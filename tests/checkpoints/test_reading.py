@@ -18,9 +18,9 @@ import torch
 from embedgeo.checkpoints.files import (
     Contents,
     StoredFile,
-    require_readable,
     stored_step,
     stored_values,
+    weight_types,
 )
 from embedgeo.checkpoints.loading import (
     import_named,
@@ -61,20 +61,21 @@ BIN = checkpoint_files(1, as_bin=True)["pytorch_model.bin"]
         ("pytorch_model.bin", b"hello", "damaged"),
         ("pytorch_model.bin", b"", "damaged"),
         ("pytorch_model.bin", bin_file([1]), "must hold weights by their names"),
+        ("pytorch_model.bin", bin_file({"state": {}}), "must hold weights by their names"),
     ],
-    ids=range(9),
+    ids=range(10),
 )
 def test_weights_that_cannot_be_read_are_named(tmp_path, name, data, words):
     write_files(tmp_path, {name: data})
     with pytest.raises(ValueError, match=rf"^{name} ") as error:
-        require_readable(tmp_path / name)
+        weight_types(tmp_path / name)
     assert re.search(words, said(error))
 
 
 def test_whole_weights_are_read_without_their_data(tmp_path):
     write_files(tmp_path, {"model.safetensors": SAFE, "pytorch_model.bin": BIN})
     for name in ("model.safetensors", "pytorch_model.bin"):
-        require_readable(tmp_path / name)
+        weight_types(tmp_path / name)
     assert all(tensor.is_meta for tensor in stored_values(tmp_path / "pytorch_model.bin").values())
 
 
@@ -172,9 +173,12 @@ def test_a_lightning_file_without_a_step_is_named(tmp_path, value):
 def test_what_is_named_is_imported_also_from_the_working_directory(tmp_path, monkeypatch):
     (tmp_path / "a_module_of_double.py").write_text("def double(number):\n    return 2 * number\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
+    monkeypatch.setattr(sys, "path", [*before])
     assert import_named("fractions.Fraction")(3) == Fraction(3)
+    assert sys.path == before
     assert import_named("a_module_of_double.double")(3) == 6
+    assert sys.path == [*before, str(tmp_path)]  # a library is not shadowed by a file there
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,14 @@ from embedgeo.cli import main
 from embedgeo.sweep.measure import TokenLoss
 from tests.files import Payload
 from tests.sweep.sweeping import sweep
-from tests.sweep.tiny import REPOSITORY, bin_file, checkpoint_files, model, write_files
+from tests.sweep.tiny import (
+    REPOSITORY,
+    bin_file,
+    checkpoint_files,
+    model,
+    tokenizer_files,
+    write_files,
+)
 
 WEIGHTS = "model.safetensors"
 
@@ -346,6 +353,18 @@ def test_no_tokenizer_anywhere(hub, tmp_path, options):
     assert_refused(line, str(tmp_path / "run"), **options)
 
 
+def test_two_tokenizers_in_a_run_are_named_and_one_is_chosen(tmp_path, options):
+    run = tmp_path / "run"
+    write_files(run / "step1", checkpoint_files(1))
+    write_files(run / "step2", {**checkpoint_files(2), **tokenizer_files("bert")})
+    assert_refused(
+        r"those of step1 and step2 differ in .*tokenizer\.json.* by --tokenizer",
+        str(run),
+        **options,
+    )
+    assert sweep(str(run), **options, tokenizer=str(run / "step2")) == 0
+
+
 # ── checkpoints that mean harm
 # ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -381,7 +400,7 @@ def test_code_in_a_repository_is_not_executed(hub, options, tmp_path):
             {"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}}
         ).encode()
     }
-    hub.add(REPOSITORY, "step2", {**checkpoint_files(2), **tokenizer, "evil.py": code})
+    hub.add(REPOSITORY, "step2", broken(2, **tokenizer, **{"evil.py": code}))
     assert sweep(REPOSITORY, **options) == 3
     assert not target.exists()
     assert {"step0", "step1"} - set(done(options)) == {"step1"}

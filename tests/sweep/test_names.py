@@ -95,7 +95,7 @@ def test_names_that_look_like_steps_and_are_not_taken_are_listed(hub, tmp_path, 
         UserWarning, match=r"run: left out '1000', 'epoch3', 'my step 5', in which no step is read"
     ):
         assert [c.name for c in list_checkpoints(str(run))] == ["step1"]
-    for name in ("step1", "epoch3", "main", "v1.0"):
+    for name in ("step1", "240b_tokens", "epoch3", "main", "v1.0"):
         hub.add(REPOSITORY, name, checkpoint_files(1))
-    with pytest.warns(UserWarning, match=r"lab/tiny: left out 'epoch3', in which"):
+    with pytest.warns(UserWarning, match=r"lab/tiny: left out '240b_tokens', 'epoch3', in which"):
         assert [c.name for c in list_checkpoints(REPOSITORY)] == ["step1"]

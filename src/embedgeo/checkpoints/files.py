@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from pickle import UnpicklingError
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 import jsonargparse
 from safetensors import safe_open
 
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 
 _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"model\.safetensors"),
@@ -25,6 +26,21 @@ _WEIGHTS = (  # in the order in which transformers looks for them
     re.compile(r"pytorch_model\.bin"),
     re.compile(r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin"),
 )
+UNUSED = re.compile(
+    r"(inv_freq|position_ids|(attn|attention)\.(masked_)?bias)$"
+    r"|(^|\.)(pooler|seq_relationship|classifier|score|qa_outputs|discriminator_predictions)\."
+)
+"""Buffers that models make themselves, and heads of other tasks: no hidden state is of these."""
+# of numbers that are the weights, or of buffers that count
+_WHOLE = re.compile(r"F(16|32|64)$|float(16|32|64)$|I64$|int64$|bool|BOOL|^$")
+_OTHER_FORMATS = {
+    "adapter_*": "merge it into the model by merge_and_unload of PEFT, and save_pretrained",
+    "*.distcp": "save the weights in one file, by torch.distributed.checkpoint.format_utils",
+    "*lit_model*.pth": "convert the weights, by litgpt convert_from_litgpt",
+    "*.gguf": "take the model that this was converted from",
+    "*_model_states.pt": "save the weights in one file, by zero_to_fp32.py of DeepSpeed",
+    "consolidated*": "convert the weights to a Hugging Face model",
+}
 VOCABULARIES = frozenset(
     {
         "tokenizer.json",
@@ -61,7 +77,8 @@ class StoredFile(NamedTuple):
 
     name: str
     size: int  # bytes
-    digest: str  # sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git
+    # sha256 in hexadecimal; if the Hub lists none, ``git:`` and the hash of git; or empty
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -75,10 +92,10 @@ class Contents:
     @property
     def sha256(self) -> str:
         """The sha256 of the weight file; of several files, the sha256 of the output of
-        ``sha256sum``.
+        ``sha256sum``; empty where they are not hashed.
         """
         files = weight_files(self.weights)
-        if len(files) == 1:
+        if len(files) == 1 or not files[0].digest:
             return files[0].digest
         lines = "".join(f"{file.digest}  {file.name}\n" for file in files)
         return hashlib.sha256(lines.encode()).hexdigest()
@@ -110,9 +127,16 @@ def needed_files(files: Iterable[StoredFile]) -> Contents:
     others = tuple(file for file in files if file.name in {"config.json", *TOKENIZER_FILES})
     formats = ([file for file in files if pattern.fullmatch(file.name)] for pattern in _WEIGHTS)
     weights = next(filter(weight_files, formats), [])
+    names = [file.name for file in files]
     if not weights:
         raise FileNotFoundError(
             "a checkpoint must have weights: safetensors or pytorch_model .bin files; found none."
+            f"{other_format(names)}"
+        )
+    if adapters := [name for name in names if name.startswith("adapter_")]:
+        raise ValueError(
+            f"a checkpoint must have weights, and no adapter beside them; found {listed(adapters)}."
+            f"{other_format(adapters)} Or move it away, to have the weights alone measured."
         )
     if not any(file.name == "config.json" for file in others):
         raise FileNotFoundError("a checkpoint must have a config.json; found none.")
@@ -125,6 +149,17 @@ def needed_files(files: Iterable[StoredFile]) -> Contents:
     return Contents(tuple(weights), others)
 
 
+def other_format(names: Iterable[str]) -> str:
+    """How files of weights in another format are made into those that are read, after a space;
+    empty if none of the names is of one.
+    """
+    for name in names:
+        for pattern, remedy in _OTHER_FORMATS.items():
+            if fnmatchcase(name, pattern):
+                return f" {name}: {remedy}."
+    return ""
+
+
 def weight_files(files: Iterable[StoredFile]) -> list[StoredFile]:
     """The files that hold weights: all but their index."""
     return [file for file in files if not file.name.endswith(".json")]
@@ -135,6 +170,21 @@ def hashed_file(path: Path) -> StoredFile:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         return StoredFile(path.name, file.tell(), digest)
+
+
+def sample_digest(paths: Iterable[Path]) -> str:
+    """A digest of the sizes of files and of 64 parts of each: others are other files, the same may
+    be.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        size = path.stat().st_size
+        digest.update(f"{size} ".encode())
+        with path.open("rb") as file:
+            for start in range(0, size, max(4096, size // 64)):
+                file.seek(start)
+                digest.update(file.read(4096))
+    return digest.hexdigest()
 
 
 def duplicates(identities: Mapping[str, str]) -> dict[str, str]:
@@ -206,14 +256,32 @@ def stored_values(path: Path) -> Any:
         return torch.load(path, map_location="meta", weights_only=True)
 
 
-def require_readable(path: Path) -> None:
-    """Check that a file of weights is whole, without reading the weights."""
+def weight_types(path: Path) -> dict[str, str]:
+    """The data types of the weights in a file by name, without reading the weights; the file must
+    be whole.
+    """
     if path.suffix == ".safetensors":
-        with reading(path.name), safe_open(path, "pt"):
-            return
-    is_by_name = isinstance(stored_values(path), dict)
-    if not is_by_name:
+        with reading(path.name), safe_open(path, "pt") as file:
+            names = file.keys()
+            return {name: file.get_slice(name).get_dtype() for name in names}
+    stored = stored_values(path)
+    if not isinstance(stored, dict) or not all(hasattr(each, "dtype") for each in stored.values()):
         raise ValueError(f"{path.name} must hold weights by their names; it does not.")
+    return {name: str(weight.dtype) for name, weight in stored.items()}
+
+
+def quantized(types: Mapping[str, str]) -> str:
+    """The first weight of less than 16 bits or of whole numbers, with its type; empty if none is.
+    Its scale may be elsewhere.
+    """
+    return next(
+        (
+            f"{name} of {kind}"
+            for name, kind in types.items()
+            if not _WHOLE.search(kind) and not UNUSED.search(name)
+        ),
+        "",
+    )
 
 
 def stored_step(path: Path) -> int:

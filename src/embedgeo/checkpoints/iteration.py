@@ -2,19 +2,22 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from embedgeo.checkpoints.files import duplicates
+from embedgeo.checkpoints.files import duplicates, sample_digest
 from embedgeo.checkpoints.sources import (
     UNREADABLE,
     Checkpoint,
     Steps,
     list_checkpoints,
+    local_files,
     select_steps,
 )
 from embedgeo.formatting import reason
@@ -81,10 +84,11 @@ def iter_checkpoints(
         trust_remote_code=trust_remote_code,
     )
     require_model_class(checkpoints, model_class)
-    return _evicting(checkpoints) if evict else iter(checkpoints)
+    hashed = (checkpoint.hashed() for checkpoint in checkpoints)
+    return _evicting(hashed) if evict else hashed
 
 
-def _evicting(checkpoints: Sequence[Checkpoint]) -> Iterator[Checkpoint]:
+def _evicting(checkpoints: Iterable[Checkpoint]) -> Iterator[Checkpoint]:
     with tempfile.TemporaryDirectory(prefix="embedgeo-") as folder:
         for checkpoint in checkpoints:
             cache = Path(folder, checkpoint.name)
@@ -120,12 +124,22 @@ def find_checkpoints(
 ) -> list[Checkpoint]:
     """Checkpoints by series and step with their files and digests.
 
-    Local ones of ``known`` weights are read again only if they look changed.
+    Local weights are hashed here only where others may be the same, or were ``known`` and look
+    changed.
     """
     listed = list_checkpoints(model, revisions, final=steps == "final")
     with ThreadPoolExecutor(8) as pool:
         found = list(
             pool.map(lambda each: _inspect(each, known.get(each.name)), _choose(listed, steps))
+        )
+        samples = list(pool.map(_sample, found))
+        counts = Counter(samples)
+        found = list(
+            pool.map(
+                lambda each, sample: each.hashed() if sample and counts[sample] > 1 else each,
+                found,
+                samples,
+            )
         )
     owners = duplicates({each.name: each.weights_sha256 for each in found if each.weights_sha256})
     return [
@@ -159,6 +173,13 @@ def _choose(listed: Sequence[Checkpoint], steps: Steps) -> list[Checkpoint]:
     ]
 
 
+def _sample(checkpoint: Checkpoint) -> str:
+    """What local checkpoints of the same weights have in common; empty where there is none."""
+    with suppress(OSError, ValueError):  # it is gone, or cannot be measured
+        return "" if checkpoint.path is None else sample_digest(local_files(checkpoint.path)[0])
+    return ""
+
+
 def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
     is_local = checkpoint.path is not None
     try:
@@ -166,7 +187,7 @@ def _inspect(checkpoint: Checkpoint, known: Recorded | None) -> Checkpoint:
         state = checkpoint.read_weights_state()
         if known is not None and is_local and state == known.state:
             return replace(checkpoint, weights_sha256=known.sha256, weights_state=state)
-        contents = checkpoint.read_contents()
+        contents = checkpoint.read_contents(with_hashes=known is not None)
     except Exception as error:
         if known is not None and is_local:  # it is gone: what was measured stays
             return replace(checkpoint, weights_sha256=known.sha256, weights_state=known.state)

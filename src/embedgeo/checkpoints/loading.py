@@ -31,6 +31,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from embedgeo.capture.structure import (
     input_embedding,
@@ -39,13 +40,15 @@ from embedgeo.capture.structure import (
     num_positions,
 )
 from embedgeo.checkpoints.files import (
+    UNUSED,
     Contents,
     harmless_allowed,
+    quantized,
     reading,
-    require_readable,
     require_whole_index,
     stored_values,
     weight_files,
+    weight_types,
 )
 from embedgeo.formatting import listed, reason
 
@@ -243,14 +246,16 @@ def load_model(
     offload_folder: Path | None = None,
 ) -> nn.Module:
     """Load a Hugging Face checkpoint in evaluation mode: only weights, and code that comes with it
-    only if trusted. A head that the checkpoint lacks is left out.
+    only if trusted. A head that the checkpoint lacks is left out; other weights, neither more nor
+    fewer, are those of the model, in formats whose numbers are the weights.
 
     Weights whose dtype is the one asked for are not copied into memory but mapped from the files,
     which must stay. Others that a `placement` puts on disk go into the ``offload_folder``.
     """
     require_whole_index(folder, contents.weights)
+    types: dict[str, str] = {}
     for file in weight_files(contents.weights):
-        require_readable(folder / file.name)
+        types |= weight_types(folder / file.name)
     config = load_config(folder, trust_remote_code=trust_remote_code)
     with _explaining(folder / "config.json"):
         empty = empty_model(config, trust_remote_code=trust_remote_code)
@@ -261,6 +266,14 @@ def load_model(
         raise ValueError(
             f"config.json must fit the weights; it describes {described:.3g} numbers, the files "
             f"hold {num_bytes} bytes."
+        )
+    announced = getattr(config, "quantization_config", None)
+    if (announced and not AutoHfQuantizer.supports_quant_method(announced)) or (
+        not announced and (announced := quantized(types))
+    ):
+        raise ValueError(
+            "weights must be of 16 bits or more, or quantized in a way that transformers reads; "
+            f"got {announced}. Dequantize them."
         )
     placed = None if device_map is None else placement(empty, device_map)
     del empty
@@ -273,6 +286,7 @@ def load_model(
         offload_folder=offload_folder,
         local_files_only=True,
         output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
         trust_remote_code=trust_remote_code,
         use_safetensors=contents.weights[0].name.endswith(
             (".safetensors", ".safetensors.index.json")
@@ -282,17 +296,32 @@ def load_model(
     body = f"{model.base_model_prefix}."
     missing = sorted(info["missing_keys"])
     lacking = [name for name in missing if model.base_model is model or name.startswith(body)]
-    if lacking or info["mismatched_keys"]:
-        first = lacking or sorted(map(str, info["mismatched_keys"]))
-        unused = info["unexpected_keys"]
-        wrapped = next((each for each in _PREFIXES if any(each in name for name in unused)), "")
+    wrong = {
+        "missing": lacking,
+        "twice": sorted(k for k in types if k.startswith(body) and k.removeprefix(body) in types),
+        "without a scale": [
+            name
+            for name, module in model.named_modules()
+            if type(module) is nn.Linear and module.weight.element_size() < 2
+        ],
+        "not the model's": sorted(k for k in info["unexpected_keys"] if not UNUSED.search(k)),
+        "of another shape": [
+            f"{name} {[*stored]}, for {[*wanted]}"
+            for name, stored, wanted in sorted(info["mismatched_keys"])
+        ],
+    }
+    if any(wrong.values()):
+        found = "; ".join(f"{what}: {listed(keys, 2)}" for what, keys in wrong.items() if keys)
+        wrapper = next((each for each in _PREFIXES if each in found), "")
         remedy = (
-            f" Its keys have {wrapped!r}, as the state dict of a wrapper has (torch.compile, DDP, "
+            f"Its keys have {wrapper!r}, as the state dict of a wrapper has (torch.compile, DDP, "
             "FSDP): save that of the model inside, or take this out of the keys."
+            if wrapper
+            else "Give the config.json that these weights were saved with; quantized ones, "
+            "dequantize; save no others beside them."
         )
         raise ValueError(
-            f"a checkpoint must hold all weights of the model; missing or misshapen: {first[:4]}."
-            f"{remedy if wrapped else ''}"
+            f"a checkpoint must hold all weights of the model, and no others; {found}. {remedy}"
         )
     model.config.use_cache = False  # nothing is generated
     if missing:  # of a head, which has random weights
@@ -349,7 +378,9 @@ def load_file(
             stored = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
-        weights = _weights_of(model, stored)
+        weights = _weights_of(model, stored, path.name)
+        if kind := quantized({k: str(getattr(v, "dtype", "")) for k, v in weights.items()}):
+            raise ValueError(f"weights must be of 16 bits or more; got {kind}. Dequantize them.")
         try:
             model.load_state_dict(weights)
         except RuntimeError as error:
@@ -362,22 +393,29 @@ def load_file(
     return model.to(dtype or torch.float32).eval()
 
 
-def _weights_of(model: nn.Module, stored: Any) -> dict[str, Any]:
+def _weights_of(model: nn.Module, stored: Any, name: str) -> dict[str, Any]:
     """What a training loop has saved of a model: its state dict alone or beside others, under its
-    own names or inside of another module.
+    own names or inside of another module; one that is there once.
     """
     wanted = model.state_dict().keys()
     first = next(iter(wanted), "")
-    inner = [*stored.values()] if isinstance(stored, dict) else []
-    found: list[dict[str, Any]] = [{}]
-    for weights in (stored, *inner):
+    found: dict[str, dict[str, Any]] = {}
+    for place, weights in {"": stored, **(stored if isinstance(stored, dict) else {})}.items():
         if isinstance(weights, dict) and all(isinstance(key, str) for key in weights):
             ends = {key.removesuffix(first) for key in weights if f".{key}".endswith(f".{first}")}
-            found += [
-                {key.removeprefix(start): weights[key] for key in weights if key.startswith(start)}
-                for start in sorted(ends)
-            ]
-    return min(found, key=lambda weights: len(weights.keys() ^ wanted))
+            for start in sorted(ends):
+                found[f"{place} {start}".strip()] = {
+                    key.removeprefix(start): weights[key]
+                    for key in weights
+                    if key.startswith(start)
+                }
+    whole = [place for place, weights in found.items() if wanted <= weights.keys()]
+    if len(whole) > 1:
+        raise ValueError(
+            f"{name} must hold the weights of one model; it holds {len(whole)}: {listed(whole)}. "
+            "Save one alone."
+        )
+    return min(found.values(), key=lambda weights: len(weights.keys() ^ wanted), default={})
 
 
 def import_maker(model_class: ModelClass) -> Any:
@@ -419,13 +457,20 @@ def requiring(rule: str, name: object) -> Iterator[None]:
 
 
 def import_named(name: str) -> Any:
-    """Import ``package.module.name``, also of a module in the working directory, which may raise
-    anything.
+    """Import ``package.module.name``, which may raise anything; a module in the working directory
+    with what it imports, then and later.
     """
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     module_name, _, attribute = name.rpartition(".")
-    return getattr(import_module(module_name), attribute)
+    folder = os.getcwd()
+    top = module_name.partition(".")[0]
+    if folder in sys.path or not (os.path.isdir(top) or os.path.isfile(f"{top}.py")):
+        return getattr(import_module(module_name), attribute)
+    sys.path.insert(0, folder)
+    try:
+        return getattr(import_module(module_name), attribute)
+    finally:  # no library that is imported later is looked for there first
+        sys.path.remove(folder)
+        sys.path.append(folder)
 
 
 def num_token_types(model: nn.Module) -> int | None:

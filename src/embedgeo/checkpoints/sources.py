@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +20,7 @@ from embedgeo.checkpoints.files import (
     StoredFile,
     hashed_file,
     needed_files,
+    other_format,
     stored_step,
     stored_values,
 )
@@ -42,7 +43,8 @@ _TOKENS = re.compile(
 )
 _EPOCH = re.compile(r"epoch[-_=]?\d+[-_]?", re.IGNORECASE)  # Lightning's file names count both
 _LIKE_STEP = re.compile(
-    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch)[^a-z\d]{0,3}\d|^\d+$",
+    r"(?<![a-z])(?:steps?|iter(?:ation)?s?|checkpoint|ckpt|epoch|tokens?)[^a-z\d]{0,3}\d"
+    r"|^\d+$|\d[kmbt]?[^a-z\d]?tokens?(?![a-z])",
     re.IGNORECASE,
 )
 # state dicts, unless they are those of an optimizer and the like
@@ -134,7 +136,8 @@ class Checkpoint:
         path: the folder or file; None for a checkpoint on the Hub.
         has_step: false for a final model, which is at step 0.
         contents: its files with their digests; None where they cannot be listed.
-        weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown.
+        weights_sha256: digest of the weights, `Contents.sha256`; empty where it is unknown, as
+            of local ones before `hashed`.
         weights_state: sizes and times of local weight files, which change with them.
         duplicate_of: name of an earlier checkpoint with the same weights; None if there is none.
         error: why the files cannot be listed; empty where they are.
@@ -227,15 +230,27 @@ class Checkpoint:
         )
         return model.to(device) if device_map is None else model
 
-    def read_contents(self) -> Contents:
+    def hashed(self) -> "Checkpoint":
+        """The checkpoint with the digest of its weights, which are read where it is unknown."""
+        if self.path is None or self.weights_sha256 or self.error:
+            return self
+        contents = self.read_contents()
+        return replace(self, contents=contents, weights_sha256=contents.sha256)
+
+    def read_contents(self, *, with_hashes: bool = True) -> Contents:
         """The files to load with their hashes, which the Hub lists and which are computed for local
-        files.
+        files; of local weights only if asked for.
         """
         if self.path is None:
             return needed_files(hub.list_files(self.model, self.commit))
         if self.step == UNREADABLE:
             stored_step(self.path)
-        return Contents(*(tuple(map(hashed_file, paths)) for paths in local_files(self.path)))
+        weights, others = local_files(self.path)
+        listed = (StoredFile(path.name, path.stat().st_size, "") for path in weights)
+        return Contents(
+            tuple(map(hashed_file, weights) if with_hashes else listed),
+            tuple(map(hashed_file, others)),
+        )
 
     def read_weights_state(self) -> str:
         """Sizes and times of local weight files, which change when these are replaced; empty on the
@@ -284,14 +299,6 @@ def require_source(name: str, source: str) -> None:
             f"{name} must be a local path that exists or a repository on the Hub, author/name of "
             f"at most 96 letters each; got {source[:200]!a}."
         )
-
-
-def place(source: str) -> str:
-    """The name of a source however its path is written: a link to the folder that it is in is
-    followed.
-    """
-    path = _absolute(source)
-    return str(path.parent.resolve() / path.name) if is_local(source) else source
 
 
 def list_checkpoints(
@@ -360,7 +367,7 @@ def _list_repository(repository: str, revisions: str, is_only: bool) -> Iterator
         if fnmatchcase(name, revisions)
     }
     positions = {name: position for name in commits if (position := parse_position(name))}
-    _warn_of_others(repository, commits.keys() - positions.keys())
+    _warn_of_others(repository, commits.keys() - positions.keys() - {revisions})
     for name, position in positions.items():
         own_position = position._replace(series=_with_model(own, position.series))
         yield Checkpoint(
@@ -414,7 +421,8 @@ def _list_folder(model: str, is_only: bool) -> Iterator[Checkpoint]:
         raise FileNotFoundError(
             "model must be a folder with config.json, a .ckpt, .pt or .pth file, or a folder of "
             "checkpoints with their steps in their names, such as step1000 or step=1000.pt; "
-            f"{model} is none of these. Of a folder of models, name each."
+            f"{model} is none of these."
+            f"{other_format(p.name for p in candidates) or ' Of a folder of models, name each.'}"
         )
     _warn_of_others(
         model, {p.name for p in paths if p.is_dir()} - {path.name for path in positions}
@@ -474,10 +482,12 @@ def _is_final(folder: Path, positions: Mapping[Path, Position]) -> bool:
         return False
     if {folder, folder.resolve()} & positions.keys() or not (folder / "config.json").is_file():
         return False
-    try:
-        return not positions or bool(local_files(folder))
-    except (OSError, ValueError):  # beside the checkpoints, the configuration alone
-        return False
+    with suppress(ValueError):  # it is named when it is read
+        try:
+            local_files(folder)
+        except FileNotFoundError:  # beside the checkpoints, the configuration alone
+            return not positions
+    return True
 
 
 def _require_distinct(found: Sequence[Checkpoint]) -> None:
@@ -533,7 +543,7 @@ def _warn_of_others(model: str, names: Iterable[str]) -> None:
     if overlooked:
         warnings.warn(
             f"{model}: left out {listed(overlooked)}, in which no step is read. Names with a step "
-            f"are such as "
-            "step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them measured.",
+            "are such as step1000, checkpoint-1000 or epoch=1-step=1000; rename these to have them "
+            "measured, or give one on the Hub as --revisions.",
             stacklevel=2,
         )

@@ -49,12 +49,15 @@ _METRIC_OPTIONS = [
 
 @dataclass
 class Measured:
-    """Records, tables, further facts and sample of a checkpoint: see `SweepFolder.write`."""
+    """Records, tables, further facts and sample of a checkpoint, see `SweepFolder.write`; and the
+    checkpoint with the digests that it had.
+    """
 
     records: list[Record]
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     sample: dict[str, LayerSample] | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class Downloads:
@@ -114,11 +117,13 @@ class Worker:
         """Measure a checkpoint, and fetch the next one meanwhile."""
         text = self.texts[checkpoint.model]
         try:
+            checkpoint = checkpoint.hashed()
             model = self._load(checkpoint)
             require_vocabulary(model, text.token_ids)
             if (upcoming := choose_next()) is not None:
                 self.downloads.start(upcoming)
-            return self._measure_model(model, text, is_first=checkpoint.name == self.first)
+            measured = self._measure_model(model, text, is_first=checkpoint.name == self.first)
+            return replace(measured, checkpoint=checkpoint)
         finally:
             self.downloads.remove(checkpoint)
 

@@ -305,6 +305,7 @@ class Sweep:
             self._next_rebuild = now + 50 * (time.monotonic() - now)
 
     def _write(self, checkpoint: Checkpoint, measured: Measured) -> pd.DataFrame:
+        checkpoint = measured.checkpoint or checkpoint
         records = list(measured.records)
         if checkpoint.position.tokens is not None:
             records.append(model_record("tokens_seen", float(checkpoint.position.tokens)))
@@ -419,7 +420,7 @@ def finish(sweep: Sweep) -> int:
 def run_check(model: str | list[str], steps: str | int | list[int], revisions: str) -> int:
     """Compare weights: see `embedgeo.sweep.check`."""
     with muted_libraries():
-        plan = find_checkpoints(model, revisions, steps)
+        plan = [each.hashed() for each in find_checkpoints(model, revisions, steps)]
     groups: dict[str, list[str]] = {}
     for each in plan:
         if each.duplicate_of:

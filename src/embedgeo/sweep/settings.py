@@ -38,8 +38,8 @@ class SweepSettings:
         revisions: take only the branches and tags that match this pattern.
         text: files of text, plain or ``.jsonl`` (field ``"text"``), also as ``.gz``, in UTF-8; or a
             dataset, ``hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]``,
-            where NAME is ``author/name``, read as far as it is needed; default: Python's
-            documentation.
+            where NAME is ``author/name``; default: Python's documentation. It is read as far as it
+            is needed; a plain file is one document, or one every 16,777,216 letters.
         unit: what the model is run on: a ``sequence`` of ``seq_len`` tokens, cut from all documents
             in a row; or one text by itself, of at most ``seq_len`` tokens: a ``line``, a
             ``sentence`` or a ``document``.
@@ -54,8 +54,8 @@ class SweepSettings:
             to each document, before that is cut into sequences.
         count_special: what ``default`` puts before a decoder's text or sequence is rows, too; else
             it only gives context.
-        tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoint,
-            else of ``main``.
+        tokenizer: a folder, a ``tokenizer.json`` or a repository; default: that of the checkpoints,
+            if they have one, the same files in all; else of ``main``.
         tokens: a ``.npy`` file of token ids in place of a text and a tokenizer: one row, which is
             cut into sequences, or a row for each.
         num_tokens: number of tokens to use, from the start of the text; of texts, as many whole

@@ -23,7 +23,7 @@ from embedgeo.checkpoints import hub, loading
 from embedgeo.checkpoints.files import TOKENIZER_FILES, VOCABULARIES, StoredFile, hashed_file
 from embedgeo.checkpoints.iteration import require_model_class
 from embedgeo.checkpoints.sources import Checkpoint, is_local
-from embedgeo.formatting import reason
+from embedgeo.formatting import listed, reason
 from embedgeo.sweep.settings import SPECIAL, SweepSettings
 from embedgeo.text.reading import Documents, cut_texts, hashing
 from embedgeo.text.tokenizing import (
@@ -427,8 +427,9 @@ def find_tokenizer(
     if settings.tokenizer is not None:
         sources[settings.tokenizer] = settings.tokenizer
     else:
-        owner = next((each for each in plan if _has_vocabulary(_files(each))), None)
-        if owner is not None:
+        owners = [each for each in plan if _has_vocabulary(_files(each))]
+        for owner in owners[:1]:
+            _require_one_tokenizer(owners)
             sources[owner.name] = owner
         if not is_local(model):
             sources[f"main of {model}"] = model
@@ -455,6 +456,21 @@ def find_tokenizer(
     )
 
 
+def _require_one_tokenizer(owners: Sequence[Checkpoint]) -> None:
+    """Check that the tokenizers of checkpoints are of the same files."""
+    first, *others = (
+        {file.name: file.digest for file in _files(each) if file.name in TOKENIZER_FILES}
+        for each in owners
+    )
+    for owner, digests in zip(owners[1:], others, strict=True):
+        if differing := sorted({name for name, _ in first.items() ^ digests.items()}):
+            raise ValueError(
+                "the checkpoints of a model must have one tokenizer; those of "
+                f"{owners[0].name} and {owner.name} differ in {listed(differing)}. Name the one to "
+                "take by --tokenizer."
+            )
+
+
 def _tokenizer_path(source: str | Checkpoint, folder: Path) -> Path:
     """A local folder or file itself; the files of a checkpoint, or of a branch ``main``, fetched
     into ``folder``.
@@ -474,10 +490,14 @@ def _has_vocabulary(files: Iterable[StoredFile | Path]) -> bool:
     return any(file.name in VOCABULARIES for file in files)
 
 
-def _files(checkpoint: Checkpoint) -> Iterable[StoredFile | Path]:
-    if checkpoint.path is not None:
-        return checkpoint.path.glob("*")
-    return () if checkpoint.contents is None else checkpoint.contents.files
+def _files(checkpoint: Checkpoint) -> Sequence[StoredFile]:
+    """The files of a checkpoint that are no weights."""
+    if checkpoint.contents is not None:
+        return checkpoint.contents.others
+    if checkpoint.path is None:
+        return ()
+    paths = (checkpoint.path / name for name in TOKENIZER_FILES)
+    return [hashed_file(path) for path in paths if path.is_file()]
 
 
 def small_files(checkpoint: Checkpoint, names: Sequence[str], folder: Path) -> Path:

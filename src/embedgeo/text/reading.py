@@ -5,7 +5,6 @@ import hashlib
 import json
 import re
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, count, groupby
 from os import PathLike
@@ -23,6 +22,7 @@ _PREFIX = "hf://datasets/"
 _FORM = "hf://datasets/NAME[/CONFIG][:SPLIT][#COLUMN]"
 _PART_OF_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]{0,95}", re.ASCII)
 _DRAWN_AT_ONCE = 4096
+_MOST_LETTERS = 2**24  # of a document; of those that a digest is of
 # what is cut into sentences at once, in quadratic time
 _PARAGRAPH = re.compile(r"(?s).{1,1048576}\S{0,1000}")
 
@@ -42,81 +42,91 @@ def builtin_corpus() -> list[str]:
 def read_documents(paths: Sequence[str | PathLike[str]] = ()) -> list[str]:
     """Read the documents in files, in order; without paths, the built-in corpus.
 
-    Files are plain text (a document each) or ``.jsonl`` (a document a line, in the field ``text``),
-    also as ``.gz``; in UTF-8. A pipe is read to its end.
+    Files are plain text (a document each, or one every 16,777,216 letters) or ``.jsonl`` (a
+    document a line, in the field ``text``), also as ``.gz``; in UTF-8. A pipe is read to its end.
     """
-    return (
-        [document for path in paths for document in _read(Path(path).expanduser())]
-        if paths
-        else builtin_corpus()
-    )
+    return list(Documents([str(path) for path in paths]))
 
 
 def _read(path: Path) -> Iterator[str]:
-    name = path.name.lower()
-    try:
-        if path.exists() and not (path.is_file() or path.is_fifo()):
-            raise OSError("it is no file. Of a folder or a device, name files")
-        data = path.read_bytes()
-        text = _decoded(gzip.decompress(data) if name.endswith(".gz") else data)
-    except (OSError, EOFError, UnicodeError, zlib.error) as error:
-        raise ValueError(
-            f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
-        ) from error
-    if not name.removesuffix(".gz").endswith(".jsonl"):
-        yield text
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)["text"]
-            document.encode()  # a string, and no half of a surrogate pair in it
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"each line of a .jsonl must be an object with a string text; {path}:{number} is "
-                f"not."
-            ) from error
+    is_lines = path.name.lower().removesuffix(".gz").endswith(".jsonl")
+    for number, piece in enumerate(_pieces(path, is_lines=is_lines), 1):
+        document = piece
+        if is_lines:
+            if not piece.strip():
+                continue
+            try:
+                document = json.loads(piece)["text"]
+                document.encode()  # a string, and no half of a surrogate pair in it
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise ValueError(
+                    "each line of a .jsonl must be an object with a string text, of at most "
+                    f"{_MOST_LETTERS} letters; {path}:{number} is not."
+                ) from error
         yield document
 
 
-def _decoded(data: bytes) -> str:
+def _pieces(path: Path, *, is_lines: bool) -> Iterator[str]:
+    """The lines of a file, or else whole lines together, as many letters as a document has."""
+    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UnicodeError(
-            f"{error}. Convert it, as by iconv -f LATIN1 -t UTF-8, or -f UTF-16"
+        if path.exists() and not (path.is_file() or path.is_fifo()):
+            raise OSError("it is no file. Of a folder or a device, name files")
+        with opened(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+            while piece := ("" if is_lines else file.read(_MOST_LETTERS)) + file.readline(
+                _MOST_LETTERS
+            ):
+                # about every second one, where it is UTF-16 without a mark
+                if piece.count("\0") > len(piece) // 10:
+                    raise UnicodeError("it holds zero bytes, as text in UTF-16 does")
+                yield piece
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
+        remedy = " Convert it, as by iconv -f LATIN1 -t UTF-8, or -f UTF-16LE."
+        raise ValueError(
+            f"text must be files of UTF-8 text, .jsonl or .gz; {path} is not readable: {error}."
+            f"{remedy if isinstance(error, UnicodeError) else ''}"
         ) from error
-    # about every second one, where it is UTF-16 without a mark
-    if text.count("\0") > len(text) // 10:
-        raise UnicodeError(
-            "it holds zero bytes, as text in UTF-16 does. Convert it, as by iconv -f UTF-16LE -t "
-            "UTF-8"
-        )
-    return text
 
 
 class Documents:
     """The documents of files, as of `read_documents`, and datasets, which are read anew each time
     that they are needed.
 
-    Of datasets, which are streamed, ``sha256`` is that of their addresses.
+    Of datasets, ``sha256`` is that of their addresses; of long files that of their beginning. Both
+    are ``is_streamed``. A pipe is kept, for it is read once.
     """
 
     def __init__(self, paths: Sequence[str] = ()) -> None:
-        self._parts: list[Address | list[str]] = [
-            parse_address(path) if path.startswith(_PREFIX) else read_documents([path])
-            for path in paths
+        files = [path if path.startswith(_PREFIX) else Path(path).expanduser() for path in paths]
+        self._parts: list[Address | Path | list[str]] = [
+            parse_address(each)
+            if isinstance(each, str)
+            else ([*_read(each)] if each.is_fifo() else each)
+            for each in files
         ] or [builtin_corpus()]
         self.is_streamed = any(isinstance(part, Address) for part in self._parts)
-        parts = ([part.url] if isinstance(part, Address) else part for part in self._parts)
+        parts = ([part.url] if isinstance(part, Address) else _of(part) for part in self._parts)
         digest = hashlib.sha256()
-        deque(hashing(chain.from_iterable(parts), digest), maxlen=0)
+        num_letters = 0
+        for document in hashing(chain.from_iterable(parts), digest):
+            num_letters += len(document)
+            if num_letters > _MOST_LETTERS:
+                self.is_streamed = True
+                break
         self.sha256 = digest.hexdigest()
 
     def __iter__(self) -> Iterator[str]:
-        for part in self._parts:
-            yield from _stream(part) if isinstance(part, Address) else part
+        return chain.from_iterable(map(_of, self._parts))
+
+
+def _of(part: "Address | Path | list[str]") -> Iterable[str]:
+    return (
+        _stream(part)
+        if isinstance(part, Address)
+        else part
+        if isinstance(part, list)
+        else _read(part)
+    )
 
 
 class Address(NamedTuple):
