@@ -12,7 +12,7 @@ import torch
 from embedgeo import load_results
 from embedgeo.cli import main
 from embedgeo.formatting import shell_command
-from embedgeo.results.folder import SweepFolder, cka_file, drift_file, read_cka
+from embedgeo.results.folder import SweepFolder, cka_file, drift_file
 from embedgeo.results.parquet import to_frame
 from embedgeo.results.records import Record
 from embedgeo.results.samples import LayerSample
@@ -115,7 +115,11 @@ def test_a_checkpoint_is_compared_with_the_one_before_and_the_first_and_a_layer_
 
 def test_the_similarity_of_steps_with_steps_and_of_layers_with_layers(folder):
     assert drift(folder, "--rows", "50") == 0
-    table = read_cka(folder).set_index(["step_a", "layer_a", "step_b", "layer_b"]).sort_index()
+    table = (
+        pd.read_parquet(cka_file(folder))
+        .set_index(["step_a", "layer_a", "step_b", "layer_b"])
+        .sort_index()
+    )
     of_steps, of_layers = 3 * 6, 3 * 6
     assert len(table) == of_steps + of_layers
     assert set(table["n"]) == {50}
@@ -196,7 +200,7 @@ def test_final_models_sides_and_means_are_not_mixed(folder):
         "decoder.block.00",
     }
     assert not found["metric"].str.contains("previous|first").any()
-    table = read_cka(folder)
+    table = pd.read_parquet(cka_file(folder))
     pairs = table[table["checkpoint_a"] == "final"]
     assert set(zip(pairs["layer_a"], pairs["layer_b"], strict=True)) == {
         (a, b)
@@ -213,7 +217,7 @@ def test_without_rows_in_common_nothing_is_defined(folder, capsys):
     assert math.isnan(found["cka_to_previous"])
     assert math.isfinite(found["cka_to_first"])
     assert "compared down to 0 rows" in capsys.readouterr().out
-    table = read_cka(folder)
+    table = pd.read_parquet(cka_file(folder))
     assert table.loc[table["step_a"] != table["step_b"], "cka"].isna().all()
 
 

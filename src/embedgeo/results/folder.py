@@ -4,7 +4,8 @@ these files.
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -16,12 +17,17 @@ import pyarrow as pa
 
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
-from embedgeo.results.files import remove_leftovers, replacing, require_writable
+from embedgeo.results.files import (
+    digest,
+    remove_leftovers,
+    replacing,
+    require_writable,
+    spreadsheet_text,
+)
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
     read_metadata,
-    read_parquet,
     read_records,
     read_table,
     to_records,
@@ -29,11 +35,13 @@ from embedgeo.results.parquet import (
     write_parquet,
 )
 from embedgeo.results.records import MODEL, shared_files
-from embedgeo.results.samples import LayerSample, write_sample
+from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PARQUET = "[!.]*.parquet"
+_DERIVED = "derived_from"  # in the metadata of what is made of records
 
 _PLACE = (("checkpoint", pa.string()), ("step", pa.int64()), ("layer", pa.string()))
+_OWN_EVENTS = re.compile(rf"{re.escape(EVENTS)}\d{{12,}}\.(?P<name>.+)")
 CKA = pa.schema(
     [
         *((f"{column}_{end}", kind) for end in "ab" for column, kind in _PLACE),
@@ -56,14 +64,6 @@ def cka_file(folder: Path) -> Path:
     return folder / "cka.parquet"
 
 
-def read_cka(folder: Path) -> pd.DataFrame:
-    """The table of `CKA` of a sweep; empty where there is none."""
-    path = cka_file(folder)
-    if not path.exists():
-        return pd.DataFrame(columns=CKA.names)
-    return read_parquet(path, CKA.names, "Removing it is safe: embedgeo drift writes it again.")
-
-
 class SweepFolder:
     """The results of a sweep on disk, complete at every moment; `open` makes the folder.
 
@@ -72,7 +72,8 @@ class SweepFolder:
     - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before
       the records; so is ``samples/<name>.safetensors``, where asked for.
     - ``drift/<name>.parquet`` and ``cka.parquet``: what ``embedgeo drift`` has found in the
-      samples.
+      samples. They carry the digests of the records beside which it was found, and count as long
+      as these are the same.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
@@ -174,6 +175,10 @@ class SweepFolder:
         """Facts about a checkpoint that is done, from `write`."""
         return read_metadata(self._file(name))
 
+    def origin(self, names: Iterable[str]) -> dict[str, str]:
+        """Digests of the records of checkpoints, as the metadata of what is derived from them."""
+        return {_DERIVED: json.dumps({name: digest(self._file(name)) for name in names})}
+
     def shared_files(self) -> list[tuple[str, list[str]]]:
         """Weight files that checkpoints share which otherwise differ: see
         `records.shared_files`.
@@ -253,11 +258,20 @@ class SweepFolder:
         ``weight_files``, the digests of several files of weights,
         by which one that others share is found.
         """
-        # of earlier records, none may be left beside what belongs to these
-        if sample is not None or tables:
+        # of earlier records, none may be left beside what belongs to these, and nothing of theirs
+        own = (
+            drift_file(self.path, name),
+            sample_file(self.path, name),
+            *(self.path / kind / f"{name}.parquet" for kind in TABLES),
+        )
+        earlier = [path for path in own if path.exists()]
+        if sample is not None or tables or earlier:
             self._file(name).unlink(missing_ok=True)
+        for path in earlier:
+            path.unlink()
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
+            facts = {**facts, "sample_sha256": digest(sample_file(self.path, name))}
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES.get(kind))
         write_parquet(self._file(name), records, SCHEMA, facts)
@@ -281,7 +295,10 @@ class SweepFolder:
             runs = self.runs()
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
-                pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)
+                table = pd.concat(frames, ignore_index=True)
+                for column in table.select_dtypes(exclude="number"):
+                    table[column] = table[column].map(spreadsheet_text, na_action="ignore")
+                table.to_csv(temporary, index=False)
             self._write_events(runs)
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
@@ -294,13 +311,14 @@ class SweepFolder:
                 step = int(records["step"].iloc[0])
                 path = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
                 wanted[name] = path
-                changed = max(file.stat().st_mtime_ns for file in self._measured_files(name))
+                changed = max(file.stat().st_mtime_ns for file in self._sources(name))
                 if not path.exists() or path.stat().st_mtime_ns < changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
         for path in list(self.tensorboard.rglob(f"{EVENTS}*")):
-            name = path.name.removeprefix(EVENTS).partition(".")[2]
-            if wanted.get(name, path) != path or name not in self.done():
+            own = _OWN_EVENTS.fullmatch(path.name)  # other writers' files have a time there
+            name = own["name"] if own else ""
+            if own and (wanted.get(name, path) != path or name not in self.done()):
                 path.unlink(missing_ok=True)
                 with suppress(OSError):  # it holds more
                     path.parent.rmdir()
@@ -313,8 +331,28 @@ class SweepFolder:
         return self.checkpoints / f"{name}.parquet"
 
     def _measured_files(self, name: str) -> list[Path]:
+        """The records of a checkpoint, and those of its drift as long as they are of these."""
         path = drift_file(self.path, name)
-        return [self._file(name), path] if path.exists() else [self._file(name)]
+        derived_from = _derived_from(path)
+        is_current = derived_from and all(
+            self._file(each).exists() and digest(self._file(each)) == own
+            for each, own in derived_from.items()
+        )
+        return [self._file(name), path] if is_current else [self._file(name)]
+
+    def _sources(self, name: str) -> list[Path]:
+        """The files on which the events of a checkpoint depend."""
+        path = drift_file(self.path, name)
+        others = [self._file(each) for each in _derived_from(path)]
+        return [each for each in (self._file(name), path, *others) if each.exists()]
+
+
+def _derived_from(path: Path) -> dict[str, str]:
+    """Digests of the records that a file was derived from, by checkpoint; empty without one."""
+    digests: dict[str, str] = (
+        json.loads(read_metadata(path).get(_DERIVED, "{}")) if path.exists() else {}
+    )
+    return digests
 
 
 def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:

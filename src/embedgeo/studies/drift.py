@@ -2,7 +2,6 @@
 ``embedgeo drift``.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations_with_replacement
@@ -190,8 +189,7 @@ class Comparison:
         }
 
     def _origin(self, names: Sequence[str]) -> dict[str, str]:
-        changed = {name: sample_file(self._folder.path, name).stat().st_mtime_ns for name in names}
-        return {"rows": str(self._num_rows), "samples": json.dumps(changed)}
+        return {"rows": str(self._num_rows), **self._folder.origin(names)}
 
 
 def _thinned(names: Sequence[str], most: int) -> list[str]:
