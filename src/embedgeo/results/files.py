@@ -32,11 +32,6 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def spreadsheet_text(text: str) -> str:
-    """A name as a cell of a table: behind an apostrophe where a spreadsheet would compute it."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
 def temporary_path(path: Path) -> Path:
     """A hidden path beside ``path`` whose name says which process of which machine uses it."""
     end = path.name[-100:]  # all of a long name could be too long for the file system

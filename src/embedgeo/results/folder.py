@@ -15,15 +15,10 @@ from urllib.parse import quote
 import pandas as pd
 import pyarrow as pa
 
+from embedgeo.formatting import write_csv
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
-from embedgeo.results.files import (
-    digest,
-    remove_leftovers,
-    replacing,
-    require_writable,
-    spreadsheet_text,
-)
+from embedgeo.results.files import digest, remove_leftovers, replacing, require_writable
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
@@ -295,10 +290,7 @@ class SweepFolder:
             runs = self.runs()
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
-                table = pd.concat(frames, ignore_index=True)
-                for column in table.select_dtypes(exclude="number"):
-                    table[column] = table[column].map(spreadsheet_text, na_action="ignore")
-                table.to_csv(temporary, index=False)
+                write_csv(pd.concat(frames, ignore_index=True), temporary, index=False)
             self._write_events(runs)
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
