@@ -166,6 +166,15 @@ def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
 EARLIER = "another version of embedgeo"
 
 
+def test_another_version_goes_on_where_no_number_is_another(tmp_path: Path) -> None:
+    SweepFolder(tmp_path).open({"steps": "all", "colour": None}, {"versions": {"embedgeo": "0.0"}})
+    SweepFolder(tmp_path).open({"steps": "all", "newer": False}, {})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "definitions": 0}))
+    with pytest.raises(ValueError, match=r"another version of embedgeo \(0\.0\)"):
+        SweepFolder(tmp_path).open({"steps": "all"}, {})
+
+
 @pytest.mark.parametrize(
     ("asked", "versions", "by"),
     [
@@ -180,7 +189,8 @@ def test_a_folder_of_other_options_is_refused_without_listing_them(
     (tmp_path / "manifest.json").write_text(json.dumps({"asked": asked, **versions}))
     asked = {"model": ["lab/tiny"], "steps": "all", "unit": "sequence", "rows": "tokens"}
     with pytest.raises(
-        ValueError, match=rf"was made by {by}, which has other options\. Give another out\.$"
+        ValueError,
+        match=rf"was made by {by}, which has other options or definitions\. Give another out\.$",
     ):
         SweepFolder(tmp_path).open(asked, {})
     assert files(tmp_path) == {"manifest.json"}

@@ -255,13 +255,16 @@ def test_a_file_of_that_name_that_is_no_history_is_kept_beside_it_and_named_once
 
 def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
     one, two = (HistoryFile(tmp_path, is_new=True) for _ in range(2))
+
+    def goes_on(file, step):
+        file.add(layer_records(step))
+        file.close()
+
     one.add(layer_records(0))
     assert two.add(layer_records(1)) == tmp_path / "history.1.parquet"
     with pytest.warns(UserWarning, match=r"another one writes to .*history\.parquet") as caught:
-        one.add(layer_records(2))
-    one.close()
-    two.add(layer_records(3))
-    two.close()
+        goes_on(one, 2)
+    goes_on(two, 3)
     assert len(caught) == 1
     assert written(tmp_path) == {
         "history.parquet": [1, 3],

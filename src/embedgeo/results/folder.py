@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from embedgeo.formatting import write_csv
+from embedgeo.glossary import DEFINITIONS
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
 from embedgeo.results.files import digest, remove_leftovers, replacing, require_writable
@@ -95,7 +96,9 @@ class SweepFolder:
             remove_leftovers(self.path, *inside)
             if not self.manifest():
                 self._write_manifest(
-                    {"asked": dict(settings), "date": today(), **entries}, keep=True
+                    {"asked": dict(settings), "date": today(), "definitions": DEFINITIONS}
+                    | entries,
+                    keep=True,
                 )
         except OSError as error:
             raise OSError(
@@ -120,16 +123,18 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
-        if before.keys() != now.keys():
+        # an option that one of them does not know changes nothing where it is not set
+        is_set = {key for key in before.keys() ^ now.keys() if before.get(key) or now.get(key)}
+        if is_set or manifest.get("definitions", 1) != DEFINITIONS:
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
             raise ValueError(
                 f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, "
-                "which has other options. Give another out."
+                "which has other options or definitions. Give another out."
             )
         different = [
             f"{key} was {before[key]!r}, is {now[key]!r}"
-            for key in sorted(now)
+            for key in sorted(now.keys() & before.keys())
             if before[key] != now[key]
         ]
         if different:
