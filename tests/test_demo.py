@@ -6,8 +6,9 @@ import pandas as pd
 import pytest
 
 from embedgeo.cli import main
-from embedgeo.demo.run import compare, make_empty
+from embedgeo.demo.run import compare
 from embedgeo.formatting import shell_command
+from embedgeo.results.files import emptied
 from embedgeo.text import builtin_corpus, split_held_out
 from tests.files import contents
 from tests.shared_runs import DEMO_STEPS, Demo
@@ -90,19 +91,47 @@ def test_a_second_run_replaces_the_first_and_begins_with_the_same_numbers(
     )
 
 
-def test_only_an_earlier_result_is_emptied(tmp_path: Path) -> None:
+def test_a_command_removes_only_what_it_wrote_itself(tmp_path: Path) -> None:
     out = tmp_path / "a" / "b"
-    for is_earlier in (False, True):
-        make_empty(out / "mark", "new", "thing", remove=["old", "file"])
-        assert (out / "mark").read_text() == "new"
-        assert {*contents(out)} == {"mark", *(["mine"] if is_earlier else [])}
-        for name in ("old/x/y", "file", "mine"):
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).touch()
-    (out / "mark").unlink()
-    before = {*contents(out)}
-    with pytest.raises(FileExistsError, match=r"or an earlier thing; .* holds something else"):
-        make_empty(out / "mark", "new", "thing", remove=["old"])
-    assert {*contents(out)} == before
-    with pytest.raises(OSError, match="must be a folder that can be written"):
-        make_empty(out / "mine" / "mark", "new", "thing", remove=["old"])
+
+    def write(text: str) -> None:
+        with emptied(out, "thing", ["old", "file"]):
+            assert {*contents(out)} == before | {"embedgeo-thing.json"}
+            (out / "old" / "x").mkdir(parents=True)
+            (out / "old" / "x" / "y").write_text(text)
+            (out / "file").write_text(text)
+
+    before = set[str]()
+    write("first")
+    (out / "mine").touch()
+    before = {"mine"}
+    write("second")
+    for name, text in (("old/x/mine", "of another"), ("file", "edited")):
+        (out / name).write_text(text)
+        kept = contents(out)
+        with pytest.raises(FileExistsError, match=f"did not write {name}, or not as it is now"):
+            write("third")
+        assert contents(out) == kept
+        (out / name).unlink()
+    stopped = emptied(out, "thing", ["old", "file"])
+    stopped.__enter__()
+    (out / "file").write_text("begun")
+    assert not stopped.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    write("fourth")
+
+
+def test_a_folder_without_the_commands_list_is_refused_as_it_is(tmp_path: Path) -> None:
+    for name in ("demo.yaml", "checkpoints/last.ckpt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with (
+        pytest.raises(FileExistsError, match=r"or an earlier demo; .* holds something else"),
+        emptied(tmp_path, "demo", ["checkpoints"]),
+    ):
+        pass
+    assert {*contents(tmp_path)} == {"demo.yaml", "checkpoints/last.ckpt"}
+    with (
+        pytest.raises(OSError, match="must be a folder that can be written"),
+        emptied(tmp_path / "demo.yaml" / "out", "demo", ["checkpoints"]),
+    ):
+        pass

@@ -30,7 +30,7 @@ from pandas.api.types import is_numeric_dtype
 from PIL import Image
 
 from embedgeo import formatting
-from embedgeo.formatting import listed
+from embedgeo.formatting import listed, write_csv
 from embedgeo.glossary import GAUSSIAN, Term
 from embedgeo.layer_names import blocks_by_side, layer_labels, layer_ticks
 
@@ -288,7 +288,7 @@ def png(figure: Figure, dpi: float = DPI) -> Png:
 
 def save(data: FigureData, folder: Path) -> bytes:
     """Write PNG, SVG and CSV; the same numbers give the same bytes. Returns the PNG."""
-    data.numbers.to_csv(folder / f"{data.name}.csv", lineterminator="\n")
+    write_csv(data.numbers, folder / f"{data.name}.csv")
     picture, *_ = png(data.figure)
     data.figure.set_layout_engine("none")  # it is laid out
     data.figure.savefig(

@@ -2,7 +2,6 @@
 checkpoint.
 """
 
-import json
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -251,8 +250,7 @@ def compare_samples(path: Path) -> tuple[int, int]:
             num_all += 1
             others = {"previous": previous, "first": names[0]}
             used = [name, *others.values()]
-            changed = {each: sample_file(path, each).stat().st_mtime_ns for each in used}
-            origin = {"samples": json.dumps(changed)}
+            origin = folder.origin(used)
             file = drift_file(path, name)
             if file.exists() and read_metadata(file).items() >= origin.items():
                 has_rows = True

@@ -8,7 +8,8 @@ from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
 from math import inf
-from typing import ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 T = TypeVar("T")
@@ -66,6 +67,17 @@ def with_error(value: float, error: float) -> str:
 def printable(name: str) -> str:
     """A name on one line, without letters that cannot be drawn."""
     return "".join(letter if letter.isprintable() else "␣" for letter in name)
+
+
+def cell(value: Any) -> Any:
+    """A value in a CSV file: a text that a spreadsheet would compute is behind an apostrophe."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
+
+
+def write_csv(table: Any, path: Path, *, index: bool = True) -> None:
+    """Write a table of pandas; names in it are as `cell` has them."""
+    table.map(cell).rename(index=cell, columns=cell).to_csv(path, index=index, lineterminator="\n")
 
 
 def listed(names: Sequence[object], most: int = 8) -> str:

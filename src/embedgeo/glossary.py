@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from embedgeo.formatting import printable
 
+DEFINITIONS = 1
+"""A number that grows where a value of the same rows becomes another one."""
 GROUPS = (
     "at a glance",
     "size and variance",

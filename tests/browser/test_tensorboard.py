@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from embedgeo import GeometryMonitor
 from embedgeo.glossary import headlines
 from embedgeo.results.events import tagged_scalars
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 from tests.training.runs import fit
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def server(tmp_path_factory):
                     Record(layer=x, layer_index=0, width=8, metric=metric, value=step)
                     for x in TWO_SIDES
                 ]
-                for tag, value in tagged_scalars(values).items():
+                for tag, value in tagged_scalars([*values, *block_means(values)]).items():
                     writer.add_scalar(tag, value, step)
     options = ["--logdir", folder / "tb", "--host", "127.0.0.1", "--port", "0"]
     log = folder / "log"

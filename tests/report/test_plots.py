@@ -4,8 +4,10 @@ import json
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from embedgeo.report.page import FigureWriter, TableData
 from tests.report.page import report
 from tests.report.synthetic import make_sweep
 
@@ -48,3 +50,17 @@ def test_a_name_cannot_end_the_script(tmp_path):
     assert "<!--<script>" not in page.html
     assert "<!--<script>" in json.dumps(numbers(page))
     assert page.html.count("</script>") == page.html.count("<script")
+
+
+def test_repeated_names_have_numbers_and_the_place_of_tables_is_always_there(tmp_path):
+    writer = FigureWriter(tmp_path / "figures")
+    table = pd.DataFrame({"=1+1": ["@x", "y"]})
+    names = [
+        writer.add(TableData(name, "", table, table, "")).name
+        for name in ("layer", "layer-2", "layer", "Layer")
+    ]
+    assert names == ["layer", "layer-2", "layer-3", "Layer-4"]
+    assert (tmp_path / "tables" / "layer.csv").read_text() == ",'=1+1\n0,'@x\n1,y\n"
+    (tmp_path / "other").mkdir()
+    FigureWriter(tmp_path / "other" / "figures")
+    assert (tmp_path / "other" / "tables").is_dir()  # which takes the place of an earlier report's

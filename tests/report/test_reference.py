@@ -43,7 +43,7 @@ def behind(folder, *references):
 
 
 def block_mean(run, metric):
-    return run.means(run.table(metric))[MEAN]
+    return run.means(metric)[MEAN]
 
 
 def test_the_band_is_the_range_of_the_means_over_blocks(own, tmp_path):

@@ -1,5 +1,7 @@
 """What happened, in words: a sentence on each headline number."""
 
+from math import nan
+
 import pandas as pd
 import pytest
 
@@ -7,6 +9,7 @@ from embedgeo.report.figures import dynamics
 from embedgeo.report.runs import Run, make_run
 from embedgeo.report.story import stories, story
 from embedgeo.report.summary import flags, overview
+from embedgeo.results.records import block_means
 
 LAYERS = ("embed", "block.00", "block.01")
 
@@ -43,6 +46,26 @@ def test_values_have_their_errors_and_two_measurements_are_enough() -> None:
         "M / Q: 0.500 ± 0.012 at step 0, 0.700 ± 0.012 at step 8 "
         "(0.6 at block.00 to 0.8 at block.01)."
     ]
+
+
+def test_a_mean_is_the_monitors_and_undefined_where_a_block_is() -> None:
+    values = {0: (0.2, 0.4), 8: (0.3, 0.5), 9: (nan, 0.1)}
+    records = [
+        {"step": step, "layer": f"block.0{i}", "layer_index": i, "width": 8}
+        | {"metric": metric, "value": value}
+        for step, of_blocks in values.items()
+        for i, value in enumerate(of_blocks)
+        for metric in ("M_over_Q", "told")[: 2 - i]
+    ]
+    run = make_run("run", pd.DataFrame(records).assign(stderr=nan))
+    (sentence,) = story(run)
+    assert sentence.startswith("M / Q: 0.3 at step 0, 0.4 at step 8")
+    for metric in ("M_over_Q", "told"):
+        means = run.means(metric)["mean over blocks"]
+        for step in values:
+            own = [each for each in records if each["step"] == step and each["metric"] == metric]
+            (mean,) = block_means(own)
+            assert means[step] == pytest.approx(mean["value"], nan_ok=True)
 
 
 @pytest.mark.parametrize("run", [run_of({4: 0.5}), run_of({0: 0.5, 8: 0.7}, metric="my_own")])

@@ -14,7 +14,7 @@ from embedgeo.results.events import (
     tagged_scalars,
     write_events,
 )
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 
 
 def test_the_custom_scalars_page_has_a_chart_of_each_metric_in_the_order_of_the_glossary() -> None:
@@ -49,29 +49,39 @@ def test_numbered_hidden_states_have_a_mean_where_there_are_no_blocks(
     layers: tuple[str, ...],
 ) -> None:
     values = {f"geometry.V/{layer}": i + 1.0 for i, layer in enumerate(layers)}
-    assert tagged_scalars(records_of(layers)) == values | {"geometry.V/mean": 2.5}
+    records = records_of(layers)
+    assert tagged_scalars([*records, *block_means(records)]) == values | {"geometry.V/mean": 2.5}
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     layers = ["embed", "block.00", "decoder.block.00", "mean(last4)", "decoder.mean(last2)"]
     records = [*records_of(layers, "M"), *records_of(layers, "V")]
+    means = block_means(records)
     write_events(tmp_path / "events.out.tfevents.7", 7, records)
     ((prefix, found),) = read_events(tmp_path)
     assert prefix == "geometry"
-    assert found == [{**record, "step": 7, "width": 0, "stderr": math.nan} for record in records]
+    read = [{**each, "step": 7, "width": 0, "stderr": math.nan} for each in (*records, *means)]
+    assert sorted(found, key=str) == sorted(read, key=str)
 
 
 def test_other_scalars_are_not_read_and_each_prefix_has_records_of_its_own(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path)) as writer:
-        for tag in ("loss", "a.b/c/mean", "one.V/embed", "one.V/mean", "two.V/x/y"):
+        for tag in ("loss", "optim.lr/group0", "one.V/embed", "one.V/mean", "two.V/x/y"):
             writer.add_scalar(tag, 1.0, 0)
+        writer.add_custom_scalars(custom_scalars_layout(["V"], "two"))
     found = dict(read_events(tmp_path))
     assert {prefix: [r["layer"] for r in records] for prefix, records in found.items()} == {
-        "a": ["c/mean"],
-        "one": ["embed"],
+        "one": ["embed", "mean"],
         "two": ["x/y"],
     }
-    assert tagged_scalars(found["one"], "one") == {"one.V/embed": 1.0}
+    assert tagged_scalars(found["one"], "one") == {"one.V/embed": 1.0, "one.V/mean": 1.0}
+
+
+def test_a_mean_is_over_all_blocks_whichever_of_them_are_logged() -> None:
+    records = [*records_of(["block.00", "block.01"], "n_nonfinite")]
+    records[0]["value"] = 0.0
+    scalars = tagged_scalars([*records, *block_means(records)], scalars="headlines")
+    assert scalars == {"geometry.n_nonfinite/block.01": 2.0, "geometry.n_nonfinite/mean": 1.0}
 
 
 ODD = [
@@ -89,7 +99,8 @@ ODD = [
 
 
 def test_tags_have_no_parentheses_and_no_two_layers_have_the_same() -> None:
-    scalars = tagged_scalars(records_of(ODD))
+    mean = Record(layer="mean", layer_index=-1, width=4, metric="V", value=2.0, stderr=0.5)
+    scalars = tagged_scalars([*records_of(ODD), mean])
     parts = [
         "embed",
         "block.00",

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 import pytest
 
-from embedgeo.results.folder import SweepFolder
-from embedgeo.results.parquet import read_table, write_parquet
+from embedgeo.results.folder import SweepFolder, drift_file
+from embedgeo.results.parquet import SCHEMA, read_table, write_parquet
 from tests.report.synthetic import make_sweep
 
 STEPS = (0, 1, 8)
@@ -33,6 +33,47 @@ def test_one_series_is_one_tensorboard_run_called_after_the_model(tmp_path: Path
     assert files(folder.tensorboard) == {
         f"tiny/events.out.tfevents.{step:012d}.step{step}" for step in (0, 8)
     }
+
+
+def test_only_event_files_of_the_folders_own_are_removed(tmp_path: Path) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1))
+    own = folder.tensorboard / "mine" / "events.out.tfevents.1700000000.host.1234.0"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    folder.rebuild()
+    assert own.exists()
+
+
+def test_names_that_a_spreadsheet_would_compute_are_text(tmp_path: Path) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, (0,), 1))
+    records = folder.read("step0")
+    odd = ["=1+1", "-a", "a=b"]
+    records.loc[:2, "metric"] = odd
+    records.loc[:2, "value"] = -1.0
+    folder.write("step0", records)
+    folder.rebuild()
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    assert table["metric"][:3].tolist() == ["'=1+1", "'-a", "a=b"]
+    assert (table["value"][:3] == -1.0).all()
+
+
+@pytest.mark.parametrize("again", ["step1", "step8"])
+def test_what_is_measured_again_has_nothing_that_is_of_earlier_weights(
+    tmp_path: Path, again: str
+) -> None:
+    folder = SweepFolder(make_sweep(tmp_path, STEPS, 1, tokens=True))
+    drift = folder.read("step8")[:1].assign(metric="cka_to_previous")
+    write_parquet(drift_file(tmp_path, "step8"), drift, SCHEMA, folder.origin(["step8", "step1"]))
+    folder.rebuild()
+    events = folder.tensorboard / "tiny" / "events.out.tfevents.000000000008.step8"
+    assert b"cka_to_previous" in events.read_bytes()
+    assert "cka_to_previous" in {*folder.runs()["tiny"]["step8"]["metric"]}
+    records = folder.read(again)
+    folder.write(again, records.assign(value=records["value"] + 1))
+    folder.rebuild()
+    assert again not in folder.tables("tokens")
+    assert "cka_to_previous" not in {*folder.runs()["tiny"]["step8"]["metric"]}
+    assert b"cka_to_previous" not in events.read_bytes()
 
 
 def test_a_folder_that_cannot_be_written_is_named() -> None:
@@ -125,6 +166,15 @@ def test_reasons_are_kept_until_the_checkpoint_is_done(tmp_path: Path) -> None:
 EARLIER = "another version of embedgeo"
 
 
+def test_another_version_goes_on_where_no_number_is_another(tmp_path: Path) -> None:
+    SweepFolder(tmp_path).open({"steps": "all", "colour": None}, {"versions": {"embedgeo": "0.0"}})
+    SweepFolder(tmp_path).open({"steps": "all", "newer": False}, {})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "definitions": 0}))
+    with pytest.raises(ValueError, match=r"another version of embedgeo \(0\.0\)"):
+        SweepFolder(tmp_path).open({"steps": "all"}, {})
+
+
 @pytest.mark.parametrize(
     ("asked", "versions", "by"),
     [
@@ -139,7 +189,8 @@ def test_a_folder_of_other_options_is_refused_without_listing_them(
     (tmp_path / "manifest.json").write_text(json.dumps({"asked": asked, **versions}))
     asked = {"model": ["lab/tiny"], "steps": "all", "unit": "sequence", "rows": "tokens"}
     with pytest.raises(
-        ValueError, match=rf"was made by {by}, which has other options\. Give another out\.$"
+        ValueError,
+        match=rf"was made by {by}, which has other options or definitions\. Give another out\.$",
     ):
         SweepFolder(tmp_path).open(asked, {})
     assert files(tmp_path) == {"manifest.json"}

@@ -11,7 +11,7 @@ from embedgeo.report.runs import read_runs, runs_of_records
 from embedgeo.results.events import write_events
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.parquet import HistoryFile, to_records
-from embedgeo.results.records import Record
+from embedgeo.results.records import Record, block_means
 from tests.report.synthetic import make_sweep
 
 COLUMNS = {
@@ -30,7 +30,8 @@ def step_records(sweep: Path) -> list[Record]:
         Record(step=int(frame["step"].iloc[0]), **record)
         for name in sorted(folder.done())
         for frame in [folder.read(name)]
-        for record in to_records(frame)
+        for own in [to_records(frame)]
+        for record in (*own, *block_means(own))
     ]
 
 
@@ -108,6 +109,20 @@ def test_means_over_blocks_are_records(tmp_path: Path, kind: str) -> None:
     assert [run.layers for run in runs_of_records(table)] == [
         ["embed", "block.00", "block.01", "final_norm"]
     ] * len(table["run"].unique())
+
+
+def test_what_a_listener_has_told_is_read_as_it_was_told(tmp_path: Path) -> None:
+    told = [("block.01", 2, "alarm_M", 8.0), ("mean", -1, "alarm_M", 20.0), ("mean", -1, "x", 9.0)]
+    records = [
+        {"step": 5, "layer": layer, "layer_index": i, "width": 8, "metric": key, "value": value}
+        for layer, i, key, value in told
+    ]
+    file = HistoryFile(tmp_path)
+    file.add(records)  # type: ignore[arg-type]  # without a standard error
+    file.close()
+    table = load_results(tmp_path)
+    found = table.set_index(["layer", "metric"])["value"].to_dict()
+    assert found == {("block.01", "alarm_M"): 8.0, ("mean", "alarm_M"): 20.0, ("mean", "x"): 9.0}
 
 
 def test_the_folder_of_wandbs_files_has_the_name_of_the_run_around_it(tmp_path: Path) -> None:

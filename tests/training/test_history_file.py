@@ -17,7 +17,8 @@ from torch import nn
 from embedgeo import GeometryMonitor, StepMonitor, load_results
 from embedgeo.report.runs import read_runs
 from embedgeo.results import parquet
-from embedgeo.results.parquet import HISTORY
+from embedgeo.results.parquet import HISTORY, HistoryFile
+from tests.records import layer_records
 from tests.training.loops import go_on, run_whole
 from tests.training.runs import (
     RESUMED,
@@ -235,7 +236,7 @@ def test_a_full_disk_ends_nothing_and_the_file_is_written_once_there_is_room(
 
 
 @pytest.mark.parametrize("is_parquet", [False, True])
-def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_once(
+def test_a_file_of_that_name_that_is_no_history_is_kept_beside_it_and_named_once(
     tmp_path, is_parquet
 ):
     path = tmp_path / "history.parquet"
@@ -243,11 +244,33 @@ def test_a_file_of_that_name_that_another_program_wrote_is_left_alone_and_named_
     if is_parquet:
         pd.DataFrame({"loss": [1.0]}).to_parquet(path)
     before = path.read_bytes()
-    said = "must have the columns" if is_parquet else "must be a Parquet file.*Remove it"
-    with pytest.warns(UserWarning, match=f"history.parquet {said}") as caught:
+    said = "must have the columns" if is_parquet else "must be a Parquet file"
+    with pytest.warns(UserWarning, match=f"history.parquet {said}.* kept as") as caught:
         looped(tmp_path, range(5), on_error="warn")
     assert len(caught) == 1
-    assert path.read_bytes() == before
+    assert (tmp_path / "history.1.unreadable").read_bytes() == before
+    assert written(tmp_path) == {"history.parquet": [0, 2, 4]}
+    assert sorted(load_results(tmp_path)["step"].unique()) == [0, 2, 4]
+
+
+def test_a_second_monitor_of_one_prefix_and_folder_loses_nothing_of_the_first(tmp_path):
+    one, two = (HistoryFile(tmp_path, is_new=True) for _ in range(2))
+
+    def goes_on(file, step):
+        file.add(layer_records(step))
+        file.close()
+
+    one.add(layer_records(0))
+    assert two.add(layer_records(1)) == tmp_path / "history.1.parquet"
+    with pytest.warns(UserWarning, match=r"another one writes to .*history\.parquet") as caught:
+        goes_on(one, 2)
+    goes_on(two, 3)
+    assert len(caught) == 1
+    assert written(tmp_path) == {
+        "history.parquet": [1, 3],
+        "history.1.parquet": [0],
+        "history.2.parquet": [0, 2],
+    }
 
 
 def test_processes_that_were_launched_together_but_do_not_know_of_each_other_have_a_file_each(

@@ -194,6 +194,18 @@ def test_a_resumed_run_goes_on_with_the_tidy_file(tmp_path, end):
     assert_is_history(tmp_path / "geometry.csv", layer_records(0))
 
 
+def test_two_monitors_of_one_prefix_have_a_tidy_file_each(tmp_path):
+    one, two = Csv(tmp_path), Csv(tmp_path)
+    charts, first, second = Charts("geometry", ["V"]), layer_records(0), layer_records(1)
+    one.write_charts(charts, first)
+    two.write_charts(charts, second)
+    with pytest.warns(UserWarning, match=r"geometry\.csv must have one monitor"):
+        one.write_charts(charts, [*first, *second])
+    two.write_charts(charts, [*second, *layer_records(2)])
+    assert_is_history(tmp_path / "geometry.1.csv", [*first, *second])
+    assert_is_history(tmp_path / "geometry.csv", [*first, *second, *layer_records(2)])
+
+
 def test_another_programs_file_is_not_touched(tmp_path):
     (tmp_path / "geometry.csv").write_text("x,y\n1,2\n")
     with pytest.raises(ValueError, match=r"geometry\.csv must begin with the columns step,layer"):

@@ -18,8 +18,8 @@ class DemoSettings:
     """The options of ``embedgeo demo``.
 
     Args:
-        out: folder to write to. An earlier demo in it is replaced; a folder with anything else is
-            refused.
+        out: folder to write to. Of an earlier demo in it what ``embedgeo-demo.json`` lists is
+            replaced; a folder with anything else in its place is refused.
         max_steps: optimizer steps.
         every_n_steps: measure at every so many steps, besides 0, 1, 2, 4 … 512 and the last.
         num_layers: transformer blocks.

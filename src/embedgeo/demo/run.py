@@ -1,7 +1,6 @@
 """Training of a small language model whose geometry is measured: what ``embedgeo demo`` runs."""
 
 import math
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerF
 from embedgeo.demo import DemoSettings
 from embedgeo.formatting import shell_command
 from embedgeo.report import write_report
-from embedgeo.results.files import require_own
+from embedgeo.results.files import emptied
 from embedgeo.results.records import Record
 from embedgeo.sweep import SweepSettings, sweep
 from embedgeo.sweep.processes import muted_libraries
@@ -31,6 +30,8 @@ from embedgeo.training.monitor import log_spaced_steps
 
 HEAD_WIDTH = 32
 PROBE_BATCH = 8
+WRITTEN = ("demo.yaml", "probe.txt", "history.parquet", "checkpoints", "tensorboard", "sweep")
+"""Names of the files and folders in the output folder."""
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -44,12 +45,13 @@ def run_demo(settings: DemoSettings) -> None:
     recorded = "".join(
         f"{name}: {value}\n" for name, value in asdict(settings).items() if name != "out"
     )
-    make_empty(
-        out / "demo.yaml",
-        recorded,
-        "demo",
-        ("history.parquet", "checkpoints", "tensorboard", "sweep"),
-    )
+    with emptied(out, "demo", WRITTEN):
+        (out / "demo.yaml").write_text(recorded, encoding="utf-8")
+        _train_and_sweep(settings)
+
+
+def _train_and_sweep(settings: DemoSettings) -> None:
+    out = settings.out
     text, probe_text = split_held_out(builtin_corpus())
     (out / "probe.txt").write_text(probe_text, encoding="utf-8", newline="\n")
     tokenizer = train_tokenizer(text, settings.vocab_size)
@@ -109,25 +111,6 @@ def run_demo(settings: DemoSettings) -> None:
     console.print(compare(monitor.history, pd.read_csv(out / "sweep" / "metrics.csv")))
     write_report([out / "sweep"])
     show(console, out)
-
-
-def make_empty(marker: Path, text: str, command: str, remove: Sequence[str]) -> None:
-    """Make the output folder of a command, marked by a file in it, or remove the results of an
-    earlier run from it.
-    """
-    out = marker.parent
-    require_own(out, command, is_earlier=marker.exists())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for path in (out / name for name in remove):
-            if path.is_dir():
-                shutil.rmtree(path)
-            path.unlink(missing_ok=True)
-        marker.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OSError(
-            f"--out must be a folder that can be written; {out} is not ({error})."
-        ) from error
 
 
 def new_model(settings: DemoSettings, tokenizer: PreTrainedTokenizerFast) -> GPTNeoXForCausalLM:

@@ -48,6 +48,7 @@ from embedgeo.functional.precision import state_device
 from embedgeo.functional.rows import MASSIVE, massive_times, row_ids
 from embedgeo.geometry import export
 from embedgeo.geometry.computing import MeasuredLayer, compute, threads_for
+from embedgeo.glossary import DEFINITIONS
 from embedgeo.metrics import defaults
 from embedgeo.metrics.layer import LayerMetrics, MetricFactory
 from embedgeo.results import saving
@@ -350,6 +351,7 @@ class Geometry:
             "model": model,
             **kept,
             "dtype": "".join(dtypes[:1]).removeprefix("torch."),
+            "definitions": str(DEFINITIONS),
             "embedgeo": __version__,
             "torch": str(torch.__version__),
         }

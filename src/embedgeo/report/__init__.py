@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from embedgeo.drawing import style
-from embedgeo.formatting import did_you_mean, listed
+from embedgeo.formatting import cell, did_you_mean, listed
 from embedgeo.glossary import in_order
 from embedgeo.report.page import FigureWriter, Panel, write_page
 from embedgeo.report.plan import Plan, Planner
@@ -129,12 +129,12 @@ def _write_records(path: Path, runs: Sequence[Run]) -> None:
         frames = (run.values, run.errors, run.baseline, run.model)
         values, errors, gaussian, model = (frame.stack(future_stack=True) for frame in frames)
         of_model = pd.DataFrame({"value": model}).reset_index().assign(layer=MODEL)
-        columns = {"value": values, "stderr": errors, "gaussian": gaussian}
-        at_layers = pd.DataFrame(columns).reindex(values.index).reset_index()
+        of_layers = {"value": values, "stderr": errors, "gaussian": gaussian}
+        at_layers = pd.DataFrame(of_layers).reindex(values.index).reset_index()
         known = (frame.dropna(subset="value") for frame in (of_model, at_layers))
         parts += [frame.assign(run=run.label) for frame in known]
-    records = pd.concat(parts, ignore_index=True)[
-        ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
-    ]
+    columns = ["run", "step", "layer", "metric", "value", "stderr", "gaussian"]
+    records = pd.concat(parts, ignore_index=True)[columns]
+    records = records.assign(**records[["run", "layer", "metric"]].map(cell))
     table = pa.Table.from_pandas(records, preserve_index=False)
     pyarrow.csv.write_csv(table, path, pyarrow.csv.WriteOptions(quoting_style="needed"))

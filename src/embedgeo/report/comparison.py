@@ -46,8 +46,7 @@ def compare_dynamics(runs: Sequence[Run], metric: str) -> FigureData:
     """Means over blocks of several runs against the step."""
     curves = {}
     for run in runs:
-        table = run.table(metric)
-        means, errors = run.means(table), run.mean_errors(table, run.table(metric, run.errors))
+        means, errors = run.means(metric), run.mean_errors(metric)
         for name in run.blocks:
             label = f"{run.label}, {name}" if len(run.blocks) > 1 else run.label
             curves[label] = Curve(means[name], errors[name], run.group)

@@ -36,8 +36,8 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     """
     table, errors = run.table(metric), run.table(metric, run.errors)
     named = term(metric)
-    means, mean_errors = run.means(table), run.mean_errors(table, errors)
-    gaussian = run.means(run.table(metric, run.baseline))
+    means, mean_errors = run.means(metric), run.mean_errors(metric)
+    gaussian = run.means(metric, run.table(metric, run.baseline))
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))

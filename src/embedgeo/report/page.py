@@ -20,7 +20,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from embedgeo.drawing import FigureData, save
-from embedgeo.formatting import listed
+from embedgeo.formatting import listed, write_csv
 from embedgeo.glossary import in_order, term
 from embedgeo.report.plots import Plots
 from embedgeo.report.runs import Run
@@ -85,7 +85,8 @@ class FigureWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
+        for each in (folder, folder.with_name("tables")):  # that of an earlier report goes
+            each.mkdir()
         self.folder = folder
         self.plots = Plots()
         self._left = BUDGET
@@ -99,14 +100,12 @@ class FigureWriter:
             .encode()[:_LONGEST_NAME]
             .decode(errors="ignore")
         )
-        name = whole
-        while name.lower() in self._names:
-            name = f"{whole}-{len(self._names)}"
+        numbered = (whole, *(f"{whole}-{number}" for number in range(2, len(self._names) + 3)))
+        name = next(name for name in numbered if name.lower() not in self._names)
         self._names.add(name.lower())
         if isinstance(data, TableData):
             tables = self.folder.with_name("tables")
-            tables.mkdir(exist_ok=True)
-            data.numbers.to_csv(tables / f"{name}.csv", lineterminator="\n")
+            write_csv(data.numbers, tables / f"{name}.csv")
             return PageFigure(name, "", 0, 0, data.caption, data.text, data.cells)
         picture = base64.b64encode(save(data._replace(name=name), self.folder)).decode()
         before = self.plots.size

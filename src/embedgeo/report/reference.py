@@ -82,7 +82,7 @@ def before_band(run: Run, metric: str, references: Sequence[Run]) -> Iterator[Fi
         band = reference_band(run, metric, name, references)
         if band is None or not run.varies(metric):
             continue
-        mean = run.means(run.table(metric))[name]
+        mean = run.means(metric)[name]
         steps, named = mean.index.to_numpy(dtype=float), term(metric)
         figure, (ax,) = draw.new_figure(f"{named.name} beside earlier runs", named.unit)
         draw.step_axis(ax, run.steps)
@@ -119,7 +119,7 @@ def reference_band(run: Run, metric: str, name: str, references: Sequence[Run]) 
     at = np.log1p(np.array(run.steps, dtype=float))
     curves = []
     for each in earlier:
-        curve = each.means(each.table(metric))[name].dropna()
+        curve = each.means(metric)[name].dropna()
         steps = curve.index.to_numpy(dtype=float)
         if are_tokens:
             seen = _tokens(each)

@@ -178,19 +178,27 @@ class Run:
         rows = self.values.index.get_indexer(pd.MultiIndex.from_product([steps, self.layers]))
         return steps, rows.reshape(len(steps), len(self.layers))
 
-    def means(self, table: pd.DataFrame) -> pd.DataFrame:
-        """Means over blocks, of encoder and decoder apart, at each row of a table of layers
-        (columns).
+    def means(self, metric: str, table: pd.DataFrame | None = None) -> pd.DataFrame:
+        """Means over blocks of a metric, of encoder and decoder apart, by step, or of another table
+        of its layers (columns).
+
+        As `embedgeo.results.records.block_means` has them, they are over the blocks of which there
+        are records, and undefined where one of these is.
         """
+        table = self.table(metric) if table is None else table
+        own = {
+            name: [block for block in blocks if (block, metric) in self.recorded]
+            for name, blocks in self.blocks.items()
+        }
         return pd.DataFrame(
-            {name: table[blocks].mean(axis=1) for name, blocks in self.blocks.items()}
+            {name: table[blocks].mean(axis=1, skipna=False) for name, blocks in own.items()}
         )
 
-    def mean_errors(self, table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
+    def mean_errors(self, metric: str, errors: pd.DataFrame | None = None) -> pd.DataFrame:
         """Upper bounds of the standard errors of `means`: the means of the blocks' own, for blocks
         may err together.
         """
-        return self.means(errors.fillna(np.inf).where(table.notna())).replace(np.inf, np.nan)
+        return self.means(metric, self.table(metric, self.errors) if errors is None else errors)
 
     @property
     def num_rows(self) -> float:
@@ -216,7 +224,8 @@ class Run:
         values of each.
         """
         ours, theirs = self.settings, other.settings
-        shared = ours.keys() & theirs.keys() - {"text_files"}  # named otherwise, it is the same
+        # named otherwise, it is the same text
+        shared = ours.keys() & theirs.keys() - {"text_files", "embedgeo"}
         known = {key: (ours[key], theirs[key]) for key in ours if key in shared}
         few, many = sorted((self.num_rows, other.num_rows))
         if "num_tokens" not in known and many > (1 + _DIFFERENT_ROWS) * few:
@@ -455,7 +464,9 @@ def _settings_of_sweep(sweep: SweepFolder, model: str) -> dict[str, str]:
         asked["text_files"] = listed([Path(file).name for file in files], 2)
     versions = manifest.get("versions", {})
     return _settings(
-        asked | {name: versions[name] for name in ("embedgeo", "torch") if name in versions}
+        asked
+        | {name: versions[name] for name in ("embedgeo", "torch") if name in versions}
+        | {"definitions": str(manifest.get("definitions", 1))}
     )
 
 

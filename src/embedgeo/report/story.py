@@ -31,8 +31,7 @@ def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 def _sentences(run: Run, metric: str) -> Iterator[str]:
     table = run.table(metric)
-    all_means = run.means(table)
-    all_errors = run.mean_errors(table, run.table(metric, run.errors))
+    all_means, all_errors = run.means(metric), run.mean_errors(metric)
     for side, blocks in run.blocks.items():
         means = all_means[side].dropna()
         if len(means) < 2:

@@ -477,9 +477,9 @@ def _cells(run: Run, name: str) -> dict[str, dict[str, str]]:
         table = run.table(metric)
         if term(metric).group == "token types" and "token_types_regressed" in run.values:
             table = table.where(run.table("token_types_regressed") >= LEAST_TYPES)
-        mean = run.means(table)[name].dropna()
-        gaussian = run.means(run.table(metric, run.baseline))[name].dropna()
-        errors = run.mean_errors(table, run.table(metric, run.errors))[name]
+        mean = run.means(metric, table)[name].dropna()
+        gaussian = run.means(metric, run.table(metric, run.baseline))[name].dropna()
+        errors = run.mean_errors(metric)[name]
         if len(mean):
             comparable = run.comparable(mean)
             steps = {

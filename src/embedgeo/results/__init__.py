@@ -1,12 +1,13 @@
 """Results: records, the files and folders that hold them, and all of them as one tidy table."""
 
 import os
+from collections.abc import Iterable
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embedgeo.extras import require_extra
-from embedgeo.results.records import MEANS, block_means
+from embedgeo.results.records import block_means
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,13 +52,11 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     if not path.is_dir() and not is_history(path):
         raise FileNotFoundError(f"load_results takes a folder of results; {path} is none.")
     sweep = SweepFolder(path)
-    swept = {
-        run: pd.concat(found.values(), ignore_index=True) for run, found in sweep.runs().items()
-    }
-    runs = (
-        swept.items() if sweep.done() else [(run.name, run.records) for run in monitored_runs(path)]
-    )
-    tables = [_with_means(records.assign(run=run)) for run, records in runs]
+    if sweep.done():
+        runs = [(run, _with_means(found.values())) for run, found in sweep.runs().items()]
+    else:
+        runs = [(run.name, run.records) for run in monitored_runs(path)]
+    tables = [records.assign(run=run) for run, records in runs]
     if not tables:
         raise ValueError(
             "load_results takes the folder of a sweep (checkpoints/*.parquet), of monitored runs "
@@ -74,20 +73,11 @@ def load_results(folder: str | os.PathLike[str]) -> "pd.DataFrame":
     return table.sort_values(_ORDER, kind="stable", ignore_index=True)
 
 
-def _with_means(records: "pd.DataFrame") -> "pd.DataFrame":
-    """Records of a run, and those of its means over blocks: a history may have them at some of its
-    steps alone.
-    """
+def _with_means(checkpoints: "Iterable[pd.DataFrame]") -> "pd.DataFrame":
+    """Records of the checkpoints of a sweep, which has none of means over blocks, and of these."""
     import pandas as pd
 
-    of_layers = records[~(records["layer"].isin(MEANS) & (records["layer_index"] < 0))]
-    layers = {*of_layers["layer"]}  # one of them may have the name of a mean
-    at = ["step", *({"model", "revision"} & {*records})]
-    measurements: Any = of_layers.groupby(at, sort=False, dropna=False)
-    means = [
-        mean
-        for _, measured in measurements
-        for mean in block_means(measured.to_dict("records"))
-        if mean["layer"] not in layers
-    ]
-    return pd.concat([of_layers, pd.DataFrame(means)], ignore_index=True) if means else of_layers
+    frames = [*checkpoints]
+    records: list[Any] = [frame.to_dict("records") for frame in frames]
+    means = [pd.DataFrame(block_means(of_checkpoint)) for of_checkpoint in records]
+    return pd.concat([*frames, *(each for each in means if len(each))], ignore_index=True)

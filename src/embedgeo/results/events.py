@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from embedgeo.glossary import GROUPS, OWN, in_order, term
-from embedgeo.results.records import MEANS, Record, block_means
+from embedgeo.layer_names import blocks_by_side, is_input
+from embedgeo.results.records import MEANS, MODEL, Record, block_means, is_mean
 
 EVENTS = "events.out.tfevents."  # the start of an event file's name
 
 _TAG = re.compile(r"(?P<prefix>.+)\.(?P<metric>[^./]+)/(?P<layer>.+)")
 # tags, the first of which counts
 _LOSSES = ("train_loss", "train/loss", "loss", "train_loss_step", "train_loss_epoch")
+_LAYOUT = "custom_scalars__config__"
 _MEAN_OF_LAST = re.compile(r"^((?:encoder\.|decoder\.|)mean)_(last\d+)$")
 
 
@@ -59,23 +61,18 @@ def is_logged(record: Record, scalars: Scalars) -> bool:
 def tagged_scalars(
     records: Iterable[Record], prefix: str = "geometry", scalars: Scalars = "all"
 ) -> dict[str, float]:
-    """Scalars by tag, ``{prefix}.{metric}/{layer}``, and their mean over blocks,
-    ``{prefix}.{metric}/mean``.
+    """Scalars by tag, ``{prefix}.{metric}/{layer}``, those of means over blocks among them.
 
-    Encoder and decoder have a mean each, ``{prefix}.{metric}/encoder.mean`` and ``…/decoder.mean``.
     ``scalars`` says which: see `is_logged`.
     """
     records = [record for record in records if is_logged(record, scalars)]
-    layers = _layer_tags(tuple(dict.fromkeys(record["layer"] for record in records)))
-    of_layers = {
-        f"{_chart(prefix, record['metric'])}/{layers[record['layer']]}": record["value"]
+    names = dict.fromkeys(record["layer"] for record in records if not is_mean(record))
+    layers = _layer_tags(tuple(names))
+    return {
+        f"{_chart(prefix, record['metric'])}/"
+        f"{record['layer'] if is_mean(record) else layers[record['layer']]}": record["value"]
         for record in records
     }
-    means = {
-        f"{_chart(prefix, mean['metric'])}/{mean['layer']}": mean["value"]
-        for mean in block_means(records)
-    }
-    return of_layers | means
 
 
 def _tag_part(name: str) -> str:
@@ -126,8 +123,8 @@ def chart_title(metric: str) -> str:
 
 
 def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
-    """Write TensorBoard's event file of one step: each tag once, and the layout of custom
-    scalars.
+    """Write TensorBoard's event file of one step: each tag once, means over blocks among them, and
+    the layout of custom scalars.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
@@ -136,7 +133,10 @@ def write_events(path: Path, step: int, records: Sequence[Record]) -> None:
     layout = custom_scalars_layout(record["metric"] for record in records)
     summaries = [
         custom_scalars(layout),
-        *(scalar(tag, value) for tag, value in tagged_scalars(records).items()),
+        *(
+            scalar(tag, value)
+            for tag, value in tagged_scalars([*records, *block_means(records)]).items()
+        ),
     ]
     now = time.time()
     with path.open("wb") as file:
@@ -151,19 +151,19 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
     """Read the prefixes of tags in the event files of one TensorBoard run, and the records that
     each stands before.
 
-    Of a step that was repeated it is the last value. Event files hold neither width (here 0) nor
-    stderr (NaN).
+    A prefix is a monitor's if its tags have a chart, or name blocks or their input. Of a step that
+    was repeated it is the last value. Event files hold neither width (here 0) nor stderr (NaN).
     """
-    events = _events(folder)
+    events = event_contents(folder)
     records: dict[str, list[Record]] = {}
     indices: dict[str, dict[str, int]] = {}
     for tag in events.Tags()["scalars"]:
         match = _TAG.fullmatch(tag)
-        if match and match["layer"] not in MEANS:
+        if match:
             prefix, metric, name = match.groups()
             layer = _MEAN_OF_LAST.sub(r"\1(\2)", name)
-            known = indices.setdefault(prefix, {})
-            index = known.setdefault(layer, len(known))
+            known = indices.setdefault(prefix, dict.fromkeys((*MEANS, MODEL), -1))
+            index = known.setdefault(layer, len(known) - len(MEANS) - 1)
             written = sorted(events.Scalars(tag), key=attrgetter("wall_time"))
             values = {event.step: event.value for event in written}
             records.setdefault(prefix, []).extend(
@@ -178,7 +178,31 @@ def read_events(folder: Path) -> Iterator[tuple[str, list[Record]]]:
                 )
                 for step, value in values.items()
             )
-    yield from sorted(records.items())
+    charts = [re.compile(tag) for tag in _chart_tags(events)]
+    for prefix, own in sorted(records.items()):
+        layers = {record["layer"] for record in own}
+        is_charted = any(
+            chart.match(f"{prefix}.{record['metric']}/") for record in own for chart in charts
+        )
+        if is_charted or blocks_by_side(layers) or any(map(is_input, layers)):
+            yield prefix, own
+
+
+def custom_layout(events: Any) -> Any:
+    """The layout of custom scalars in event files; an empty one where they have none."""
+    from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+
+    if _LAYOUT not in events.Tags()["tensors"]:
+        return Layout()
+    return Layout.FromString(events.Tensors(_LAYOUT)[-1].tensor_proto.string_val[0])
+
+
+def _chart_tags(events: Any) -> Iterator[str]:
+    """The patterns of tags in the charts that are a monitor's."""
+    for category in custom_layout(events).category:
+        if category.title.endswith(tuple(f": {group}" for group in GROUPS)):
+            for chart in category.chart:
+                yield from chart.multiline.tag
 
 
 def read_training_loss(folder: Path) -> dict[int, float]:
@@ -190,7 +214,7 @@ def read_training_loss(folder: Path) -> dict[int, float]:
     """
     logged: list[Any] = []
     for each in sorted({path.parent for path in folder.rglob(f"{EVENTS}*")}):
-        events = _events(each)
+        events = event_contents(each)
         tag = next((tag for tag in _LOSSES if tag in events.Tags()["scalars"]), None)
         logged += events.Scalars(tag) if tag else []
     losses: dict[int, float] = {}
@@ -202,9 +226,10 @@ def read_training_loss(folder: Path) -> dict[int, float]:
     return losses
 
 
-def _events(folder: Path) -> Any:
+def event_contents(path: Path) -> Any:
+    """What is in an event file, or in those of a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0})
     events.Reload()
     return events

@@ -1,17 +1,21 @@
 """Files written whole or not at all, however a process ends; folders of one's own."""
 
 import errno
+import hashlib
+import json
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
 from urllib.parse import quote
+
+from embedgeo.formatting import listed
 
 _TEMPORARY = ".tmp-"
 _ONE_DAY = 86_400
@@ -20,6 +24,12 @@ _ONE_DAY = 86_400
 def file_name(name: str) -> str:
     """A name as that of a file, which is not hidden."""
     return re.sub(r"^\.", "%2E", quote(name, safe=" =+,@~"))
+
+
+def digest(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def temporary_path(path: Path) -> Path:
@@ -74,7 +84,7 @@ def remove_leftovers(*folders: Path) -> None:
     This process must not be writing yet: what has its id was left by an earlier one, as in a
     container.
     """
-    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*") for folder in folders):
+    for path in chain.from_iterable(folder.glob(f"{_TEMPORARY}*-[0-9]*-*") for folder in folders):
         host, _, rest = path.name.removeprefix(_TEMPORARY).partition(f"{socket.gethostname()}-")
         pid = rest.partition("-")[0]
         is_dead = (
@@ -140,3 +150,50 @@ def require_own(out: Path, command: str, *, is_earlier: bool) -> None:
             f"--out must be a new or empty folder, or an earlier {command}; {out} holds something "
             f"else."
         )
+
+
+@contextmanager
+def emptied(out: Path, command: str, names: Sequence[str]) -> Iterator[None]:
+    """Context in which a command writes files under these names into its output folder.
+
+    At the end ``embedgeo-COMMAND.json`` lists the files with their digests. At the start the files
+    that an earlier list has are removed. If a file under the names is not on it, or is another one
+    now, nothing is removed.
+
+    Raises:
+        FileExistsError: the folder holds what no earlier run of the command wrote.
+    """
+    marker = out / f"embedgeo-{command}.json"
+    require_own(out, command, is_earlier=marker.exists())
+    there = _digests(out, names)
+    earlier = dict[str, str]()
+    with suppress(OSError, ValueError):  # there is none, or a damaged one
+        earlier |= json.loads(marker.read_text(encoding="utf-8"))
+    if foreign := [name for name, own in there.items() if earlier.get(name) != own]:
+        raise FileExistsError(
+            f"--out must be a folder in which the {command} replaces only what it wrote; in {out} "
+            f"it did not write {listed(foreign, 3)}, or not as it is now. Move it away, or give "
+            "another --out."
+        )
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in there:
+            (out / name).unlink()
+        for path in (out / name for name in names):
+            for folder in sorted(path.rglob("*/"), reverse=True) + [path] * path.is_dir():
+                folder.rmdir()
+        marker.write_text("{}")
+    except OSError as error:
+        raise OSError(
+            f"--out must be a folder that can be written; {out} is not ({error})."
+        ) from error
+    try:
+        yield
+    finally:
+        marker.write_text(json.dumps(_digests(out, names), indent=0), encoding="utf-8")
+
+
+def _digests(out: Path, names: Sequence[str]) -> dict[str, str]:
+    """Digests of the files under some names in a folder."""
+    paths = chain.from_iterable(((out / name), *(out / name).rglob("*")) for name in names)
+    return {path.relative_to(out).as_posix(): digest(path) for path in paths if path.is_file()}

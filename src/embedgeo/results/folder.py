@@ -4,7 +4,8 @@ these files.
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -13,9 +14,11 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from embedgeo.formatting import write_csv
+from embedgeo.glossary import DEFINITIONS
 from embedgeo.layer_names import blocks_by_side
 from embedgeo.results.events import EVENTS, write_events
-from embedgeo.results.files import remove_leftovers, replacing, require_writable
+from embedgeo.results.files import digest, remove_leftovers, replacing, require_writable
 from embedgeo.results.parquet import (
     SCHEMA,
     TABLES,
@@ -27,9 +30,12 @@ from embedgeo.results.parquet import (
     write_parquet,
 )
 from embedgeo.results.records import MODEL, shared_files
-from embedgeo.results.samples import LayerSample, write_sample
+from embedgeo.results.samples import LayerSample, sample_file, write_sample
 
 _PARQUET = "[!.]*.parquet"
+_DERIVED = "derived_from"  # in the metadata of what is made of records
+
+_OWN_EVENTS = re.compile(rf"{re.escape(EVENTS)}\d{{12,}}\.(?P<name>.+)")
 
 
 def drift_file(folder: Path, name: str) -> Path:
@@ -44,7 +50,8 @@ class SweepFolder:
       checkpoint is done.
     - ``<kind>/<name>.parquet``, where asked for: its tables, see `TABLES`. They are written before
       the records; so is ``samples/<name>.safetensors``, where asked for.
-    - ``drift/<name>.parquet``: what ``embedgeo drift`` has found in the samples.
+    - ``drift/<name>.parquet``: what ``embedgeo drift`` has found in the samples. They carry the
+      digests of the records beside which it was found, and count as long as these are the same.
     - ``metrics.csv`` and ``tensorboard/<run>/``: the values, rebuilt from the records alone.
     - ``failed/<name>.txt``: why a checkpoint failed.
     - ``manifest.json``: the settings of the sweep.
@@ -71,7 +78,13 @@ class SweepFolder:
             remove_leftovers(self.path, *inside)
             if not self.manifest():
                 self._write_manifest(
-                    {"asked": dict(settings), "date": today(), **entries}, keep=True
+                    {
+                        "asked": dict(settings),
+                        "date": today(),
+                        "definitions": DEFINITIONS,
+                        **entries,
+                    },
+                    keep=True,
                 )
         except OSError as error:
             raise OSError(
@@ -96,16 +109,18 @@ class SweepFolder:
             return
         before = manifest["asked"]
         now = json.loads(json.dumps(dict(settings)))
-        if before.keys() != now.keys():
+        # an option that one of them does not know changes nothing where it is not set
+        is_set = {key for key in before.keys() ^ now.keys() if before.get(key) or now.get(key)}
+        if is_set or manifest.get("definitions", 1) != DEFINITIONS:
             version = manifest.get("versions", {}).get("embedgeo", "unknown")
             made_by = before.get("by") or f"another version of embedgeo ({version})"
             raise ValueError(
                 f"a sweep folder holds results of one setting; {self.path} was made by {made_by}, "
-                "which has other options. Give another out."
+                "which has other options or definitions. Give another out."
             )
         different = [
             f"{key} was {before[key]!r}, is {now[key]!r}"
-            for key in sorted(now)
+            for key in sorted(now.keys() & before.keys())
             if before[key] != now[key]
         ]
         if different:
@@ -145,6 +160,10 @@ class SweepFolder:
     def facts(self, name: str) -> dict[str, str]:
         """Facts about a checkpoint that is done, from `write`."""
         return read_metadata(self._file(name))
+
+    def origin(self, names: Iterable[str]) -> dict[str, str]:
+        """Digests of the records of checkpoints, as the metadata of what is derived from them."""
+        return {_DERIVED: json.dumps({name: digest(self._file(name)) for name in names})}
 
     def shared_files(self) -> list[tuple[str, list[str]]]:
         """Weight files that checkpoints share which otherwise differ: see
@@ -225,11 +244,20 @@ class SweepFolder:
         ``weight_files``, the digests of several files of weights,
         by which one that others share is found.
         """
-        # of earlier records, none may be left beside what belongs to these
-        if sample is not None or tables:
+        # of earlier records, none may be left beside what belongs to these, and nothing of theirs
+        own = (
+            drift_file(self.path, name),
+            sample_file(self.path, name),
+            *(self.path / kind / f"{name}.parquet" for kind in TABLES),
+        )
+        earlier = [path for path in own if path.exists()]
+        if sample is not None or tables or earlier:
             self._file(name).unlink(missing_ok=True)
+        for path in earlier:
+            path.unlink()
         if sample is not None:
             write_sample(self.path, name, sample, records.iloc[0].to_dict())
+            facts = {**facts, "sample_sha256": digest(sample_file(self.path, name))}
         for kind, table in tables.items():
             write_parquet(self.path / kind / f"{name}.parquet", table, TABLES.get(kind))
         write_parquet(self._file(name), records, SCHEMA, facts)
@@ -253,7 +281,7 @@ class SweepFolder:
             runs = self.runs()
             with replacing(self.path / "metrics.csv") as temporary:
                 frames = [records for run in runs.values() for records in run.values()]
-                pd.concat(frames, ignore_index=True).to_csv(temporary, index=False)
+                write_csv(pd.concat(frames, ignore_index=True), temporary, index=False)
             self._write_events(runs)
 
     def _write_events(self, runs: Mapping[str, Mapping[str, pd.DataFrame]]) -> None:
@@ -266,13 +294,14 @@ class SweepFolder:
                 step = int(records["step"].iloc[0])
                 path = self.tensorboard / run / f"{EVENTS}{step:012d}.{name}"
                 wanted[name] = path
-                changed = max(file.stat().st_mtime_ns for file in self._measured_files(name))
+                changed = max(file.stat().st_mtime_ns for file in self._sources(name))
                 if not path.exists() or path.stat().st_mtime_ns < changed:
                     with replacing(path) as temporary:
                         write_events(temporary, step, to_records(records))
         for path in list(self.tensorboard.rglob(f"{EVENTS}*")):
-            name = path.name.removeprefix(EVENTS).partition(".")[2]
-            if wanted.get(name, path) != path or name not in self.done():
+            own = _OWN_EVENTS.fullmatch(path.name)  # other writers' files have a time there
+            name = own["name"] if own else ""
+            if own and (wanted.get(name, path) != path or name not in self.done()):
                 path.unlink(missing_ok=True)
                 with suppress(OSError):  # it holds more
                     path.parent.rmdir()
@@ -285,8 +314,28 @@ class SweepFolder:
         return self.checkpoints / f"{name}.parquet"
 
     def _measured_files(self, name: str) -> list[Path]:
+        """The records of a checkpoint, and those of its drift as long as they are of these."""
         path = drift_file(self.path, name)
-        return [self._file(name), path] if path.exists() else [self._file(name)]
+        derived_from = _derived_from(path)
+        is_current = derived_from and all(
+            self._file(each).exists() and digest(self._file(each)) == own
+            for each, own in derived_from.items()
+        )
+        return [self._file(name), path] if is_current else [self._file(name)]
+
+    def _sources(self, name: str) -> list[Path]:
+        """The files on which the events of a checkpoint depend."""
+        path = drift_file(self.path, name)
+        others = [self._file(each) for each in _derived_from(path)]
+        return [each for each in (self._file(name), path, *others) if each.exists()]
+
+
+def _derived_from(path: Path) -> dict[str, str]:
+    """Digests of the records that a file was derived from, by checkpoint; empty without one."""
+    digests: dict[str, str] = (
+        json.loads(read_metadata(path).get(_DERIVED, "{}")) if path.exists() else {}
+    )
+    return digests
 
 
 def _series(found: Mapping[str, pd.DataFrame], classes: Mapping[str, str]) -> dict[str, str]:

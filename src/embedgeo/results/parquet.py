@@ -4,6 +4,7 @@ import atexit
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
@@ -13,6 +14,7 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
 import pandas as pd
 import pyarrow as pa
@@ -83,6 +85,7 @@ have rows in its sample: see `embedgeo.functional.jackknife.deviations`.
 _TERMS = b"terms"  # of metrics, in the metadata of records
 _ORIGIN = "origin"  # of a history, there, too
 _PREFIX = "prefix"
+_WRITER = "writer"
 # columns that a table may lack when it is written
 _UNKNOWN = {"num_tokens": nan, "token": None}
 
@@ -205,10 +208,13 @@ class HistoryFile:
     Records of earlier steps than the first one that is added stay in it, up to the step at which
     the run ``start``s, so that a resumed run goes on with it and leaves out those of the run that
     was given up. Where there are none, or the run ``is_new``, the file is another run's, which is
-    kept beside it as ``history.1.parquet`` (the next free number). It is written whole, and as this
-    takes time, not at each `add`; `close` writes the rest, or else the interpreter's exit.
-    ``origin`` says what the values depend on, in texts by name, which are in the file's metadata,
-    with the date.
+    kept beside it as ``history.1.parquet`` (the next free number). A file that is no history is
+    kept beside it, too, with a warning; if another monitor has written in its place since, this
+    one goes on in the next free file, with a warning.
+
+    It is written whole, and as this takes time, not at each `add`; `close` writes the rest, or else
+    the interpreter's exit. Records are held until they are written. ``origin`` says what the values
+    depend on, in texts by name, which are in the file's metadata, with the date.
     """
 
     def __init__(
@@ -222,10 +228,16 @@ class HistoryFile:
     ) -> None:
         suffix = "" if prefix == "geometry" else f".{quote(prefix, safe='')}"
         self.path = folder / f"history{suffix}.parquet"
-        self._metadata = {_ORIGIN: json.dumps({"date": today(), **origin}), _PREFIX: prefix}
+        self._own = uuid4().hex
+        self._metadata = {
+            _ORIGIN: json.dumps({"date": today(), **origin}),
+            _PREFIX: prefix,
+            _WRITER: self._own,
+        }
         self._is_new = is_new
         self._start = start
         self._is_other_runs = False  # the file at the path
+        self._earlier: pa.Table | None = None  # records of the file; None until it has been read
         self._tables: list[pa.Table] = []
         self._num_written = 0
         self._paused_until = 0.0
@@ -235,12 +247,6 @@ class HistoryFile:
         """Add the records of one measurement, if there are any; see `write`."""
         if not records:
             return None
-        if not self._tables and self.path.exists():
-            written = read_parquet(self.path, HISTORY.names)
-            is_earlier = (written["step"] < records[0]["step"]) & (written["step"] <= self._start)
-            earlier = written[:0] if self._is_new else written[is_earlier]
-            self._is_other_runs = earlier.empty and not written.empty
-            self._tables.append(pa.Table.from_pandas(earlier, HISTORY, preserve_index=False))
         self._tables.append(pa.Table.from_pylist(records, HISTORY))
         return self.write() if monotonic() >= self._paused_until else None
 
@@ -251,13 +257,21 @@ class HistoryFile:
         if self._num_written == len(self._tables):
             return None
         started = monotonic()
+        if self._earlier is None:
+            self._earlier = self._read_earlier()
+        elif self._num_written and self._is_others():
+            other, self.path = self.path, self._free()
+            warnings.warn(
+                f"a history must have one monitor; another one writes to {other}, and this one "
+                f"goes on in {self.path}. Give each monitor a prefix or a folder of its own.",
+                stacklevel=2,
+            )
         kept = None
         with replacing(self.path) as temporary:
-            table = pa.concat_tables(self._tables).replace_schema_metadata(self._metadata)
-            pq.write_table(_with_terms(table), temporary)
+            table = pa.concat_tables([self._earlier, *self._tables])
+            pq.write_table(_with_terms(table.replace_schema_metadata(self._metadata)), temporary)
             if self._is_other_runs and self.path.exists():
-                paths = (self.path.with_suffix(f".{number}.parquet") for number in count(1))
-                kept = self.path.rename(next(path for path in paths if not path.exists()))
+                kept = self.path.rename(self._free())
             self._is_other_runs = False
         self._num_written = len(self._tables)
         finished = monotonic()
@@ -268,6 +282,34 @@ class HistoryFile:
         """Write the rest; nothing may be added afterwards; see `write`."""
         atexit.unregister(self.write)
         return self.write()
+
+    def _read_earlier(self) -> pa.Table:
+        """The records of the file that stay in it; what is no history is moved aside."""
+        written = HISTORY.empty_table().to_pandas()
+        if self.path.exists():
+            aside = self._free("unreadable")
+            try:
+                written = _read_as(self.path, HISTORY, f"It is kept as {aside}.")
+            except ValueError as error:
+                self.path.rename(aside)
+                warnings.warn(str(error), stacklevel=3)
+        first = self._tables[0]["step"][0].as_py()
+        is_earlier = (written["step"] < first) & (written["step"] <= self._start)
+        earlier = written[:0] if self._is_new else written[is_earlier]
+        self._is_other_runs = earlier.empty and not written.empty
+        return pa.Table.from_pandas(earlier, HISTORY, preserve_index=False)
+
+    def _is_others(self) -> bool:
+        """Tell whether another writer's file is in the place of this one."""
+        try:
+            return self.path.exists() and read_metadata(self.path).get(_WRITER) != self._own
+        except (pa.ArrowException, OSError):
+            return True
+
+    def _free(self, end: str = "parquet") -> Path:
+        """The next path beside the file that is free."""
+        paths = (self.path.with_suffix(f".{number}.{end}") for number in count(1))
+        return next(path for path in paths if not path.exists())
 
 
 class MonitoredRun(NamedTuple):

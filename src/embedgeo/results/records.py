@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from statistics import median
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from embedgeo.layer_names import blocks_by_side
 
@@ -54,11 +54,17 @@ def model_record(metric: str, value: float) -> Record:
     return Record(layer=MODEL, layer_index=-1, width=0, metric=metric, value=value, stderr=math.nan)
 
 
+def is_mean(record: Mapping[str, Any]) -> bool:
+    """Test for a record of a mean over blocks: a layer may have the name of one."""
+    return record["layer"] in MEANS and record["layer_index"] < 0
+
+
 def block_means(records: Iterable[Record]) -> list[Record]:
     """Records of the means over blocks of one measurement, with the standard errors unknown: see
     `MEANS`.
 
-    Places of coordinates have no mean.
+    Each is over the blocks with a record of the metric, and NaN where one of these is. Places of
+    coordinates have no mean, nor have blocks beside a layer with its name.
 
     >>> blocks = [
     ...     {"layer": f"block.0{i}", "layer_index": i, "width": 8, "metric": "Q", "value": i}
@@ -68,7 +74,10 @@ def block_means(records: Iterable[Record]) -> list[Record]:
     [{'layer': 'mean', 'layer_index': -1, 'width': 8, 'metric': 'Q', 'value': 1.5, 'stderr': nan}]
     """
     records = list(records)
-    sides = _sides(tuple(dict.fromkeys(record["layer"] for record in records)))
+    layers = dict.fromkeys(record["layer"] for record in records)
+    sides = {
+        block: side for block, side in _sides(tuple(layers)).items() if f"{side}mean" not in layers
+    }
     together: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record["layer"] in sides and not record["metric"].endswith("_top_coordinate"):

@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
+from itertools import count, takewhile
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +26,10 @@ from lightning.pytorch.loggers import (
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from embedgeo.extras import require_extra
-from embedgeo.formatting import reason
+from embedgeo.formatting import cell, reason
 from embedgeo.glossary import in_order, term
 from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
+from embedgeo.results.files import replacing
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record
 
@@ -355,33 +356,55 @@ class Csv(Adapter):
     ``geometry.{prefix}.csv``.
 
     The file is complete after each measurement. A resumed run goes on with the file of the run
-    before, whose lines of earlier steps stay, and a run that starts anew replaces it. What is
-    undefined is an empty cell.
+    before, whose lines of earlier steps stay, and a run that starts anew replaces it. If another
+    monitor writes to it, this one goes on in ``geometry.1.csv``, with a warning. What is undefined
+    is an empty cell.
     """
 
     takes_pictures = False
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._path: Path | None = None
         self._num_written = 0
+        self._left: tuple[int, int] | None = None  # the file as this monitor has left it
 
     def write_charts(self, charts: Charts, history: Sequence[Record]) -> None:
-        new = history[self._num_written :]
-        if not new:
+        if len(history) == self._num_written:
             return
         middle = "" if charts.prefix == "geometry" else f".{quote(charts.prefix, safe='')}"
-        path = self._folder / f"geometry{middle}.csv"
+        path = self._path or self._folder / f"geometry{middle}.csv"
+        if self._num_written and _state(path) != self._left:
+            self._num_written = 0
+            if path.exists():
+                paths = (path.with_name(f"geometry{middle}.{i}.csv") for i in count(1))
+                other, path = path, next(free for free in paths if not free.exists())
+                warnings.warn(
+                    f"{other} must have one monitor; another one writes to it, and this one goes "
+                    f"on in {path}. Give each monitor a prefix or a logger of its own.",
+                    stacklevel=2,
+                )
+        new = history[self._num_written :]
         if not self._num_written:
-            path.parent.mkdir(parents=True, exist_ok=True)
             # a resumed run leaves out what the run that was given up has measured later
             _keep_earlier(path, min(new[0]["step"], charts.start + 1))
         rows = ([record.get(column) for column in COLUMNS] for record in new)
         with path.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(
-                ["" if cell != cell else cell for cell in row]  # noqa: PLR0124 (NaN)
+                ["" if each != each else cell(each) for each in row]  # noqa: PLR0124 (NaN)
                 for row in rows
             )
+        self._path = path
+        self._left = _state(path)
         self._num_written = len(history)
+
+
+def _state(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one in its place, and from itself with more in it."""
+    if not path.exists():
+        return None
+    found = path.stat()
+    return found.st_ino, found.st_size
 
 
 def _keep_earlier(path: Path, step: float) -> None:
@@ -396,7 +419,8 @@ def _keep_earlier(path: Path, step: float) -> None:
     earlier = takewhile(
         lambda line: line.endswith(b"\n") and int(line.partition(b",")[0]) < step, lines
     )
-    path.write_bytes(b"".join([header, *earlier]))
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join([header, *earlier]))
 
 
 def adapter_of(logger: Any) -> Adapter | None:

@@ -776,10 +776,8 @@ class Monitor(ABC):
             self._geometry = None  # all ranks know that one has failed
 
     def _record(self, step: int, records: list[Record], geometry: Geometry) -> None:
-        layers = {record["layer"] for record in records}
-        # a layer may have their name
-        means = [mean for mean in block_means(records) if mean["layer"] not in layers]
-        measured = [Record(step=step, **record) for record in [*records, *means]]
+        logged = [Record(step=step, **each) for each in [*records, *block_means(records)]]
+        measured = [*logged]
         measured += self._hear(step, measured, geometry)
         if self.history and self.history[-1]["step"] >= step:  # of a fit before, which ended there
             self.history = [record for record in self.history if record["step"] < step]
@@ -787,7 +785,7 @@ class Monitor(ABC):
         self._is_new = False
         if self._file is not None:
             self._write(partial(self._file.add, measured))
-        self._log(step, records)
+        self._log(step, logged)
         if not self._failed:
             self._media.write(self._loggers(), self.history)
 

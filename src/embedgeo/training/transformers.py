@@ -158,12 +158,7 @@ class GeometryCallback(Monitor, TrainerCallback):
         should_log = control.should_log
         callbacks = handler.callbacks
         scalars = self._scalars(records)
-        layers = {record["layer"] for record in records}
-        means = {
-            tag: value
-            for tag, value in scalars.items()
-            if (name := tag.rpartition("/")[2]) in MEANS and name not in layers
-        }
+        means = {tag: value for tag, value in scalars.items() if tag.rpartition("/")[2] in MEANS}
         epoch = {} if state.epoch is None else {"epoch": state.epoch}
         state.global_step = step  # integrations date values with it
         handler.callbacks = [
