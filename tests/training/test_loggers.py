@@ -9,9 +9,11 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.tensorboard import SummaryWriter
 
 from embedgeo import GeometryMonitor, StepMonitor
 from embedgeo.report import live
+from embedgeo.results.events import custom_layout, event_contents
 from embedgeo.training.loggers import COLUMNS, Adapter, Charts, Csv, Media, adapter_of
 from tests.models import gpt_neox, token_batch
 from tests.records import layer_records
@@ -217,3 +219,12 @@ def test_what_another_run_has_measured_before_is_not_given(tmp_path):
     history = [record for step in range(3) for record in layer_records(step)]
     Media("geometry", pictures=False, start=2).write([Csv(tmp_path)], history)
     assert_is_history(tmp_path / "geometry.csv", layer_records(2))
+
+
+def test_the_users_custom_scalars_are_kept(tmp_path):
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_custom_scalars({"mine": {"loss": ["Multiline", ["loss"]]}})
+        for prefix in ("one", "two"):
+            adapter_of(writer).write_charts(Charts(prefix, ["V"]), layer_records(0))
+    titles = [each.title for each in custom_layout(event_contents(tmp_path)).category]
+    assert titles == ["two: size and variance", "one: size and variance", "mine"]

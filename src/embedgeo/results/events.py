@@ -1,5 +1,6 @@
 """Results in TensorBoard's event files: tags, charts, writing and reading."""
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -195,6 +196,23 @@ def custom_layout(events: Any) -> Any:
     if _LAYOUT not in events.Tags()["tensors"]:
         return Layout()
     return Layout.FromString(events.Tensors(_LAYOUT)[-1].tensor_proto.string_val[0])
+
+
+def layout_summary(layout: dict[str, dict[str, list[Any]]], folder: str) -> Any:
+    """A layout of custom scalars for the newest event file in a folder, with the charts that the
+    file has already: TensorBoard keeps only the last layout.
+    """
+    from torch.utils.tensorboard.summary import custom_scalars
+
+    newest = max(Path(folder).glob(f"{EVENTS}*"), key=os.path.getmtime, default=Path(folder))
+    summary = custom_scalars(layout)
+    found = custom_layout(event_contents(newest))
+    others = [each for each in found.category if each.title not in layout]
+    del found.category[:]
+    found.MergeFromString(summary.value[0].tensor.string_val[0])
+    found.category.extend(others)
+    summary.value[0].tensor.string_val[0] = found.SerializeToString()
+    return summary
 
 
 def _chart_tags(events: Any) -> Iterator[str]:

@@ -200,6 +200,8 @@ def _measure(
         return f"FileNotFoundError: a local checkpoint must be on {where}.", []
     folder = Path(tempfile.gettempdir(), f"embedgeo-workers-{getattr(os, 'getuid', int)()}")
     folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != getattr(os, "getuid", int)():
+        raise PermissionError(f"{folder} must be a folder of this user's; it is another's.")
     with Downloads(folder, evict=settings.evict) as downloads:
         worker = Worker(settings, texts, downloads, first)
         with muted_libraries(), warnings.catch_warnings(record=True) as caught:

@@ -15,7 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import quote, urlsplit
-from weakref import WeakKeyDictionary
 
 from lightning.pytorch.loggers import (
     CSVLogger,
@@ -28,7 +27,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from embedgeo.extras import require_extra
 from embedgeo.formatting import cell, reason
 from embedgeo.glossary import in_order, term
-from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged
+from embedgeo.results.events import Scalars, custom_scalars_layout, is_logged, layout_summary
 from embedgeo.results.files import replacing
 from embedgeo.results.findings import lines as finding_lines
 from embedgeo.results.records import Record
@@ -45,8 +44,6 @@ _WANDB_STYLE = (
     "<style>body {font: 14px sans-serif} th, td {padding: 2px 8px; text-align: left; "
     "vertical-align: top}</style>"
 )
-# of a `SummaryWriter`, all monitors' charts
-_layouts: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 class Charts(NamedTuple):
@@ -224,11 +221,9 @@ class TensorBoard(Adapter):
         if self._has_charts:
             return
         layout = custom_scalars_layout(charts.metrics, charts.tag_start + charts.prefix)
-        every = _layouts.setdefault(self._writer, {})  # TensorBoard keeps only the last layout
-        every |= {
-            category.removeprefix(charts.tag_start): each for category, each in layout.items()
-        }
-        self._writer.add_custom_scalars(every)
+        titled = {title.removeprefix(charts.tag_start): each for title, each in layout.items()}
+        self._writer.flush()
+        self._writer.file_writer.add_summary(layout_summary(titled, self._writer.log_dir))
         self._has_charts = True
 
     def write_text(self, tag: str, markdown: str, step: int) -> None:

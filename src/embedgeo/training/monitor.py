@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
@@ -222,6 +222,8 @@ class Monitor(ABC):
         massive_times(skip_massive)
         self.schedule = Schedule(every_n_steps, extra_steps, window)
         self.probe: Iterable[Any] | None = instantiated(probe) if isinstance(probe, dict) else probe
+        if isinstance(self.probe, CombinedLoader):
+            self.probe = _Combined(self.probe)
         if isinstance(self.probe, Iterator):
             raise TypeError(
                 "probe must be iterable more than once, as a DataLoader is; got an iterator."
@@ -896,6 +898,16 @@ class Monitor(ABC):
 
     def _warn(self, message: str) -> None:
         warnings.warn(f"{type(self).__name__}: {message}", stacklevel=2)
+
+
+class _Combined:
+    """The batches of Lightning's combined loader, which gives each with its place."""
+
+    def __init__(self, loader: CombinedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch for batch, *_ in self._loader)
 
 
 def instantiated(value: Any) -> Any:
