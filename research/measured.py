@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, nan, sqrt
 from pathlib import Path
@@ -56,6 +56,12 @@ def preset(name: str) -> dict[str, Any]:
 def several(option: str | Sequence[str]) -> list[str]:
     """An option that takes one text or a list of them, as a list."""
     return [option] if isinstance(option, str) else [*option]
+
+
+_NORMS = {
+    "post-ln": ("Bert", "Roberta", "XLMRoberta", "DistilBert", "Albert", "MPNet", "Electra"),
+    "pre-ln": ("GPT2", "GPTNeoX", "Llama", "Gemma", "Bloom", "Qwen", "Olmo"),
+}
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,13 @@ class Measured:
         return found.where(found.abs() <= _LARGEST)
 
     @property
+    def architecture(self) -> str:
+        """Where the norms of models of this class stand: "post-ln" or "pre-ln"; "" of others."""
+        kind = self.facts.get("model_class", "")
+        known = (name for name, classes in _NORMS.items() if kind.startswith(classes))
+        return next(known, "")
+
+    @property
     def num_rows(self) -> float:
         """Rows at a layer, as a rule."""
         rows = self.records[self.records["metric"] == "n"]["value"]
@@ -166,6 +179,21 @@ class Measured:
         both = own.merge(pd.read_csv(self.with_baseline), on=["step", "layer", "metric"])
         both = both[np.isclose(both["value_x"], both["value_y"], rtol=1e-12, atol=0)]
         return float(both["gaussian"].iloc[0]) if len(both) else nan
+
+    def num_massive(self, metric: str) -> float:
+        """The most massive rows of a layer, where a metric is known without them; else 0."""
+        if _without_massive(metric) not in self.metrics or "n_massive" not in self.metrics:
+            return 0.0
+        return float(self.table("n_massive")[self.layers].max(axis=None))
+
+    def without_massive(self, metric: str) -> "Measured":
+        """The same run, with a metric of the rows that are not massive where there are such."""
+        records = self.records.set_index(["step", "layer"])
+        known = records[records["metric"] == _without_massive(metric)].assign(metric=metric)
+        whole = records[records["metric"] == metric]
+        others = records[records["metric"] != metric]
+        kept = whole[~whole.index.isin(known.index)]
+        return replace(self, records=pd.concat([others, kept, known]).reset_index())
 
     def profile(self, metric: str) -> Series:
         """A metric at the layers of the last step where it has a value."""
@@ -303,6 +331,11 @@ class Measured:
             deviations = (draws - draws.mean(-1, keepdim=True)) / sqrt(_DRAWS - 1)
             found[name] = Series(layers, value.numpy(), deviations.numpy())
         return found
+
+
+def _without_massive(metric: str) -> str:
+    """The key of a metric without massive rows; over batches it is that of all rows together."""
+    return f"{'anisotropy' if metric == 'anisotropy_batch_mean' else metric}_without_massive"
 
 
 def regressions(types: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -60,13 +60,34 @@ _OF_PRINTED = (
     "skip_first_positions",
 )
 _COUNTS = ("texts", "occurrences", "types")  # of the sample, not of a layer
-_KINDS = {HOLDS: "holds", FAILS: "fails", FEW: "open", OPEN: "open"}  # as the page calls them
+MADE = "made by a few rows"
+# as the page calls them
+_KINDS = {HOLDS: "holds", FAILS: "fails", MADE: "open", FEW: "open", OPEN: "open"}
 # of all models, in the report
 _TOGETHER = {"profile": "compared-profiles", "dynamics": "compared-dynamics"}
 
 
 def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
-    """Verdict on a claim about one model; ``others`` are all that were measured with it."""
+    """Verdict on a claim about one model; ``others`` are all that were measured with it.
+
+    A verdict that turns without massive rows neither holds nor fails: they make it.
+    """
+    found = _judge(claim, measured, others)
+    num_massive = measured.num_massive(claim.metric)
+    if claim.token or not num_massive or found.verdict not in (HOLDS, FAILS):
+        return found
+    ordinary = {id(each): each.without_massive(claim.metric) for each in [measured, *others]}
+    without = _judge(claim, ordinary[id(measured)], [ordinary[id(each)] for each in others])
+    if without.verdict in (found.verdict, FEW):
+        return found
+    why = (
+        f"made by {num_massive:,.0f} rows: it {found.verdict} with them; without these massive "
+        f"rows the value is {number(without.measured)}, and the verdict: {without.verdict}"
+    )
+    return found._replace(verdict=MADE, why=why)
+
+
+def _judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdict:
     if claim.rule == "fact":
         return _fact(claim, measured)
     is_count = claim.metric in _COUNTS
@@ -105,9 +126,9 @@ def judge(claim: Claim, measured: Measured, others: Sequence[Measured]) -> Verdi
 def _fact(claim: Claim, measured: Measured) -> Verdict:
     """Verdict on what is known of a model without any text."""
     if claim.metric == "architecture":
-        kind = measured.facts.get("architecture", "")
+        kind = measured.architecture
         verdict = (HOLDS if kind == claim.printed else FAILS) if kind else OPEN
-        return Verdict(verdict, f"the outputs of its blocks make it {kind or 'neither'}")
+        return Verdict(verdict, f"models of this class are {kind or 'unknown'}")
     numbers = {
         "layers": float(len(measured.layers)),
         "width": float(measured.records["width"].max()),
@@ -202,6 +223,8 @@ def _over_layers(claim: Claim, measured: Measured, others: Sequence[Measured]) -
     found = decide(of, contrasts, len(places))
     value = sign * found.difference + claim.limit
     difference, error = sign * found.difference, found.error_of_difference
+    if len(places) > 1:
+        where = found.where or where  # the layer whose value it is
     return found._replace(measured=value, error=error, difference=difference, where=where)
 
 

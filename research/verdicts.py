@@ -104,7 +104,8 @@ def decide(of: Series, contrasts: Sequence[Contrast], choices: int) -> Verdict:
         verdict = exceeds(difference, error, contrast.least, z)
         why = f"{contrast.what}, z = {z:.2f}{_why_open(verdict, error)}"
         main = next(iter(contrast.weights))
-        found.append(Verdict(verdict, why, *of.weighted({main: 1.0}), difference, error))
+        value = of.weighted({main: 1.0})
+        found.append(Verdict(verdict, why, *value, difference, error, of.names[main]))
     order = (FAILS, OPEN, HOLDS)
     weakest, _ = min(
         zip(found, contrasts, strict=True),

@@ -99,7 +99,7 @@ def verdict(measured, *others, **claim):
 
 RISES, FALLS = [0.1, 0.3, 0.5, 0.6, 0.7, 0.8], [0.8, 0.7, 0.6, 0.5, 0.3, 0.1]
 OVER_STEPS = np.repeat([[1.0], [2.0], [2.8], [3.0], [3.0]], 3, axis=1)
-FACTS = {"num_parameters": "109514298", "architecture": "post-ln"}
+FACTS = {"num_parameters": "109514298", "model_class": "BertForMaskedLM"}
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,16 @@ def test_a_group_is_above_the_mean_of_another():
     claim = {"rule": "order", "layer": "middle", "direction": "up", "than": "encoder", "times": 3.0}
     assert verdict(large, *others, **claim) == "holds"
     assert verdict(small, *others, **claim) == "does not hold"
+
+
+def test_a_verdict_that_massive_rows_make_neither_holds_nor_fails():
+    bell, flat = [0.1, 0.5, 0.9, 0.5, 0.1], [0.1] * 5
+    claim = {"metric": "Q", "rule": "above", "layer": "max", "limit": 0.5}
+    values = {"Q": bell, "n_massive": [0.0, 50.0, 50.0, 50.0, 0.0]}
+    assert verdict(planted(values), **claim) == "holds"
+    assert verdict(planted(values | {"Q_without_massive": bell}), **claim) == "holds"
+    made = planted(values | {"Q_without_massive": flat})
+    assert verdict(made, **claim) == "made by a few rows"
 
 
 @pytest.mark.parametrize("slope", [-0.5, 0.5])
