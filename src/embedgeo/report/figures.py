@@ -18,6 +18,8 @@ from embedgeo.report.summary import outlier_steps
 
 By = Literal["layer", "step"]  # the layers, at the last step, or the steps, averaged over blocks
 
+_THIN = 0.6  # width of lines of all rows beside those without massive ones
+_ORDINARY = " Without massive rows; thin and grey: of all rows."
 _BOLD: dict[str, Any] = {"color": "black", "lw": 2.0}
 _PARTS = {
     "M": ("M: offset", "#0072b2"),
@@ -34,14 +36,18 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
 
     Without the bar of the layers' colours it is drawn faster; the text then says what they are.
     """
-    table, errors = run.table(metric), run.table(metric, run.errors)
+    whole = run.table(metric)
+    ordinary = run.ordinary(metric)
+    table, errors = ordinary or (whole, run.table(metric, run.errors))
     named = term(metric)
-    means, mean_errors = run.means(metric), run.mean_errors(metric)
+    means, mean_errors = run.means(metric, table), run.mean_errors(metric, errors)
     gaussian = run.means(metric, run.table(metric, run.baseline))
     figure, (ax,) = draw.new_figure(f"{named.name} against step", named.unit, ax=ax)
     draw.step_axis(ax, run.steps)
     colours = draw.depth_bar(ax, run.layers) if has_bar else draw.depth_colours(len(run.layers))
     draw.lines(ax, table, colours, errors)
+    if ordinary:
+        ax.plot(whole, color="grey", lw=_THIN)
     draw.mean_lines(ax, means, mean_errors)
     baseline = _named_gaussian(gaussian)
     few = means[means.index.isin(run.few_rows.index)]
@@ -57,6 +63,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
         for name in run.blocks
     )
     text += bands + (" Hollow: steps of few rows." if len(few) else "")
+    text += _ORDINARY if ordinary else ""
     text += "" if has_bar else " Colours: from violet, the first layer, to green, the last."
     lines = [
         Lines("layer", table, colours, errors),
@@ -78,9 +85,14 @@ def _baseline_lines(values: pd.DataFrame) -> list[Lines]:
 def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     """A metric against the layer: a line for each step, and the baseline at the last step."""
     run = run.where_measured(metric)
+    whole = run.table(metric)
+    ordinary = run.ordinary(metric)
     table, errors, gaussian = (
-        run.table(metric, values).reindex(columns=run.axis)
-        for values in (run.values, run.errors, run.baseline)
+        each.reindex(columns=run.axis)
+        for each in (
+            *(ordinary or (whole, run.table(metric, run.errors))),
+            run.table(metric, run.baseline),
+        )
     )
     named = term(metric)
     has_several_steps = len(run.steps) > 1
@@ -96,6 +108,9 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         draw.band(ax, last, errors.iloc[-1], "black")
     look = _BOLD if has_several_steps else {**_BOLD, "lw": 1.2, "marker": "o", "ms": 5}
     ax.plot(last.to_numpy(), label=run.last_label, **look)
+    if ordinary:
+        of_all = whole.reindex(columns=run.axis).iloc[-1].to_numpy()
+        ax.plot(of_all, color="grey", lw=_THIN, label="all rows")
     baseline = gaussian.iloc[-1].reset_index(drop=True)
     draw.value_axis(ax, named, table, baseline, run.axis, errors)
     draw.legend(ax)
@@ -108,6 +123,7 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
         f", a line for each of {len(run.steps)} steps." if run.has_steps else "."
     )
     text = (f"At step {run.steps[-1]:,}: " if run.has_steps else "") + trend(last)
+    text += _ORDINARY if ordinary else ""
     of_last = last.to_frame(run.last_label)
     lines = [
         *of_steps,

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from embedgeo.drawing import thinned, tick_label
 from embedgeo.formatting import listed, number
+from embedgeo.glossary import WITHOUT_MASSIVE
 from embedgeo.layer_names import blocks_by_side, is_along, side
 from embedgeo.metrics.gaussian import GaussianRows, baseline_values
 from embedgeo.results.events import read_training_loss
+from embedgeo.results.findings import MOVED
 from embedgeo.results.folder import SweepFolder
 from embedgeo.results.groups import groups_of
 from embedgeo.results.parquet import (
@@ -168,6 +170,20 @@ class Run:
         return pd.DataFrame(
             np.where(places < 0, np.nan, known), steps, pd.Index(self.layers, name="layer")
         )
+
+    def ordinary(self, metric: str) -> tuple[pd.DataFrame, pd.DataFrame] | None:
+        """A metric and its errors without massive rows, by step and layer, with those of all rows
+        where none is massive; None where it moves nowhere by more than a tenth.
+        """
+        key = metric + WITHOUT_MASSIVE
+        if key not in self.values:
+            return None
+        whole, errors = self.table(metric), self.table(metric, self.errors)
+        known = self.table(key)
+        moved = (known - whole).abs() > MOVED * whole.abs()
+        if not moved.any(axis=None):
+            return None
+        return known.fillna(whole), self.table(key, self.errors).where(known.notna(), errors)
 
     @cached_property
     def _places(self) -> tuple[pd.Index, NDArray[np.intp]]:

@@ -30,8 +30,9 @@ def stories(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
 
 
 def _sentences(run: Run, metric: str) -> Iterator[str]:
-    table = run.table(metric)
-    all_means, all_errors = run.means(metric), run.mean_errors(metric)
+    ordinary = run.ordinary(metric)
+    table, layer_errors = ordinary or (run.table(metric), run.table(metric, run.errors))
+    all_means, all_errors = run.means(metric, table), run.mean_errors(metric, layer_errors)
     for side, blocks in run.blocks.items():
         means = all_means[side].dropna()
         if len(means) < 2:
@@ -39,7 +40,8 @@ def _sentences(run: Run, metric: str) -> Iterator[str]:
         steps = [int(step) for step in means.index]
         errors = all_errors[side].reindex(steps)
         texts = [with_error(value, error) for value, error in zip(means, errors, strict=True)]
-        name = term(metric).name + (f" ({side})" if len(run.blocks) > 1 else "")
+        name = term(metric).name + (" without massive rows" if ordinary else "")
+        name += f" ({side})" if len(run.blocks) > 1 else ""
         first, last = (f"{texts[at]} at step {steps[at]:,}" for at in (0, -1))
         comparable = run.comparable(means)
         extremes = "".join(
