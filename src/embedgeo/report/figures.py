@@ -68,6 +68,7 @@ def dynamics(run: Run, metric: str, ax: Axes | None = None, *, has_bar: bool = T
     lines = [
         Lines("layer", table, colours, errors),
         Lines("mean", means, "black", mean_errors, draw.DASHES, 2.0),
+        *([Lines("all", run.means(metric).add_suffix(", all rows"), "grey")] if ordinary else []),
         *_baseline_lines(baseline),
         Lines("few", few.add_suffix(", few rows"), "black"),
     ]
@@ -128,6 +129,11 @@ def profile(run: Run, metric: str, ax: Axes | None = None) -> FigureData:
     lines = [
         *of_steps,
         Lines("last", of_last, "black", errors.iloc[[-1]].T, width=look["lw"]),
+        *(
+            [Lines("all", whole.iloc[[-1]].T.set_axis(["all rows"], axis=1), "grey")]
+            if ordinary
+            else []
+        ),
         *_baseline_lines(gaussian.iloc[-1].to_frame(GAUSSIAN)),
     ]
     return FigureData(f"{metric}-profile", figure, numbers, alt, text + bands, lines)
